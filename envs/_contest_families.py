@@ -14,10 +14,10 @@ WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ContestProblem:
     """A generated programming problem: statement, solution, and functions that make its tests.
 
-    >>> problem = FAMILIES["weighted_sum"](random.Random(0))
+    >>> problem = FAMILIES["make_weighted_sum_problem"](random.Random(0))
     >>> len(problem.make_cases(random.Random(0), 3))
     3
     """
@@ -50,10 +50,10 @@ def _parse_numbers(stdin: str) -> list[int]:
 READ_NUMBERS_CODE = "n = int(input())\nxs = list(map(int, input().split()))\n"
 
 
-def weighted_sum(draw: random.Random) -> Problem:
+def make_weighted_sum_problem(draw: random.Random) -> ContestProblem:
     """A sum with one weight for even positions and another for odd positions."""
     even, odd = draw.randint(2, 30), draw.randint(-30, -2)
-    return Problem(
+    return ContestProblem(
         f"The first line holds n, the second n whole numbers. Add up the numbers, those at places 0, 2, 4, ... multiplied by {even} "
         f"and those at places 1, 3, 5, ... multiplied by {odd}. Print the sum.",
         f"{READ_NUMBERS_CODE}print({even} * sum(xs[::2]) + {odd} * sum(xs[1::2]))",
@@ -62,11 +62,11 @@ def weighted_sum(draw: random.Random) -> Problem:
     )
 
 
-def count_between(draw: random.Random) -> Problem:
+def make_count_in_range_problem(draw: random.Random) -> ContestProblem:
     """How many numbers lie in a range and have a given remainder."""
     low, high, modulus = draw.randint(-40, -1), draw.randint(1, 40), draw.randint(2, 7)
     rest = draw.randrange(modulus)
-    return Problem(
+    return ContestProblem(
         f"The first line holds n, the second n whole numbers. Print how many of them lie from {low} to {high}, both included, and leave "
         f"the remainder {rest} (from 0 to {modulus - 1}) when divided by {modulus}.",
         f"{READ_NUMBERS_CODE}print(sum({low} <= x <= {high} and x % {modulus} == {rest} for x in xs))",
@@ -75,11 +75,11 @@ def count_between(draw: random.Random) -> Problem:
     )
 
 
-def rotate(draw: random.Random) -> Problem:
+def make_rotated_list_problem(draw: random.Random) -> ContestProblem:
     """The numbers, sorted and rotated by some places."""
     places, down = draw.randint(1, 20), draw.random() < 0.5
     order = "falling" if down else "rising"
-    return Problem(
+    return ContestProblem(
         f"The first line holds n, the second n whole numbers. Sort them in {order} order, then move the first of them to the end, "
         f"{places} times in a row. Print the numbers on one line.",
         f"{READ_NUMBERS_CODE}xs.sort(reverse={down})\nk = {places} % n\nprint(*xs[k:] + xs[:k])",
@@ -94,7 +94,7 @@ def _rotate_left(numbers: list[int], places: int) -> str:
     return " ".join(map(str, numbers))
 
 
-def longest_run(draw: random.Random) -> Problem:
+def make_longest_run_problem(draw: random.Random) -> ContestProblem:
     """The longest run of neighbours that differ by at most a given amount."""
     most = draw.randint(3, 60)
     solution = (
@@ -108,7 +108,7 @@ def longest_run(draw: random.Random) -> Problem:
         fits = [j - i for i, j in spans if all(abs(numbers[k] - numbers[k + 1]) <= most for k in range(i, j - 1))]
         return str(max(fits))
 
-    return Problem(
+    return ContestProblem(
         "The first line holds n, the second n whole numbers. Print the length of the longest stretch of numbers side by side in which "
         f"every two neighbours differ by at most {most}.",
         solution,
@@ -117,7 +117,7 @@ def longest_run(draw: random.Random) -> Problem:
     )
 
 
-def caesar(draw: random.Random) -> Problem:
+def make_caesar_problem(draw: random.Random) -> ContestProblem:
     """Letters shifted along the alphabet, every n-th one made a capital."""
     shift, step = draw.randint(1, 25), draw.randint(2, 9)
     solution = (
@@ -130,7 +130,7 @@ def caesar(draw: random.Random) -> Problem:
         moved = stdin.rstrip("\n").translate(str.maketrans(alphabet, alphabet[shift:] + alphabet[:shift]))
         return "".join(c.upper() if (i + 1) % step == 0 else c for i, c in enumerate(moved))
 
-    return Problem(
+    return ContestProblem(
         f"The input is one line of small letters and spaces. Replace every letter by the one {shift} places further in the alphabet (after "
         f"z comes a), then make every {step}th character of the line a capital, spaces counted. Print the line.",
         solution,
@@ -139,7 +139,7 @@ def caesar(draw: random.Random) -> Problem:
     )
 
 
-def grid_path(draw: random.Random) -> Problem:
+def make_grid_path_problem(draw: random.Random) -> ContestProblem:
     """The cheapest path through a grid, right or down, with a toll for each step down."""
     toll = draw.randint(1, 40)
     solution = (
@@ -164,7 +164,7 @@ def grid_path(draw: random.Random) -> Problem:
 
         return str(cheapest(len(grid) - 1, len(grid[0]) - 1))
 
-    return Problem(
+    return ContestProblem(
         "The first line holds r and c, then come r lines of c whole numbers. Walk from the top left cell to the bottom right one, only "
         f"right or down, and pay the number in each cell you stand on, the first and the last included; every step down costs {toll} more. "
         "Print the least you can pay.",
@@ -174,6 +174,11 @@ def grid_path(draw: random.Random) -> Problem:
     )
 
 
-FAMILIES: Mapping[str, Callable[[random.Random], Problem]] = {
-    family.__name__: family for family in (weighted_sum, count_between, rotate, longest_run, caesar, grid_path)
+FAMILIES: Mapping[str, Callable[[random.Random], ContestProblem]] = {
+    "weighted_sum": make_weighted_sum_problem,
+    "count_between": make_count_in_range_problem,
+    "rotate": make_rotated_list_problem,
+    "longest_run": make_longest_run_problem,
+    "caesar": make_caesar_problem,
+    "grid_path": make_grid_path_problem,
 }

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlvr.envs._data.rows import Row, find_split_word, group_by_split, read_file_rows
+from rlvr.envs._data.rows import Row, find_split_word, map_to_train_and_test, read_file_rows
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
 T = TypeVar("T")
 
 
-def read_problem_rows(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Read the objects of a JSON list or JSON lines, plain or gzipped; `path` is the file, or a folder with one of `names`."""
-    file = path if path.is_file() else next((path / name for name in names if (path / name).is_file()), None)
+def read_problem_rows(path: Path, file_names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Read the objects of a JSON list or JSON lines, plain or gzipped; `path` is the file, or a folder with one of `file_names`."""
+    file = path if path.is_file() else next((path / name for name in file_names if (path / name).is_file()), None)
     if file is None:
-        raise NotFound(f"there is no file {str(path)!r}, nor a folder with {' or '.join(names)} in it; give the path of the problems")
+        raise NotFound(f"there is no file {str(path)!r}, nor a folder with {' or '.join(file_names)} in it; give the path of the problems")
     return [dict(row.values) for row in read_file_rows(file)]
 
 
@@ -35,10 +35,10 @@ def parse_rows(rows: Sequence[Row], parse: Callable[[dict[str, Any]], T], requir
     return done
 
 
-def download_rows(dataset: str, name: str | None, split: str, instead: str = "a file of problems") -> list[dict[str, Any]]:
-    """Download the rows of a split through `datasets`; error messages suggest `instead` as the value of `path`."""
-    otherwise = f"try again where the Hub can be reached, or set path to {instead} (--set path=..., in a suite --set NAME.path=...)"
-    return [dict(row) for row in _load_dataset(dataset, name, split, f"set path to {instead}", otherwise)]
+def download_rows(dataset: str, config_name: str | None, split: str, path_hint: str = "a file of problems") -> list[dict[str, Any]]:
+    """Download the rows of a split through `datasets`; error messages suggest `path_hint` as the value of `path`."""
+    otherwise = f"try again where the Hub can be reached, or set path to {path_hint} (--set path=..., in a suite --set NAME.path=...)"
+    return [dict(row) for row in _load_dataset(dataset, config_name, split, f"set path to {path_hint}", otherwise)]
 
 
 def load_hub_dataset(target: str) -> dict[str, list[Row]]:
@@ -50,16 +50,16 @@ def load_hub_dataset(target: str) -> dict[str, list[Row]]:
         )
     fetch = f"fetch it where the Hub can be reached (`hf download {name} --repo-type dataset --local-dir DIR`), and give the folder DIR"
     found = _load_dataset(name, config or None, None, "give a data file", fetch)
-    named = group_by_split({find_split_word(split) or split: split for split in found})
+    named = map_to_train_and_test({find_split_word(split) or split: split for split in found})
     return {split: [Row(f"{name}/{of}:{number}", dict(row)) for number, row in enumerate(found[of], 1)] for split, of in named.items()}
 
 
-def _load_dataset(dataset: str, config: str | None, split: str | None, instead: str, otherwise: str) -> Any:
+def _load_dataset(dataset: str, config: str | None, split: str | None, missing_package_hint: str, offline_hint: str) -> Any:
     """Call `load_dataset`; turn every failure into one ConfigError."""
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
-        raise MissingExtra("datasets", "train", instead) from error
+        raise MissingExtra("datasets", "train", missing_package_hint) from error
     try:
         with _quiet_hub():
             return load_dataset(dataset, config, split=split)
@@ -68,7 +68,7 @@ def _load_dataset(dataset: str, config: str | None, split: str | None, instead: 
         if "Config name is missing" in why:
             raise ConfigError(f"{dataset} has several configurations; choose one: hf:{dataset}:CONFIG ({why[:300]})") from error
         raise ConfigError(
-            f"{dataset} is not on this machine and cannot be fetched from the Hugging Face Hub ({why}); {otherwise}"
+            f"{dataset} is not on this machine and cannot be fetched from the Hugging Face Hub ({why}); {offline_hint}"
         ) from error
 
 
@@ -84,7 +84,7 @@ def _quiet_hub() -> Iterator[None]:
         hub.setLevel(before)
 
 
-def parse_problems(rows: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], what: str) -> list[T]:
+def parse_problems(rows: list[dict[str, Any]], parse: Callable[[dict[str, Any]], T], dataset_title: str) -> list[T]:
     """Parse every problem; the error for a bad one names its number."""
     done = []
     for number, row in enumerate(rows):
@@ -95,6 +95,6 @@ def parse_problems(rows: list[dict[str, Any]], parse: Callable[[dict[str, Any]],
                 done.append(parse(row))
         except (KeyError, TypeError, ValueError, SyntaxError) as error:
             raise ConfigError(
-                f"problem {number} is not a valid {what} problem ({type(error).__name__}: {error}); it has {sorted(row)[:12]}"
+                f"problem {number} is not a valid {dataset_title} problem ({type(error).__name__}: {error}); it has {sorted(row)[:12]}"
             ) from error
     return done

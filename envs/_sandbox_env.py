@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, Sandbox, SandboxSession, SandboxSpec, ToolSession, Verifier
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task
 
 NAME_STEMS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "iris", "jade", "kite", "lotus", "maple", "north")
@@ -105,7 +105,7 @@ class SandboxEnvironment(Environment):
         listed = list(self.all_kinds) if kinds is None else [] if isinstance(kinds, str) else list(kinds)
         if not listed or any(kind not in self.all_kinds for kind in listed):
             wrong = str(next((kind for kind in listed if kind not in self.all_kinds), kinds))
-            raise ConfigError(f"kinds has {wrong!r}; it must be a list of kinds: {suggest(wrong, list(self.all_kinds))}")
+            raise ConfigError(f"kinds has {wrong!r}; it must be a list of kinds: {format_suggestion(wrong, list(self.all_kinds))}")
         max_turns = self.max_turns if max_turns is None else max_turns
         if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 2:
             raise ConfigError(f"max_turns is {max_turns!r}; at least 2 are needed, a call and the answer")

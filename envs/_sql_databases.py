@@ -13,10 +13,10 @@ FIRST_DAY, NUM_DAYS = date(2023, 1, 1), 730
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class BusinessDomain:
     """The vocabulary of one business domain: people, things, and the events that connect them.
 
-    >>> Domain("member", "book", ("crime", "poetry"), "pages", "loan", "weeks", ("late", "lost"), "lent_on", ("Tides", "Embers")).event
+    >>> BusinessDomain("member", "book", ("crime", "poetry"), "pages", "loan", "weeks", ("late", "lost"), "lent_on", ("Tides", "Embers")).event
     'loan'
     """
 
@@ -37,7 +37,7 @@ class Domain:
 
 
 DOMAINS = (
-    Domain(
+    BusinessDomain(
         person="customer",
         thing="product",
         categories=("toys", "books", "tools", "garden"),
@@ -48,7 +48,7 @@ DOMAINS = (
         date_column="ordered_on",
         thing_names=("Lamp", "Kite", "Hammer", "Atlas", "Puzzle", "Rake", "Drill", "Novel", "Spade", "Robot", "Chisel", "Diary"),
     ),
-    Domain(
+    BusinessDomain(
         person="member",
         thing="book",
         categories=("history", "science", "crime", "poetry"),
@@ -72,7 +72,7 @@ DOMAINS = (
             "Cipher",
         ),
     ),
-    Domain(
+    BusinessDomain(
         person="patient",
         thing="treatment",
         categories=("dental", "eyes", "skin", "heart"),
@@ -96,7 +96,7 @@ DOMAINS = (
             "Allergy test",
         ),
     ),
-    Domain(
+    BusinessDomain(
         person="student",
         thing="course",
         categories=("language", "maths", "music", "sport"),
@@ -120,7 +120,7 @@ DOMAINS = (
             "Judo",
         ),
     ),
-    Domain(
+    BusinessDomain(
         person="driver",
         thing="vehicle",
         categories=("van", "truck", "car", "bus"),
@@ -148,19 +148,19 @@ DOMAINS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DatabaseLayout:
     """The table layout of one domain.
 
-    >>> Layout(DOMAINS[0], 4).joined_tables
+    >>> DatabaseLayout(DOMAINS[0], 4).joined_from_clause
     'orders AS e JOIN customers AS w ON w.id = e.customer_id JOIN products AS t ON t.id = e.product_id JOIN towns AS p ON p.id = w.town_id'
     """
 
-    domain: Domain
+    domain: BusinessDomain
     num_tables: int
     """2: people and events; 3: things as well; 4: towns as well."""
 
     @property
-    def joined_tables(self) -> str:
+    def joined_from_clause(self) -> str:
         """All tables joined, for a FROM clause."""
         d = self.domain
         text = f"{d.event}s AS e JOIN {d.person}s AS w ON w.id = e.{d.person}_id"
@@ -168,18 +168,18 @@ class Layout:
         return text + (" JOIN towns AS p ON p.id = w.town_id" if self.num_tables > 3 else "")
 
     @property
-    def people_tables(self) -> str:
+    def people_from_clause(self) -> str:
         """The people table, joined with towns if there is such a table."""
         return f"{self.domain.person}s AS w" + (" JOIN towns AS p ON p.id = w.town_id" if self.num_tables > 3 else "")
 
     @property
     def town_column(self) -> str:
-        """The column with the name of a town."""
+        """The SQL expression of the column with the name of a person's town."""
         return "p.name" if self.num_tables > 3 else "w.town"
 
     @property
     def category_column(self) -> str:
-        """The column with the category of an event's thing."""
+        """The SQL expression of the column with the category of the thing that an event is about."""
         return "t.category" if self.num_tables > 2 else "e.category"
 
     def build_schema(self) -> list[str]:
@@ -197,7 +197,7 @@ class Layout:
             f"{d.amount_column} INTEGER NOT NULL, state TEXT NOT NULL, {d.date_column} TEXT NOT NULL)",
         ]
 
-    def build_script(self, dice: random.Random) -> str:
+    def draw_database_script(self, dice: random.Random) -> str:
         """Draw a database of this layout as an SQL script. Some people have no event."""
         d = self.domain
         people = [f"{first} {last}" for first, last in zip(dice.sample(FIRST_NAMES, 14), dice.sample(LAST_NAMES, 14), strict=True)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from rlvr.envs._sql_databases import FIRST_DAY, NUM_DAYS, TOWNS, Layout
+from rlvr.envs._sql_databases import FIRST_DAY, NUM_DAYS, TOWNS, DatabaseLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SqlQuestion:
         return bool(self.tie_check_query)
 
 
-def make_count_question(layout: Layout, dice: random.Random) -> SqlQuestion:
+def make_count_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
     """Ask how many events have two properties."""
     d, state, most = layout.domain, dice.choice(layout.domain.states), dice.randint(5, 30)
     base = f"SELECT count(*) FROM {d.event}s AS e WHERE e.state = '{state}'"
@@ -42,10 +42,10 @@ def make_count_question(layout: Layout, dice: random.Random) -> SqlQuestion:
     )
 
 
-def make_sum_question(layout: Layout, dice: random.Random) -> SqlQuestion:
+def make_sum_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
     """Ask for a sum over the larger events of one category."""
     d, kind, state, most = layout.domain, dice.choice(layout.domain.categories), dice.choice(layout.domain.states), dice.randint(5, 20)
-    rest = f"FROM {layout.joined_tables} WHERE {layout.category_column} = '{kind}'"
+    rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}'"
     left = f"AND e.state <> '{state}' AND e.{d.amount_column} > {most}"
     return SqlQuestion(
         f"Take the {d.event}s in the category '{kind}' whose state is not '{state}' and whose {d.amount_column} is above {most}. "
@@ -60,19 +60,22 @@ def make_sum_question(layout: Layout, dice: random.Random) -> SqlQuestion:
     )
 
 
-def make_names_question(layout: Layout, dice: random.Random) -> SqlQuestion:
+def make_names_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
     """Ask for the distinct names of people with some event; it needs a join that repeats people."""
     d, kind, least = layout.domain, dice.choice(layout.domain.categories), dice.randint(20, 32)
-    rest = f"FROM {layout.joined_tables} WHERE {layout.category_column} = '{kind}' AND e.{d.amount_column} >= {least}"
+    rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}' AND e.{d.amount_column} >= {least}"
     return SqlQuestion(
         f"Which {d.person}s have at least one {d.event} in the category '{kind}' with a value of {d.amount_column} of {least} or more? "
         "Give their names, each once.",
         f"SELECT DISTINCT w.name {rest}",
-        (f"SELECT DISTINCT w.name FROM {layout.joined_tables} WHERE {layout.category_column} = '{kind}'", f"SELECT DISTINCT w.id {rest}"),
+        (
+            f"SELECT DISTINCT w.name FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}'",
+            f"SELECT DISTINCT w.id {rest}",
+        ),
     )
 
 
-def make_group_question(layout: Layout, dice: random.Random) -> SqlQuestion:
+def make_group_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
     """Ask for two numbers for each group of at least some size."""
     d, day, least = layout.domain, _draw_day(dice), dice.randint(2, 4)
     by, name, words = dice.choice(
@@ -82,23 +85,25 @@ def make_group_question(layout: Layout, dice: random.Random) -> SqlQuestion:
             ("e.state", "state", "state"),
         ]
     )
-    rest = f"FROM {layout.joined_tables} WHERE e.{d.date_column} >= '{day}' GROUP BY {by}"
+    rest = f"FROM {layout.joined_from_clause} WHERE e.{d.date_column} >= '{day}' GROUP BY {by}"
     return SqlQuestion(
         f"Take the {d.event}s on or after {day} ({d.date_column}). For each {words} with at least {least} of them, "
         f"give the {name}, their number, and the average of their {d.amount_column}.",
         f"SELECT {by}, count(*), avg(e.{d.amount_column}) {rest} HAVING count(*) >= {least}",
         (
-            f"SELECT {by}, count(*), avg(e.{d.amount_column}) FROM {layout.joined_tables} GROUP BY {by} HAVING count(*) >= {least}",
+            f"SELECT {by}, count(*), avg(e.{d.amount_column}) FROM {layout.joined_from_clause} GROUP BY {by} HAVING count(*) >= {least}",
             f"SELECT {by}, count(*), sum(e.{d.amount_column}) {rest} HAVING count(*) >= {least}",
         ),
     )
 
 
-def make_top_question(layout: Layout, dice: random.Random) -> SqlQuestion:
-    """Ask for the first few of a list, in order."""
+def make_top_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+    """Make a question for the few people with the largest sum, in order; the reference is an ordered query."""
     d, places, state, day = layout.domain, dice.randint(2, 4), dice.choice(layout.domain.states), _draw_day(dice)
     where = f"WHERE e.state <> '{state}' AND e.{d.date_column} < '{day}'"
-    base = f"SELECT w.name, sum(e.{d.amount_column}) FROM {layout.joined_tables} {where} GROUP BY w.id ORDER BY sum(e.{d.amount_column})"
+    base = (
+        f"SELECT w.name, sum(e.{d.amount_column}) FROM {layout.joined_from_clause} {where} GROUP BY w.id ORDER BY sum(e.{d.amount_column})"
+    )
     return SqlQuestion(
         f"Take the {d.event}s before {day} ({d.date_column}) whose state is not '{state}'. Which {places} {d.person}s have the largest sum of "
         f"{d.amount_column} over them? Give the name and the sum, the largest sum first.",
@@ -112,7 +117,7 @@ def make_top_question(layout: Layout, dice: random.Random) -> SqlQuestion:
     )
 
 
-def make_date_range_question(layout: Layout, dice: random.Random) -> SqlQuestion:
+def make_date_range_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
     """Ask for numbers over a range of dates."""
     d = layout.domain
     start = dice.randrange(NUM_DAYS - 200)
@@ -122,15 +127,15 @@ def make_date_range_question(layout: Layout, dice: random.Random) -> SqlQuestion
     return SqlQuestion(
         f"How many {d.event}s of {d.person}s who do not live in {town} have a date ({d.date_column}) from {first} to {last}, both days included, "
         f"and what is the largest value of {d.amount_column} among them? Give both numbers.",
-        f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_tables} WHERE {between} AND {layout.town_column} <> '{town}'",
+        f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {between} AND {layout.town_column} <> '{town}'",
         (
-            f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_tables} WHERE {layout.town_column} <> '{town}'",
-            f"SELECT count(*), min(e.{d.amount_column}) FROM {layout.joined_tables} WHERE {between} AND {layout.town_column} <> '{town}'",
+            f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {layout.town_column} <> '{town}'",
+            f"SELECT count(*), min(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {between} AND {layout.town_column} <> '{town}'",
         ),
     )
 
 
-def make_absence_question(layout: Layout, dice: random.Random) -> SqlQuestion:
+def make_absence_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
     """Ask for people without some event, including those without any event."""
     d, state = layout.domain, dice.choice(layout.domain.states)
     day = _draw_day(dice)
@@ -138,11 +143,11 @@ def make_absence_question(layout: Layout, dice: random.Random) -> SqlQuestion:
     return SqlQuestion(
         f"Which {d.person}s have no {d.event} with the state '{state}' on or after {day} ({d.date_column})? "
         f"Give the names, also of {d.person}s without any {d.event}.",
-        f"SELECT w.name FROM {layout.people_tables} WHERE NOT {having}",
+        f"SELECT w.name FROM {layout.people_from_clause} WHERE NOT {having}",
         (
-            f"SELECT w.name FROM {layout.people_tables} WHERE {having}",
-            f"SELECT DISTINCT w.name FROM {layout.joined_tables} WHERE NOT {having}",
-            f"SELECT w.name FROM {layout.people_tables} WHERE w.id NOT IN (SELECT {d.person}_id FROM {d.event}s)",
+            f"SELECT w.name FROM {layout.people_from_clause} WHERE {having}",
+            f"SELECT DISTINCT w.name FROM {layout.joined_from_clause} WHERE NOT {having}",
+            f"SELECT w.name FROM {layout.people_from_clause} WHERE w.id NOT IN (SELECT {d.person}_id FROM {d.event}s)",
         ),
     )
 
@@ -151,7 +156,7 @@ def _draw_day(dice: random.Random) -> date:
     return FIRST_DAY + timedelta(days=dice.randrange(200, NUM_DAYS - 200))
 
 
-QUESTION_KINDS: dict[str, Callable[[Layout, random.Random], SqlQuestion]] = {
+QUESTION_KINDS: dict[str, Callable[[DatabaseLayout, random.Random], SqlQuestion]] = {
     "count": make_count_question,
     "sum": make_sum_question,
     "who": make_names_question,

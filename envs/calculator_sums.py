@@ -53,9 +53,8 @@ class CalculatorSums(Environment):
             sandbox: for tools that need a sandbox; the calculator does not.
             digits: the smallest and the largest number of digits of each number.
             max_turns: the most turns of the policy, turns with tool calls included.
-            tool_call_fraction: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on a
-                small
-                fraction, the reward must teach when to call.
+            tool_call_fraction: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on
+                a small fraction, the reward must teach when to call.
             seed: another seed gives different tasks; the split of a question does not depend on it.
             instruction: a system message, for models that need one.
         """
@@ -91,7 +90,7 @@ class CalculatorSums(Environment):
         return str(task.reference)
 
     def oracle_turns(self, task: Task) -> Sequence[str | Call] | None:
-        """Return a call of the calculator and the answer; None for the other fraction of tasks, which are answered at once."""
+        """Return a call of the calculator and then the answer for a fraction of the tasks (`tool_call_fraction`); None for the others."""
         if random.Random(f"shown/{task.id}").random() >= self.tool_call_fraction or not any(
             spec.name == "calculator" for tool in self.tools for spec in tool.specs()
         ):

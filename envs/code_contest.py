@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Environment, Verifier
-from rlvr.envs._contest_families import FAMILIES, Problem
+from rlvr.envs._contest_families import FAMILIES, ContestProblem
 from rlvr.envs._problem_files import parse_problems, read_problem_rows
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task, user
 
 INSTRUCTION = "Read from standard input, write to standard output. Answer with one fenced block of Python."
@@ -56,7 +56,7 @@ class CodeContest(Environment):
                 raise ConfigError(f"{name} is {value!r}; allowed: {least} to 100")
         for family in families or []:
             if family not in FAMILIES:
-                raise ConfigError(f"there is no family {family!r}; {suggest(str(family), FAMILIES)}")
+                raise ConfigError(f"there is no family {family!r}; {format_suggestion(str(family), FAMILIES)}")
         self.verifier, self.shown, self.hidden, self.seed, self.instruction = verifier, shown, hidden, seed, instruction
         self.families = sorted(families or FAMILIES)
         self._rows = (
@@ -75,7 +75,7 @@ class CodeContest(Environment):
             return self._make_task(f"{split}/{index}", row["statement"], row["cases"], row["shown"], row["solution"])
         draw = random.Random(f"code_contest/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            problem: Problem = FAMILIES[draw.choice(self.families)](draw)
+            problem: ContestProblem = FAMILIES[draw.choice(self.families)](draw)
             if _is_held_out(problem.statement) == (split == "test"):
                 cases = problem.make_cases(draw, self.shown + self.hidden)
                 return self._make_task(f"{split}/{self.seed}.{index}", problem.statement, cases, self.shown, problem.solution)

@@ -72,14 +72,14 @@ class CompetitionMath(Environment):
             raise ConfigError(f"competition_math has no split {split!r}; allowed: {', '.join(self.splits)}")
         if split not in self._rows and self.path is None:
             self._rows[split] = self._filter_subject(
-                parse_problems(download_rows("HuggingFaceH4/MATH-500", None, "test"), _complete_row, "competition")
+                parse_problems(download_rows("HuggingFaceH4/MATH-500", None, "test"), _fill_missing_answer, "competition")
             )
         if split not in self._rows and self.path is not None:
             file = self.path / f"{split}.jsonl" if self.path.is_dir() else self.path
             if not file.is_file():
                 raise NotFound(f"{self.path} has no {split}.jsonl; put the {split} split there")
             self._rows[split] = self._filter_subject(
-                parse_rows(read_file_rows(file), _complete_row, "each line needs problem, solution, answer")
+                parse_rows(read_file_rows(file), _fill_missing_answer, "each line needs problem, solution, answer")
             )
         return self._rows[split]
 
@@ -87,7 +87,7 @@ class CompetitionMath(Environment):
         return [row for row in rows if not self.subject or row.get("subject") == self.subject]
 
 
-def _complete_row(row: Any) -> dict[str, Any]:
+def _fill_missing_answer(row: Any) -> dict[str, Any]:
     """Complete one row: a missing answer is taken from the last box of the solution."""
     if not isinstance(row, dict) or not isinstance(row.get("problem"), str):
         raise ValueError("it has no 'problem'")

@@ -9,17 +9,17 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.envs._data.columns import (
     CALCULATOR_ANNOTATION,
-    Template,
+    ColumnTemplate,
     detect_answer_mark,
     extract_reference,
     guess_column,
     is_empty,
     make_unknown_column_error,
 )
-from rlvr.envs._data.row_verifier import RowVerifier, build_verifier
+from rlvr.envs._data.row_verifier import PerRowVerifier, build_dataset_verifier
 from rlvr.envs._data.rows import Row
-from rlvr.envs._data.splits import build_prompt, hold_out, load_source, make_question_key, row_matches, split_by_column
-from rlvr.errors import ConfigError, suggest
+from rlvr.envs._data.splits import build_prompt, hold_out, load_data_source, make_question_key, row_matches, split_by_column
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Message, Task
 
 EXTRACT_MODES = ("auto", "whole", "hash", "boxed")
@@ -32,9 +32,9 @@ GOLD_FORMATS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```pyt
 class Dataset(Environment):
     """A data set with a question and a reference in each row.
 
-    Columns with the usual names are detected (`question`, `find_schema_violation` or `prompt`; `answer`, `reference` or `solution`), unless
-    several
-    match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are left out.
+    Columns with the usual names are detected (`question`, `find_schema_violation` or `prompt`; `answer`, `reference` or `solution`),
+    unless several match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are
+    left out.
 
     >>> import rlvr
     >>> env = rlvr.make_env("dataset", path="train.jsonl", verifier="numeric")        # doctest: +SKIP
@@ -96,7 +96,7 @@ class Dataset(Environment):
         self._where, self._max_question_chars, self._skip_bad_rows = dict(where or {}), max_question_chars, skip_bad_rows
         self._warnings: list[str] = []
         self.guessed_columns: dict[str, str] = {}
-        self.verifier, self._verifier_columns = build_verifier(verifier)
+        self.verifier, self._verifier_columns = build_dataset_verifier(verifier)
         try:
             self._load(path, test, split, holdout, shots, limit)
         except Exception:
@@ -133,45 +133,47 @@ class Dataset(Environment):
         """Check that the verifier works here."""
         self.verifier.check_ready()
 
-    def _load(self, path: str, test: str, split: str, holdout: float, shots: int | Sequence[Mapping[str, str]], limit: int | None) -> None:
+    def _load(
+        self, path: str, test_path: str, split_column: str, holdout: float, shots: int | Sequence[Mapping[str, str]], limit: int | None
+    ) -> None:
         """Load the data, and set tasks, few-shot examples and limits."""
-        self._tasks = self._load_splits(path, test, split, holdout)
+        self._tasks = self._load_splits(path, test_path, split_column, holdout)
         self._shots = self._build_shots(shots)
         self._tasks = {name: tasks[:limit] for name, tasks in self._tasks.items()}
         if empty := [name for name, tasks in self._tasks.items() if not tasks]:
             told = "; ".join(self._warnings)
             raise ConfigError(f"no rows are left for {' and '.join(empty)}; check where, max_question_chars, holdout and split: {told}")
-        if isinstance(self.verifier, RowVerifier):
-            self.verifier.build(task.meta["settings"] for tasks in self._tasks.values() for task in tasks)
+        if isinstance(self.verifier, PerRowVerifier):
+            self.verifier.build_verifiers(task.meta["settings"] for tasks in self._tasks.values() for task in tasks)
         looked_at = [task.prompt for tasks in self._tasks.values() for task in tasks[:10_000]]
         self.max_prompt_tokens = max(map(_count_bytes, looked_at)) + _count_bytes(self._shots) + 512  # 512 for a chat template
 
     def _tasks_of_split(self, split: str) -> list[Task]:
         if split not in self._tasks:
-            raise ConfigError(f"dataset has no split {split!r}; {suggest(split, self._tasks)}")
+            raise ConfigError(f"dataset has no split {split!r}; {format_suggestion(split, self._tasks)}")
         return self._tasks[split]
 
-    def _load_splits(self, path: str, test: str, split: str, holdout: float) -> dict[str, list[Task]]:
+    def _load_splits(self, path: str, test_path: str, split_column: str, holdout: float) -> dict[str, list[Task]]:
         """Load the tasks of each split, without overlap."""
-        given = load_source(path) if path else {"": self._rows} if self._rows else {}
-        if test:
-            other = load_source(test)
+        given = load_data_source(path) if path else {"": self._rows} if self._rows else {}
+        if test_path:
+            other = load_data_source(test_path)
             given = {"train": given["train"] if "train" in given else given.get("", [])} if given else {}
             given["test"] = other.get("test", other.get("", other.get("train", [])))
-        if split:
-            given = split_by_column([row for rows in given.values() for row in rows], split)
-        made = {name: self._make_tasks(rows, path if name != "test" or not test else test) for name, rows in given.items()}
+        if split_column:
+            given = split_by_column([row for rows in given.values() for row in rows], split_column)
+        made = {name: self._make_tasks(rows, path if name != "test" or not test_path else test_path) for name, rows in given.items()}
         if set(made) <= {"", "train"} and made:
             made = hold_out(next(iter(made.values())), holdout)
             if "test" in made:
                 self._warnings.append(f"{len(made['test'])} of {sum(map(len, made.values()))} rows are held out (holdout={holdout:g})")
-        return self._separate_splits(made)
+        return self._finalize_splits(made)
 
-    def _make_tasks(self, rows: Sequence[Row], where: str) -> list[Task]:
+    def _make_tasks(self, rows: Sequence[Row], source_name: str) -> list[Task]:
         """Make the tasks of one source."""
-        kept = [row for row in rows if all(row_matches(row, column, wanted, where) for column, wanted in self._where.items())]
+        kept = [row for row in rows if all(row_matches(row, column, wanted, source_name) for column, wanted in self._where.items())]
         columns = list(dict.fromkeys(column for row in rows for column in row.values))
-        templates = self._build_templates(columns, where)
+        templates = self._build_templates(columns, source_name)
         mark = self._extract
         if mark == "auto":
             column = templates["reference"].columns[0] if "reference" in templates else ""
@@ -190,32 +192,32 @@ class Dataset(Environment):
         if bad and not self._skip_bad_rows:
             more = f"\n  and {len(bad) - MAX_LISTED_ROWS} more" if len(bad) > MAX_LISTED_ROWS else ""
             raise ConfigError(
-                f"{len(bad)} of {len(kept)} rows of {where} cannot be used; correct them, or leave them out with the setting "
+                f"{len(bad)} of {len(kept)} rows of {source_name} cannot be used; correct them, or leave them out with the setting "
                 "skip_bad_rows=true (`rlvr eval` takes --set skip_bad_rows=true, `rlvr train` takes env.skip_bad_rows=true):\n  "
                 + "\n  ".join(bad[:MAX_LISTED_ROWS])
                 + more
             )
-        self._report_source(where, rows, kept, templates, mark, bad, long)
+        self._add_source_note(source_name, rows, kept, templates, mark, bad, long)
         return tasks
 
-    def _build_templates(self, columns: list[str], where: str) -> dict[str, Template]:
+    def _build_templates(self, columns: list[str], source_name: str) -> dict[str, ColumnTemplate]:
         """Build the templates that are filled for each row; columns that were not named are guessed."""
         wanted: dict[str, str] = {name: text for name, text in self._column_settings.items() if text}
         wanted |= {name: text for name, text in self._prompt_settings.items() if text}
         for name in ("question", "reference"):
-            wanted.setdefault(name, guess_column(columns, name, where))
+            wanted.setdefault(name, guess_column(columns, name, source_name))
             if not wanted[name] and (name == "question" or self.verifier.needs_reference):
-                raise make_unknown_column_error(columns, name, where)
+                raise make_unknown_column_error(columns, name, source_name)
         solution = next((column for column in columns if column.lower() == "solution"), "")
         if solution and wanted["reference"] != solution:
             wanted.setdefault("solution", solution)
         if self._prompt_settings["instruction"] is None and self.verifier.instruction:
             wanted["instruction"] = self.verifier.instruction.replace("{", "{{").replace("}", "}}")
-        made = {name: Template.parse(text, columns, name) for name, text in wanted.items() if text}
+        made = {name: ColumnTemplate.parse(text, columns, name) for name, text in wanted.items() if text}
         own = {name: template.text for name, template in made.items() if not {**self._column_settings, **self._prompt_settings}.get(name)}
         self.guessed_columns = {name: text for name, text in own.items() if not self._warnings or self.guessed_columns.get(name) == text}
-        made |= {f"verifier.{key}": Template.parse(text, columns, f"verifier.{key}") for key, text in self._verifier_columns.items()}
-        made |= {f"meta.{name}": Template.parse(f"{{{name}}}", columns, "meta") for name in self._meta}
+        made |= {f"verifier.{key}": ColumnTemplate.parse(text, columns, f"verifier.{key}") for key, text in self._verifier_columns.items()}
+        made |= {f"meta.{name}": ColumnTemplate.parse(f"{{{name}}}", columns, "meta") for name in self._meta}
         seen = {column for name in ("question", "system", "instruction") if name in made for column in made[name].columns}
         if "reference" in made and seen.issuperset(secret := made["reference"].columns):
             raise ConfigError(
@@ -223,7 +225,7 @@ class Dataset(Environment):
             )
         return made
 
-    def _make_task(self, row: Row, templates: Mapping[str, Template], extract: str) -> Task:
+    def _make_task(self, row: Row, templates: Mapping[str, ColumnTemplate], extract: str) -> Task:
         """Make the task of one row; ValueError says what is missing."""
         filled = {name: template.fill(row.values) for name, template in templates.items() if name not in ("solution", "reference")}
         prompt = build_prompt(filled["question"], str(filled.get("system", "")), str(filled.get("instruction", "")))
@@ -240,34 +242,34 @@ class Dataset(Environment):
             meta["settings"] = {key: filled[f"verifier.{key}"] for key in self._verifier_columns}
         return Task(prompt, reference, id=row.location, meta=meta)
 
-    def _report_source(
+    def _add_source_note(
         self,
-        where: str,
+        source_name: str,
         rows: Sequence[Row],
         kept: Sequence[Row],
-        templates: Mapping[str, Template],
+        templates: Mapping[str, ColumnTemplate],
         extract: str,
-        bad: list[str],
-        long: int,
+        bad_row_messages: list[str],
+        num_too_long: int,
     ) -> None:
         """Add the message about one source that is printed before a run."""
         used = [f"{name} = {templates[name].text}" for name in ("question", "reference") if name in templates]
         used[-1] += {"hash": " (the part after ####)", "boxed": " (the box)"}.get(extract, "") if "reference" in templates else ""
         out = [
             (len(rows) - len(kept), "by where"),
-            (long, f"longer than {self._max_question_chars} characters"),
-            (len(bad), "as unusable"),
+            (num_too_long, f"longer than {self._max_question_chars} characters"),
+            (len(bad_row_messages), "as unusable"),
         ]
         less = "".join(f"; {count} left out {why}" for count, why in out if count)
         files = list(dict.fromkeys(row.location.rpartition(":")[0] for row in rows))
         names = (
             f" of {', '.join(Path(file).name for file in files[:MAX_LISTED_ROWS])}{', ...' * (len(files) > MAX_LISTED_ROWS)}"
-            if files != [where]
+            if files != [source_name]
             else ""
         )
-        self._warnings.append(f"{where}: {len(rows)} rows{names}, {', '.join(used)}{less}")
+        self._warnings.append(f"{source_name}: {len(rows)} rows{names}, {', '.join(used)}{less}")
 
-    def _separate_splits(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
+    def _finalize_splits(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
         """Give each task its final id, remove training rows whose question is held out, and add warnings about duplicates."""
         held = {make_question_key(task) for task in made.get("test", ())}
         shared = [task for task in made.get("train", ()) if make_question_key(task) in held]
@@ -314,7 +316,7 @@ def _check_settings(
     if not path and not test:
         raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), rows, or test")
     if extract not in EXTRACT_MODES:
-        raise ConfigError(f"extract is {extract!r}; {suggest(extract, EXTRACT_MODES)}")
+        raise ConfigError(f"extract is {extract!r}; {format_suggestion(extract, EXTRACT_MODES)}")
     if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
         raise ConfigError(f"holdout is {holdout!r}; it must be a number from 0 to below 1, such as 0.1")
     for name, value in (("limit", limit), ("max_question_chars", max_question_chars)):

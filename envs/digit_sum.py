@@ -1,7 +1,6 @@
 """Add a few digits and answer with the last digit of the sum: the answer is one token of a small vocabulary.
 
-Small enough for general RL libraries: with `tokenizer="chars:0123456789="` and `obs="onehot_ids"`
-a stock PPO or DQN learns it on a CPU.
+Small enough for general RL libraries: with `tokenizer="chars:0123456789="` and `obs="onehot_ids"` a stock PPO or DQN learns it on a CPU.
 """
 
 from __future__ import annotations

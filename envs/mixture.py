@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Environment, Session, Transcript, Verifier, VerifierInfo
-from rlvr.errors import ConfigError, requires_text, suggest
+from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, StepReward, Task, Verdict
 
@@ -36,7 +36,7 @@ class Mixture(Environment):
         """
         if not isinstance(envs, Mapping) or not envs:
             raise ConfigError(f"envs is {envs!r:.120}; it must name environments: {{sums: {{env: arithmetic, weight: 2}}, words: gsm8k}}")
-        parts = {str(name): _parse_weight(str(name), part) for name, part in envs.items()}
+        parts = {str(name): _parse_env_entry(str(name), part) for name, part in envs.items()}
         if not sum(weight for _, weight in parts.values()):
             raise ConfigError("all weights are 0; at least one must be above 0")
         self.environments: dict[str, Environment] = {}
@@ -51,16 +51,16 @@ class Mixture(Environment):
                 environment.close()
             raise
         self.verifier = MixtureVerifier({name: environment.verifier for name, environment in self.environments.items()})
-        self._orders = {split: self._build_order(split) for split in self.splits if split != "train"}
+        self._orders = {split: self._build_finite_order(split) for split in self.splits if split != "train"}
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`: the cycle selects the environment, whose tasks come in their own order."""
         if split not in self.splits:
-            raise ConfigError(f"mixture has no split {split!r}; {suggest(split, self.splits)}")
+            raise ConfigError(f"mixture has no split {split!r}; {format_suggestion(split, self.splits)}")
         order = self._orders.get(split)
         if order is not None and not 0 <= index < len(order):
             raise ConfigError(f"mixture has no {split} task {index}; it has 0 to {len(order) - 1}")
-        name, place = self._locate(index) if order is None else order[index]
+        name, place = self._locate_task(index) if order is None else order[index]
         environment = self.environments[name]
         size = environment.num_tasks(split)
         turn, place = (0, place) if size is None else divmod(place, size)
@@ -133,8 +133,10 @@ class Mixture(Environment):
             *(f"{name}: {note}" for name, environment in self.environments.items() for note in environment.warnings),
         ]
 
-    def _build_order(self, split: str) -> list[tuple[str, int]] | None:
-        """Return the order of the held-out tasks, each once; None if they are endless."""
+    def _build_finite_order(self, split: str) -> list[tuple[str, int]] | None:
+        """Return (environment, task index) for each task of a finite split, each once, in the mixture's order; None if the split is
+        endless.
+        """
         sizes = {name: environment.num_tasks(split) for name, environment in self.environments.items()}
         if any(size is None for size in sizes.values()):
             return None
@@ -142,13 +144,13 @@ class Mixture(Environment):
         order: list[tuple[str, int]] = []
         index = 0
         while len(order) < sum(left.values()):
-            name, place = self._locate(index)
+            name, place = self._locate_task(index)
             if place < left[name]:
                 order.append((name, place))
             index += 1
         return order
 
-    def _locate(self, index: int) -> tuple[str, int]:
+    def _locate_task(self, index: int) -> tuple[str, int]:
         """Return the environment at a position, and the number of its tasks before that position."""
         rounds, place = divmod(index, len(self.cycle))
         name = self.cycle[place]
@@ -168,14 +170,14 @@ class MixtureVerifier(Verifier):
         self.info = VerifierInfo(is_async=any(verifier.info.is_async for verifier in verifiers.values()), takes_transcript=True)
         self.has_audit_component = any(getattr(verifier, "has_audit_component", False) for verifier in verifiers.values())
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the verifier of the task's environment."""
         return self.verify_transcript(task, Transcript(answer))
 
     def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a transcript with the verifier of the task's environment."""
-        verifier = self._verifier_of(task)
+        verifier = self._get_verifier(task)
         return verifier if isinstance(verifier, Verdict) else verifier.verify_transcript(task, transcript)
 
     async def averify(self, task: Task, answer: str) -> Verdict:
@@ -184,10 +186,10 @@ class MixtureVerifier(Verifier):
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Await the verdict of the verifier of the task's environment."""
-        verifier = self._verifier_of(task)
+        verifier = self._get_verifier(task)
         return verifier if isinstance(verifier, Verdict) else await verifier.averify_transcript(task, transcript)
 
-    def _verifier_of(self, task: Task) -> Verifier | Verdict:
+    def _get_verifier(self, task: Task) -> Verifier | Verdict:
         """Return the verifier of a task, or a verdict that says why there is none."""
         wrong = Verdict(None, f"the task {task.id} is of no environment of this mixture", fault=Fault.TASK)
         return self.verifiers.get(str(task.meta.get("member")), wrong)
@@ -211,16 +213,16 @@ def build_cycle(weights: Mapping[str, float]) -> list[str]:
     return [name for _, _, name in spots]
 
 
-def _parse_weight(name: str, part: Any) -> tuple[Any, float]:
+def _parse_env_entry(name: str, entry: Any) -> tuple[Any, float]:
     """Split one entry of `envs` into an environment and its weight."""
-    if not isinstance(part, Mapping) or "env" not in part or "name" in part:
-        return part, 1.0
-    if not name or "/" in name or part.keys() - {"env", "weight"}:
-        raise ConfigError(f"{name!r} is {dict(part)!r:.120}; it must be a name without / with {{env: ..., weight: NUMBER}}")
-    weight = part.get("weight", 1.0)
+    if not isinstance(entry, Mapping) or "env" not in entry or "name" in entry:
+        return entry, 1.0
+    if not name or "/" in name or entry.keys() - {"env", "weight"}:
+        raise ConfigError(f"{name!r} is {dict(entry)!r:.120}; it must be a name without / with {{env: ..., weight: NUMBER}}")
+    weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
         raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number of at least 0")
-    return part["env"], float(weight)
+    return entry["env"], float(weight)
 
 
 make = Mixture

@@ -112,7 +112,7 @@ class SearchQa(Environment):
         named = build_entities(name, self.num_entities)
         for _ in range(MAX_DRAWS):
             hops = dice.choice(self.hops)
-            walk = _draw_path(named, hops, dice)
+            walk = _draw_question(named, hops, dice)
             if walk is None:
                 continue
             question, path, answer = walk
@@ -157,13 +157,13 @@ class SearchSession(ToolSession):
 
 
 @lru_cache(maxsize=256)
-def build_entities(name: str, count: int) -> dict[str, Entity]:
+def build_entities(seed_name: str, count: int) -> dict[str, Entity]:
     """Build all entities of one task, by name.
 
     >>> sorted({thing.kind for thing in build_entities("train/0.0", 60).values()})
     ['company', 'person', 'town', 'work']
     """
-    dice = random.Random(f"world/{name}")
+    dice = random.Random(f"world/{seed_name}")
     used: set[str] = set()
 
     def word() -> str:
@@ -192,13 +192,13 @@ def build_entities(name: str, count: int) -> dict[str, Entity]:
     return {thing.title: Entity(str(n), thing.kind, thing.title, thing.text, thing.facts) for n, thing in enumerate(things)}
 
 
-def _draw_path(entities: Mapping[str, Entity], hops: int, dice: random.Random) -> tuple[str, list[str], list[str]] | None:
+def _draw_question(entities: Mapping[str, Entity], num_hops: int, dice: random.Random) -> tuple[str, list[str], list[str]] | None:
     """Draw a question, the path of entities to its answer, and the accepted answers; None if the path has a loop."""
     kind = dice.choice(["work", "person", "company"])
     thing = dice.choice([thing for thing in entities.values() if thing.kind == kind])
     path, phrase = [thing.title], thing.title
-    for hop in range(hops):
-        last = hop == hops - 1
+    for hop in range(num_hops):
+        last = hop == num_hops - 1
         choices = [of for of, (start, to, _, _) in RELATIONS.items() if start == thing.kind and (to or last)]
         if not choices:
             return None

@@ -40,7 +40,7 @@ class ShellTask:
     executable: tuple[str, ...] = ()
 
 
-def count(draw: random.Random, root: str) -> ShellTask:
+def make_count_log_lines_task(draw: random.Random, root: str) -> ShellTask:
     """How many lines of all logs have a level."""
     files, level = _draw_logs(draw, root), draw.choice(LEVELS)
     total = sum(line.split()[1] == level for text in files.values() for line in text.splitlines())
@@ -50,7 +50,7 @@ def count(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files | other, command, (str(total),))
 
 
-def find(draw: random.Random, root: str) -> ShellTask:
+def make_find_word_task(draw: random.Random, root: str) -> ShellTask:
     """Which file contains a word."""
     files = _draw_logs(draw, root)
     token, path = f"req-{draw.randrange(16**6):06x}", draw.choice(sorted(files))
@@ -61,7 +61,7 @@ def find(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, f"grep -rl {token} {root}", (path, f"./{path}"))
 
 
-def total(draw: random.Random, root: str) -> ShellTask:
+def make_sum_column_task(draw: random.Random, root: str) -> ShellTask:
     """The sum of a column over some rows."""
     rows, region = _draw_sales(draw), draw.choice(REGIONS)
     answer = sum(amount for _, where, amount in rows if where == region)
@@ -70,7 +70,7 @@ def total(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, {f"{root}/sales.csv": _format_table(rows)}, command, (str(answer),))
 
 
-def executable(draw: random.Random, root: str) -> ShellTask:
+def make_list_executables_task(draw: random.Random, root: str) -> ShellTask:
     """Which files may be executed."""
     paths = [f"{root}/bin/{name}{draw.randrange(10)}.sh" for name in draw.sample(NAME_STEMS, 8)]
     some = sorted(draw.sample(paths, draw.randint(2, 6)))
@@ -82,7 +82,7 @@ def executable(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files={**files, f"{root}/list.txt": _join_lines(some)}, executable=tuple(some))
 
 
-def extract(draw: random.Random, root: str) -> ShellTask:
+def make_extract_addresses_task(draw: random.Random, root: str) -> ShellTask:
     """All addresses in a file, each once."""
     people = [f"{draw.choice(NAME_STEMS)}{draw.randrange(100)}@{draw.choice(NAME_STEMS)}.example" for _ in range(9)]
     said = [f"From {draw.choice(people)} to {draw.choice(people)}: message {n} at {draw.randrange(24):02d}h" for n in range(20)]
@@ -97,7 +97,7 @@ def extract(draw: random.Random, root: str) -> ShellTask:
     )
 
 
-def order(draw: random.Random, root: str) -> ShellTask:
+def make_sort_rows_task(draw: random.Random, root: str) -> ShellTask:
     """A table with its rows in another order."""
     rows = _draw_sales(draw)
     question = (
@@ -110,7 +110,7 @@ def order(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files={**files, f"{root}/sorted.csv": ordered})
 
 
-def once(draw: random.Random, root: str) -> ShellTask:
+def make_remove_repeats_task(draw: random.Random, root: str) -> ShellTask:
     """A list without its repeated lines."""
     some = [f"{draw.choice(NAME_STEMS)}-{draw.randrange(4)}" for _ in range(30)]
     question = (
@@ -125,7 +125,7 @@ def once(draw: random.Random, root: str) -> ShellTask:
     )
 
 
-def rename(draw: random.Random, root: str) -> ShellTask:
+def make_rename_files_task(draw: random.Random, root: str) -> ShellTask:
     """Another ending for some files."""
     paths = [f"{root}/{folder}{name}" for name in draw.sample(NAME_STEMS, 6) for folder in [draw.choice(("", "a/", "b/c/"))]]
     files = {path + draw.choice((".txt", ".txt", ".rst")): f"Notes on {path}: {draw.randrange(1000)}\n" for path in paths}
@@ -137,7 +137,7 @@ def rename(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files=wanted)
 
 
-def change(draw: random.Random, root: str) -> ShellTask:
+def make_change_setting_task(draw: random.Random, root: str) -> ShellTask:
     """Another value of a setting in several files."""
     old, new = draw.sample(range(1024, 9999), 2)
     names = [f"{root}/{folder}{name}.conf" for name in draw.sample(NAME_STEMS, 4) for folder in [draw.choice(("", "site/"))]]
@@ -151,7 +151,7 @@ def change(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files=wanted)
 
 
-def delete(draw: random.Random, root: str) -> ShellTask:
+def make_delete_files_task(draw: random.Random, root: str) -> ShellTask:
     """Some files are deleted, the others stay."""
     names = [f"{root}/{folder}{name}" for name in draw.sample(NAME_STEMS, 8) for folder in [draw.choice(("", "cache/", "cache/deep/"))]]
     files = {path + draw.choice((".tmp", ".dat")): draw.choice(("", f"{draw.randrange(1000)}\n")) for path in names}
@@ -162,7 +162,16 @@ def delete(draw: random.Random, root: str) -> ShellTask:
 
 
 KINDS: Mapping[str, Callable[[random.Random, str], ShellTask]] = {
-    make.__name__: make for make in (count, find, total, executable, extract, order, once, rename, change, delete)
+    "count": make_count_log_lines_task,
+    "find": make_find_word_task,
+    "total": make_sum_column_task,
+    "executable": make_list_executables_task,
+    "extract": make_extract_addresses_task,
+    "order": make_sort_rows_task,
+    "once": make_remove_repeats_task,
+    "rename": make_rename_files_task,
+    "change": make_change_setting_task,
+    "delete": make_delete_files_task,
 }
 
 
@@ -173,7 +182,7 @@ class Shell(SandboxEnvironment):
     the score.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("shell", kinds=["once"], sandbox={"name": "process", "trusted": True})
+    >>> env = rlvr.make_env("shell", kinds=["make_remove_repeats_task"], sandbox={"name": "process", "trusted": True})
     >>> env.task("train", 0).question.split(":")[0]
     'Remove the repeated lines from ember-f909/items.txt'
     >>> env.close()

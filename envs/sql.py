@@ -11,9 +11,9 @@ from typing import Any
 
 from rlvr.contracts import Environment, Session, ToolSession, Verifier
 from rlvr.contracts.tool import Tool
-from rlvr.envs._sql_databases import DOMAINS, Layout
+from rlvr.envs._sql_databases import DOMAINS, DatabaseLayout
 from rlvr.envs._sql_questions import QUESTION_KINDS, SqlQuestion
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task, user
 from rlvr.turns import Call
 
@@ -64,7 +64,7 @@ class Sql(Environment):
         if isinstance(kinds, str) or not kinds:
             raise ConfigError(f"kinds is {kinds!r}; it must be a list out of {', '.join(QUESTION_KINDS)}, such as [count, sum]")
         if unknown := [str(kind) for kind in kinds if kind not in QUESTION_KINDS]:
-            raise ConfigError(f"kinds holds {unknown[0]!r}; {suggest(unknown[0], QUESTION_KINDS)}")
+            raise ConfigError(f"kinds holds {unknown[0]!r}; {format_suggestion(unknown[0], QUESTION_KINDS)}")
         if not isinstance(tables, Sequence) or not tables or not set(tables) <= {2, 3, 4}:
             raise ConfigError(f"tables is {tables!r}; it must be a list out of 2, 3 and 4, such as [3]")
         if isinstance(hidden, bool) or not isinstance(hidden, int) or not 1 <= hidden <= 8:
@@ -76,7 +76,7 @@ class Sql(Environment):
         """Return the question at `index`; one question in five is held out, for any seed."""
         dice = random.Random(f"sql/{self.seed}/{split}/{index}")
         for _ in range(MAX_DRAWS):
-            layout = Layout(dice.choice(DOMAINS), dice.choice(self.tables))
+            layout = DatabaseLayout(dice.choice(DOMAINS), dice.choice(self.tables))
             kind = dice.choice(self.kinds)
             asked = QUESTION_KINDS[kind](layout, dice)
             held_out = hashlib.blake2b(asked.text.encode(), digest_size=4).digest()[0] % 5 == 0
@@ -118,29 +118,29 @@ def _format_prompt(asked: SqlQuestion) -> str:
     )
 
 
-def _draw_databases(layout: Layout, asked: SqlQuestion, hidden: int, seed: float) -> list[str]:
+def _draw_databases(layout: DatabaseLayout, question: SqlQuestion, num_hidden: int, seed: float) -> list[str]:
     """Draw databases on which the correct query gives different rows each time, and no wrong query gives the same rows."""
     dice = random.Random(seed)
     found: list[str] = []
     seen: list[list[Any]] = []
     for _ in range(MAX_DRAWS):
-        script = layout.build_script(dice)
-        if (rows := _query_if_unambiguous(script, asked)) and rows not in seen:
+        script = layout.draw_database_script(dice)
+        if (rows := _query_if_unambiguous(script, question)) and rows not in seen:
             seen.append(rows)
             found.append(script)
-        if len(found) == hidden + 1:
+        if len(found) == num_hidden + 1:
             return found
-    raise ConfigError(f"no {hidden + 1} databases distinguish the correct query of {asked.text!r} from wrong ones; lower `hidden`")
+    raise ConfigError(f"no {num_hidden + 1} databases distinguish the correct query of {question.text!r} from wrong ones; lower `hidden`")
 
 
 @lru_cache(maxsize=1024)
-def _query_if_unambiguous(script: str, asked: SqlQuestion) -> list[Any]:
+def _query_if_unambiguous(script: str, question: SqlQuestion) -> list[Any]:
     """Return the rows of the correct query; none if a wrong query gives the same, the order is ambiguous, or a value is missing."""
     connection = sqlite3.connect(":memory:")
     try:
         connection.executescript(script)
-        rows, *others = (connection.execute(query).fetchall() for query in (asked.query, *asked.wrong_queries))
-        places = [row[-1] for row in connection.execute(asked.tie_check_query)] if asked.is_ordered else []
+        rows, *others = (connection.execute(query).fetchall() for query in (question.query, *question.wrong_queries))
+        places = [row[-1] for row in connection.execute(question.tie_check_query)] if question.is_ordered else []
     finally:
         connection.close()
     same = any(sorted(map(repr, rows)) == sorted(map(repr, other)) for other in others)

@@ -34,17 +34,16 @@ if TYPE_CHECKING:
         verify_many,
     )
     from rlvr.contracts import (
-        Checker,
+        CheckerProgram,
         Completion,
         Environment,
-        Example,
         ExecutionResult,
         ExitStatus,
         Limits,
         Program,
         Request,
         Sampler,
-        Sampling,
+        SamplingParams,
         Sandbox,
         SandboxSession,
         SandboxSpec,
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
         Tokenizer,
         Transcript,
         Verifier,
+        VerifierExample,
     )
     from rlvr.contracts.algorithm import Algorithm
     from rlvr.contracts.tokenizer import LoadedModel
@@ -76,8 +76,19 @@ _SOURCES = {
         *("make_sandbox", "make_tool", "make_verifier", "train", "verify", "verify_many"),
     ),
     "rlvr.contracts": (
-        *("Checker", "Completion", "Environment", "Example", "ExecutionResult", "ExitStatus", "Limits", "Program", "Request", "Sampler"),
-        *("Sampling", "Sandbox", "SandboxSession", "SandboxSpec", "Session", "StepResult", "Tokenizer", "Transcript", "Verifier"),
+        *(
+            "CheckerProgram",
+            "Completion",
+            "Environment",
+            "VerifierExample",
+            "ExecutionResult",
+            "ExitStatus",
+            "Limits",
+            "Program",
+            "Request",
+            "Sampler",
+        ),
+        *("SamplingParams", "Sandbox", "SandboxSession", "SandboxSpec", "Session", "StepResult", "Tokenizer", "Transcript", "Verifier"),
     ),
     "rlvr.contracts.algorithm": ("Algorithm",),
     "rlvr.contracts.tokenizer": ("LoadedModel",),
@@ -97,22 +108,72 @@ _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in nam
 _EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
 
 __all__ = [
-    "Algorithm", "Callback", "Checker", "Completion", "Environment", "Episode", "Example", "ExecutionResult", "ExitStatus", "Fault",
-    "Learner", "Limits", "LoadedModel", "Message", "Program", "Request", "RlvrError", "Rollout", "Run", "Sampler", "Sampling", "Sandbox",
-    "SandboxSession", "SandboxSpec", "Session", "StepResult", "StepReward", "StopReason", "Task", "TokenEnv", "Tokenizer", "Tool",
-    "ToolError", "ToolExample", "Trainer", "Transcript", "Turn", "Verdict", "Verifier", "evaluate", "list", "load_model", "load_run",
-    "load_tokenizer", "make", "make_algorithm", "make_env", "make_sampler", "make_sandbox", "make_tool", "make_verifier", "tool", "train",
-    "user", "verify", "verify_many",
+    "Algorithm",
+    "Callback",
+    "CheckerProgram",
+    "Completion",
+    "Environment",
+    "Episode",
+    "ExecutionResult",
+    "ExitStatus",
+    "Fault",
+    "Learner",
+    "Limits",
+    "LoadedModel",
+    "Message",
+    "Program",
+    "Request",
+    "RlvrError",
+    "Rollout",
+    "Run",
+    "Sampler",
+    "SamplingParams",
+    "Sandbox",
+    "SandboxSession",
+    "SandboxSpec",
+    "Session",
+    "StepResult",
+    "StepReward",
+    "StopReason",
+    "Task",
+    "TokenEnv",
+    "Tokenizer",
+    "Tool",
+    "ToolError",
+    "ToolExample",
+    "Trainer",
+    "Transcript",
+    "Turn",
+    "Verdict",
+    "Verifier",
+    "VerifierExample",
+    "evaluate",
+    "list",
+    "load_model",
+    "load_run",
+    "load_tokenizer",
+    "make",
+    "make_algorithm",
+    "make_env",
+    "make_sampler",
+    "make_sandbox",
+    "make_tool",
+    "make_verifier",
+    "tool",
+    "train",
+    "user",
+    "verify",
+    "verify_many",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
-        from rlvr.errors import suggest
+        from rlvr.errors import format_suggestion
         from rlvr.hints import explain_name
 
-        hint = explain_name(name) or f"{suggest(name, _MODULE_OF)}. `help(rlvr)` lists all names"
+        hint = explain_name(name) or f"{format_suggestion(name, _MODULE_OF)}. `help(rlvr)` lists all names"
         raise AttributeError(f"rlvr has no {name!r}; {hint}", name=name, obj=None)
     try:
         value = getattr(importlib.import_module(module), name)

@@ -178,7 +178,7 @@ def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
     return build_from_config(kind, wanted)
 
 
-def _as_plugin(verifier: Any) -> Any:
+def _wrap_verifier_function(verifier: Any) -> Any:
     """Turn a function into a verifier; names, mappings and verifiers stay as they are."""
     return verifier if isinstance(verifier, str | Mapping | Verifier) else make_verifier(verifier)
 
@@ -379,7 +379,7 @@ def train(
     if data is not None:
         if env is not None:
             raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
-        scored = {} if verifier is None else {"verifier": _as_plugin(verifier)}
+        scored = {} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}
         named = isinstance(data, str | Path) and not isinstance(scored.get("verifier"), Verifier)
         env = {"name": "dataset", "path": str(data), **scored} if named else make_env(data, **scored)
     elif verifier is not None:
@@ -425,7 +425,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             raise ConfigError(f"rlvr.evaluate has no setting {key!r}; {hint}")
     if _is_rows(env):  # data to measure on: nothing is held out
         rows = _to_rows(env)
-        env = make_env(rows, holdout=0, **({} if verifier is None else {"verifier": _as_plugin(verifier)}))
+        env = make_env(rows, holdout=0, **({} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}))
         settings = {"split": env.splits[0], "tasks": len(rows), **settings}
     elif verifier is not None:
         raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")

@@ -49,8 +49,9 @@ class Episode:
     """The reward of each token. A score without step rewards is on the last policy token."""
     stop_reason: StopReason
     policy_version: int = 0
-    """The version of the weights that sampled the tokens; a whole batch is sampled by one version.
-    -1: not sampled by a policy (a gold solution); the log-probabilities are meaningless."""
+    """The version of the weights that sampled the tokens; a whole batch is sampled by one version. -1: not sampled by a policy (a gold
+    solution); the log-probabilities are meaningless.
+    """
     verdict: Verdict | None = None
     text: str = ""
     """The decoded text of the policy that was verified."""
@@ -62,13 +63,13 @@ class Episode:
         object.__setattr__(self, "stop_reason", StopReason(self.stop_reason))
         aligned = len(self.tokens) == len(self.action_mask) == len(self.logprobs) == len(self.rewards)
         if not aligned or any(self.action_mask[:1]) or (self.stop_reason is StopReason.FAILED and any(self.rewards)):
-            raise self._build_error()
+            raise self._build_consistency_error()
         for logprob, reward, acted in zip(self.logprobs, self.rewards, self.action_mask, strict=True):
             fits = acted or not (logprob or reward)
             if not fits or not -math.inf < logprob <= LOGPROB_EPS or not math.isfinite(reward):
-                raise self._build_error()
+                raise self._build_consistency_error()
 
-    def _build_error(self) -> ValueError:
+    def _build_consistency_error(self) -> ValueError:
         """Build the error that describes the inconsistency of the lists."""
         whose, lists = f"episode of {self.task_id!r}", ("tokens", "action_mask", "logprobs", "rewards")
         lengths = {name: len(getattr(self, name)) for name in lists}
@@ -97,7 +98,7 @@ class Episode:
         return self.stop_reason is not StopReason.FAILED and (self.verdict is None or self.verdict.is_scored)
 
     @property
-    def auxiliary(self) -> bool:
+    def is_auxiliary(self) -> bool:
         """Whether the episode is only a baseline of its group (greedy or mismatched) or a canary. It is then not trained on."""
         return any(self.meta.get(name) for name in ("greedy", "mismatched", "canary"))
 

@@ -14,8 +14,8 @@ RlvrError
 ├── ToolError          a tool rejects a call, with a message for the policy
 └── ToolFailure        a tool or its server failed; the answer gets no score
 
-Each message has three parts: the wrong value, the allowed values, and what to do.
-Add a class only if some code must catch it separately from its parent.
+Each message has three parts: the wrong value, the allowed values, and what to do. Add a class only if some code must catch it separately
+from its parent.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class RlvrError(Exception):
     """The base class of all errors that rlvr raises on purpose.
 
     >>> raise ConfigError("num_generations is 1; a group needs at least 2; set num_generations=8")
-    Traceback (most recent call last):
-    rlvr.errors.ConfigError: num_generations is 1; a group needs at least 2; set num_generations=8
+    Traceback (most recent call last): rlvr.errors.ConfigError: num_generations is 1; a group needs at least 2; set num_generations=8
     """
 
     exit_code = 3
@@ -117,7 +116,7 @@ class SamplerError(RlvrError):
     """The sampler failed, or returned token ids that are impossible for the request."""
 
 
-class RolloutWorkersLost(SamplerError):
+class ClusterWorkersLost(SamplerError):
     """All rollout workers or all verifier workers of a run failed, and none is restarted."""
 
 
@@ -132,21 +131,21 @@ class ToolFailure(RlvrError):
 Verify = TypeVar("Verify", bound=Callable[..., Any])
 
 
-def requires_text(verify: Verify) -> Verify:
+def reject_non_text_answers(verify_method: Verify) -> Verify:
     """Make a verifier's `verify` raise AnswerTypeError for an answer that is not a string: a caller's error is not a wrong answer.
 
     >>> rlvr.make_verifier("numeric").verify(task, ["4"])                                 # doctest: +SKIP
-    Traceback (most recent call last):
-    rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text of the answer
+    Traceback (most recent call last): rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text
+    of the answer
     """
 
-    @wraps(verify)
+    @wraps(verify_method)
     def checked(self: Any, task: Any, answer: object) -> Any:
         if isinstance(task, str):
             raise ConfigError("verify takes a Task, then the answer; for two texts write rlvr.verify(verifier, answer, reference)")
         if not isinstance(answer, str):
             raise _build_answer_type_error(self, answer)
-        return verify(self, task, answer)
+        return verify_method(self, task, answer)
 
     return cast(Verify, checked)
 
@@ -160,15 +159,15 @@ def _build_answer_type_error(verifier: Any, answer: object) -> AnswerTypeError:
     )
 
 
-def suggest(wrong: str, allowed: Iterable[str], *, limit: int = 12) -> str:
+def format_suggestion(unknown_name: str, allowed_names: Iterable[str], *, max_names: int = 12) -> str:
     """Build the end of a "no such name" message: the nearest name, then the allowed names.
 
-    >>> suggest("symbolc", ["exact", "symbolic"])
+    >>> format_suggestion("symbolc", ["exact", "symbolic"])
     "did you mean 'symbolic'? Allowed: exact, symbolic"
     """
-    names = sorted(allowed)
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
-    shown = ", ".join(names[:limit]) + (f", ... ({len(names)} in all)" if len(names) > limit else "")
+    names = sorted(allowed_names)
+    near = difflib.get_close_matches(unknown_name, names, n=1, cutoff=0.6)
+    shown = ", ".join(names[:max_names]) + (f", ... ({len(names)} in all)" if len(names) > max_names else "")
     if not names:
         return "none are known"
     return f"did you mean {near[0]!r}? Allowed: {shown}" if near else f"allowed: {shown}"

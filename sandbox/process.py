@@ -6,7 +6,7 @@ network, and a PID namespace and a working folder of their own; as root, a user 
 
 Not a security boundary: programs can read every file of this machine that their user may read, run on its kernel without a second
 barrier, and, without root, run as *you*. `ExecutionResult.isolation` lists the isolation that was really applied. This sandbox must
-therefore be requested with `check_model=True`, and nothing ever falls back to it.
+therefore be requested with `check_model_numerics=True`, and nothing ever falls back to it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OWN_IDENTITY_MARK = "of its own"
 """Occurs in `ExecutionResult.isolation` if programs have a user id or a PID namespace of their own."""
 
 
-def find_interpreter() -> str:
+def find_readable_interpreter() -> str:
     """Return the path of a Python whose library other users may read: as root, every program runs as another user."""
     if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in Path(os.__file__).resolve().parents):
         return sys.executable
@@ -57,7 +57,7 @@ def find_interpreter() -> str:
     )
 
 
-class LocalSupervisor(SupervisorConnection):
+class LocalSupervisorConnection(SupervisorConnection):
     """Supervisor that runs as a child process and owns the folder that programs write to."""
 
     def __init__(self, disk_mb: int, *, serves_sessions: bool = False) -> None:
@@ -67,7 +67,7 @@ class LocalSupervisor(SupervisorConnection):
             self.id = os.path.basename(self._folder)
             os.chmod(self._folder, 0o711)
             self._process = subprocess.Popen(
-                [find_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE],
+                [find_readable_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -151,7 +151,7 @@ class LocalSupervisor(SupervisorConnection):
 
 
 class ProcessSandbox(Sandbox):
-    """Sandbox that runs programs as child processes of this one. Only for code that you trust: it requires `check_model=True`."""
+    """Sandbox that runs programs as child processes of this one. Only for code that you trust: it requires `trusted=True`."""
 
     def __init__(
         self,
@@ -188,11 +188,11 @@ class ProcessSandbox(Sandbox):
         for name in groups.list_parent_cgroups(FOLDER_PREFIX):
             if not Path(tempfile.gettempdir(), name).exists():
                 groups.remove_parent_cgroup(name)
-        self._pool: SupervisorPool[LocalSupervisor] = SupervisorPool(
-            lambda: LocalSupervisor(disk_mb), processes or count_processors(), queue_timeout_s
+        self._pool: SupervisorPool[LocalSupervisorConnection] = SupervisorPool(
+            lambda: LocalSupervisorConnection(disk_mb), processes or count_processors(), queue_timeout_s
         )
-        self._sessions: SessionPool[LocalSupervisor] = SessionPool(
-            lambda place: LocalSupervisor(place.disk_mb, serves_sessions=True), max_sessions, queue_timeout_s
+        self._sessions: SessionPool[LocalSupervisorConnection] = SessionPool(
+            lambda place: LocalSupervisorConnection(place.disk_mb, serves_sessions=True), max_sessions, queue_timeout_s
         )
         self._finalizer = weakref.finalize(self, _close_pools, self._pool, self._sessions)
         atexit.register(self._finalizer)
@@ -247,7 +247,7 @@ class ProcessSandbox(Sandbox):
         atexit.unregister(self._finalizer)
 
 
-def _close_pools(pool: SupervisorPool[LocalSupervisor], sessions: SessionPool[LocalSupervisor]) -> None:
+def _close_pools(pool: SupervisorPool[LocalSupervisorConnection], sessions: SessionPool[LocalSupervisorConnection]) -> None:
     sessions.close()
     pool.close()
 

@@ -56,10 +56,10 @@ def no_docker() -> str:
 @lru_cache(maxsize=1)
 def no_vllm() -> str:
     """Why the tests marked `vllm` cannot run here; empty when they can."""
-    from rlvr.samplers._vllm_version import check_version, get_installed_version
+    from rlvr.samplers._vllm_version import check_vllm_version, get_installed_version
 
     try:
-        check_version(get_installed_version())
+        check_vllm_version(get_installed_version())
     except RlvrError as error:
         return str(error)
     return ""

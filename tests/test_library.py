@@ -104,7 +104,7 @@ def test_grpo_by_hand_and_stop_ids_that_come_from_the_tokenizer() -> None:
 
         assert sorted(group[0].group for group in asyncio.run(collect())) == ["3:0", "3:1", "3:2", "3:3"]
         with pytest.raises(ConfigError, match="leave stop_ids out"):
-            rollout.collect([], rlvr.Sampling(stop_ids=frozenset({7})))
+            rollout.collect([], rlvr.SamplingParams(stop_ids=frozenset({7})))
 
 
 class StopAfter(rlvr.Callback):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rlvr.contracts import Verifier
-from rlvr.errors import requires_text
+from rlvr.errors import reject_non_text_answers
 from rlvr.task import Task, Verdict
 
 T = TypeVar("T")
@@ -46,13 +46,13 @@ class BackgroundEventLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Schedule a coroutine on the loop; any number of coroutines wait in the one thread."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._run_loop, args=[self._loop], name="judge", daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     @staticmethod
     def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -71,7 +71,7 @@ class BackgroundEventLoop:
 
 
 async def post_json(url: str, body: dict[str, Any], *, api_key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:
-    """Post JSON with retries and return the JSON reply; raises the exception above if every attempt fails."""
+    """Post JSON with retries and return the JSON reply; raises EndpointUnavailable if every attempt fails."""
     why, status = "", 0
     for attempt in range(retries + 1):
         if attempt:
@@ -143,7 +143,9 @@ async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes, dict
 
 
 class AsyncVerifier(Verifier):
-    """Base class of verifiers that wait for a remote verdict: one thread waits for all of them. Subclasses implement one coroutine."""
+    """Base class of verifiers that wait for a network reply: one event-loop thread waits for all answers. Subclasses implement
+    `_averify_answer`.
+    """
 
     def __init__(self) -> None:
         self._loop = BackgroundEventLoop()
@@ -151,7 +153,7 @@ class AsyncVerifier(Verifier):
     async def _averify_answer(self, task: Task, answer: str) -> Verdict:
         raise NotImplementedError
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify one answer and wait for the verdict."""
         return self._loop.submit(self._averify_answer(task, answer)).result()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def is_match(pattern: str, flags: int, text: str, *, allow_partial: bool) -> bool:
-    """Whether the whole text matches, or with `allow_partial` any part of it.
+    """Whether the whole text matches a regular expression, or with `allow_partial` any part of the text.
 
     >>> is_match("a|ab", 0, "ab", allow_partial=False)
     True
@@ -19,13 +19,13 @@ def is_match(pattern: str, flags: int, text: str, *, allow_partial: bool) -> boo
     return bool(made.search(text) if allow_partial else made.fullmatch(text))
 
 
-def find_schema_violation(schema: Any, value: Any, *, formats: bool) -> str:
+def find_schema_violation(schema: Any, value: Any, *, check_formats: bool) -> str:
     """Describe the first violation of a schema by a JSON value; "" if the value is valid."""
     import jsonschema
     import jsonschema.validators
 
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    checker = kind.FORMAT_CHECKER if formats else None
+    checker = kind.FORMAT_CHECKER if check_formats else None
     for error in kind(schema, format_checker=checker).iter_errors(value):
         return f"{error.json_path}: {error.message}"[:300]
     return ""
@@ -44,14 +44,14 @@ def find_schema_flaw(schema: Any) -> str:
     return ""
 
 
-def reply(question: dict[str, Any]) -> dict[str, Any]:
+def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     """Handle one request of the worker protocol."""
-    if question["do"] == "match":
-        return {"same": is_match(question["pattern"], question["flags"], question["text"], allow_partial=question["search"])}
-    if question["do"] == "schema":
-        return {"flaw": find_schema_flaw(question["schema"])}
-    return {"problem": find_schema_violation(question["schema"], question["value"], formats=question["formats"])}
+    if request["do"] == "match":
+        return {"same": is_match(request["pattern"], request["flags"], request["text"], allow_partial=request["search"])}
+    if request["do"] == "schema":
+        return {"flaw": find_schema_flaw(request["schema"])}
+    return {"problem": find_schema_violation(request["schema"], request["value"], check_formats=request["formats"])}
 
 
-def warm() -> None:
+def preload() -> None:
     """Preload nothing: jsonschema may be missing where only regular expressions are matched."""

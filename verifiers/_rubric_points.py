@@ -24,12 +24,12 @@ RubricPoint = tuple[Sequence[str], str, str]
 """Wordings (the first says that something is so, the second that it is not), and what makes the first true and false."""
 
 
-def add_rubric_points(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
+def make_met_and_lacking_rubrics(rubric: str, question: str, answer: str, seed: str) -> tuple[str, str]:
     """Return the rubric with one more point that the answer meets, and with a point in the same words that it lacks.
 
     Kind, wording and position are drawn from the seed and are equal in both, so the two can only be distinguished by reading the answer.
 
-    >>> met, lacking = add_rubric_points("It is polite.", "Who?", "Yes, please.", "seed")
+    >>> met, lacking = make_met_and_lacking_rubrics("It is polite.", "Who?", "Yes, please.", "seed")
     >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
     (True, True)
     """
@@ -43,14 +43,14 @@ def add_rubric_points(rubric: str, question: str, answer: str, seed: str) -> tup
     return _insert_point(rubric, wording.format(met), place), _insert_point(rubric, wording.format(lacking), place)
 
 
-def _insert_point(rubric: str, point: str, place: float) -> str:
+def _insert_point(rubric: str, point: str, position_fraction: float) -> str:
     """Insert a point into a rubric: as an item if the rubric is a list, else as a sentence before or after it."""
     lines = rubric.splitlines()
     found = [(at, item) for at, line in enumerate(lines) if (item := LIST_ITEM.match(line)) is not None]
     top = [(at, item) for at, item in found if item[1] == found[0][1][1]]  # the outer items
     if len(top) < 2:
-        return f"{rubric.strip()} {point}" if place < 0.5 else f"{point} {rubric.strip()}"
-    before, like = top[int(place * len(top))]
+        return f"{rubric.strip()} {point}" if position_fraction < 0.5 else f"{point} {rubric.strip()}"
+    before, like = top[int(position_fraction * len(top))]
     lines.insert(before, like[0] + point)
     number = int(like[3] or 0) and int(top[0][1][3] or 1)
     for at, line in enumerate(lines if number else ()):

@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Explanation, Verifier
-from rlvr.contracts.explanation import explain_call
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Explanation, Verifier, VerifierExample
+from rlvr.contracts.explanation import explain_verdict
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -41,10 +41,10 @@ class Choice(Verifier):
     """
 
     examples = (
-        Example(
+        VerifierExample(
             "B", correct=("B", "(b)", "Paris", "B) Paris"), incorrect=("A", "B) Rome", "A or B", ""), meta={"options": ["Rome", "Paris"]}
         ),
-        Example(["A", "C"], correct=("A and C", "C, A"), incorrect=("A", "A, B, C"), meta={"options": ["2", "4", "3"]}),
+        VerifierExample(["A", "C"], correct=("A and C", "C, A"), incorrect=("A", "A, B, C"), meta={"options": ["2", "4", "3"]}),
     )
 
     def __init__(self, *, extractor: str = "auto") -> None:
@@ -56,12 +56,12 @@ class Choice(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor
         self.extractor = extractor
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the named options with the correct ones."""
         try:
             options = _parse_options(task.meta)
-            right = _correct_labels(task.reference, options, task.meta.get("order"))
+            right = _find_correct_labels(task.reference, options, task.meta.get("order"))
         except ConfigError as error:
             return Verdict(None, str(error), fault=Fault.TASK)
         found = extract_answer(answer, self.extractor)
@@ -71,14 +71,14 @@ class Choice(Verifier):
             if len(found.candidates) < 2 or len(right) < 2 or len(whole) > 200:
                 return Verdict(0.0, f"no answer: {found.reason}")
             text = whole
-        named = _named_labels(text, options, allow_multiple=len(right) > 1)
+        named = _parse_named_labels(text, options, allow_multiple=len(right) > 1)
         if named is None:
             return Verdict(0.0, f"{text!r:.80} does not name {'these options' if len(right) > 1 else 'one option'}")
         return Verdict(float(named == right), f"it names {' and '.join(sorted(named))}, right is {' and '.join(sorted(right))}")
 
     def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
-        return explain_call(lambda: self.verify(task, answer), (("extracted", extract_answer), ("named", _named_labels)))
+        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
+        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("named", _parse_named_labels)))
 
 
 def _parse_options(meta: Mapping[str, Any]) -> dict[str, str] | None:
@@ -99,17 +99,17 @@ def _parse_options(meta: Mapping[str, Any]) -> dict[str, str] | None:
     return {label.strip().upper(): text for label, text in given.items()}
 
 
-def _correct_labels(reference: Any, options: dict[str, str] | None, order: Any) -> set[str]:
+def _find_correct_labels(reference: Any, options: dict[str, str] | None, original_positions: Any) -> set[str]:
     """Return the labels of the correct options, as shown."""
     wanted = reference if isinstance(reference, list | tuple) else [reference]
     if not wanted or not all(isinstance(text, str) and text.strip() for text in wanted):
         raise ConfigError(f"the reference is {reference!r:.80}; it must be a label or the text of an option, or a list of them")
     labels = list(options) if options is not None else list(OPTION_LABELS)
     shown = {label: label for label in labels}
-    if order is not None:
-        places = list(order) if isinstance(order, list | tuple) else []
+    if original_positions is not None:
+        places = list(original_positions) if isinstance(original_positions, list | tuple) else []
         if options is None or not all(type(n) is int for n in places) or sorted(places) != list(range(len(labels))):
-            raise ConfigError(f"meta['order'] is {order!r:.80}; it must have the original position of each option: [2, 0, 1]")
+            raise ConfigError(f"meta['order'] is {original_positions!r:.80}; it must have the original position of each option: [2, 0, 1]")
         shown = {labels[original]: labels[at] for at, original in enumerate(places)}
     texts = {_normalize(text): label for label, text in (options or {}).items()}
     right = set()
@@ -126,7 +126,7 @@ def _normalize(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", strip_markup(text)).split()).strip("\"'“”‘’ ").removesuffix(".").casefold()
 
 
-def _named_labels(text: str, options: dict[str, str] | None, *, allow_multiple: bool) -> set[str] | None:
+def _parse_named_labels(text: str, options: dict[str, str] | None, *, allow_multiple: bool) -> set[str] | None:
     """Return the labels that a declared answer names; None if it names none, or contains anything but options."""
     text = strip_markup(text)
     for pattern, _example in SURROUNDING_PATTERNS:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Transcript, Verifier, VerifierInfo
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierInfo
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -25,7 +25,7 @@ class Composite(Verifier):
     0.75
     """
 
-    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
+    examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
     def __init__(self, *, components: Mapping[str, Any] = DEFAULT_COMPONENTS) -> None:
         """Set the component verifiers and their weights.
@@ -54,7 +54,7 @@ class Composite(Verifier):
         self.info = VerifierInfo(is_async=any(part.info.is_async for part in self.components.values()), takes_transcript=True)
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify with every component, and compute the weighted mean."""
         return self.verify_transcript(task, Transcript(answer))
@@ -64,11 +64,11 @@ class Composite(Verifier):
         return self._weighted_mean([part.verify_transcript(task, transcript) for part in self.components.values()])
 
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Await the verdict on an answer."""
+        """Verify an answer with every component concurrently, without occupying a thread, and compute the weighted mean."""
         return await self.averify_transcript(task, Transcript(answer))
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
-        """Await the verdicts of all components together."""
+        """Verify a whole conversation with every component concurrently, and compute the weighted mean."""
         return self._weighted_mean(await asyncio.gather(*(part.averify_transcript(task, transcript) for part in self.components.values())))
 
     def _weighted_mean(self, found: Sequence[Verdict]) -> Verdict:

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import requires_text
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import reject_non_text_answers
 from rlvr.extraction import Extraction, extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 
@@ -58,7 +58,7 @@ class Countdown(Verifier):
 
     version = "2"
     examples = (
-        Example(
+        VerifierExample(
             {"numbers": [2, 3, 4], "target": 14},
             correct=("2+3*4", "(3 + 4) * 2", "3*4+2 = 14", "4×3+2", r"\boxed{2+3*4}", "14 = 2+3*4", "2+3*4=2+12=14", "**2+3*4**"),
             incorrect=(
@@ -76,8 +76,8 @@ class Countdown(Verifier):
                 "02+3*4",
             ),
         ),
-        Example({"numbers": [2, 3, 50], "target": 6}, correct=(), incorrect=("2*3",)),
-        Example({"numbers": [1, 3, 4, 6], "target": 24}, correct=("6/(1-3/4)",), incorrect=("6*4", "6/(1-1)", "4*6*1")),
+        VerifierExample({"numbers": [2, 3, 50], "target": 6}, correct=(), incorrect=("2*3",)),
+        VerifierExample({"numbers": [1, 3, 4, 6], "target": 24}, correct=("6/(1-3/4)",), incorrect=("6*4", "6/(1-1)", "4*6*1")),
     )
 
     def __init__(self, *, use_all: bool = True, extractor: str = "auto") -> None:
@@ -90,7 +90,7 @@ class Countdown(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.use_all, self.extractor = use_all, extractor
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the expression, count its numbers, compare its value with the target."""
         read = _parse_reference(task.reference)

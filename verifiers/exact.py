@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 
-from rlvr.contracts import Example, Explanation, Verifier
-from rlvr.contracts.explanation import explain_call
-from rlvr.errors import requires_text
+from rlvr.contracts import Explanation, Verifier, VerifierExample
+from rlvr.contracts.explanation import explain_verdict
+from rlvr.errors import reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -23,8 +23,10 @@ class Exact(Verifier):
 
     instruction = "Give only the answer, without any other words."
     examples = (
-        Example("Paris", correct=("Paris", " Paris\n"), incorrect=("paris", "Paris!", "Paris or Rome", "It is Paris", "Par is", "")),
-        Example(["4", "four"], correct=("4", "four"), incorrect=("4 four", "['4', 'four']")),
+        VerifierExample(
+            "Paris", correct=("Paris", " Paris\n"), incorrect=("paris", "Paris!", "Paris or Rome", "It is Paris", "Par is", "")
+        ),
+        VerifierExample(["4", "four"], correct=("4", "four"), incorrect=("4 four", "['4', 'four']")),
     )
 
     def __init__(self, *, extractor: str = "whole", ignore_case: bool = False, markdown: bool = False) -> None:
@@ -38,7 +40,7 @@ class Exact(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.extractor, self.ignore_case, self.markdown = extractor, ignore_case, markdown
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared text with the reference."""
         allowed = task.reference if isinstance(task.reference, list | tuple) else [task.reference]
@@ -52,8 +54,8 @@ class Exact(Verifier):
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
 
     def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
-        return explain_call(lambda: self.verify(task, answer), (("extracted", extract_answer), ("without markup", strip_markup)))
+        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
+        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("without markup", strip_markup)))
 
     def _normalize(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text.strip())

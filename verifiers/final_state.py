@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.contracts import Example, Transcript, Verifier
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Transcript, Verifier, VerifierExample
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
@@ -28,13 +28,15 @@ class FinalState(Verifier):
     """
 
     examples = (
-        Example({"answer": ["42"]}, correct=("42", " 42\n", "\\boxed{42}"), incorrect=("41", "42 or 41", "4 2", "It is not 42.", "")),
-        Example({"answer": ["a.log", "./a.log"]}, correct=("a.log", "./a.log"), incorrect=("b.log", "a.log b.log")),
-        Example({"files": {"a.txt": "1"}}, correct=(), incorrect=("1", "a.txt", '{"a.txt": "1"}')),
-        Example({"files": {"a.txt": None}}, correct=(), incorrect=("", "it is deleted")),
+        VerifierExample(
+            {"answer": ["42"]}, correct=("42", " 42\n", "\\boxed{42}"), incorrect=("41", "42 or 41", "4 2", "It is not 42.", "")
+        ),
+        VerifierExample({"answer": ["a.log", "./a.log"]}, correct=("a.log", "./a.log"), incorrect=("b.log", "a.log b.log")),
+        VerifierExample({"files": {"a.txt": "1"}}, correct=(), incorrect=("1", "a.txt", '{"a.txt": "1"}')),
+        VerifierExample({"files": {"a.txt": None}}, correct=(), incorrect=("", "it is deleted")),
     )
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without artifacts."""
         return self.verify_transcript(task, Transcript(answer))

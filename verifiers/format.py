@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, requires_text, suggest
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._languages import LANGUAGES, find_language_mismatch
 from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
@@ -30,7 +30,7 @@ class Format(Verifier):
 
     needs_reference = False
     examples = (
-        Example(
+        VerifierExample(
             None,
             correct=("<think>2+2</think>\n<answer>4</answer>", "<think>no idea</think><answer>5</answer>"),
             incorrect=(
@@ -77,15 +77,15 @@ class Format(Verifier):
         if max_words is not None and max_words < min_words:
             raise ConfigError(f"max_words is {max_words}, and min_words is {min_words}; no answer could have the right length")
         if language and language not in LANGUAGES:
-            raise ConfigError(f"language is {language!r}; {suggest(language, LANGUAGES, limit=40)}")
+            raise ConfigError(f"language is {language!r}; {format_suggestion(language, LANGUAGES, max_names=40)}")
         self.tags, self.pattern, self.partial = tuple(tags or ()), validate_pattern(pattern), partial
         self.word_limits, self.language = (min_words, max_words), language
         self.matcher = (
             WorkerPool(1, cpu_s=PATTERN_CPU_S, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching") if pattern else None
         )
-        self.instruction = format_instruction(self.tags)
+        self.instruction = build_tags_instruction(self.tags)
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Test each requirement. The reference is not read."""
         tests: dict[str, Callable[[str], str]] = {}
@@ -155,10 +155,10 @@ def validate_pattern(pattern: str) -> str:
     return pattern
 
 
-def format_instruction(tags: Sequence[str]) -> str:
+def build_tags_instruction(tags: Sequence[str]) -> str:
     """Format the instruction that asks for the tags.
 
-    >>> format_instruction(["think", "answer"])
+    >>> build_tags_instruction(["think", "answer"])
     'Answer in the form <think>...</think><answer>...</answer>, with nothing outside.'
     """
     return f"Answer in the form {''.join(f'<{tag}>...</{tag}>' for tag in tags)}, with nothing outside." if tags else ""

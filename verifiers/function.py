@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.reward_function import adapt_reward_function
-from rlvr.errors import ConfigError, requires_text
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
@@ -29,7 +29,7 @@ class FunctionVerifier(Verifier):
     1.0
     """
 
-    examples = (Example(reference="4", correct=("4",), incorrect=("5", "44")),)
+    examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44")),)
 
     def __init__(
         self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] = (0.0, 1.0)
@@ -48,7 +48,7 @@ class FunctionVerifier(Verifier):
         self.name = getattr(function, "__name__", type(function).__name__)
         self._call = adapt_reward_function(function)
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Call the function; what is not a number in the range is no score, with the value in the reason."""
         text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, requires_text, suggest
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers.instruction_checks.instruction import BadArguments, Instruction
+from rlvr.verifiers.instruction_checks.instruction import BadArguments, InstructionKind
 from rlvr.verifiers.instruction_checks.registry import INSTRUCTIONS
 
-ParsedInstructions = list[tuple[Instruction, dict[str, Any]]]
+ParsedInstructions = list[tuple[InstructionKind, dict[str, Any]]]
 SCORE_MODES = ("all", "share")
 MAX_RESPONSE_CHARS = 200_000
 
@@ -33,12 +33,12 @@ class Instructions(Verifier):
     """
 
     examples = (
-        Example(
+        VerifierExample(
             [{"id": "detectable_format:title"}, {"id": "keywords:existence", "keywords": ["art"]}],
             correct=("<<On art>>\nIt lasts.", "Some art. <<A title>>"),
             incorrect=("<<On art", "<<A party>>", "art", "<< >> art"),
         ),
-        Example(
+        VerifierExample(
             {"instruction_id_list": ["startend:end_checker"], "kwargs": [{"end_phrase": "</done>", "num_words": None}]},
             correct=("Yes </done>",),
             incorrect=("</done> Yes", ""),
@@ -55,10 +55,10 @@ class Instructions(Verifier):
         if not isinstance(loose, bool):
             raise ConfigError(f"loose is {loose!r}; it must be true or false")
         if score not in SCORE_MODES:
-            raise ConfigError(f"score is {score!r}; {suggest(str(score), SCORE_MODES)}")
+            raise ConfigError(f"score is {score!r}; {format_suggestion(str(score), SCORE_MODES)}")
         self.loose, self.score = loose, score
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Check every instruction on the response."""
         try:
@@ -70,7 +70,7 @@ class Instructions(Verifier):
             return Verdict(0.0, "the response is empty" if shown is not None else "the thought section is not closed")
         if len(shown) > MAX_RESPONSE_CHARS:
             return Verdict(0.0, f"the response has {len(shown)} characters; at most {MAX_RESPONSE_CHARS} are read")
-        texts = _loose_variants(shown) if self.loose else [shown]
+        texts = _make_loose_variants(shown) if self.loose else [shown]
         followed = [any(kind.check(text, arguments) for text in texts) for kind, arguments in asked]
         share = sum(followed) / len(followed)
         missed = [kind.id for (kind, _), good in zip(asked, followed, strict=True) if not good]
@@ -96,16 +96,16 @@ def _parse_reference(reference: Any) -> ParsedInstructions:
     return [_parse_instruction(row) for row in rows]
 
 
-def _parse_instruction(row: Any) -> tuple[Instruction, dict[str, Any]]:
+def _parse_instruction(row: Any) -> tuple[InstructionKind, dict[str, Any]]:
     if not isinstance(row, Mapping) or not isinstance(row.get("id"), str):
         raise BadArguments(f"{row!r:.80} is not an instruction; write {{'id': 'punctuation:no_comma'}}")
     kind = INSTRUCTIONS.get(row["id"])
     if kind is None:
-        raise BadArguments(f"there is no instruction {row['id']!r:.60}; {suggest(row['id'], INSTRUCTIONS, limit=3)}")
+        raise BadArguments(f"there is no instruction {row['id']!r:.60}; {format_suggestion(row['id'], INSTRUCTIONS, max_names=3)}")
     return kind, kind.parse_arguments(row)
 
 
-def _loose_variants(text: str) -> list[str]:
+def _make_loose_variants(text: str) -> list[str]:
     """Return the text unchanged, and without its first line, its last line, both, and each of these without asterisks."""
     rows = text.split("\n")
     cut = [text, *("\n".join(part).strip() for part in (rows[1:], rows[:-1], rows[1:-1]))]

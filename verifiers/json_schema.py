@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import MissingExtra, requires_text
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import MissingExtra, reject_non_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
@@ -36,7 +36,7 @@ class JsonSchema(Verifier):
     """
 
     examples = (
-        Example(
+        VerifierExample(
             {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False},
             correct=('{"age": 3}', '```json\n{"age": 3}\n```'),
             incorrect=('{"age": "3"}', '{"age": 3, "age": 4}', "{'age': 3}", '{"age": 3, "b": 1}', ""),
@@ -57,7 +57,7 @@ class JsonSchema(Verifier):
         self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="validation")
         self._schema_flaws: dict[str, str] = {}
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Validate the one document of the answer."""
         try:

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Task, Verdict
 
@@ -23,7 +23,7 @@ PendingRow = tuple[list[Any], "Future[float]"]
 
 
 class RewardModelVerifier(Verifier):
-    """The lowest score of the reward models, between 0 and 1; 0.5 is a raw score of 0.
+    """Score an answer with reward models: the lowest of their scores, each mapped to 0 to 1 by a sigmoid (0.5 is a raw score of 0).
 
     A true verifier verifies the same answers. Its score is only logged, as the component `true`, so that a run shows where the learned
     reward and the true score differ; the log has their correlation. Without models the true verifier gives the score.
@@ -34,7 +34,7 @@ class RewardModelVerifier(Verifier):
     """
 
     needs = {"verifier": "exact"}
-    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
+    examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
     def __init__(self, *, verifier: Verifier, models: Sequence[str] = (), device: str | None = None) -> None:
         """Name the models.
@@ -52,9 +52,9 @@ class RewardModelVerifier(Verifier):
         self.verifier = verifier
         self.models = [_RewardModel(Path(folder), device) for folder in models]
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Score with every model, and with the true verifier for the log."""
+        """Score an answer with every reward model; the score of the inner verifier is added as component `true`, for the log."""
         truth = self.verifier.verify(task, answer)
         if not self.models:
             parts = {} if truth.score is None else {"true": truth.score}
@@ -92,7 +92,7 @@ class RewardModelVerifier(Verifier):
         return Verdict(least, f"reward models: {told}; true verifier: {truth.reason}", parts | {"learned": least})
 
     def close(self) -> None:
-        """Close the true verifier."""
+        """Close the inner verifier, whose score is only logged."""
         self.verifier.close()
 
 
@@ -128,18 +128,18 @@ class _RewardModel:
                 self._score_batch([order.pop() for _ in range(min(len(order), max(1, MAX_BATCH_TOKENS // longest)))])
         return [error if isinstance(error := future.exception(), Exception) else future.result() for _, future in rows]
 
-    def _score_batch(self, some: list[PendingRow]) -> None:
+    def _score_batch(self, rows: list[PendingRow]) -> None:
         """Score a batch of answers; if that fails, score each one alone, so that a failure affects only its own answer."""
         try:
-            scores = self._compute_scores([tokens for tokens, _ in some])
+            scores = self._compute_scores([tokens for tokens, _ in rows])
         except Exception as error:
-            if len(some) == 1:
-                some[0][1].set_exception(error)
+            if len(rows) == 1:
+                rows[0][1].set_exception(error)
                 return
-            for one in some:
+            for one in rows:
                 self._score_batch([one])
             return
-        for (_, future), score in zip(some, scores, strict=True):
+        for (_, future), score in zip(rows, scores, strict=True):
             future.set_result(score)
 
     def _tokenize(self, task: Task, answer: str) -> list[Any]:

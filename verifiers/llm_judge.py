@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._decoys import make_decoy_reference
 from rlvr.verifiers._endpoint import AsyncVerifier, EndpointUnavailable, post_json
-from rlvr.verifiers._rubric_points import add_rubric_points
+from rlvr.verifiers._rubric_points import make_met_and_lacking_rubrics
 
 MAX_ANSWER_CHARS = 20_000
 """Maximum characters of an answer; a longer answer is not sent and scores 0."""
@@ -58,7 +58,7 @@ class LLMJudge(AsyncVerifier):
 
     version = "3"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does
     needs = {"verifier": "exact"}
-    examples = (Example("Paris", correct=("Paris",), incorrect=("Rome", "Paris or Rome", "")),)
+    examples = (VerifierExample("Paris", correct=("Paris",), incorrect=("Rome", "Paris or Rome", "")),)
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class LLMJudge(AsyncVerifier):
             )
         used, gold = Counter[str](), str(task.reference)
         try:
-            share = await self._count_vote_fraction(task, shown, self.rubric, gold, used)
+            share = await self._compute_vote_fraction(task, shown, self.rubric, gold, used)
             fooled = await self._detect_manipulation(task, shown, used) if share > 0.5 and self.canary else ""
         except EndpointUnavailable as error:
             return Verdict(None, f"the judge gave no reply: {error}"[:300], fault=Fault.INFRA)
@@ -141,55 +141,59 @@ class LLMJudge(AsyncVerifier):
         said_right = f"{round(share * self.votes)} of {self.votes} votes say right{unclear}{refused}"
         return Verdict(float(share > 0.5), said_right, {"votes": share}, detail=detail)
 
-    async def _count_vote_fraction(self, task: Task, answer: str, rubric: str, gold: str, used: Counter[str]) -> float:
+    async def _compute_vote_fraction(self, task: Task, answer: str, rubric: str, gold: str, usage_counter: Counter[str]) -> float:
         """Return the fraction of votes that say right, for this rubric and this reference."""
         ways = (False, True) if self.swap else (False,)
         said = [
-            await asyncio.gather(*(self._ask_vote(task, answer, rubric, gold, vote, way, used) for way in ways))
+            await asyncio.gather(*(self._ask_vote(task, answer, rubric, gold, vote, way, usage_counter) for way in ways))
             for vote in range(self.votes)
         ]
         return sum(all(pair) for pair in said) / self.votes
 
-    async def _detect_manipulation(self, task: Task, answer: str, used: Counter[str]) -> str:
+    async def _detect_manipulation(self, task: Task, answer: str, usage_counter: Counter[str]) -> str:
         """Check an accepted answer with decoys; return how it manipulates the judge, or "" if it does not."""
         seed, gold = f"{task.id}\0{task.reference!r}\0{answer}", str(task.reference)
         if not self.rubric:
-            paid = await self._count_vote_fraction(task, answer, "", make_decoy_reference(gold, seed, answer), used)
+            paid = await self._compute_vote_fraction(task, answer, "", make_decoy_reference(gold, seed, answer), usage_counter)
             return ACCEPTED_DECOY_REASON.format("for another reference too") if paid > 0.5 else ""
-        met, lacking = add_rubric_points(self.rubric, str(task.question), answer, seed)
-        holds, pays = await asyncio.gather(*(self._count_vote_fraction(task, answer, rubric, gold, used) for rubric in (met, lacking)))
+        met, lacking = make_met_and_lacking_rubrics(self.rubric, str(task.question), answer, seed)
+        holds, pays = await asyncio.gather(
+            *(self._compute_vote_fraction(task, answer, rubric, gold, usage_counter) for rubric in (met, lacking))
+        )
         if pays > 0.5:
             return ACCEPTED_DECOY_REASON.format("for a rubric with a point that it lacks too")
         return "" if holds > 0.5 else REJECTED_MET_POINT_REASON
 
-    async def _ask_vote(self, task: Task, answer: str, rubric: str, gold: str, vote: int, swapped: bool, used: Counter[str]) -> bool:
+    async def _ask_vote(
+        self, task: Task, answer: str, rubric: str, gold: str, vote_index: int, answer_first: bool, usage_counter: Counter[str]
+    ) -> bool:
         """Ask for one vote; a reply without a verdict is retried, and then counts as wrong."""
-        seed = "\0".join((task.id, rubric, gold, answer, str(vote), str(swapped)))
+        seed = "\0".join((task.id, rubric, gold, answer, str(vote_index), str(answer_first)))
         code = hashlib.sha256(seed.encode("utf-8", "surrogatepass")).hexdigest()[:12]
         body: dict[str, Any] = {"model": self.model, "max_tokens": self.max_tokens, "temperature": self.temperature}
-        body["messages"] = _build_messages(task, answer, rubric, gold, code, swapped)
+        body["messages"] = _build_messages(task, answer, rubric, gold, code, answer_first)
         if self._semaphore is None:
             self._semaphore = asyncio.Semaphore(self.concurrency)
         for attempt in range(self.retries + 1):
             async with self._semaphore:
-                body["seed"] = vote + 1000 * attempt
+                body["seed"] = vote_index + 1000 * attempt
                 try:
-                    text = await self._request_completion(body, used)
+                    text = await self._request_completion(body, usage_counter)
                 except EndpointUnavailable as error:
                     if error.status not in REFUSAL_STATUSES:
                         raise
                     await self._request_completion(
-                        {**body, "messages": _build_messages(task, PLACEHOLDER_ANSWER, rubric, gold, code, swapped)}, used
+                        {**body, "messages": _build_messages(task, PLACEHOLDER_ANSWER, rubric, gold, code, answer_first)}, usage_counter
                     )
-                    used["refused"] += 1  # the answer is the cause: the same request with another answer got a reply
+                    usage_counter["refused"] += 1  # the answer is the cause: the same request with another answer got a reply
                     return False
             found = {word.lower() for word in re.findall(rf"VERDICT-{code}\W*?:\W*?(right|wrong)\b", text, re.IGNORECASE)}
             if len(found) == 1:
                 return found == {"right"}
-            used["unclear"] += 1
+            usage_counter["unclear"] += 1
         return False
 
-    async def _request_completion(self, body: dict[str, Any], used: Counter[str]) -> str:
+    async def _request_completion(self, body: dict[str, Any], usage_counter: Counter[str]) -> str:
         """Request a completion and return its text; the token usage is added up."""
         key = os.environ.get(self.api_key_env, "")
         reply = await post_json(f"{self.url}/chat/completions", body, api_key=key, timeout_s=self.timeout_s, retries=self.retries)
@@ -198,7 +202,7 @@ class LLMJudge(AsyncVerifier):
         counts = [count if isinstance(count, int) else 0 for count in told]
         with self._lock:
             for name, count in zip(self.usage_totals, (1, *counts), strict=True):
-                used[name] += count
+                usage_counter[name] += count
                 self.usage_totals[name] += count
         try:
             content = reply["choices"][0]["message"]["content"]
@@ -213,15 +217,15 @@ class LLMJudge(AsyncVerifier):
         self.verifier.close()
 
 
-def _build_messages(task: Task, answer: str, rubric: str, gold: str, code: str, swapped: bool) -> list[dict[str, str]]:
+def _build_messages(task: Task, answer: str, rubric: str, gold: str, nonce: str, answer_first: bool) -> list[dict[str, str]]:
     """Build the chat messages for the judge; the answer stands between marks with the code."""
     measure = f"Rubric:\n{rubric}" if rubric else f"Reference:\n{gold}"
     if rubric and task.reference is not None:
         measure += f"\n\nReference:\n{gold}"
-    said = f"[answer {code}]\n{answer}\n[end of answer {code}]"
-    parts = [f"Question:\n{task.question}", *((said, measure) if swapped else (measure, said))]
+    said = f"[answer {nonce}]\n{answer}\n[end of answer {nonce}]"
+    parts = [f"Question:\n{task.question}", *((said, measure) if answer_first else (measure, said))]
     text = "\n\n".join(parts).encode("utf-8", "replace").decode("utf-8")
-    system = SYSTEM_PROMPT.format(code=code, rule=RUBRIC_RULE if rubric else REFERENCE_RULE)
+    system = SYSTEM_PROMPT.format(code=nonce, rule=RUBRIC_RULE if rubric else REFERENCE_RULE)
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 

@@ -15,9 +15,9 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Example, Explanation, Verifier
-from rlvr.contracts.explanation import explain_call
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Explanation, Verifier, VerifierExample
+from rlvr.contracts.explanation import explain_verdict
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -73,12 +73,12 @@ class Numeric(Verifier):
     version = "2"  # 2: Markdown, an equation and a plain sentence are read
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
-        Example(
+        VerifierExample(
             "95",
             correct=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"),
             incorrect=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0"),
         ),
-        Example(
+        VerifierExample(
             "280",
             correct=("**280**", "The product is **280**.", "35*8 = 280", "= 280", r"$35 \times 8 = 280$", "`280`", "x = 280", "It's 280."),
             incorrect=(
@@ -97,8 +97,8 @@ class Numeric(Verifier):
                 "The product is 280, I think",
             ),
         ),
-        Example("-0.5", correct=("-1/2", "-.5", "-0.50", "−0.5"), incorrect=("0.5", "-1/2/1", "nan")),
-        Example("1000", correct=("1,000", "1000", "$1,000"), incorrect=("1_000", "10,00", "1e4", "inf")),
+        VerifierExample("-0.5", correct=("-1/2", "-.5", "-0.50", "−0.5"), incorrect=("0.5", "-1/2/1", "nan")),
+        VerifierExample("1000", correct=("1,000", "1000", "$1,000"), incorrect=("1_000", "10,00", "1e4", "inf")),
     )
 
     def __init__(self, *, tolerance: float = 0.0, relative: float = 0.0, extractor: str = "auto", percent: bool = False) -> None:
@@ -116,18 +116,18 @@ class Numeric(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.tolerance, self.relative, self.extractor, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), extractor, percent
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared number with the reference."""
-        expected = parse_number(task.reference, percent=self.percent)
+        expected = parse_number(task.reference, percent_as_fraction=self.percent)
         if expected is None:
             return Verdict(None, f"the reference {task.reference!r:.80} is not a number", fault=Fault.TASK)
         found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        value = parse_number(strip_markup(found.text), percent=self.percent)
+        value = parse_number(strip_markup(found.text), percent_as_fraction=self.percent)
         if value is None and found.reason in SENTENCE_REASONS:
-            value = parse_statement(found.text, percent=self.percent)
+            value = parse_statement(found.text, percent_as_fraction=self.percent)
         if value is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number")
         near = max(self.tolerance, self.relative * abs(expected))
@@ -136,13 +136,13 @@ class Numeric(Verifier):
         return Verdict(float(right), f"{found.text:.80} {how} {task.reference!s:.80}")
 
     def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
-        return explain_call(
+        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
+        return explain_verdict(
             lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_number), ("sentence", parse_statement))
         )
 
 
-def parse_number(value: Any, *, percent: bool = False) -> Fraction | None:
+def parse_number(value: Any, *, percent_as_fraction: bool = False) -> Fraction | None:
     """Parse one numeral to its exact value; None for any other text.
 
     >>> parse_number("1,250.50"), parse_number("1_250"), parse_number("nan")
@@ -167,10 +167,10 @@ def parse_number(value: Any, *, percent: bool = False) -> Fraction | None:
         part = found["part"] or ""
         number = Fraction(int((found["whole"] or "0").replace(",", "") + part), 10 ** len(part)) * Fraction(10) ** int(found["power"] or 0)
     number = -number if found["sign"] in ("-", "−") else number
-    return number / 100 if percent and found["percent"] else number
+    return number / 100 if percent_as_fraction and found["percent"] else number
 
 
-def parse_statement(text: str, *, percent: bool = False) -> Fraction | None:
+def parse_statement(text: str, *, percent_as_fraction: bool = False) -> Fraction | None:
     """Parse the number at the end of one equation or one plain sentence; None for any other text.
 
     >>> parse_statement("The product is **280**."), parse_statement("35*8 = 280"), parse_statement("It is not 280"), parse_statement("281 = 280")
@@ -182,17 +182,17 @@ def parse_statement(text: str, *, percent: bool = False) -> Fraction | None:
     for pattern, becomes, _why, _example in WORD_RULES:
         text = re.sub(pattern, becomes, text, flags=re.IGNORECASE)
     *before, last = (side.strip() for side in text.split("="))
-    value = parse_number(last, percent=percent)
+    value = parse_number(last, percent_as_fraction=percent_as_fraction)
     if value is None or not before or not all(before[1:]):
         return None
     for side in before:
-        other = parse_number(side, percent=percent)
-        if other != value if other is not None else not _is_label(side):
+        other = parse_number(side, percent_as_fraction=percent_as_fraction)
+        if other != value if other is not None else not _only_names_quantity(side):
             return None
     return value
 
 
-def _is_label(side: str) -> bool:
+def _only_names_quantity(side: str) -> bool:
     """Whether a side of an equation only names what is computed, without a value of its own."""
     return any(re.fullmatch(pattern, side, re.IGNORECASE) for pattern, _what, _example in LEFT_SIDE_PATTERNS)
 

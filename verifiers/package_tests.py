@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rlvr.contracts import Example, Transcript, Verifier
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Transcript, Verifier, VerifierExample
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code
 
@@ -43,7 +43,7 @@ class PackageTests(Verifier):
 
     needs: ClassVar = {"verifier": "unit_tests"}
     examples = (
-        Example(
+        VerifierExample(
             {
                 "files": ["square.py"],
                 "cases": [{"module": "square", "function": "square", "args": [n], "expected": n * n} for n in (3, 4)],
@@ -66,7 +66,7 @@ class PackageTests(Verifier):
         """
         self.verifier = verifier
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text: its code block is the only file of the package."""
         if not isinstance(task.reference, Mapping):

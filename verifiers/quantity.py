@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Example, Explanation, Verifier
-from rlvr.contracts.explanation import explain_call
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Explanation, Verifier, VerifierExample
+from rlvr.contracts.explanation import explain_verdict
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -40,7 +40,7 @@ MAX_QUANTITY_CHARS, ROUNDING_TOLERANCE = 200, Fraction(1, 10**9)
 class Quantity(Verifier):
     """The answer is one number with one unit, and equals the reference.
 
-    The reference is a text such as `9.81 m/s^2`, or `{"value": 9.81, "unit": "m/s^2"}`. The unit is required, its case counts, and it may
+    The reference is a text such as `9.81 m/s^2`, or `{"value": 9.81, "rollout_task": "m/s^2"}`. The unit is required, its case counts, and it may
     be any unit of the same kind (`72 km/h` is `20 m/s`) unless `convert` is false. An unknown unit gives no score in the
     reference and is wrong in the answer. A task's `meta["tolerance"]` overrides the setting.
 
@@ -51,8 +51,8 @@ class Quantity(Verifier):
     """
 
     examples = (
-        Example("72 km/h", correct=("72 km/h", "20 m/s"), incorrect=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
-        Example({"value": 5, "unit": "mW"}, correct=("5 mW", "0.005 W"), incorrect=("5 MW", "5")),
+        VerifierExample("72 km/h", correct=("72 km/h", "20 m/s"), incorrect=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
+        VerifierExample({"value": 5, "unit": "mW"}, correct=("5 mW", "0.005 W"), incorrect=("5 MW", "5")),
     )
 
     def __init__(self, *, extractor: str = "auto", tolerance: float = 0.0, convert: bool = True) -> None:
@@ -66,7 +66,7 @@ class Quantity(Verifier):
         extract_answer("", extractor)
         self.extractor, self.tolerance, self.convert = extractor, _parse_tolerance(tolerance), convert
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared quantity with the reference."""
         try:
@@ -88,8 +88,8 @@ class Quantity(Verifier):
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
 
     def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict, with the extracted text and what it was read as."""
-        return explain_call(lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_quantity)))
+        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
+        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_quantity)))
 
 
 def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
@@ -32,8 +32,8 @@ class Regex(Verifier):
     """
 
     examples = (
-        Example(r"\d{4}-\d\d", correct=("2026-11", " 2026-12\n"), incorrect=("2026-1", "2026-11 or 2026-12", "")),
-        Example({"pattern": "yes|no", "flags": "i"}, correct=("YES", "no"), incorrect=("yesno", "yes!")),
+        VerifierExample(r"\d{4}-\d\d", correct=("2026-11", " 2026-12\n"), incorrect=("2026-1", "2026-11 or 2026-12", "")),
+        VerifierExample({"pattern": "yes|no", "flags": "i"}, correct=("YES", "no"), incorrect=("yesno", "yes!")),
     )
 
     def __init__(self, *, extractor: str = "whole", search: bool = False, workers: int = 1, cpu_s: float = 0.5) -> None:
@@ -53,7 +53,7 @@ class Regex(Verifier):
         self.extractor, self.search = extractor, search
         self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching")
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Match the declared answer."""
         try:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, suggest
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers._endpoint import RETRIED_STATUSES, AsyncVerifier, EndpointUnavailable, send_request
 
@@ -37,7 +37,7 @@ class ServiceVerifier(AsyncVerifier):
     """
 
     needs = {"verifier": "exact"}
-    examples = (Example("4", correct=("4",), incorrect=("5", "")),)
+    examples = (VerifierExample("4", correct=("4",), incorrect=("5", "")),)
 
     def __init__(
         self,
@@ -80,7 +80,9 @@ class ServiceVerifier(AsyncVerifier):
             return
         names = self._loop.submit(self.client.list_verifiers()).result()
         if self.remote_name and self.remote_name not in names:
-            raise ConfigError(f"the service at {self.client.url} has no verifier {self.remote_name!r}; {suggest(self.remote_name, names)}")
+            raise ConfigError(
+                f"the service at {self.client.url} has no verifier {self.remote_name!r}; {format_suggestion(self.remote_name, names)}"
+            )
 
     async def _averify_answer(self, task: Task, answer: str) -> Verdict:
         if self.client is None:
@@ -161,11 +163,15 @@ class ServiceClient:
         except (EndpointUnavailable, ValueError, KeyError, IndexError, TypeError) as error:
             raise ConfigError(f"{self.url} is not a service that can be used: {error}; start one with `rlvr serve`") from None
 
-    async def verify_batch(self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", key: str = "") -> list[dict[str, Any]]:
-        """Verify some rows and return the verdicts in order; raises if the service fails. A repeated `key` returns the same verdicts."""
+    async def verify_batch(
+        self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", idempotency_key: str = ""
+    ) -> list[dict[str, Any]]:
+        """Verify rows and return the verdicts in order; raises if the service fails. A repeated `idempotency_key` returns the same
+        verdicts.
+        """
         data = b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
         path = "/verify/batch" + (f"?verifier={quote(verifier, safe='')}" if verifier else "")
-        headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": key or uuid.uuid4().hex}
+        headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         try:
             found = {line["index"]: line for line in map(json.loads, (await self._request(path, data, headers)).splitlines())}
             return [found[place] for place in range(len(rows))]
@@ -193,7 +199,7 @@ class ServiceClient:
 
 
 def parse_verdict(line: Mapping[str, Any]) -> Verdict:
-    """Parse a verdict from a line of the service.
+    """Parse a verdict from one line of the reply of `rlvr serve`.
 
     >>> parse_verdict({"score": 1.0, "reason": "equal", "fault": "none"}).passed
     True

@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections import Counter
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, requires_text, suggest
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -40,8 +40,8 @@ class Span(Verifier):
     """
 
     examples = (
-        Example("the Eiffel Tower", correct=("Eiffel Tower", "The Eiffel tower."), incorrect=("tower", "Eiffel", "")),
-        Example(["NYC", "New York City"], correct=("nyc", "new york city"), incorrect=("York", "New York City or Boston")),
+        VerifierExample("the Eiffel Tower", correct=("Eiffel Tower", "The Eiffel tower."), incorrect=("tower", "Eiffel", "")),
+        VerifierExample(["NYC", "New York City"], correct=("nyc", "new york city"), incorrect=("York", "New York City or Boston")),
     )
 
     def __init__(self, *, extractor: str = "auto", metric: str = "exact") -> None:
@@ -53,10 +53,10 @@ class Span(Verifier):
         """
         extract_answer("", extractor)
         if metric not in METRICS:
-            raise ConfigError(f"metric is {metric!r}; {suggest(metric, METRICS)}")
+            raise ConfigError(f"metric is {metric!r}; {format_suggestion(metric, METRICS)}")
         self.extractor, self.metric = extractor, metric
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared answer with each accepted one; the best counts."""
         golds = task.reference if isinstance(task.reference, list | tuple) else [task.reference]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import requires_text
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers import _sql_runner as _sqlrun
@@ -36,14 +36,14 @@ class SqlRows(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("sql_rows").verify
-    >>> reference = {"query": "select sum(n) from t", "databases": ["create table t(n); insert into t values (1), (2)"]}
+    >>> reference = {"query": "select sum(n) from t", "databases": ["create table t(n); insert target t values (1), (2)"]}
     >>> task = rlvr.Task(rlvr.user("The sum of n?"), reference, id="t")
     >>> verify(task, "SELECT total(n) FROM t").score, verify(task, "SELECT count(*) FROM t").score
     (1.0, 0.0)
     """
 
     examples = (
-        Example(
+        VerifierExample(
             {
                 "query": "select name from item where price > 2",
                 "databases": [f"{EXAMPLE_SCRIPT}('a', 1), ('b', 3)", f"{EXAMPLE_SCRIPT}('c', 9), ('d', 2.5)"],
@@ -65,14 +65,14 @@ class SqlRows(Verifier):
                 "b",
             ),
         ),
-        Example(
+        VerifierExample(
             {"query": "select name from item order by price", "databases": [f"{EXAMPLE_SCRIPT}('a', 5), ('b', 3)"], "ordered": True},
             correct=("select name from item order by price",),
             incorrect=("select name from item order by price desc",),
         ),
     )
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Run the query of the answer, and compare."""
         broken = _find_reference_flaw(task.reference)

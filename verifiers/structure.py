@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.contracts import Example, Verifier, VerifierInfo
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Verifier, VerifierExample, VerifierInfo
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.task import Task, Verdict
 
 TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -28,7 +28,7 @@ class Structure(Verifier):
 
     needs = {"verifier": "numeric"}
     examples = (
-        Example(
+        VerifierExample(
             "4",
             correct=("<think>2+2</think>\n<answer>4</answer>", "<think></think><answer> 4 </answer>"),
             incorrect=(
@@ -75,7 +75,7 @@ class Structure(Verifier):
         )
         self.info = VerifierInfo(is_async=verifier.info.is_async)
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the format, verify the content, multiply the scores."""
         content, flaw = self._split_content(answer)

@@ -1,8 +1,8 @@
 r"""Verify a mathematical answer: exactly where possible, by computer algebra where needed, never by evaluating text.
 
-The extracted answer is parsed by a dedicated grammar, and compared with the gold by the gold's kind:
-number, expression, list, tuple, set, interval, equation, matrix, words, choice. Conventions (units, percent,
-order, form) are a comparison policy that a task can set: `meta={"policy": {"units": "required"}}`.
+The extracted answer is parsed by a dedicated grammar, and compared with the gold by the gold's kind: number, expression, list, tuple,
+set, interval, equation, matrix, words, choice. Conventions (units, percent, order, form) are a comparison policy that a task can set:
+`meta={"policy": {"units": "required"}}`.
 
 A gold that cannot be parsed, or does not compare equal to itself, gives no score (score None, fault task).
 """
@@ -18,17 +18,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlvr.contracts import Example, Explanation, Verifier
-from rlvr.contracts.explanation import explain_call, shorten
-from rlvr.errors import ConfigError, requires_text, suggest
+from rlvr.contracts import Explanation, Verifier, VerifierExample
+from rlvr.contracts.explanation import explain_verdict, format_shortened
+from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
-from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
-from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, find_invalid_value
-from rlvr.verifiers.math.parsing.notation import iter_readings
-from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_text
-from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, draw_tree, has_op
+from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
+from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
+from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
+from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op
 from rlvr.verifiers.math.policy import MathPolicy
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
@@ -50,15 +50,15 @@ class Symbolic(Verifier):
     version = "7"
     instruction = r"Reason step by step, and put your final answer within \boxed{}."
     examples = (
-        Example(
+        VerifierExample(
             r"\frac{1}{2}",
             correct=(r"\boxed{0.5}", "1/2", r"$\dfrac12$"),
             incorrect=(r"\boxed{2}", r"\boxed{1}\boxed{0.5}", r"0.5 \text{ or } 2", ""),
         ),
-        Example("(1, 2]", correct=(r"1 < x \le 2", r"\left(1,2\right]"), incorrect=("[1, 2]", "(1, 2)", "1, 2")),
-        Example("1,-2", correct=(r"\{-2, 1\}", r"x = 1 \text{ or } x = -2"), incorrect=("1", "1, 2", "-2, 1, 1")),
-        Example(r"\text{(C)}", correct=("C", "(c)"), incorrect=("(B)", "(B) or (C)")),
-        Example(r"\$18", correct=("18 dollars", "18.00"), incorrect=("18 cents", "81")),
+        VerifierExample("(1, 2]", correct=(r"1 < x \le 2", r"\left(1,2\right]"), incorrect=("[1, 2]", "(1, 2)", "1, 2")),
+        VerifierExample("1,-2", correct=(r"\{-2, 1\}", r"x = 1 \text{ or } x = -2"), incorrect=("1", "1, 2", "-2, 1, 1")),
+        VerifierExample(r"\text{(C)}", correct=("C", "(c)"), incorrect=("(B)", "(B) or (C)")),
+        VerifierExample(r"\$18", correct=("18 dollars", "18.00"), incorrect=("18 cents", "81")),
     )
 
     def __init__(
@@ -91,7 +91,7 @@ class Symbolic(Verifier):
         self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
         self.extractor = _check_extractor(extractor)
         self.policy = MathPolicy().override(policy)
-        self._policy_changes = self.policy.list_changes()
+        self._policy_changes = self.policy.get_non_default_fields()
         self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._cache_size = cache
@@ -101,29 +101,29 @@ class Symbolic(Verifier):
         """Pickle the settings only: another process builds its own workers."""
         return partial(type(self), **self._settings), ()
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the declared answer and compare it with the gold."""
-        return self._verify(task, answer, self._get_cached)
+        return self._verify(task, answer, self._get_or_compute)
 
     def explain(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the extracted text, the rewritten texts, the trees, and the rule that decided."""
-        found = explain_call(lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))))
-        return replace(found, steps=tuple(self._list_steps(task, answer)))
+        found = explain_verdict(lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))))
+        return replace(found, steps=tuple(self._iter_parsing_steps(task, answer)))
 
-    def _list_steps(self, task: Task, answer: str) -> Iterator[tuple[str, str]]:
+    def _iter_parsing_steps(self, task: Task, answer: str) -> Iterator[tuple[str, str]]:
         """List what gold and answer were read as."""
-        gold = _gold_text(task.reference)
+        gold = _get_gold_text(task.reference)
         if gold is None or (found := self._extract(task, answer)) is None:
             return
-        yield "extracted", f"nothing: {found.reason}" if found.text is None else f"{shorten(found.text)}  ({found.reason})"
+        yield "extracted", f"nothing: {found.reason}" if found.text is None else f"{format_shortened(found.text)}  ({found.reason})"
         for name, text in [("gold", gold), *(("answer", text) for text in (found.candidates if found.text is None else (found.text,)))]:
-            yield name, shorten(text)
+            yield name, format_shortened(text)
             with contextlib.suppress(ParseError, LimitExceeded):
-                if (shown := rewrite_text(text)) != text:
-                    yield f"{name}, rewritten", shorten(shown)
+                if (shown := rewrite_for_parser(text)) != text:
+                    yield f"{name}, rewritten", format_shortened(shown)
             try:
-                yield f"{name}, as a tree", draw_tree(parse_answer(text))
+                yield f"{name}, as a tree", format_tree_indented(parse_answer(text))
             except (ParseError, LimitExceeded) as error:
                 yield f"{name}, as a tree", f"none: {error}"
 
@@ -135,31 +135,31 @@ class Symbolic(Verifier):
             return extract_answer(answer, extractor, multiple_answers=policy.multiple_answers)
         return None
 
-    def _verify(self, task: Task, answer: str, compute: Callable[..., Any]) -> Verdict:
-        """Verify an answer; `compute` calls a function, or takes its result from the cache."""
+    def _verify(self, task: Task, answer: str, call_or_cache: Callable[..., Any]) -> Verdict:
+        """Verify an answer; `call_or_cache` calls a function, or takes its result from the cache."""
         try:
             policy = self.policy.override(task.meta.get("policy"))
             channel = _check_extractor(task.meta.get("extractor", self.extractor))
         except ConfigError as error:
             return Verdict(None, f"the task's policy is invalid: {error}", fault=Fault.TASK)
-        gold = _gold_text(task.reference)
+        gold = _get_gold_text(task.reference)
         if gold is None:
             return _invalid_gold_verdict(
                 repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number"
             )
         try:
-            why = compute(self._find_gold_flaw, gold, None, policy)
+            why = call_or_cache(self._find_gold_flaw, gold, None, policy)
             if why:
                 return _invalid_gold_verdict(gold, why)
             found = extract_answer(answer, channel, multiple_answers=policy.multiple_answers)
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
-            verdict: Verdict = compute(self._verify_extraction, gold, found, policy)
-            if verdict.passed and policy.require_evaluated and (why := self._find_prompt_copy(task, gold, found)):
+            verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
+            if verdict.passed and policy.require_evaluated and (why := self._explain_prompt_copy(task, gold, found)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
-        changes = self._policy_changes if policy is self.policy else policy.list_changes()
+        changes = self._policy_changes if policy is self.policy else policy.get_non_default_fields()
         return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
 
     def lint(self, gold: str, policy: MathPolicy | None = None) -> Verdict:
@@ -186,7 +186,7 @@ class Symbolic(Verifier):
                 return "it is a bare letter; set the policy symbol=true if that is meant"
             if tree[0] == "num" and tree[2] == 1 and not policy.form:
                 return ""
-            why = find_invalid_value(tree)
+            why = explain_invalid_value(tree)
             if has_op(tree, *UNEVALUATED_OPS):
                 self._compare_trees(tree, ("num", 0, 1), policy)  # to check that it can be evaluated in time
             judged = Comparison(False, why) if why else self._compare_trees(tree, tree, policy)
@@ -206,11 +206,11 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._verify_text(gold, found.text, policy)
 
-    def _find_prompt_copy(self, task: Task, gold: str, found: Extraction) -> str:
+    def _explain_prompt_copy(self, task: Task, gold: str, extraction: Extraction) -> str:
         """Explain why a right answer is rejected as a copy of the question; "" if it is not."""
-        texts = [text for text in ([found.text] if found.text is not None else found.candidates) if text != gold]
+        texts = [text for text in ([extraction.text] if extraction.text is not None else extraction.candidates) if text != gold]
         prompt = "\n".join(message["content"] for message in task.prompt) if texts else ""
-        return next((why for text in texts if (why := find_prompt_copy(gold, text, prompt))), "")
+        return next((why for text in texts if (why := explain_prompt_copy(gold, text, prompt))), "")
 
     def _verify_text(self, gold: str, text: str, policy: MathPolicy) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _can_drop_spaces(text))
@@ -230,14 +230,14 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"the answer broke the comparison: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.is_equal else 0.0, judged.reason)
 
-    def _compare_readings(self, gold: str, text: str, policy: MathPolicy) -> Comparison:
+    def _compare_readings(self, gold: str, answer: str, policy: MathPolicy) -> Comparison:
         """Compare the first reading of gold and answer, and then alternative readings until one is equal."""
         unreadable, judged = None, Comparison(False, "")
         try:
-            judged = self._compare_trees(parse_answer(gold), parse_answer(text), policy)
+            judged = self._compare_trees(parse_answer(gold), parse_answer(answer), policy)
         except ParseError as error:
             unreadable = error
-        for want, have in iter_readings(gold, text) if not judged.is_equal else ():
+        for want, have in iter_alternative_readings(gold, answer) if not judged.is_equal else ():
             with contextlib.suppress(ParseError):
                 if (second := self._compare_trees(parse_answer(want), parse_answer(have), policy)).is_equal:
                     return second
@@ -254,12 +254,12 @@ class Symbolic(Verifier):
             budget.cpu_s_left *= GOLD_CPU_FACTOR
         return compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
 
-    def _get_cached(self, work: Callable[..., Any], gold: str, found: Extraction | None, policy: MathPolicy) -> Any:
+    def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, policy: MathPolicy) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""
-        key = (gold, found, None if policy is self.policy else policy)  # hashing a policy takes longer than the rest
+        key = (gold, extraction, None if policy is self.policy else policy)  # hashing a policy takes longer than the rest
         known = self._cache.get(key)
         if known is None:
-            known = work(gold, found, policy) if found is not None else work(gold, policy)
+            known = work(gold, extraction, policy) if extraction is not None else work(gold, policy)
             with self._lock:
                 self._cache[key] = known
                 if len(self._cache) > self._cache_size:
@@ -267,7 +267,7 @@ class Symbolic(Verifier):
         return known
 
 
-def _gold_text(reference: Any) -> str | None:
+def _get_gold_text(reference: Any) -> str | None:
     """Return the gold as text; of a gold that is a whole solution, the last box or #### line."""
     if isinstance(reference, bool) or not isinstance(reference, str | int | float):
         return None
@@ -293,7 +293,7 @@ def _can_drop_spaces(text: str) -> bool:
 def _check_extractor(channel: Any) -> Any:
     for name in [channel] if isinstance(channel, str) else list(channel or ["?"]):
         if name not in EXTRACTORS:
-            raise ConfigError(f"there is no extractor {name!r}; {suggest(str(name), EXTRACTORS)}")
+            raise ConfigError(f"there is no extractor {name!r}; {format_suggestion(str(name), EXTRACTORS)}")
     return channel
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Example, Verifier
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
@@ -39,7 +39,7 @@ class Table(Verifier):
     """
 
     examples = (
-        Example(
+        VerifierExample(
             [{"city": "Rome", "km": 5}],
             correct=("| city | km |\n|---|---|\n| Rome | 5 |", "city,km\nRome,5", "```csv\nkm,city\n5.0,rome\n```"),
             incorrect=("| city | km |\n|---|---|\n| Oslo | 5 |", "| city | km |\n|---|---|\n| Rome | 5 |\n| Oslo | 5 |", "Rome 5"),
@@ -57,7 +57,7 @@ class Table(Verifier):
             raise ConfigError(f"tolerance is {tolerance!r}; it must be a number from 0 to 1")
         self.ordered, self.tolerance = ordered, tolerance
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse both tables and compare them."""
         try:
@@ -170,12 +170,12 @@ def _parse_reference(given: Any) -> Rows:
     return _validate_rows([["" if cell is None else str(cell) for cell in row] for row in given])
 
 
-def _align_rows(mine: Rows, gold: Rows, same: Any) -> tuple[Rows, Rows]:
+def _align_rows(mine: Rows, gold: Rows, cells_equal: Any) -> tuple[Rows, Rows]:
     """Reorder both tables so that equal rows have the same position, and the order does not count."""
     left, first, second = list(mine), [], []
     missing = []
     for row in gold:
-        at = next((k for k, other in enumerate(left) if all(map(same, other, row))), None)
+        at = next((k for k, other in enumerate(left) if all(map(cells_equal, other, row))), None)
         if at is None:
             missing.append(row)
         else:

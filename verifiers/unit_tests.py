@@ -18,13 +18,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlvr.contracts import Checker, Example, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier
-from rlvr.errors import ConfigError, requires_text, suggest
+from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier, VerifierExample
+from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code, insert_prelude
 from rlvr.verifiers.code.compare_text import is_same_text
-from rlvr.verifiers.code.reference import UnitTestSpec, parse_limits, parse_reference
+from rlvr.verifiers.code.reference import UnitTestSpec, override_limits, parse_reference
 from rlvr.verifiers.code.test_analysis import PreparedTest
 
 CODE_DIR = Path(__file__).parent / "code"
@@ -50,12 +50,12 @@ class UnitTests(Verifier):
     needs: ClassVar = {"sandbox": "docker"}
     version = "4"
     examples = (
-        Example(
+        VerifierExample(
             reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},
             correct=("```python\nprint(int(input()) ** 2)\n```",),
             incorrect=("```python\nprint(9)\n```", "print(int(input()) ** 2)", "```python\nimport os\nos._exit(0)\n```"),
         ),
-        Example(
+        VerifierExample(
             reference={"kind": "calls", "function": "f", "cases": [{"args": [3], "expected": 9}, {"args": [4], "expected": 16}]},
             correct=("```python\ndef f(x):\n    return x * x\n```",),
             incorrect=(
@@ -63,7 +63,7 @@ class UnitTests(Verifier):
                 "```python\nclass A:\n    __eq__ = lambda *a: True\nf = lambda x: A()\n```",
             ),
         ),
-        Example(
+        VerifierExample(
             reference={"kind": "asserts", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(3) == 9\n"},
             correct=("```python\ndef f(x):\n    return x * x\n```",),
             incorrect=("```python\ndef f(x):\n    return x\n```", "```python\nraise SystemExit(0)\n```"),
@@ -82,11 +82,11 @@ class UnitTests(Verifier):
             limits: the limits of one run, such as {wall_s: 2, memory_mb: 128}; the limits of a task override them.
         """
         if score not in ("all", "fraction"):
-            raise ConfigError(f"score is {score!r}; {suggest(str(score), ['all', 'fraction'])}")
+            raise ConfigError(f"score is {score!r}; {format_suggestion(str(score), ['all', 'fraction'])}")
         self.sandbox, self.score, self.extractor = sandbox, score, extractor
         self.max_memory_mb: int | None = getattr(sandbox, "memory_mb", None)
         default = Limits() if self.max_memory_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.max_memory_mb))
-        self.limits = parse_limits(limits or {}, default)
+        self.limits = override_limits(limits or {}, default)
         self._dry_runs: dict[tuple[str, PreparedTest, str], str] = {}
         if self.max_memory_mb is not None and self.limits.memory_mb > self.max_memory_mb:
             raise ConfigError(f"limits: {self._format_memory_error(self.limits)}")
@@ -94,7 +94,7 @@ class UnitTests(Verifier):
     def _format_memory_error(self, limits: Limits) -> str:
         return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.max_memory_mb}; raise the sandbox's memory_mb"
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the code of `answer` and run the tests on it."""
         try:
@@ -103,7 +103,7 @@ class UnitTests(Verifier):
                 raise ConfigError(f"limits: {self._format_memory_error(tests.limits)}")
         except ConfigError as error:
             return Verdict(None, f"the task cannot be verified: {error}", fault=Fault.TASK)
-        if unfit := self._check_tests(tests):
+        if unfit := self._find_invalid_test_verdict(tests):
             return unfit
         found = (
             extract_code(answer, tests.language, tests.function)
@@ -135,7 +135,7 @@ class UnitTests(Verifier):
                     break
         return self._make_verdict(records, [case.weight for case in tests.cases], [case.name for case in tests.cases], broke)
 
-    def _check_tests(self, tests: UnitTestSpec) -> Verdict | None:
+    def _find_invalid_test_verdict(self, tests: UnitTestSpec) -> Verdict | None:
         """Return a verdict if the test is invalid for every answer; decided once per test by a dry run without an answer."""
         if tests.prepared is None:
             return None
@@ -154,7 +154,7 @@ class UnitTests(Verifier):
     def _run_checker(self, tests: UnitTestSpec, source: str) -> Verdict:
         """Run the checker in the sandbox, which calls the answer's function, and read its records."""
         brief = json.dumps({"source": source, "most": int(tests.limits.output_bytes), **tests.build_checker_input()}).encode()
-        checker = Checker(_checker_source(tests.kind), brief)
+        checker = CheckerProgram(_checker_source(tests.kind), brief)
         outcome = self.sandbox.run(Program(_driver_source(), b"", "python", tests.limits, checker=checker))
         if outcome.status is ExitStatus.INTERNAL_ERROR:
             return _infra_verdict(outcome)
@@ -181,7 +181,12 @@ class UnitTests(Verifier):
         return self._make_verdict(records, weights, names, broke, _resource_usage(outcome))
 
     def _make_verdict(
-        self, records: dict[int, dict[str, Any]], weights: list[float], names: list[str], broke: str, used: dict[str, Any] | None = None
+        self,
+        records: dict[int, dict[str, Any]],
+        weights: list[float],
+        names: list[str],
+        abort_reason: str,
+        resource_usage: dict[str, Any] | None = None,
     ) -> Verdict:
         """Compute the score from the records; a test without a record counts as failed."""
         rows = [{"name": name, **records.get(index, NO_RECORD)} for index, name in enumerate(names)]
@@ -189,14 +194,14 @@ class UnitTests(Verifier):
             row["why"] = _make_printable(row["why"])
         passed = [weight for row, weight in zip(rows, weights, strict=True) if row["ok"] is True]
         share = sum(passed) / sum(weights)
-        detail = {"tests": rows, **(used or {})}
-        if len(passed) == len(rows) and not broke:
+        detail = {"tests": rows, **(resource_usage or {})}
+        if len(passed) == len(rows) and not abort_reason:
             return Verdict(1.0, f"all {len(rows)} tests passed", components={"tests": 1.0}, detail=detail)
         first = next((row for row in rows if row["ok"] is not True), None)
-        what = f"{first['name']}: {broke or first['why']}" if first else broke
+        what = f"{first['name']}: {abort_reason or first['why']}" if first else abort_reason
         reason = _make_printable(f"{len(passed)} of {len(rows)} tests passed; {what}")
         score = 0.0 if self.score == "all" else min(share, 1.0)
-        fault = Fault.ANSWER if broke and score == 0.0 else Fault.NONE
+        fault = Fault.ANSWER if abort_reason and score == 0.0 else Fault.NONE
         return Verdict(score, reason, components={"tests": share}, fault=fault, detail=detail)
 
     def close(self) -> None:
@@ -256,10 +261,10 @@ def _checker_source(kind: str) -> str:
     return _join_sources("wire", *(["compare_values"] if kind == "calls" else []), "checker") + f"\ncheck_{kind}()\n"
 
 
-def _join_sources(*names: str) -> str:
+def _join_sources(*module_names: str) -> str:
     """Join modules of rlvr into one program; their imports of each other are removed."""
     future = "from __future__ import annotations"
-    ours = (re.sub(r"^from rlvr\..*$", "", (CODE_DIR / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in names)
+    ours = (re.sub(r"^from rlvr\..*$", "", (CODE_DIR / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in module_names)
     return "\n".join([future, *(text.replace(future, "") for text in ours)])
 
 

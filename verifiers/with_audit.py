@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Example, Transcript, Verifier, VerifierInfo
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierInfo
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
@@ -27,7 +27,7 @@ class AuditedVerifier(Verifier):
     """
 
     needs = {"verifier": "exact"}
-    examples = (Example("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
+    examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
     has_audit_component = True
     """Whether verdicts may have the audit component, which a run then monitors."""
 
@@ -48,7 +48,7 @@ class AuditedVerifier(Verifier):
         )
         self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text, and audit it if it is sampled."""
         return self.verify_transcript(task, Transcript(answer))
@@ -58,7 +58,7 @@ class AuditedVerifier(Verifier):
         return self._add_audit_score(self.verifier.verify_transcript(task, transcript), task, transcript)
 
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Await the verdict on an answer."""
+        """Verify an answer without occupying a thread, and audit it if it is sampled."""
         return await self.averify_transcript(task, Transcript(answer))
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:

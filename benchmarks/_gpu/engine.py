@@ -99,10 +99,10 @@ def packages(bench: Bench) -> None:
 
 def rate(bench: Bench, sampler: Any, count: int, *, times: int) -> dict[str, Any]:
     """Tokens per second of one sampler."""
-    from rlvr.contracts import Sampling
+    from rlvr.contracts import SamplingParams
 
     asked = requests(bench, count)
-    seconds = bench.seconds(lambda: sampler.sample(asked, Sampling()), times=times, warm=1)
+    seconds = bench.seconds(lambda: sampler.sample(asked, SamplingParams()), times=times, warm=1)
     tokens = sum(request.max_tokens for request in asked)
     return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds), "used_gb": used_gb(bench)}
 
@@ -129,7 +129,7 @@ def speed(bench: Bench) -> None:
 def memory(bench: Bench) -> None:
     """The card's memory around a step: awake, asleep, while the trainer learns, awake again."""
     needed(*NEEDED)
-    from rlvr.contracts import Sampling
+    from rlvr.contracts import SamplingParams
 
     dtype = bench.pick("bfloat16", "float32")
 
@@ -142,7 +142,7 @@ def memory(bench: Bench) -> None:
             for k in range(2):
                 engine.update_weights(learner.weights, k)
                 found[f"{k}: awake"] = used_gb(bench)
-                engine.sample(requests(bench, 8), Sampling())
+                engine.sample(requests(bench, 8), SamplingParams())
                 engine.sleep()
                 found[f"{k}: asleep"] = used_gb(bench)
                 learner.update(groups)
@@ -182,7 +182,7 @@ def seeds(bench: Bench, *, invariant: bool = False) -> None:
     """The same seeds twice, and a part of them in other company."""
     needed(*NEEDED)
     os.environ["VLLM_BATCH_INVARIANT"] = str(int(invariant))  # vLLM reads it when it starts
-    from rlvr.contracts import Sampling
+    from rlvr.contracts import SamplingParams
 
     dtype = bench.pick("bfloat16", "float32")
 
@@ -190,8 +190,8 @@ def seeds(bench: Bench, *, invariant: bool = False) -> None:
         with engine_of(bench, dtype) as engine:
             engine.load_model(model_of(bench, "0.6b", getattr(torch, dtype)), 0)
             many = requests(bench, bench.pick(128, 8))
-            first, again = ([list(answer.tokens) for answer in engine.sample(many, Sampling())] for _ in range(2))
-            few = [list(answer.tokens) for answer in engine.sample(many[:4], Sampling())]
+            first, again = ([list(answer.tokens) for answer in engine.sample(many, SamplingParams())] for _ in range(2))
+            few = [list(answer.tokens) for answer in engine.sample(many[:4], SamplingParams())]
         equal = sum(one == other for one, other in zip(first, again, strict=True))
         return {"answers": len(many), "equal_again": equal, "equal_of_4_in_other_company": sum(map(list.__eq__, few, first))}
 
@@ -208,7 +208,7 @@ def invariant(bench: Bench) -> None:
 def beside(bench: Bench) -> None:
     """An engine in a process of its own on the trainer's card; it is killed in the middle of a rollout."""
     needed(*NEEDED)
-    from rlvr.contracts import Sampling
+    from rlvr.contracts import SamplingParams
 
     dtype, count = bench.pick("bfloat16", "float32"), bench.pick(256, 8)
     limits = {"startup_timeout_s": 90.0, "deadline_s": 60.0}
@@ -218,9 +218,9 @@ def beside(bench: Bench) -> None:
         asked = requests(bench, count)
 
         def killed() -> dict[str, Any]:
-            calm, found = engine.sample(asked, Sampling()), dict[int, Any]()
+            calm, found = engine.sample(asked, SamplingParams()), dict[int, Any]()
             began = bench.settled()
-            for number, answer in engine.stream(asked, Sampling()):
+            for number, answer in engine.stream(asked, SamplingParams()):
                 found[number] = answer
                 if len(found) == 1:
                     os.kill(engine._engine.slots[0].process.pid, signal.SIGKILL)
@@ -258,7 +258,7 @@ def training(bench: Bench) -> None:
             began = bench.settled()
             train(validate_config(run, "gpu vllm"), out=Path(home) / "run", console=Console(quiet=True))
             rows = [json.loads(line) for line in (Path(home) / "run" / "metrics.jsonl").read_text().splitlines()]
-            kept = ("reward", "sampling/logp_difference_max", "probe/difference")
+            kept = ("reward", "sampling/logp_difference_max", "weight_probe/logprob_difference_max")
             told = {key: [row[key] for row in rows if key in row] for key in kept}
             return {"steps": len(rows), "seconds": round(bench.settled() - began, 1), **told}
 

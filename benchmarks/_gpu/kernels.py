@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from benchmarks._gpu.bench import Bench
-from rlvr.models.varlen import attend_reference, build_segment_lengths, choose_kernel
+from rlvr.models.varlen import attend_with_matmul, build_segment_boundaries, choose_kernel
 from rlvr.training.update.output_head import compute_token_logprobs
 
 PACKAGES = ("torch", "transformers", "accelerate", "triton", "flash_attn", "peft", "trl", "vllm", "pydantic", "gymnasium", "PyYAML")
@@ -71,7 +71,7 @@ def head(bench: Bench) -> None:
         def tiles(logits: int, hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
             cleared(hidden, weight)
             with torch.autocast(bench.device.type, dtype=bench.half):
-                logprobs, _ = compute_token_logprobs(hidden, weight, None, target, chunk=max(1, logits // weight.shape[0]))
+                logprobs, _ = compute_token_logprobs(hidden, weight, None, target, tile_size=max(1, logits // weight.shape[0]))
             logprobs.sum().backward()
 
         def plain(hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
@@ -105,7 +105,7 @@ def attention(bench: Bench) -> None:
     like: dict[str, Any] = {"device": bench.device, "dtype": bench.half}
     query = torch.randn(answers * length, heads, size, **like).requires_grad_()
     key, value = (torch.randn(answers * (prompt + length), kv, size, **like).requires_grad_() for _ in range(2))
-    lengths = build_segment_lengths([length] * answers, [prompt + length] * answers, bench.device)
+    lengths = build_segment_boundaries([length] * answers, [prompt + length] * answers, bench.device)
     work = answers * 3.5 * 4 * heads * size * length * (prompt + length / 2)  # forward and backward, the causal part only
     how: dict[str, Any] = {"scale": size**-0.5, "window": 0, "softcap": 0.0}
 
@@ -116,7 +116,7 @@ def attention(bench: Bench) -> None:
         return out.transpose(1, 2).reshape(answers * length, heads, size)
 
     with torch.no_grad():
-        truth = attend_reference(query.float(), key.float(), value.float(), lengths, **how)
+        truth = attend_with_matmul(query.float(), key.float(), value.float(), lengths, **how)
     kernel, why = choose_kernel(bench.device, bench.half)
     ways: dict[str, Any] = {"masked": masked}
     if kernel is None:

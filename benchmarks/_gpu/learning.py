@@ -87,11 +87,11 @@ def learner_of(bench: Bench, model: Any, *, precision: str, **settings: Any) -> 
     from accelerate.state import AcceleratorState
 
     from rlvr.registry.plugins import build
-    from rlvr.training.update.learner import Learner, Optimization
+    from rlvr.training.update.learner import Learner, OptimizationSettings
 
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=bench.device.type == "cpu", mixed_precision=precision)
-    optimization = Optimization(learning_rate=1e-6, **settings)
+    optimization = OptimizationSettings(learning_rate=1e-6, **settings)
     return Learner(model, build("algorithm", "grpo"), optimization, accelerator=accelerator, total_steps=100)
 
 
@@ -111,7 +111,7 @@ def updates(
         found.append(bench.settled() - began)
     seconds = statistics.median(found[1:])
     return {
-        "weights": weights, "tokens": tokens, "computed": metrics["tokens/computed"], "peak_gb": bench.peak_gb(),
+        "weights": weights, "tokens": tokens, "computed": metrics["tokens/computed_with_padding"], "peak_gb": bench.peak_gb(),
         "first_s": round(found[0], 2), "seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds),
         "share_of_peak": round(6 * weights * tokens / seconds / peak, 4), "packed": not learner.padding_reason,
         "masked": learner.packing.no_kernel_reason, "uncompiled": uncompiled, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"],
@@ -169,7 +169,7 @@ def trl(bench: Bench) -> None:
 def sampler(bench: Bench) -> None:
     """Tokens per second of the sampler `hf`: rows at a time, and the precision of the weights."""
     needed("transformers", "accelerate")
-    from rlvr.contracts import Request, Sampling
+    from rlvr.contracts import Request, SamplingParams
     from rlvr.samplers.hf import HFSampler
 
     new, vocabulary = bench.pick(256, 4), MODELS["tiny" if bench.tiny else "0.6b"]["vocab_size"]
@@ -184,7 +184,7 @@ def sampler(bench: Bench) -> None:
                 engine = HFSampler(batch_size=rows)
                 engine.load_model(model, 0)
                 with engine:
-                    took = bench.seconds(lambda: engine.sample(asked, Sampling()), times=1, warm=1)
+                    took = bench.seconds(lambda: engine.sample(asked, SamplingParams()), times=1, warm=1)
                 said = rows * new
                 return {
                     "tokens": said,
@@ -249,7 +249,7 @@ def again(bench: Bench, *, deterministic: bool) -> None:
 def handover(bench: Bench) -> None:
     """The sampler `hf` in the training process: sample, learn, hand over, and again; and the files that a server would read."""
     needed("transformers", "accelerate")
-    from rlvr.contracts import Request, Sampling
+    from rlvr.contracts import Request, SamplingParams
     from rlvr.samplers.hf import HFSampler
 
     learner = learner_of(bench, model_of(bench, "0.6b"), precision="bf16", max_tokens_per_microbatch=bench.pick(16_384, 64))
@@ -266,7 +266,7 @@ def handover(bench: Bench) -> None:
         def around(k: int = k) -> dict[str, Any]:
             return {
                 "hand-over": turn(lambda: engine.update_weights(learner.weights, k)),
-                "sample": turn(lambda: engine.sample(asked, Sampling())),
+                "sample": turn(lambda: engine.sample(asked, SamplingParams())),
                 "update": turn(lambda: learner.update(groups)),
             }
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 
 from rlvr.config.config import validate_config
-from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Request, Sampler, SamplingParams, Verifier
 from rlvr.samplers.hf import HFSampler
 from rlvr.task import Task, Verdict, user
 from rlvr.training.components import Components, build_components
@@ -56,7 +56,7 @@ class Forced(HFSampler):
         """Load, and note the tokens that end an answer."""
         self.eos = tokenizer.eos_id
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Sample exactly so many tokens, then write the end token at the given position and nowhere else.
 
         The few rows of the check before a run are sampled as they are.
@@ -114,7 +114,7 @@ def main(config_file: str, place: str) -> None:
             row, times = record.metrics, record.timings
             say(
                 seconds=time.perf_counter() - began, cpu=time.process_time() - spent, tokens=row["num_tokens"], reward=row["reward"],
-                sample=times["time/sample"], verify=times["time/verify_wait"], update=times["time/update"],
+                sample=times["time/sample"], verify=times["time/verify_after_sampling"], update=times["time/update"],
                 peak_mb=resident("VmHWM") - before,
             )  # fmt: skip
 

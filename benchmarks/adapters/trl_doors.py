@@ -30,7 +30,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import rlvr
 from rlvr.integrations.rows import make_rows
-from rlvr.integrations.texts import Conversation, extract_final_text
+from rlvr.integrations.texts import TextConversation, extract_final_text
 from rlvr.integrations.trl import EnvironmentFactory, RolloutFunction, make_reward_function
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
@@ -186,7 +186,7 @@ def run(door: str, steps: int) -> dict[str, Any]:
     return found
 
 
-TALKS: list[Conversation] = []
+TALKS: list[TextConversation] = []
 ENVIRONMENT_TOKENS = [0]
 
 
@@ -207,13 +207,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--door", choices=("reward", "environment", "rollout"), action="append")
     arguments = parser.parse_args()
-    begin = Conversation.__init__
+    begin = TextConversation.__init__
 
-    def noted(self: Conversation, *rest: Any, **named: Any) -> None:
+    def noted(self: TextConversation, *rest: Any, **named: Any) -> None:
         begin(self, *rest, **named)
         TALKS.append(self)
 
-    Conversation.__init__ = noted  # type: ignore[method-assign]
+    TextConversation.__init__ = noted  # type: ignore[method-assign]
     missed = False
     for door in arguments.door or ("reward", "environment", "rollout"):
         found = run(door, arguments.steps)

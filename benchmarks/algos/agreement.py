@@ -25,7 +25,7 @@ from benchmarks.algos.reference_loss import DIRECT, New, policy_loss
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 
 TEMPERATURE, LONGEST = 0.8, 12
 MODES: dict[str, dict[str, Any]] = {
@@ -176,7 +176,7 @@ class Watched:
         more = {"num_iterations": iterations} if iterations > 1 else {}
         self.learner = Learner(
             model, build("algorithm", name, **both | more),
-            Optimization(learning_rate=3e-3, max_tokens_per_microbatch=budget, minibatches_per_step=minibatches),
+            OptimizationSettings(learning_rate=3e-3, max_tokens_per_microbatch=budget, minibatches_per_step=minibatches),
             accelerator=Accelerator(cpu=True), total_steps=5, reference=frozen, max_new_tokens=LONGEST, seed=3,
             temperature=heat_of(name),
         )  # fmt: skip

@@ -1,8 +1,7 @@
 """The algorithms a second time, written from the formulas of `rlvr show algorithm` and the papers, to compare with `rlvr/algorithms/`.
 
 Nothing of `rlvr/algorithms/` is imported here, and this file was written before that folder was read. An answer is one row, scored by
-itself
-in float64; every formula is a plain expression over the tokens of that row, and the gradient is autograd's. Where a formula leaves
+itself in float64; every formula is a plain expression over the tokens of that row, and the gradient is autograd's. Where a formula leaves
 something open, the reading taken here is stated beside it. `benchmarks/algos/agreement.py` makes the comparison.
 """
 

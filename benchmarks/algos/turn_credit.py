@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Verdict
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.learning import VOCABULARY, tiny_model
 
 ENOUGH = 0.9
@@ -58,7 +58,7 @@ def learn(preset: str, world: str, options: argparse.Namespace, seed: int) -> di
     """Train one preset until it is good enough or the steps are used up."""
     model, began = tiny_model(seed), time.process_time()
     steps, members, groups = options.steps, options.members, options.groups
-    optimization = Optimization(learning_rate=options.learning_rate)
+    optimization = OptimizationSettings(learning_rate=options.learning_rate)
     learner = Learner(model, build("algorithm", preset), optimization, accelerator=Accelerator(cpu=True), total_steps=steps)
     dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     scores: list[float] = []
@@ -69,7 +69,7 @@ def learn(preset: str, world: str, options: argparse.Namespace, seed: int) -> di
         rows = [episode(tokens[k], logprobs[k], f"g{k // members}", world=world) for k in range(len(tokens))]
         scores.append(sum(e.reward for e in rows) / len(rows))
         metrics = learner.update([rows[g * members : (g + 1) * members] for g in range(groups)])
-        compared = metrics.get("turns/compared", 1.0)
+        compared = metrics.get("turns/compared_fraction", 1.0)
     reached = sum(scores[-5:]) / 5 > ENOUGH
     row = {"world": world, "preset": preset, "seed": seed, "first": sum(scores[:5]) / 5, "last": sum(scores[-5:]) / 5}
     row |= {"steps_to_0.9": len(scores) if reached else None, "steps": len(scores), "turns_compared": compared}

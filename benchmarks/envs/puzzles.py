@@ -131,7 +131,7 @@ def looked(env: Any, questions: int, mark: Path) -> dict[str, Any]:
         for kind, answer, right in answers(task, tasks[place + 1 :] + tasks[:place], mark):
             declared = f"<answer>{answer}</answer>"
             verdict = env.verifier.verify(task, declared)
-            if kind == "other" and answer in env.scored.ask("facts", number=task.reference["number"], names=["valid_answers"]).get(
+            if kind == "other" and answer in env.scored.ask("get_metadata", number=task.reference["number"], names=["valid_answers"]).get(
                 "valid_answers", ()
             ):
                 right = True  # another board's queens that stand on this board too

@@ -6,10 +6,9 @@
 Throughput is compared in CPU time: that of the server and its workers against that of this process, which reads the same JSON lines and
 writes the same verdicts with `json`, in rounds that take turns; `times_the_cpu` is the median of the rounds, and
 `times_the_cpu_with_its_reader` the same against a process that reads and writes as the service does. `--verifier busy:5` takes five
-milliseconds for an answer, as one that runs a program.
-`floor` is what the same bodies cost a server that only reads them and replies: the part of the difference that is HTTP.
-Bars: at most 1.3 times the CPU time; no verdict lost, and none that is 0 for an answer that is right; the server's memory grows by less
-than four times the bodies that it admits (`--memory`); 401, 413 and 429 where they belong.
+milliseconds for an answer, as one that runs a program. `floor` is what the same bodies cost a server that only reads them and replies:
+the part of the difference that is HTTP. Bars: at most 1.3 times the CPU time; no verdict lost, and none that is 0 for an answer that is
+right; the server's memory grows by less than four times the bodies that it admits (`--memory`); 401, 413 and 429 where they belong.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
         "verifier": "weak" if ":" in verifier else verifier,
         "seed": seed,
         "steps": last,
-        "canaries": sum(row["canary/sampled"] for row in metrics),
+        "canaries": sum(row["canary/scored"] for row in metrics),
         "paid": metrics[-1]["canary/rewarded_total"],
         "stolen_in_the_first_step": round(stolen[1] / max(1.0, paid[1]), 3),
         "told_in_step": told or None,

@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.malloc_settings import keep_freed_memory
 
 START = {"group": 4, "length": 16, "vocabulary": 500}
@@ -36,7 +36,7 @@ def learner_of(vocabulary: int) -> Learner:
         vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, max_position_embeddings=1024, tie_word_embeddings=True,
     )  # fmt: skip
-    optimization = Optimization(learning_rate=1e-5)
+    optimization = OptimizationSettings(learning_rate=1e-5)
     return Learner(Qwen2ForCausalLM(config), build("algorithm", "grpo"), optimization, accelerator=Accelerator(cpu=True), total_steps=99)
 
 

@@ -33,11 +33,10 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Settings of a preset in a world that differ from its recipe or from the world's, each with its reason.
 
-Copying gives half rewards, and KTO knows two kinds of answers: if half right counts as desirable, nothing is left to learn. Here
-only completely right is desirable, which is rare at first; the paper's weights compensate for that. On the quickstart one sampled
-answer in five is right at first: without the weight one seed of three collapsed.
-REINFORCE without a baseline makes every sampled answer likelier, half right or fully; at the world's 1e-2 one seed of three settles on
-its first answers.
+Copying gives half rewards, and KTO knows two kinds of answers: if half right counts as desirable, nothing is left to learn. Here only
+completely right is desirable, which is rare at first; the paper's weights compensate for that. On the quickstart one sampled answer in
+five is right at first: without the weight one seed of three collapsed. REINFORCE without a baseline makes every sampled answer likelier,
+half right or fully; at the world's 1e-2 one seed of three settles on its first answers.
 """
 
 
@@ -176,7 +175,7 @@ def main() -> None:
             row = future.result()
             done.append(row)
             with options.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.flush(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
     print(table(done))
     if not all(row["good"] for row in done):

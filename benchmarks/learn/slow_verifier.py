@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Sampling, Verifier
+from rlvr.contracts import SamplingParams, Verifier
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.models.model_loading import load_model
@@ -52,7 +52,7 @@ def step(sampler: Any, tokenizer: Any, seconds: float, repeat: int, prompts: int
     draws = [RolloutRequest(task, f"g{i}", derive_seed(repeat, i, k)) for i, task in enumerate(tasks) for k in range(group)]
     with Rollout(TokenMDP(environment, tokenizer, max_new_tokens=128), sampler=sampler) as rollout:
         began = time.perf_counter()
-        rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
+        rollout.collect(draws, SamplingParams(stop_ids=tokenizer.stop_ids))
         return time.perf_counter() - began, rollout.timing.hidden
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from rlvr.models.batch import Batch, TokenRows
-from rlvr.models.varlen import attend_reference
+from rlvr.models.varlen import attend_with_matmul
 from rlvr.training.update import packing
 from rlvr.training.update.packing import BucketLayout, PackingMode
 
@@ -70,7 +70,7 @@ def main() -> int:
     for name in asked.sizes:
         median, cap, prompt, budget = SIZES[name]
         rows = rows_of(median, cap, prompt)
-        masks, kernel = (measured(rows, budget, how) for how in (PackingMode(), PackingMode(attend_reference)))
+        masks, kernel = (measured(rows, budget, how) for how in (PackingMode(), PackingMode(attend_with_matmul)))
         row = {"size": name, **masks, "kernel_at_a_time_gb": kernel["at_a_time_gb"]}
         if asked.json:
             print(json.dumps(row))

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlvr.contracts import Completion, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Request, Sampler, SamplingParams
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.registry.plugins import build
@@ -32,7 +32,7 @@ class Paced(ScriptedSampler):
         super().__init__()
         self.pace_s = pace_s
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """The answers, no faster than the pace."""
         for pair in super().stream(requests, sampling):
             time.sleep(self.pace_s)
@@ -48,7 +48,7 @@ def measure(environment: Any, pace_s: float, count: int) -> dict[str, float]:
     sampler.setup(environment, tokenizer)
     with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
         draws = [RolloutRequest(environment.task("train", n), f"g{n}", n) for n in range(count)]
-        episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
+        episodes = rollout.collect(draws, SamplingParams(stop_ids=tokenizer.stop_ids))
     timing = rollout.timing
     row = {"sampling_s": timing.sampling, "busy_s": timing.busy, "waited_s": timing.waiting, "hidden": timing.hidden}
     return {"pace_ms": pace_s * 1000, "right": sum(e.reward == 1.0 for e in episodes), **{name: round(x, 3) for name, x in row.items()}}

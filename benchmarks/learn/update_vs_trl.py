@@ -3,10 +3,10 @@
     python benchmarks/learn/update_vs_trl.py [--peer PYTHON] [--vocabulary 32000]                  on a CPU, in float32
     python benchmarks/learn/update_vs_trl.py --size 0.5b --device cuda --precision bf16            on one GPU; also 1.5b
 
-The batch: some prompts, 8 answers each, lengths spread 1:8; a Qwen2 with random weights; GRPO, beta 0.
-Each side runs in a separate process, alternating, and does loss, backward, clip and AdamW; ours also does the credit. TRL gets
-micro-batches of 8 rows if a size says so, ours as many tokens. Memory is the peak during updates, less what was in use before them.
-`share_of_peak` is 6 operations per weight and token of the rows, as a share of what a large matrix product reaches on the same device.
+The batch: some prompts, 8 answers each, lengths spread 1:8; a Qwen2 with random weights; GRPO, beta 0. Each side runs in a separate
+process, alternating, and does loss, backward, clip and AdamW; ours also does the credit. TRL gets micro-batches of 8 rows if a size says
+so, ours as many tokens. Memory is the peak during updates, less what was in use before them. `share_of_peak` is 6 operations per weight
+and token of the rows, as a share of what a large matrix product reaches on the same device.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
 
     from rlvr.episode import Episode, StopReason
     from rlvr.registry.plugins import build
-    from rlvr.training.update.learner import Learner, Optimization
+    from rlvr.training.update.learner import Learner, OptimizationSettings
 
     groups = []
     for g in range(len(rows) // GENERATIONS):
@@ -52,7 +52,7 @@ def ours(job: Job, model: Any, rows: list[dict[str, Any]]) -> Any:
             members.append(Episode(f"t{g}", f"g{g}", row["prompt"] + row["said"], acted, [0.0] * (n + t), paid, StopReason.TERMINATED))
         groups.append(members)
     accelerator = Accelerator(cpu=job.device == "cpu", mixed_precision="bf16" if job.precision == "bf16" else "no")
-    optimization = Optimization(learning_rate=1e-4, max_tokens_per_microbatch=SIZES[job.size].tokens_at_once)
+    optimization = OptimizationSettings(learning_rate=1e-4, max_tokens_per_microbatch=SIZES[job.size].tokens_at_once)
     learner = Learner(model, build("algorithm", "grpo"), optimization, accelerator=accelerator, total_steps=100)
     return lambda: learner.update(groups)["loss"]
 
@@ -165,7 +165,7 @@ def child(side: str, job: Job, out: str) -> None:
     def note(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = list(parameters)
         if not kept:
-            kept.append(torch.cat([p.grad.float().flatten().cpu() for p in parameters if p.grad is not None]))
+            kept.append(torch.cat([p.grad.float().flatten_policy_tokens().cpu() for p in parameters if p.grad is not None]))
         return clip(parameters, *args, **kwargs)
 
     torch.nn.utils.clip_grad_norm_ = note

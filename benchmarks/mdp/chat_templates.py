@@ -60,9 +60,9 @@ STOPS = (
 ANSWER = "It is 42 ."
 ARGUMENTS: dict[str, Any] = {"text": "say \"hi\" \\ {1, [2]} <b>\nso '7'", "count": 3, "exact": True, "words": ["a, b", "c"]}
 HELD = ("native", "as_written", "calls", "unchanged", "answers", "inert")
-"""What is checked of a conversation with a tool. `native`: the template itself describes tools and writes results; `as_written`:
-what
-stands between the call and the policy's next turn is then the template's own text."""
+"""What is checked of a conversation with a tool. `native`: the template itself describes tools and writes results; `as_written`: what
+stands between the call and the policy's next turn is then the template's own text.
+"""
 MORE = ("<|call|>", "<tool_call|>")
 """Tokens that end a call in some dialects, if the template itself does not spell them."""
 
@@ -103,7 +103,7 @@ def examined(name: str, template: str) -> dict[str, object]:
     try:
         tokens, acted, said = driven(tokenizer, Echo(verifier))
         unchanged = [token for token, own in zip(tokens, acted, strict=True) if own] == said
-        note = tokenizer.history_note()
+        note = tokenizer.describe_history_difference()
         frame = [token for token in tokens if token in tokenizer.control.ids]
         inert = True
         for forged in [*stops, *control_tokens(template), "".join(tokenizer.control.names.values())]:
@@ -176,7 +176,7 @@ def talked(tokenizer: HFTokenizer, environment: Noting) -> tuple[ConversationSta
     """A whole conversation with one call, and the policy's tokens in it."""
     mdp = TokenMDP(environment, tokenizer)
     state, said = mdp.start(environment.task("test", 0)), list[int]()
-    call = mdp.calls.dialect.write([Call("0.0", "note", ARGUMENTS)], environment.tools[0].specs())
+    call = mdp.calls.dialect.flush([Call("0.0", "note", ARGUMENTS)], environment.tools[0].specs())
     for text in (call, ANSWER, ANSWER):
         turn = spoken(mdp, state, text)
         mdp.extend(state, turn)

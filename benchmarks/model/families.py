@@ -6,10 +6,9 @@
 
 Each family is a tiny random model in float32, in a process of its own with a time limit. Before and after the steps of training, the
 log-probabilities of the learner (packed and padded rows) and of the hf sampler are compared with the oracle below: one unpadded row at a
-time through the model's own forward pass. Differences are given as they are; the bar is 1e-5 of 1 plus the largest log-probability of
-the oracle, since training makes them large. `right`: all agree within the bar. `refused`: a sentence says why the family cannot be used.
-`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `absent`: this
-version of
+time through the model's own forward pass. Differences are given as they are; the bar is 1e-5 of 1 plus the largest log-probability of the
+oracle, since training makes them large. `right`: all agree within the bar. `refused`: a sentence says why the family cannot be used.
+`wrong`: a difference that nothing reported. `internal`: an exception that is not a sentence to the user. `absent`: this version of
 transformers has no such family, or cannot build the tiny configuration. The exit code is 1 if any family is wrong or internal.
 
 After the training two more things are compared, in each arrangement. `gradient`: of a weighted sum of all log-probabilities, against the
@@ -42,15 +41,15 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.model._configs import FAMILIES, settings
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Request, SamplingParams
 from rlvr.errors import RlvrError
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.batch import TokenRows
-from rlvr.models.numerics_check import find_refusal_reason
+from rlvr.models.numerics_check import find_untrainable_reason
 from rlvr.registry.plugins import build
-from rlvr.training.sampler_mismatch import run_model_checks
+from rlvr.training.sampler_mismatch import run_numerics_checks
 from rlvr.training.update import packing
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 
 BAR, ROUNDING, TEMPERATURE = 1e-5, 2.0, 0.9
 """What counts as rounding in float32, relative to 1 plus the largest log-probability; and in bfloat16, relative to a plain pass's error."""
@@ -110,7 +109,7 @@ def gradients(learner: Any) -> dict[str, float]:
     def of(scores: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
         (scores * torch.linspace(-1, 1, len(scores), dtype=torch.float64)).sum().backward()
-        return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+        return torch.cat([p.grad.double().flatten_policy_tokens() for p in model.parameters() if p.grad is not None])
 
     truth = of(expected(model))
     return {name: float((of(scores) - truth).abs().max() / truth.abs().max()) for name, scores in by_arrangement(learner)}
@@ -128,7 +127,7 @@ def rounded(model: Any) -> dict[str, float]:
         except RuntimeError:  # this family's own code in transformers cannot be computed under autocast
             return {"alone": float("nan")}
         learner = Learner(
-            model, build("algorithm", "grpo"), Optimization(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE
+            model, build("algorithm", "grpo"), OptimizationSettings(), accelerator=accelerator, total_steps=1, temperature=TEMPERATURE
         )
         apart = {name: float((scores - truth).abs().mean()) / alone for name, scores in by_arrangement(learner)}
     return {"alone": alone} | apart
@@ -140,7 +139,7 @@ def sampled(sampler: Any, model: Any) -> dict[str, float]:
     prompts = [[dice.randrange(VOCABULARY) for _ in range(length)] for length in (1, 3, 3, 9, 20)]
     requests = [Request(prompts[i % 5], 1 + 7 * i % 24, seed=i) for i in range(15)]
     worst = 0.0
-    for request, said in zip(requests, sampler.sample(requests, Sampling(TEMPERATURE, stop_ids=frozenset({0}))), strict=True):
+    for request, said in zip(requests, sampler.sample(requests, SamplingParams(TEMPERATURE, stop_ids=frozenset({0}))), strict=True):
         truth = oracle(model, [*request.prompt, *said.tokens])[len(request.prompt) - 1 :].detach()
         worst = max(worst, float((torch.tensor(said.logprobs, dtype=torch.float64) - truth).abs().max()))
     return {"sampled": worst}
@@ -161,11 +160,11 @@ def examined(family: str, steps: int) -> dict[str, Any]:
         sampler.setup(build("env", "arithmetic"), CharTokenizer(), precision="float32", max_length=64)
         slow = sampler.validate_model(model)
         line |= {"sampler": sampler.kind.__name__, "slow": bool(slow)}
-        table = run_model_checks(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
-        if why := find_refusal_reason(family, table):
+        table = run_numerics_checks(model, sampler, CharTokenizer("0123456789"), temperature=TEMPERATURE)  # as before every run
+        if why := find_untrainable_reason(family, table):
             return line | {"state": "refused", "why": why}
         learner = Learner(
-            model, build("algorithm", "grpo"), Optimization(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=steps,
+            model, build("algorithm", "grpo"), OptimizationSettings(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=steps,
             temperature=TEMPERATURE,
         )  # fmt: skip
         line |= {"learner": "padded" if learner.unpackable else "packed", "why_padded": learner.unpackable}
@@ -213,7 +212,7 @@ def main() -> int:
         lines.append(line)
         if asked.out:
             with asked.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.flush(json.dumps(line) + "\n")
     count = Counter(line["state"] for line in lines)
     print(json.dumps({"transformers": transformers.__version__, "steps": asked.steps, "families": len(lines)} | count), file=sys.stderr)
     return int(bool(count["wrong"] or count["internal"]))

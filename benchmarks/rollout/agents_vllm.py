@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, RequestQueue, Sampling, Session, StepResult, ToolSession, Verifier
+from rlvr.contracts import Completion, Environment, RequestQueue, SamplingParams, Session, StepResult, ToolSession, Verifier
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.contracts.sandbox import Sandbox
 from rlvr.mdp.token_mdp import TokenMDP
@@ -144,7 +144,7 @@ class Timed(VLLMSampler):
     idle: list[tuple[float, float]]
     worked: list[tuple[float, float]]
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, feed: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """The same, with notes. The caller has the thread between two completions."""
         counted, ended = Counted(feed), 0
         served = super().serve(counted, sampling)
@@ -208,7 +208,7 @@ def collected(options: argparse.Namespace, mdp: TokenMDP, sampler: Timed, enviro
     draws = [RolloutRequest(environment.task("train", i), str(i), derive_seed(i)) for i in range(options.conversations)]
     with Rollout(mdp, sampler=sampler, open_sessions=options.open, sync_turns=options.sync_turns) as rollout:
         began = time.perf_counter()
-        episodes = rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))
+        episodes = rollout.collect(draws, SamplingParams(stop_ids=mdp.tokenizer.stop_ids))
         seconds = time.perf_counter() - began
     busy = crowded(environment.spans["held"])
     length = measure_covered_time(busy)

@@ -23,7 +23,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from rlvr.config.config import validate_config
-from rlvr.contracts import Completion, RequestQueue, Sampling
+from rlvr.contracts import Completion, RequestQueue, SamplingParams
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers._local.engine_plan import SHARED_MEMORY
 from rlvr.samplers._local.engines import LocalEngines
@@ -56,7 +56,7 @@ def run_of(folder: Path, config: Any, kills: int) -> tuple[float, int, list[str]
     """Train; in the first `kills` rollouts, an engine with requests is killed after the fifth completion."""
     serve, killed, there = LocalEngines.serve, list[int](), set(SHARED_MEMORY.iterdir())
 
-    def disturbed(self: LocalEngines, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def disturbed(self: LocalEngines, feed: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         ended, before = 0, len(killed)
         for given in serve(self, feed, sampling):
             ended += given is not None

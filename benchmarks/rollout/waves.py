@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
-from rlvr.contracts import Environment, Sampling, Verifier
+from rlvr.contracts import Environment, SamplingParams, Verifier
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
@@ -96,7 +96,7 @@ def collection(options: argparse.Namespace, *, sync_turns: bool) -> dict[str, An
     settings: dict[str, Any] = {"sync_turns": sync_turns} if known else {}
     with Rollout(TokenMDP(environment, tokenizer, max_length=600), sampler=sampler, **settings) as rollout:
         began = time.perf_counter()
-        episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
+        episodes = rollout.collect(draws, SamplingParams(stop_ids=tokenizer.stop_ids))
         seconds = time.perf_counter() - began
     rows = [[e.tokens, e.acted, e.rewards, e.end.value, e.text, e.turns] for e in episodes]
     return {

@@ -13,7 +13,7 @@ from typing import Any
 from _engines import Engine, Known, Lengths, Speed
 from _network import Links, Network
 
-from rlvr.cluster.scheduler_commands import Accept, Cancel, Command, Dispatch, Fail, LoadWeights, Retry
+from rlvr.cluster.scheduler_commands import AbandonTask, AcceptResult, CancelCopy, Command, CountRetry, DispatchTask, LoadWeights
 from rlvr.cluster.work_scheduler import WorkScheduler
 
 Part = tuple[int, int, int]
@@ -214,21 +214,21 @@ class World:
         changed = dict[str, None]()
         for order in orders:
             match order:
-                case Dispatch(name, part, _, _):
-                    self.engines[name].begin(order, self._answers(part), self.now)  # type: ignore[arg-type]
+                case DispatchTask(name, part, _, _):
+                    self.engines[name].reset(order, self._answers(part), self.now)  # type: ignore[arg-type]
                     changed[name] = None
                 case LoadWeights():
                     wait_s = self.network.seconds(order.worker, order.version, self.now)
                     self._at(self.now + wait_s + self.setup.load_s, "loaded", order)
-                case Cancel(stopped):
+                case CancelCopy(stopped):
                     self.engines[stopped.worker].cancel(stopped, self.now)
                     changed[stopped.worker] = None
                     self._follow(self.pool.ended(stopped))
-                case Accept(kept):
+                case AcceptResult(kept):
                     self._kept(kept.group, kept.version)  # type: ignore[arg-type]
-                case Retry():
+                case CountRetry():
                     self.figures.again += 1
-                case Fail(group, _):
+                case AbandonTask(group, _):
                     self.figures.given_up += 1
                     self._kept(group, 0)  # type: ignore[arg-type]
         for name in changed:

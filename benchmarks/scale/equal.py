@@ -4,12 +4,11 @@
         [--kills 0] [--freezes 0] [--node-kills 0] [--driver-kills 0]
 
 Trains a recipe for 20 steps, by default the quickstart with fewer prompts and easier sums (`--whole`: as it is). First in one process of
-this machine (`cluster.rollout_workers=0`), then with rollout_workers on a local cluster of two nodes (`ray.cluster_utils.Cluster`). Compares all
-of
-episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`, N rollout_workers are
-killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes, `--driver-kills` kills the run
-itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process is left, and that no answer is
-without a score.
+this machine (`cluster.rollout_workers=0`), then with rollout_workers on a local cluster of two nodes (`ray.cluster_utils.Cluster`).
+Compares all of episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`,
+N rollout_workers are killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes,
+`--driver-kills` kills the run itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process
+is left, and that no answer is without a score.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Does the simulation know how long a step of a real cluster takes? It is fitted to one run and compared with others. Needs Ray.
 
-    python benchmarks/scale/fitted.py [--steps 12] [--rollout_workers 2 3] [--k 0 1] [--each-s 0.04]
-    python benchmarks/scale/fitted.py --run runs/mine --rollout_workers 8 32 128 --k 0 1 2
+    python benchmarks/scale/fitted.py [--steps 12] [--rollout_workers 2 3] [--k 0 1] [--each-s 0.04] python benchmarks/scale/fitted.py
+    --run runs/mine --rollout_workers 8 32 128 --k 0 1 2
 
 First form: small sums are trained on a cluster of two nodes of this machine, with one collector. Engine, loop, weights and Ray are
 real; the verifier waits for each character of an answer, so that calls have a tail and take no processor from each other. From this run
@@ -98,17 +98,19 @@ def fitted(run: Path, rollout_workers: int) -> Fitted:
         groups[row["group"]].append(sum(row["action_mask"]))
     for name, lengths in groups.items():
         longest[int(name.split(":")[0])].append(max(lengths))
-    timed = [row for row in later(rows_of(run / "timings.jsonl")) if "cluster/sampling" in row]
+    timed = [row for row in later(rows_of(run / "timings.jsonl")) if "cluster/sampling_fraction" in row]
     if not timed:
-        raise SystemExit(f"{run} has no step in its second two thirds with times of rollout_workers (cluster/sampling in timings.jsonl)")
-    spent = [row["cluster/sampling"] * row["step_time"] * rollout_workers for row in timed]
+        raise SystemExit(
+            f"{run} has no step in its second two thirds with times of rollout_workers (cluster/sampling_fraction in timings.jsonl)"
+        )
+    spent = [row["cluster/sampling_fraction"] * row["step_time"] * rollout_workers for row in timed]
     known = [longest[row["step"]] for row in timed]
     ends = numpy.array([[sum(calls), len(calls)] for calls in known], float)
     token_s, overhead_s = numpy.linalg.lstsq(ends, numpy.array(spent), rcond=None)[0]
     if token_s <= 0 or overhead_s < 0:  # too few lengths to tell the two apart
         token_s, overhead_s = sum(spent) / ends[:, 0].sum(), 0.0
     train_s = statistics.mean(row["step_time"] - row["time/wait_for_batch"] for row in timed)
-    load_s = statistics.mean(row["cluster/loading"] * row["step_time"] for row in timed)
+    load_s = statistics.mean(row["cluster/loading_fraction"] * row["step_time"] for row in timed)
     step_s = statistics.mean(row["step_time"] for row in timed)
     return Fitted(step_s, float(overhead_s), tuple(tuple(each) for each in groups.values()), float(token_s), train_s, load_s)
 

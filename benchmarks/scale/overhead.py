@@ -30,7 +30,7 @@ from rlvr.cluster.rollout_tasks import split_into_tasks
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.config import RunConfig, validate_config
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, SamplingParams, Verifier
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Task, Verdict, user
@@ -72,7 +72,7 @@ class Paced(ScriptedSampler):
     def load_model(self, model: Any, version: int) -> None:
         """Take weights, so that they are sent."""
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Sleep, then answer."""
         while (asked := queue.pop(sys.maxsize)) is not None:
             if asked:
@@ -111,7 +111,7 @@ def stepped(driver: Driver, config: RunConfig, step: int, units: int, pack: Call
     """The seconds of a step with rollout_workers, which begins with new weights."""
     began = time.perf_counter()
     driver.load_weights(pack())
-    found = driver.collect(draws(config, step, units), Sampling(), version=step)
+    found = driver.collect(draws(config, step, units), SamplingParams(), version=step)
     seconds = time.perf_counter() - began
     assert len(found) == units * MEMBERS and all(episode.verdict and episode.verdict.score is not None for episode in found)
     return seconds
@@ -125,7 +125,7 @@ def here(config: RunConfig, facts: WorkerSettings, load: Callable[[RolloutWorker
         began = time.perf_counter()
         load(collector, number)
         for unit in split_into_tasks(draws(config, number, units)):
-            collector.rollout.collect(unit, Sampling(), version=number)
+            collector.rollout.collect(unit, SamplingParams(), version=number)
         return time.perf_counter() - began
 
     return step

@@ -1,8 +1,7 @@
 """Draw what the simulation found, for docs/simulation.md.
 
-python benchmarks/scale/simulate.py --only tail > tail.jsonl
-python benchmarks/scale/simulate.py --only internet --workers 200 1000 5000 10000 > internet.jsonl
-python benchmarks/scale/pictures.py tail.jsonl internet.jsonl [--out docs/pictures]
+python benchmarks/scale/simulate.py --only tail > tail.jsonl python benchmarks/scale/simulate.py --only internet --workers 200 1000 5000
+10000 > internet.jsonl python benchmarks/scale/pictures.py tail.jsonl internet.jsonl [--out docs/pictures]
 """
 
 from __future__ import annotations

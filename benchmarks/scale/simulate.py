@@ -2,11 +2,11 @@
 
     python benchmarks/scale/simulate.py [--steps 15] [--seeds 1] [--only tail|faults|internet] [--engines 64] [--train-s 114] ...
 
-`tail`: verl's published run (Qwen2.5-Math-7B on H20, 512 prompts of 16 answers of up to 28,672 tokens; docs/advance/fully_async.md).
-Rows by the same rule as a published one must be within 20 % of it; others have a published row of another rule beside them, for
-comparison. The gain is against the row `k = 1, batch after batch`, which is rlvr's rule in one process.
-`faults`: slow machines and machines that are lost, with and without backup copies.
-`internet`: workers of unlike speed on unlike links that come and go, with whole weights and with changes; minutes for thousands of them.
+`tail`: verl's published run (Qwen2.5-Math-7B on H20, 512 prompts of 16 answers of up to 28,672 tokens; docs/advance/fully_async.md). Rows
+by the same rule as a published one must be within 20 % of it; others have a published row of another rule beside them, for comparison.
+The gain is against the row `k = 1, batch after batch`, which is rlvr's rule in one process. `faults`: slow machines and machines that are
+lost, with and without backup copies. `internet`: workers of unlike speed on unlike links that come and go, with whole weights and with
+changes; minutes for thousands of them.
 
 Speeds and lengths are set by hand (see `_engines.py`), not fitted; `fitted.py` fits them to a run. Not simulated: verification.
 One JSON line for each row: seconds of a step, the share of time in which engines sample and the trainer trains, ages of tokens.

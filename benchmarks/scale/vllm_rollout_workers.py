@@ -60,11 +60,11 @@ def child(given: dict[str, Any]) -> None:
     from ray.cluster_utils import Cluster
 
     from rlvr.cluster import ray_transport as actors
-    from rlvr.cluster.scheduler_commands import Dispatch
+    from rlvr.cluster.scheduler_commands import DispatchTask
     from rlvr.cluster.training import train
     from rlvr.config.config import validate_config
     from rlvr.config.overrides import apply_overrides
-    from rlvr.contracts import Sampling
+    from rlvr.contracts import SamplingParams
 
     made = list[Any]()
 
@@ -81,7 +81,7 @@ def child(given: dict[str, Any]) -> None:
     def refusal(transport: Any) -> str:
         actor = next(iter(transport._actors.values()))
         try:
-            ray.get(actor.collect.remote(Dispatch("stale", "", 10**6, 1), [], Sampling(), 0), timeout=60)
+            ray.get(actor.run_task.remote(DispatchTask("stale", "", 10**6, 1), [], SamplingParams(), 0), timeout=60)
         except ray.exceptions.RayTaskError as error:
             return f"{type(error.cause).__name__}: {error.cause}"
         return "answered"

@@ -1,7 +1,7 @@
 """Weights to rollout_workers: the time for several against one, and the size of a delta of real steps.
 
-    python benchmarks/scale/weights.py copies [--mb 1024] [--rollout_workers 3] [--repeat 3]
-    python benchmarks/scale/weights.py steps [--recipe quickstart] [--set train.steps=5 model.path=FOLDER ...]
+    python benchmarks/scale/weights.py copies [--mb 1024] [--rollout_workers 3] [--repeat 3] python benchmarks/scale/weights.py steps
+    [--recipe quickstart] [--set train.steps=5 model.path=FOLDER ...]
 
 `copies`: a model of bfloat16 weights of so many MB is put into the object store of a cluster on this machine and loaded by one collector
 and by several at once, in turns; each collector is a process that holds the model. One JSON line for each turn: seconds to put, seconds

@@ -1,7 +1,6 @@
 """How often `symbolic` and `unit_tests` are wrong on labelled answers that were written before their code was read.
 
-    python benchmarks/verifiers/held_out.py --set math
-    python benchmarks/verifiers/held_out.py --set programs
+    python benchmarks/verifiers/held_out.py --set math python benchmarks/verifiers/held_out.py --set programs
 
 A line of `held_out/math.jsonl` is {"id", "family", "reference", "answer", "label", "question"?}; a line of `held_out/programs.jsonl` has
 the families honest, wrong and cheat. Each mistake is printed. The exit code is 1 if a wrong answer is paid, if more than 1.5 % of the

@@ -105,7 +105,7 @@ def settings_page() -> str:
 def _keys(kind: type[Section]) -> str:
     rows = []
     for key in list_keys(kind):
-        shown = key.default if key.default in ("required", "a section") else code(key.default)
+        shown = key.default_text if key.default_text in ("required", "a section") else code(key.default_text)
         rows.append([code(key.name), shown, f"{escaped(key.description)} {'(' + key.limits + ')' if key.limits else ''}"])
     return table(("key", "default", "about"), rows)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.extraction import extract_answer
 
 QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
@@ -23,12 +23,12 @@ GROUPED_NUMBER = re.compile(r"[-+$]*\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ColumnTemplate:
     r"""A text with columns in braces; a template of one column alone gives its value, of any type.
 
-    >>> Template.parse("Is {a} above {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
+    >>> ColumnTemplate.parse("Is {a} above {b}?", ["a", "b"], "question").fill({"a": 3, "b": 2})
     'Is 3 above 2?'
-    >>> Template.parse("tests", ["tests"], "reference").fill({"tests": [1, 2]})
+    >>> ColumnTemplate.parse("tests", ["tests"], "reference").fill({"tests": [1, 2]})
     [1, 2]
     """
 
@@ -36,7 +36,7 @@ class Template:
     columns: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str, columns: Sequence[str], setting: str) -> Template:
+    def parse(cls, text: str, columns: Sequence[str], setting_name: str) -> ColumnTemplate:
         """Parse a template, or the name of one column. Raises ConfigError for unknown columns."""
         if text in columns:
             text = f"{{{text}}}"
@@ -44,11 +44,11 @@ class Template:
         for name in used:
             if name not in columns:
                 raise ConfigError(
-                    f"{setting} uses the column {name!r}; {suggest(name, columns)}. A brace of the text itself is {{{{ or }}}}"
+                    f"{setting_name} uses the column {name!r}; {format_suggestion(name, columns)}. A brace of the text itself is {{{{ or }}}}"
                 )
-        if setting in ("question", "reference") and not used:
+        if setting_name in ("question", "reference") and not used:
             raise ConfigError(
-                f"{setting} is {text!r:.80}, which names no column; {suggest(text, columns)}. A template is a text with {{column}}"
+                f"{setting_name} is {text!r:.80}, which names no column; {format_suggestion(text, columns)}. A template is a text with {{column}}"
             )
         return cls(text, used)
 
@@ -85,7 +85,7 @@ def format_cell(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
 
 
-def guess_column(columns: Sequence[str], setting: str, where: str) -> str:
+def guess_column(columns: Sequence[str], setting: str, source_name: str) -> str:
     """Guess the question or reference column by its name; "" if there is none. Raises ConfigError if several match.
 
     >>> guess_column(["id", "problem", "solution", "answer"], "reference", "math.jsonl")
@@ -97,29 +97,29 @@ def guess_column(columns: Sequence[str], setting: str, where: str) -> str:
         found = [column for column in columns if column.lower() in SOLUTION_COLUMNS]
     if len(found) > 1:
         raise ConfigError(
-            f"{where} has several columns that may be the {setting}: {', '.join(found)}; choose one with {setting}=COLUMN. "
+            f"{source_name} has several columns that may be the {setting}: {', '.join(found)}; choose one with {setting}=COLUMN. "
             f"Its columns: {_format_columns(columns)}"
         )
     return found[0] if found else ""
 
 
-def make_unknown_column_error(columns: Sequence[str], setting: str, where: str) -> ConfigError:
+def make_unknown_column_error(columns: Sequence[str], setting: str, source_name: str) -> ConfigError:
     """Make the error for a column that cannot be guessed."""
     names = QUESTION_COLUMNS if setting == "question" else (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS)
     return ConfigError(
-        f"{where} has no column that is known to be the {setting} ({', '.join(names)}); it has {_format_columns(columns)}. "
+        f"{source_name} has no column that is known to be the {setting} ({', '.join(names)}); it has {_format_columns(columns)}. "
         f"Name one: {setting}=COLUMN, or a template such as {setting}='... {{COLUMN}} ...'"
     )
 
 
-def detect_answer_mark(texts: Sequence[Any]) -> str:
+def detect_answer_mark(references: Sequence[Any]) -> str:
     r"""Detect how most references mark their final answer: `hash` (after ####), `boxed` (in \boxed{}), or `whole`.
 
     >>> detect_answer_mark(["3+4=7\n#### 7", "#### 8"]), detect_answer_mark(["7", "8"])
     ('hash', 'whole')
     """
     for mark, sign in (("hash", "####"), ("boxed", "\\boxed")):
-        if sum(isinstance(text, str) and sign in text for text in texts) * 2 > len(texts):
+        if sum(isinstance(text, str) and sign in text for text in references) * 2 > len(references):
             return mark
     return "whole"
 

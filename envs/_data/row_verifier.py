@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier
-from rlvr.errors import ConfigError, requires_text
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -17,20 +17,20 @@ MAX_VERIFIERS = 64
 """Most different settings of the rows; each needs a verifier of its own."""
 
 
-def build_verifier(wanted: Any) -> tuple[Verifier, dict[str, str]]:
+def build_dataset_verifier(verifier_config: Any) -> tuple[Verifier, dict[str, str]]:
     """Build the verifier of a data set; also return which of its settings are columns.
 
-    >>> build_verifier({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
+    >>> build_dataset_verifier({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
     {'tolerance': '{tolerance}'}
     """
-    settings = dict(wanted) if isinstance(wanted, Mapping) else {}
+    settings = dict(verifier_config) if isinstance(verifier_config, Mapping) else {}
     columns = {key: text for key, text in settings.items() if isinstance(text, str) and COLUMN_PATTERN.fullmatch(text) and key != "name"}
     if columns:
-        return RowVerifier({key: value for key, value in settings.items() if key not in columns}), columns
-    return build_from_config("verifier", wanted), {}
+        return PerRowVerifier({key: value for key, value in settings.items() if key not in columns}), columns
+    return build_from_config("verifier", verifier_config), {}
 
 
-class RowVerifier(Verifier):
+class PerRowVerifier(Verifier):
     """One verifier with several settings, selected by each task's `meta["settings"]`."""
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:
@@ -40,12 +40,12 @@ class RowVerifier(Verifier):
         self.verifiers: dict[str, Verifier] = {}
         self._lock = threading.Lock()
 
-    def build(self, settings: Iterable[Mapping[str, Any]]) -> None:
+    def build_verifiers(self, row_settings: Iterable[Mapping[str, Any]]) -> None:
         """Build a verifier for each distinct settings; an error names the invalid settings."""
-        for own in settings:
+        for own in row_settings:
             self._get_verifier(own)
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the settings of the task's row."""
         return self.verify_transcript(task, Transcript(answer))

@@ -37,30 +37,32 @@ class Row:
     values: Mapping[str, Any]
 
 
-def read_file_rows(file: Path, name: str = "") -> list[Row]:
-    """Read all rows of one file. `name` is its name in messages and locations; the default is the path."""
-    name = name or str(file)
+def read_file_rows(file: Path, display_name: str = "") -> list[Row]:
+    """Read all rows of one file. `display_name` is its name in messages and locations; the default is the path."""
+    display_name = display_name or str(file)
     kind = get_data_format(file.name)
     if kind == "parquet":
-        return _read_parquet(file, name)
+        return _read_parquet(file, display_name)
     raw = b""
     try:
         raw = file.read_bytes()
         text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is not valid UTF-8: byte {error.start} is {raw[error.start : error.start + 1]!r}; convert it") from error
+        raise ConfigError(
+            f"{display_name} is not valid UTF-8: byte {error.start} is {raw[error.start : error.start + 1]!r}; convert it"
+        ) from error
     except (OSError, EOFError) as error:
-        raise ConfigError(f"{name} cannot be read: {error}") from error
+        raise ConfigError(f"{display_name} cannot be read: {error}") from error
     if kind in ("csv", "tsv"):
-        found = list(_parse_csv(text, name, "," if kind == "csv" else "\t"))
+        found = list(_parse_csv(text, display_name, "," if kind == "csv" else "\t"))
     elif kind == "json" and text.lstrip().startswith("["):
-        found = list(_parse_json_list(text, name))
+        found = list(_parse_json_list(text, display_name))
     elif kind in ("json", "jsonl"):
-        found = list(_parse_json_lines(text, name))
+        found = list(_parse_json_lines(text, display_name))
     else:
-        raise ConfigError(f"{name} has none of the known endings: {', '.join(DATA_SUFFIXES)}")
+        raise ConfigError(f"{display_name} has none of the known endings: {', '.join(DATA_SUFFIXES)}")
     if not found:
-        raise ConfigError(f"{name} has no rows")
+        raise ConfigError(f"{display_name} has no rows")
     return found
 
 
@@ -73,18 +75,18 @@ def read_folder(folder: Path) -> dict[str, list[Row]]:
     named: dict[str, list[Path]] = {}
     for path in files:
         named.setdefault(find_split_word(path.name), []).append(path)
-    return {split: [row for path in of for row in read_file_rows(path, str(path))] for split, of in group_by_split(named).items()}
+    return {split: [row for path in of for row in read_file_rows(path, str(path))] for split, of in map_to_train_and_test(named).items()}
 
 
-def group_by_split(named: Mapping[str, Any]) -> dict[str, Any]:
+def map_to_train_and_test(by_split_word: Mapping[str, Any]) -> dict[str, Any]:
     """Map words such as `validation` to `train` and `test`; if no word identifies a split, all is under "".
 
-    >>> group_by_split({"train": 1, "validation": 2, "test": 3})
+    >>> map_to_train_and_test({"train": 1, "validation": 2, "test": 3})
     {'train': 1, 'test': 3}
     """
-    chosen = {split: next((word for word in words if word in named), None) for split, words in SPLIT_WORDS.items()}
-    found = {split: named[word] for split, word in chosen.items() if word is not None}
-    return found or {"": next(iter(named.values()))}
+    chosen = {split: next((word for word in words if word in by_split_word), None) for split, words in SPLIT_WORDS.items()}
+    found = {split: by_split_word[word] for split, word in chosen.items() if word is not None}
+    return found or {"": next(iter(by_split_word.values()))}
 
 
 def find_split_word(name: str) -> str:

@@ -10,13 +10,13 @@ from typing import Any
 
 from rlvr.envs._data.rows import Row, read_file_rows, read_folder
 from rlvr.envs._problem_files import load_hub_dataset
-from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.task import Message, Task, user
 
 SPACE = re.compile(r"\s+")
 
 
-def load_source(target: str) -> dict[str, list[Row]]:
+def load_data_source(target: str) -> dict[str, list[Row]]:
     """Load the rows of a file, a folder or a published data set, by split; "" if the split is unknown."""
     if target.startswith("hf:"):
         return load_hub_dataset(target)
@@ -42,28 +42,28 @@ def split_by_column(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
     return found
 
 
-def row_matches(row: Row, column: str, wanted: Any, where: str) -> bool:
+def row_matches(row: Row, column: str, condition: Any, where: str) -> bool:
     """Return whether a row matches one entry of `where`: a value, a list of values, or a range."""
     if column not in row.values:
-        raise ConfigError(f"{row.location}: where names the column {column!r}; {suggest(column, row.values)}")
+        raise ConfigError(f"{row.location}: where names the column {column!r}; {format_suggestion(column, row.values)}")
     value = row.values[column]
-    if isinstance(wanted, Mapping):
-        if not wanted or wanted.keys() - {"min", "max"}:
-            raise ConfigError(f"where.{column} is {dict(wanted)!r}; it must be a value, a list of values, or {{min: ..., max: ...}}")
+    if isinstance(condition, Mapping):
+        if not condition or condition.keys() - {"min", "max"}:
+            raise ConfigError(f"where.{column} is {dict(condition)!r}; it must be a value, a list of values, or {{min: ..., max: ...}}")
         try:
-            return bool(float(wanted.get("min", "-inf")) <= float(value) <= float(wanted.get("max", "inf")))
+            return bool(float(condition.get("min", "-inf")) <= float(value) <= float(condition.get("max", "inf")))
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{row.location}: where.{column} needs numbers, and the column is {value!r:.60}") from error
-    allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+    allowed = condition if isinstance(condition, list | tuple) else [condition]
     return value in allowed or str(value) in map(str, allowed)  # the cells of a CSV file are texts
 
 
-def hold_out(tasks: Sequence[Task], share: float) -> dict[str, list[Task]]:
+def hold_out(tasks: Sequence[Task], held_out_fraction: float) -> dict[str, list[Task]]:
     """Hold out a fraction of the questions, chosen by a digest of each question; rows with the same question stay together."""
     questions = sorted(
         {make_question_key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest()
     )
-    held = set(questions[: max(round(share * len(questions)), 1)]) if share and len(questions) > 1 else set()
+    held = set(questions[: max(round(held_out_fraction * len(questions)), 1)]) if held_out_fraction and len(questions) > 1 else set()
     found = {
         "train": [task for task in tasks if make_question_key(task) not in held],
         "test": [task for task in tasks if make_question_key(task) in held],
@@ -76,16 +76,16 @@ def make_question_key(task: Task) -> str:
     return SPACE.sub(" ", task.question).strip().casefold()
 
 
-def build_prompt(question: Any, system: str, instruction: str) -> tuple[Message, ...]:
+def build_prompt(question: Any, system_prompt: str, instruction: str) -> tuple[Message, ...]:
     """Build the messages of one row; the question is a text, or messages that end with the user's."""
     if not isinstance(question, list):
         text = str(question).strip()
-        return user(f"{text}\n\n{instruction}" if instruction else text, system=system)
+        return user(f"{text}\n\n{instruction}" if instruction else text, system=system_prompt)
     if not all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in question):
         raise ValueError("the question is a list, but not of messages {role, content}")
     *before, last = ({"role": str(message["role"]), "content": str(message["content"])} for message in question)
     if last["role"] != "user":
         raise ValueError(f"the last message of the question has the role {last['role']!r}; it must be user")
-    head = user("", system=system)[:-1] if not any(message["role"] == "system" for message in before) else ()
+    head = user("", system=system_prompt)[:-1] if not any(message["role"] == "system" for message in before) else ()
     *_, asked = user(f"{last['content']}\n\n{instruction}" if instruction else last["content"])
     return (*head, *(Message(role=message["role"], content=message["content"]) for message in before), asked)

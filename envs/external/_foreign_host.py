@@ -1,6 +1,6 @@
 """Environments and scorers of foreign packages, in a process of their own.
 
-A `ForeignHost` is a process that has imported a foreign package once. Every `ForeignInstance` in it is a fork: instances are isolated from
+A `ForeignHost` is a process that has imported a foreign package once. Every `ForeignInstanceProxy` in it is a fork: instances are isolated from
 each other, may use the global random generators, and are killed after a timeout. Messages are JSON, never pickled.
 """
 
@@ -49,8 +49,10 @@ class ForeignProcessLost(ForeignError):
     """Raised if foreign code timed out or its process died. The instance cannot be used any more."""
 
 
-class ForeignInstance:
-    """One forked instance of a foreign class. Used by one thread at a time; any thread may call `close`."""
+class ForeignInstanceProxy:
+    """Proxy of one instance of a foreign class, which lives in a forked process. Used by one thread at a time; any thread may call
+    `close`.
+    """
 
     def __init__(self, host: ForeignHost, connection: socket.socket, *, call_timeout_s: float) -> None:
         self._host, self._stream, self._call_timeout_s, self._pid = host, connection, call_timeout_s, 0
@@ -116,7 +118,7 @@ class ForeignInstance:
             raise ValueError("it wrote no reply")
         return found
 
-    def __enter__(self) -> ForeignInstance:
+    def __enter__(self) -> ForeignInstanceProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +126,9 @@ class ForeignInstance:
 
 
 class ForeignHost:
-    """Process that has imported a foreign package; started with the first instance, and restarted if it died."""
+    """Handle of the worker process that imports a foreign package and forks its instances; started with the first instance, restarted
+    if it died.
+    """
 
     def __init__(
         self, target: str, *, extra: str, call_timeout_s: float = 20.0, python: str = "", prepare_args: Mapping[str, Any] | None = None
@@ -152,7 +156,7 @@ class ForeignHost:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lock = Lock()
-        self._instances = WeakSet[ForeignInstance]()
+        self._instances = WeakSet[ForeignInstanceProxy]()
 
     def ensure_started(self) -> Any:
         """Start the process if it is not running; return what the package reported about itself."""
@@ -160,7 +164,7 @@ class ForeignHost:
             self._ensure_running()
             return self.package_info
 
-    def new_instance(self, *, timeout_s: float | None = None, **settings: Any) -> ForeignInstance:
+    def new_instance(self, *, timeout_s: float | None = None, **settings: Any) -> ForeignInstanceProxy:
         """Create an instance. Raises ForeignRaised if its constructor raises, MissingExtra if the package is not installed."""
         with self._lock:
             control = self._ensure_running()
@@ -173,7 +177,7 @@ class ForeignHost:
                 raise ForeignProcessLost(f"the process of {self.target} died") from None
             finally:
                 far.close()
-        world = ForeignInstance(self, near, call_timeout_s=self.call_timeout_s)
+        world = ForeignInstanceProxy(self, near, call_timeout_s=self.call_timeout_s)
         try:
             world._receive_pid()
         except (OSError, EOFError, ValueError) as error:
@@ -212,7 +216,7 @@ class ForeignHost:
 
     def _start(self) -> None:
         near, far = socket.socketpair()
-        command, paths = self._command()
+        command, paths = self._build_command()
         one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with far:
             try:
@@ -229,7 +233,7 @@ class ForeignHost:
                 raise ConfigError(f"python is {self.python!r}, which cannot be started: {error.strerror}") from error
         self._control = near
         try:
-            hello = ForeignInstance(self, near, call_timeout_s=IMPORT_TIMEOUT_S)._exchange(b"", IMPORT_TIMEOUT_S)
+            hello = ForeignInstanceProxy(self, near, call_timeout_s=IMPORT_TIMEOUT_S)._exchange(b"", IMPORT_TIMEOUT_S)
         except (OSError, EOFError, ValueError) as error:
             self._stop()
             raise ForeignProcessLost(
@@ -243,7 +247,7 @@ class ForeignHost:
         near.settimeout(None)
         self.package_info = hello["ok"]
 
-    def _command(self) -> tuple[list[str], str]:
+    def _build_command(self) -> tuple[list[str], str]:
         """Return the command of the process, and its PYTHONPATH."""
         if not self.python:
             return [sys.executable, "-P", "-m", "rlvr.envs.external._foreign_worker", self.target], os.pathsep.join(

@@ -3,9 +3,9 @@
     python -P -m rlvr.envs.external._foreign_worker DESCRIPTOR MODULE:CLASS [LOADS]
     python -P _hosted.py DESCRIPTOR FILE.py:CLASS [LOADS]          with an interpreter that does not have rlvr
 
-CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all instances share, and returns
-information about the
-package (its version). Every instance is `CLASS(**settings)`, and its public methods can be called. Requests and replies are lines of JSON.
+CLASS has a static `prepare(**LOADS)`, which imports the foreign package, loads what all instances share, and returns information about
+the package (its version). Every instance is `CLASS(**settings)`, and its public methods can be called. Requests and replies are lines of
+JSON.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MAX_ERROR_CHARS = 2_000
 """Longest error message that is passed on."""
 
 
-def main(descriptor: int, target: str, prepare_args: str = "{}") -> None:
+def main(control_fd: int, target: str, prepare_args: str = "{}") -> None:
     """Import the package, report that, and create instances until the host is gone."""
-    control = socket.socket(fileno=descriptor)
+    control = socket.socket(fileno=control_fd)
     quiet = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # foreign code may print anything: only the sockets carry messages
         os.dup2(quiet, stream)
@@ -81,7 +81,7 @@ def find_version(distribution: str, module: Any) -> str:
         return str(getattr(module, "__version__", "unknown"))
 
 
-class SharedResource:
+class SharedObjectInstance:
     """Base class of instances that share an object, loaded once before they are forked; each re-raises a load error.
 
     >>> Loaded.shared is None
@@ -94,12 +94,12 @@ class SharedResource:
     load_error: BaseException | None = None
 
     @classmethod
-    def load_shared(cls, **given: Any) -> None:
+    def load_shared(cls, **load_args: Any) -> None:
         """Load the shared object. It is not shared if loading starts threads, which a fork loses, or leaves files open."""
         seed_generators()
         before = _list_open_files()
         try:
-            made = cls.load(**given)
+            made = cls.load(**load_args)
         except (Exception, SystemExit) as error:
             cls.load_error = error
             return
@@ -107,11 +107,11 @@ class SharedResource:
             cls.shared = made
 
     @classmethod
-    def get_shared(cls, **given: Any) -> Any:
+    def get_shared(cls, **load_args: Any) -> Any:
         """Return the shared object, or load one for this instance; raise the error if loading failed."""
         if cls.load_error is not None:
             raise cls.load_error
-        return cls.load(**given) if cls.shared is None else cls.shared
+        return cls.load(**load_args) if cls.shared is None else cls.shared
 
 
 def _list_open_files() -> set[tuple[str, str]]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from threading import Lock
 from typing import Any
 
-from rlvr.contracts import Environment, Example, Session, StepResult, Transcript, Verifier
-from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost
-from rlvr.errors import ConfigError, requires_text
+from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier, VerifierExample
+from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost
+from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Message, Task, Verdict, user
 from rlvr.turns import Turn
@@ -36,9 +36,9 @@ class GameRewardVerifier(Verifier):
     'infra'
     """
 
-    examples = (Example({"won": 1.0}, correct=(), incorrect=("", "I won", '{"rewards": [1.0], "over": true}')),)
+    examples = (VerifierExample({"won": 1.0}, correct=(), incorrect=("", "I won", '{"rewards": [1.0], "over": true}')),)
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without a game: no move was made, so it scores 0."""
         return self.verify_transcript(task, Transcript(answer, {"rewards": [], "over": False}))
@@ -76,11 +76,11 @@ class GameRewardVerifier(Verifier):
 
 
 class GameEnvironment(Environment):
-    """Base class of game environments. A subclass sets the process that plays (`host`, `settings`) and parses a turn into a `parse_move`.
+    """Base class of game environments. A subclass sets the worker process of the game (`host`, `instance_settings`) and parses a turn
+    into a move.
 
     The class in that process has `begin(seed)`, which starts a new game and returns its first text, and `act(parse_move)`, which returns
-    {"text",
-    "rewards", "over"}, and "cut" if a limit of the game ended it.
+    {"text", "rewards", "over"}, and "cut" if a limit of the game ended it.
     """
 
     host: ForeignHost
@@ -100,7 +100,7 @@ class GameEnvironment(Environment):
     def __init__(self) -> None:
         self.verifier = GameRewardVerifier()
         self._tasks: dict[tuple[str, int], Task] = {}
-        self._scout: ForeignInstance | None = None
+        self._scout: ForeignInstanceProxy | None = None
         self._scout_lock = Lock()
 
     @abstractmethod
@@ -108,7 +108,7 @@ class GameEnvironment(Environment):
         """Parse the move from a turn; None if there is none."""
 
     @abstractmethod
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return the reply to a turn without a move."""
 
     def task(self, split: str, index: int) -> Task:
@@ -125,13 +125,13 @@ class GameEnvironment(Environment):
         for attempt in range(MAX_SEED_TRIES):
             seed = int.from_bytes(hashlib.blake2b(f"{self.seed}/{index}/{attempt}".encode(), digest_size=4).digest()) >> 2
             seed = 2 * seed + (split == "test")  # no seed is in both splits
-            text = self.call_scout("begin", seed=seed)
+            text = self.call_query_instance("reset", seed=seed)
             if len(self.splits) == 1 or not self.splits_by_first_text or (split == "test") == is_held_out(text):
                 prompt = user(text, system=self.instruction)
                 return Task(prompt, {**self.reference, "seed": seed}, id=f"{self.id_prefix}/{split}/{self.seed}.{index}")
         raise ConfigError(f"{self.id_prefix} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 
-    def call_scout(self, method: str, **given: Any) -> Any:
+    def call_query_instance(self, method: str, **given: Any) -> Any:
         """Call a method of a separate instance that is not used for playing, such as `begin` or the list of moves."""
         with self._scout_lock:
             try:
@@ -181,7 +181,7 @@ class GameSession(Session):
         self.rewards: list[Any] = []
         self.done = self.truncated = False
         self.failure: dict[str, str] = {}
-        self._instance: ForeignInstance | None = None
+        self._instance: ForeignInstanceProxy | None = None
 
     def initial_messages(self) -> Sequence[Message]:
         """Start the game. Returns no messages, because its first text is the prompt; raises ForeignError if that text differs."""
@@ -197,11 +197,11 @@ class GameSession(Session):
         shown = strip_thinking(turn.text)
         move = self.environment.parse_move(shown) if shown is not None and len(shown) <= MAX_TURN_CHARS else None
         if move is None:
-            return StepResult(({"role": "user", "content": self.environment.format_unreadable()},))
+            return StepResult(({"role": "user", "content": self.environment.format_no_move_reply()},))
         assert self._instance is not None
         self.moves.append(move)
         try:
-            text = self._record_step(self._instance.call("act", move=move))
+            text = self._record_step(self._instance.call("step", move=move))
         except ForeignError as error:
             self.failure = self._find_fault(error)
             return StepResult(done=True)
@@ -209,7 +209,7 @@ class GameSession(Session):
         return StepResult(said or (() if self.done else ({"role": "user", "content": "-"},)), done=self.done)
 
     def artifacts(self) -> Mapping[str, Any]:
-        """Return the rewards, whether the game is over, and what failed."""
+        """Return the moves and rewards, whether the game is over, and, if the game failed, the fault and its reason."""
         rewards = [reward if _is_number(reward) else repr(reward)[:80] for reward in self.rewards]
         left = {"rewards": rewards, "over": self.done, "cut": self.truncated, "moves": self.moves}
         return left | ({"trouble": self.failure} if self.failure else {})
@@ -219,11 +219,11 @@ class GameSession(Session):
         if self._instance is not None:
             self._instance.close()
 
-    def _start_game(self) -> tuple[ForeignInstance, str]:
+    def _start_game(self) -> tuple[ForeignInstanceProxy, str]:
         environment = self.environment
         world = environment.host.new_instance(**environment.instance_settings)
         try:
-            return world, str(world.call("begin", seed=self.task.reference["seed"]))
+            return world, str(world.call("reset", seed=self.task.reference["seed"]))
         except BaseException:
             world.close()
             raise
@@ -242,22 +242,22 @@ class GameSession(Session):
         """
         why = f"the game failed at move {len(self.moves)} ({error})"[:400]
         others = [move for move in self.environment.harmless_moves if move != self.moves[-1]]
-        if others and self._fails_at(self.moves[-1]):
+        if others and self._replay_fails_at(self.moves[-1]):
             tried = others[:2] if isinstance(error, ForeignProcessLost) else others
-            fine = next((move for move in tried if self._fails_at(move) is False), None)
+            fine = next((move for move in tried if self._replay_fails_at(move) is False), None)
             if fine is not None:
                 return {"fault": Fault.ANSWER.value, "why": f"{why}, again with the same move, and not with {fine!r}"}
         return {"fault": Fault.INFRA.value, "why": why}
 
-    def _fails_at(self, last: Any) -> bool | None:
+    def _replay_fails_at(self, retried_move: Any) -> bool | None:
         """Return whether the replayed game fails at the move `last`; None if it fails before that."""
         try:
             world, _ = self._start_game()
             with world:
                 for move in self.moves[:-1]:
-                    world.call("act", move=move)
+                    world.call("step", move=move)
                 try:
-                    world.call("act", move=last)
+                    world.call("step", move=retried_move)
                 except ForeignError:
                     return True
                 return False

@@ -26,7 +26,7 @@ MAX_NUMBERS = 64
 
 
 class GymnasiumInstance:
-    """One Gymnasium environment.
+    """Worker class of `gymnasium`: one Gymnasium environment, in a forked process.
 
     >>> room = GymnasiumInstance(id="FrozenLake", kwargs={})
     >>> room.setup(seed=3).splitlines()[-1], room.words()
@@ -47,15 +47,15 @@ class GymnasiumInstance:
         self._words = list(known) if len(known) == space.n else [str(self.first_action + number) for number in range(int(space.n))]
 
     @staticmethod
-    def prepare() -> Any:
+    def preload_package() -> Any:
         """Import Gymnasium and return its version."""
         return {"version": importlib.import_module("gymnasium").__version__}
 
-    def words(self) -> list[str]:
+    def list_action_words(self) -> list[str]:
         """Return the actions as words."""
         return self._words
 
-    def begin(self, seed: int) -> str:
+    def reset(self, seed: int) -> str:
         """Reset with a seed; FrozenLake also gets a map drawn from the seed."""
         if self.name == "FrozenLake" and not self.kwargs.keys() & {"desc", "map_name"}:
             self._make_env(seed)
@@ -64,7 +64,7 @@ class GymnasiumInstance:
         *others, last = self._words
         return f"{head}\n{self._describe(observation)}\nSay one move: {', '.join(others)} or {last}."
 
-    def act(self, move: str) -> dict[str, Any]:
+    def step(self, move: str) -> dict[str, Any]:
         """Take one step."""
         observation, reward, terminated, truncated, _ = self.env.step(self.first_action + self._words.index(move))
         over = bool(terminated) or bool(truncated)
@@ -72,9 +72,9 @@ class GymnasiumInstance:
         plain = value if isinstance(value, int | float | str | None) else repr(value)
         return {"text": self._describe(observation), "rewards": [plain], "over": over, "cut": over and not terminated}
 
-    def solution(self, seed: int) -> list[str] | None:
+    def find_winning_moves(self, seed: int) -> list[str] | None:
         """Return the shortest moves to the goal if the environment has a deterministic transition table, else None."""
-        self.begin(seed)
+        self.reset(seed)
         inner: Any = self.env.unwrapped
         table = getattr(inner, "P", None)
         if table is None or not hasattr(inner, "s"):

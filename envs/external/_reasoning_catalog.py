@@ -57,18 +57,18 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 
 
-def is_well_formed(name: str, answer: str, gold: str | None) -> bool:
+def is_well_formed(dataset: str, answer: str, gold: str | None) -> bool:
     """Return whether a text has the required form of an answer to this data set.
 
     >>> is_well_formed("sokoban", "LLURD", "LL"), is_well_formed("sokoban", "The moves are LLURD", "LL")
     (True, False)
     """
-    form = ANSWER_PATTERNS.get(name)
+    form = ANSWER_PATTERNS.get(dataset)
     if form is not None and not form.fullmatch(answer):
         return False
-    if name in RELATIVE_TOLERANCES and gold is not None:
-        return _is_within_tolerance(answer, gold, RELATIVE_TOLERANCES[name])
-    return name not in WORD_COUNT_CHECKED or gold is None or len(answer.split()) == len(gold.split())
+    if dataset in RELATIVE_TOLERANCES and gold is not None:
+        return _is_within_tolerance(answer, gold, RELATIVE_TOLERANCES[dataset])
+    return dataset not in WORD_COUNT_CHECKED or gold is None or len(answer.split()) == len(gold.split())
 
 
 def are_lines_equal(answer: str, reference: str) -> bool:
@@ -81,20 +81,20 @@ def are_lines_equal(answer: str, reference: str) -> bool:
     return one == other
 
 
-def describe_scoring(name: str) -> str:
+def describe_scoring(dataset: str) -> str:
     """Describe how an answer to this data set is scored.
 
     >>> describe_scoring("gcd"), describe_scoring("puzzle24")
     ("the package's scorer, full score only", 'exact arithmetic of our own')
     """
-    if name in COMPARED_IN_SANDBOX:
+    if dataset in COMPARED_IN_SANDBOX:
         return "SymPy in the sandbox, on checked formulas"
-    if name in COMPARED_BY_ALGEBRA:
+    if dataset in COMPARED_BY_ALGEBRA:
         return "exact arithmetic of our own"
-    if name in COMPARED_EXACTLY:
+    if dataset in COMPARED_EXACTLY:
         return "equality with the right answer"
-    more = ", of answers in the form that is asked for" if name in ANSWER_PATTERNS else ""
-    return f"the package's scorer, full score only{more}" + ("; no right answer is known" if name in WITHOUT_GOLD else "")
+    more = ", of answers in the form that is asked for" if dataset in ANSWER_PATTERNS else ""
+    return f"the package's scorer, full score only{more}" + ("; no right answer is known" if dataset in WITHOUT_GOLD else "")
 
 
 def _is_within_tolerance(answer: str, gold: str, error: Fraction) -> bool:

@@ -22,7 +22,7 @@ is `{}`."""
 
 
 class ReasoningDataset:
-    """One data set of reasoning_gym, indexed by number: a number always gives the same question."""
+    """Worker class of `reasoning_gym`: one data set of the package, indexed by number; a number always gives the same question."""
 
     def __init__(self, *, dataset: str, config: Mapping[str, Any]) -> None:
         factory = importlib.import_module("reasoning_gym.factory")
@@ -37,31 +37,31 @@ class ReasoningDataset:
         self.get_entry = lru_cache(maxsize=256)(self._load_entry)
 
     @staticmethod
-    def prepare() -> Any:
+    def preload_package() -> Any:
         """Import the package and return its version; from then on, no text of an answer is compiled in this process."""
         module = importlib.import_module("reasoning_gym")
         sys.addaudithook(_block_compile)
         return {"version": find_version("reasoning-gym", module)}
 
-    def item(self, number: int) -> dict[str, Any]:
+    def get_question_and_answer(self, number: int) -> dict[str, Any]:
         """Return the question and its answer. An empty answer means that the question cannot be reproduced."""
         entry = self.get_entry(number)
         return {"question": entry["question"], "answer": entry["answer"]}
 
-    def facts(self, number: int, names: list[str]) -> dict[str, Any]:
+    def get_metadata(self, number: int, names: list[str]) -> dict[str, Any]:
         """Return metadata of a question, for our own verification; the policy never sees it."""
         return {name: entry for name in names if (entry := self.get_entry(number)["metadata"].get(name)) is not None}
 
     def score(self, number: int, answer: str) -> Any:
         """Score an answer with the package's own scorer, which is stopped if it would execute the answer."""
         entry = self.get_entry(number)
-        _Scoring.allowed_texts, _Scoring.answer, _Scoring.stopped = frozenset(_collect_strings(entry)), answer, False
-        _Scoring.active = True
+        _ScoringState.allowed_texts, _ScoringState.answer, _ScoringState.stopped = frozenset(_collect_strings(entry)), answer, False
+        _ScoringState.active = True
         try:
             found = self.dataset.score_answer(answer, entry)
         finally:
-            _Scoring.active = False
-        return {"score": float(found) if isinstance(found, int | float) else repr(found), "stopped": _Scoring.stopped}
+            _ScoringState.active = False
+        return {"score": float(found) if isinstance(found, int | float) else repr(found), "stopped": _ScoringState.stopped}
 
     def _load_entry(self, number: int) -> dict[str, Any]:
         entry = self._generate_entry(number)
@@ -79,7 +79,7 @@ class ReasoningDataset:
         return entry
 
 
-class _Scoring:
+class _ScoringState:
     """State of the current scoring in this process, read by the audit hook."""
 
     active = False
@@ -90,14 +90,14 @@ class _Scoring:
 
 def _block_compile(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook: while an answer is scored, stop compiling any text except the texts of the question's own entry."""
-    if event != "compile" or not _Scoring.active:
+    if event != "compile" or not _ScoringState.active:
         return
     source, name = arguments[0], arguments[1]
     text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
     if name != "<string>" or not isinstance(text, str):
         return  # a module that is imported lazily
-    if text not in _Scoring.allowed_texts:
-        _Scoring.stopped = True
+    if text not in _ScoringState.allowed_texts:
+        _ScoringState.stopped = True
         raise PermissionError("the scorer would execute the answer")
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from rlvr.contracts import Environment, Session
 from rlvr.contracts.schema import SchemaError, validate_arguments
 from rlvr.contracts.tool import Tool
-from rlvr.envs.external._foreign.calls import PARALLEL_CATEGORIES, CallSession, CallsVerifier, PlaceholderTool, list_first_calls
+from rlvr.envs.external._foreign.calls import PARALLEL_CATEGORIES, CallSession, CallsVerifier, PlaceholderTool, iter_minimal_expected_calls
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost
 from rlvr.envs.external._game_env import is_held_out
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task, user
 from rlvr.turns import Call, ToolSpec
 
@@ -76,7 +76,7 @@ class Bfcl(Environment):
             raise ConfigError(f"the category {category!r} is not offered: {UNSUPPORTED[category]}")
         if category not in (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES):
             raise ConfigError(
-                f"there is no category {category!r}; {suggest(str(category), (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES))}"
+                f"there is no category {category!r}; {format_suggestion(str(category), (*SINGLE_TURN_CATEGORIES, *MULTI_TURN_CATEGORIES))}"
             )
         self.category, self.limit, self.instruction = category, limit, instruction
         self.max_turns = (
@@ -125,7 +125,8 @@ class Bfcl(Environment):
         row = self._find_row(task)
         if self.category in SINGLE_TURN_CATEGORIES:
             calls = [
-                Call("0.0", make_tool_name(name), given) for name, given in list_first_calls(row["truth"], _list_required_arguments(row))
+                Call("0.0", make_tool_name(name), given)
+                for name, given in iter_minimal_expected_calls(row["truth"], _list_required_arguments(row))
             ]
             return [calls, "Done."] if self.category in PARALLEL_CATEGORIES else [calls]
         return [said for turn in self._parse_expected_calls(row) for said in (*([turn] if turn else ()), "Done.")]
@@ -170,12 +171,12 @@ class Bfcl(Environment):
         if self._rows is None:
             try:
                 with self.host.new_instance(category=self.category) as world:
-                    rows = world.call("entries", limit=self.limit)
+                    rows = world.call("list_questions", limit=self.limit)
             except ForeignError as error:
                 raise ConfigError(f"the questions of {self.category} cannot be read: {error}") from error
             made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
             for row in rows:
-                if self.category in MULTI_TURN_CATEGORIES or is_answerable(row):
+                if self.category in MULTI_TURN_CATEGORIES or are_expected_calls_valid(row):
                     made["test" if is_held_out(str(row["question"])) else "train"].append(row)
             self._rows = made
         if split not in self._rows:
@@ -183,7 +184,7 @@ class Bfcl(Environment):
         return self._rows[split]
 
 
-def is_answerable(row: Mapping[str, Any]) -> bool:
+def are_expected_calls_valid(row: Mapping[str, Any]) -> bool:
     """Return whether the expected calls fit the functions of their question: a few in the data do not, and cannot be answered.
 
     >>> f = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {"x": {"type": "string", "enum": ["a"]}}}}
@@ -192,7 +193,7 @@ def is_answerable(row: Mapping[str, Any]) -> bool:
     """
     specs = {spec.name: spec for spec in map(make_tool_spec, row["functions"])}
     try:
-        for name, given in list_first_calls(row["truth"], _list_required_arguments(row)):
+        for name, given in iter_minimal_expected_calls(row["truth"], _list_required_arguments(row)):
             validate_arguments(specs[make_tool_name(name)].parameters, given)
     except (SchemaError, KeyError):
         return False
@@ -225,7 +226,7 @@ def make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
 def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a schema of the data, keeping only the keywords that are checked here.
 
-    >>> convert_schema({"type": "any", "description": "x", "default": 1}), convert_schema({"type": "tuple", "items": {"type": "float"}})
+    >>> convert_schema({"type": "any", "description": "x", "default_text": 1}), convert_schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})
     """
     kind = str(source.get("type", "")).lower()

@@ -22,10 +22,8 @@ KNOWN_ENVS: Mapping[str, dict[str, Any]] = {
 """How known environments are played and scored, by the prefix of their id.
 
 `success_threshold`: the smallest last reward that wins; without it the sum of the rewards is the score. `most`: the highest possible
-reward, where it
-differs from `success_threshold`; a higher one is a fault of the package, and gives no score. `unseen`: the first observation is
-partial, so
-the seed alone decides the split. `single`: there is only one initial state.
+reward, where it differs from `success_threshold`; a higher one is a fault of the package, and gives no score. `unseen`: the first
+observation is partial, so the seed alone decides the split. `single`: there is only one initial state.
 """
 CATALOG_IDS = ("FrozenLake", "Taxi", "CliffWalking", "Blackjack", "MiniGrid-Empty-Random-5x5-v0", "MiniGrid-DoorKey-5x5-v0")
 MOVE_PATTERN = re.compile(r"(?:(?:move|go|step|turn|action)\s*:?\s+)?([a-z0-9]+)[.!]?", re.IGNORECASE)
@@ -114,7 +112,7 @@ class GymnasiumEnvironment(GameEnvironment):
         said = form[1].lower() if form else ""
         return said if said in self.list_moves() else None
 
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return a message that lists the moves."""
         *others, last = self.list_moves()
         return f"That is no move. Say one move: {', '.join(others)} or {last}."
@@ -122,12 +120,12 @@ class GymnasiumEnvironment(GameEnvironment):
     def list_moves(self) -> list[str]:
         """Return the moves of the environment, which are cached."""
         if self._moves is None:
-            self._moves = list(self.call_scout("words"))
+            self._moves = list(self.call_query_instance("list_action_words"))
         return self._moves
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return the shortest way to the goal if the environment has a deterministic transition table, else None."""
-        found = self.call_scout("solution", seed=task.reference["seed"])
+        found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"])
         return list(found) if found and len(found) <= self.max_turns else None
 
     def gold(self, task: Task) -> str | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from rlvr.contracts import Environment, Sandbox, Session
 from rlvr.contracts.tool import Tool
 from rlvr.envs.external._harbor.folders import TaskFolder, UnsupportedTask, find_task_folders, read_task_folder
-from rlvr.envs.external._harbor.images import prepare_image
-from rlvr.envs.external._harbor.sessions import FolderSession, build_solution_command
+from rlvr.envs.external._harbor.images import get_or_build_image
+from rlvr.envs.external._harbor.sessions import TaskFolderSession, build_solution_command
 from rlvr.envs.external._harbor.verification import TaskFolderVerifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
@@ -127,13 +127,13 @@ class Harbor(Environment):
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a sandbox session from the image of the folder."""
         folder = self.test_verifier.folders[task.reference["folder"]]
-        return FolderSession(task, folder, self.tools, sandbox=self.sandbox, disk_mb=self.disk_mb, seed=seed)
+        return TaskFolderSession(task, folder, self.tools, sandbox=self.sandbox, disk_mb=self.disk_mb, seed=seed)
 
     def check_ready(self) -> None:
         """Start the sandbox and build every image, so that a failed build stops the run before it begins."""
         super().check_ready()
         for folder in self.test_verifier.folders.values():
-            prepare_image(folder)
+            get_or_build_image(folder)
 
     def _tasks_of_split(self, split: str) -> list[TaskFolder]:
         if split not in self._tasks:

@@ -107,7 +107,7 @@ class OpenEnv(GameEnvironment):
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def call_scout(self, method: str, **given: Any) -> Any:
+    def call_query_instance(self, method: str, **given: Any) -> Any:
         """Call a method in a session that is closed at once, because a server may allow few."""
         with self._scout_lock:
             try:
@@ -139,7 +139,7 @@ class OpenEnv(GameEnvironment):
         """Parse the action of a turn."""
         return self.parse_action(text)
 
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return a message that says how to write an action."""
         fields = self.get_action_fields()
         if len(fields) == 1:

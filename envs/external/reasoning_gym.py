@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from threading import Lock
 from typing import Any
 
-from rlvr.contracts import Environment, Example, Sandbox, Verifier
-from rlvr.envs._algebra import get_required_metadata, is_answerable, verify_answer
-from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost, ForeignRaised
+from rlvr.contracts import Environment, Sandbox, Verifier, VerifierExample
+from rlvr.envs._algebra import get_required_metadata, is_gold_comparable, verify_without_package_scorer
+from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost, ForeignRaised
 from rlvr.envs.external._reasoning_catalog import (
     COMPARED_BY_ALGEBRA,
     COMPARED_EXACTLY,
@@ -23,7 +23,7 @@ from rlvr.envs.external._reasoning_catalog import (
     describe_scoring,
     is_well_formed,
 )
-from rlvr.errors import ConfigError, RlvrError, requires_text, suggest
+from rlvr.errors import ConfigError, RlvrError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -39,7 +39,7 @@ class ReasoningGymVerifier(Verifier):
     """Verify an answer to a question of reasoning_gym: 1 if the package gives the full score to a well-formed answer, else 0."""
 
     version = f"1+{VERSION}"
-    examples = (Example({"number": 0, "gold": "12"}, correct=("<answer>12</answer>",), incorrect=("", "12 or 13")),)
+    examples = (VerifierExample({"number": 0, "gold": "12"}, correct=("<answer>12</answer>",), incorrect=("", "12 or 13")),)
 
     def __init__(self, *, dataset: str, config: Mapping[str, Any], extractor: str, sandbox: Sandbox | None) -> None:
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
@@ -47,10 +47,10 @@ class ReasoningGymVerifier(Verifier):
         self.host = ForeignHost(
             "rlvr.envs.external._reasoning_worker:ReasoningDataset", extra="reasoning_gym", call_timeout_s=CALL_TIMEOUT_S
         )
-        self._idle: list[ForeignInstance] = []
+        self._idle: list[ForeignInstanceProxy] = []
         self._lock = Lock()
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the answer, check its form, and score it with the package."""
         number, gold = task.reference["number"], task.reference["gold"]
@@ -66,12 +66,12 @@ class ReasoningGymVerifier(Verifier):
             return Verdict(0.0, "the answer is no valid text: it holds lone surrogates")
         try:
             if self.dataset in COMPARED_EXACTLY:
-                others = self.call_instance("facts", number=number, names=["valid_answers"]) if self.dataset == "n_queens" else {}
+                others = self.call_instance("get_metadata", number=number, names=["valid_answers"]) if self.dataset == "n_queens" else {}
                 right = are_lines_equal(said, str(gold)) or any(are_lines_equal(said, other) for other in others.get("valid_answers", ()))
                 return Verdict(float(right), f"{said!r:.80} is {'right' if right else 'wrong'}")
             if self.dataset in COMPARED_BY_ALGEBRA:
-                facts = self.call_instance("facts", number=number, names=list(get_required_metadata(self.dataset)))
-                return verify_answer(self.dataset, said, facts, gold, self.sandbox)
+                facts = self.call_instance("get_metadata", number=number, names=list(get_required_metadata(self.dataset)))
+                return verify_without_package_scorer(self.dataset, said, facts, gold, self.sandbox)
             if not is_well_formed(self.dataset, said, gold):
                 return Verdict(0.0, f"{said!r:.80} does not have the form of an answer")
             return self._score_by_package(number, said, gold)
@@ -102,7 +102,7 @@ class ReasoningGymVerifier(Verifier):
             world.close()
         self.host.close()
 
-    def _return_instance(self, world: ForeignInstance) -> None:
+    def _return_instance(self, world: ForeignInstanceProxy) -> None:
         with self._lock:
             self._idle.append(world)
 
@@ -169,7 +169,7 @@ class ReasoningGym(Environment):
         if dataset in UNSUPPORTED:
             raise ConfigError(f"the data set {dataset!r} is not offered: {UNSUPPORTED[dataset]}")
         if dataset not in DATASET_NAMES:
-            raise ConfigError(f"reasoning_gym {VERSION} has no data set {dataset!r}; {suggest(str(dataset), DATASET_NAMES)}")
+            raise ConfigError(f"reasoning_gym {VERSION} has no data set {dataset!r}; {format_suggestion(str(dataset), DATASET_NAMES)}")
         config = dict(config or {})
         if given := sorted({"seed", "size"} & set(config)):
             raise ConfigError(f"config sets {', '.join(given)}; the environment chooses these itself: use its own setting seed")
@@ -217,11 +217,11 @@ class ReasoningGym(Environment):
         for attempt in range(MAX_QUESTION_DRAWS):
             number = int.from_bytes(hashlib.blake2b(f"{self.seed}/{split}/{index}/{attempt}".encode(), digest_size=4).digest()) >> 1
             try:
-                item = self.package_verifier.call_instance("item", number=number)
+                item = self.package_verifier.call_instance("get_question_and_answer", number=number)
             except ForeignRaised as error:
                 raise ConfigError(f"reasoning_gym cannot make {self.dataset} with {self.config!r:.200}: {error}") from error
             question, gold = item["question"], item["answer"]
-            if (gold is None or (gold.strip() and is_answerable(self.dataset, gold))) and (split == "test") == is_held_out(question):
+            if (gold is None or (gold.strip() and is_gold_comparable(self.dataset, gold))) and (split == "test") == is_held_out(question):
                 text = f"{question}\n\n{self.instruction}" if self.instruction else question
                 reference = {"number": number, "gold": gold}
                 return Task(user(text), reference, id=f"reasoning_gym/{self.dataset}/{split}/{self.seed}.{index}")

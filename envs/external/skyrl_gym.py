@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvr.envs.external._foreign.task_lists import DEFAULT_LIMIT, TaskListEnvironment
 from rlvr.envs.external._foreign_host import ForeignHost
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task
 
 VERSION = "0.4.0"
@@ -79,7 +79,9 @@ class SkyRLGym(TaskListEnvironment):
         if id in UNSUPPORTED:
             raise ConfigError(f"the environment {id!r} is not offered: {UNSUPPORTED[id]}")
         if id not in SUPPORTED and not imports:
-            raise ConfigError(f"there is no environment {id!r}; {suggest(str(id), SUPPORTED)}; one of yours needs imports, its module")
+            raise ConfigError(
+                f"there is no environment {id!r}; {format_suggestion(str(id), SUPPORTED)}; one of yours needs imports, its module"
+            )
         self.id, self.limit, self.instruction, self.id_prefix = id, limit, instruction, f"skyrl_gym/{id}"
         self.instance_settings = {"id": id, "path": _check_rows_file(rows), "config": dict(config or {}), "imports": imports}
         self.reference = {"won": success_threshold, "most": success_threshold}
@@ -107,7 +109,7 @@ class SkyRLGym(TaskListEnvironment):
 
     def gold(self, task: Task) -> str | None:
         """Return the gold answer in its required form if the row has one, else None."""
-        found = self.call_scout("truth", number=task.reference["seed"])
+        found = self.call_query_instance("find_gold_answer", number=task.reference["seed"])
         return ANSWER_FORMS[self.id][1].format(found) if found is not None and self.id in ANSWER_FORMS else None
 
     def parse_move(self, text: str) -> str | None:
@@ -120,9 +122,9 @@ class SkyRLGym(TaskListEnvironment):
         one = len(set(said)) == 1 and pattern.fullmatch(lines[-1]) is not None  # two different answers count as none
         return form.format(said[0]) if one else None
 
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return a message that says how to write an answer."""
-        return ANSWER_FORMS[self.id][2] if self.id in ANSWER_FORMS else super().format_unreadable()
+        return ANSWER_FORMS[self.id][2] if self.id in ANSWER_FORMS else super().format_no_move_reply()
 
 
 def _check_rows_file(where: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from rlvr.envs.external._foreign_host import ForeignHost
 from rlvr.envs.external._foreign_worker import find_version
 from rlvr.envs.external._game_env import GameEnvironment
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task
 
 VERSION = "0.7.4"
@@ -86,11 +86,11 @@ class TextArenaInstance:
         self.players = 2 if moves else 1
 
     @staticmethod
-    def prepare() -> Any:
+    def preload_package() -> Any:
         """Import the package and return its version."""
         return {"version": find_version("textarena", importlib.import_module("textarena"))}
 
-    def begin(self, seed: int) -> str:
+    def reset(self, seed: int) -> str:
         """Start a new game; some games draw random numbers when created, others when reset."""
         random.seed(seed)
         self.env = self.arena.make(self.id)
@@ -99,7 +99,7 @@ class TextArenaInstance:
         done = self._play_opponent()
         return self._read_new_text() if not done else "The game is over before it begins."
 
-    def act(self, move: str) -> dict[str, Any]:
+    def step(self, move: str) -> dict[str, Any]:
         """Play the policy's move, and the opponent's moves after it."""
         done, _ = self.env.step(move)
         done = bool(done) or self._play_opponent()
@@ -109,9 +109,9 @@ class TextArenaInstance:
         foul = bool(info.get(0, {}).get("invalid_move"))  # some games then return a text as reward: the game counts as lost
         return {"text": str(info.get(0, {}).get("reason") or ""), "rewards": [0 if foul else (rewards or {}).get(0)], "over": True}
 
-    def solution(self, seed: int) -> list[str] | None:
+    def find_winning_moves(self, seed: int) -> list[str] | None:
         """Return winning moves, for the few games whose state reveals the secret; else None."""
-        self.begin(seed)
+        self.reset(seed)
         state = self.env.state.game_state
         if "game_number" in state:
             return [f"[{state['game_number']}]"]
@@ -190,7 +190,7 @@ class TextArena(GameEnvironment):
         if game in UNSUPPORTED:
             raise ConfigError(f"the game {game!r} is not offered: {UNSUPPORTED[game]}")
         if game not in ONE_PLAYER_GAMES and game not in TWO_PLAYER_GAMES:
-            raise ConfigError(f"there is no game {game!r}; {suggest(str(game), {*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES})}")
+            raise ConfigError(f"there is no game {game!r}; {format_suggestion(str(game), {*ONE_PLAYER_GAMES, *TWO_PLAYER_GAMES})}")
         usual, moves = (ONE_PLAYER_GAMES[game], ()) if game in ONE_PLAYER_GAMES else TWO_PLAYER_GAMES[game]
         self.game, self.seed, self.instruction = game, seed, instruction
         self.id_prefix = f"textarena/{game}{'-' + variant if variant else ''}"
@@ -231,7 +231,7 @@ class TextArena(GameEnvironment):
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return winning moves, for TowerOfHanoi, GuessTheNumber and Mastermind; else None."""
-        found = self.call_scout("solution", seed=task.reference["seed"]) if self.game in GAMES_WITH_SOLUTION else None
+        found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"]) if self.game in GAMES_WITH_SOLUTION else None
         return list(found) if found else None
 
     def gold(self, task: Task) -> str | None:
@@ -239,7 +239,7 @@ class TextArena(GameEnvironment):
         script = self.oracle_turns(task)
         return script[0] if script else None
 
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return a message that says how to write a move."""
         return "That is no move. Write one move in square brackets, as the game asks for it, alone on the last line."
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlvr.envs.external._foreign_host import ForeignHost
 from rlvr.envs.external._game_env import GameEnvironment
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.extraction import extract_answer
 from rlvr.task import Task
 
@@ -58,7 +58,7 @@ class TextWorld(GameEnvironment):
         options = {**DEFAULT_OPTIONS, **(options or {})}
         for name, value in options.items():
             if name not in DEFAULT_OPTIONS:
-                raise ConfigError(f"options has {name!r}; {suggest(str(name), DEFAULT_OPTIONS)}")
+                raise ConfigError(f"options has {name!r}; {format_suggestion(str(name), DEFAULT_OPTIONS)}")
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 50:
                 raise ConfigError(f"options {name} is {value!r}; a whole number from 1 to 50 is needed")
         self.max_turns = 24 if max_turns is None else max_turns
@@ -92,13 +92,13 @@ class TextWorld(GameEnvironment):
         form = COMMAND_PATTERN.fullmatch(line.strip().strip("*_`").strip())
         return form[1].lower().strip() if form else None
 
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return a message that says how to write a command."""
         return "That is no command. Write one command, such as look, alone on the last line."
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return the commands that win, if there are at most `max_turns`; else None."""
-        found = self.call_scout("solution", seed=task.reference["seed"])
+        found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"])
         return list(found) if found and len(found) <= self.max_turns else None
 
     def gold(self, task: Task) -> str | None:

@@ -112,7 +112,7 @@ class VerifiersEnv(TaskListEnvironment):
 
     def gold(self, task: Task) -> str | None:
         """Return the answer in the row of a v0 environment; None for tasksets, which have none."""
-        found = self.call_scout("truth", number=task.reference["seed"]) if self.interface == "v0" else None
+        found = self.call_query_instance("find_gold_answer", number=task.reference["seed"]) if self.interface == "v0" else None
         return found if isinstance(found, str) else None
 
 

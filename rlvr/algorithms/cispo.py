@@ -8,17 +8,17 @@ differs from the paper   the cap is the ratio itself, 5 by default; the paper tu
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
-from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_log_ratio, compute_weighted_loss
+from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_capped_ratio_loss, compute_log_ratio
 from rlvr.algorithms.grpo import advantage
 from rlvr.contracts.algorithm import LossInputs
 
 
-@component("ratio")
+@declare_traits("ratio")
 def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """Weight the log-probability by the capped ratio."""
-    return compute_weighted_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
+    return compute_capped_ratio_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
 
 
 make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")

@@ -1,7 +1,7 @@
 """Clip-Cov: a few tokens whose log-probability and advantage vary together most get no gradient, which keeps the entropy up.
 
-    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step
-    L = GRPO's, as a mean over all tokens, without the gradient of clip_cov_ratio of them, taken from those with cov between the bounds
+    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step L = GRPO's, as a mean over all tokens, without the
+    gradient of clip_cov_ratio of them, taken from those with cov between the bounds
 
 paper                    2505.22617
 differs from the paper   the candidates with the largest cov are taken, not random ones, so that a resumed run repeats them; l is l_old,
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms import grpo
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import AllReduce
 from rlvr.algorithms.functions.covariance import compute_covariance, find_top_fraction_threshold
@@ -35,7 +35,7 @@ def select_high_covariance(
     return ((held >= find_top_fraction_threshold(held, clip_cov_ratio, all_reduce)) & (held > clip_cov_lb)).to(cov.dtype)
 
 
-@component("old", compute_batch_stats=select_high_covariance)
+@declare_traits("old", compute_batch_stats=select_high_covariance)
 def loss(
     x: LossInputs,
     *,
@@ -45,7 +45,7 @@ def loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
 ) -> SurrogateLoss:
-    """PPO's clip, without the gradient of the chosen tokens."""
+    """PPO's clipped loss, without a gradient at the tokens that `select_high_covariance` has chosen."""
     assert x.batch_stats is not None
     clipped = grpo.loss(x, epsilon=epsilon, epsilon_high=epsilon_high)
     return clipped._replace(loss=clipped.loss * (1 - x.batch_stats) + clipped.loss.detach() * x.batch_stats)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlvr.algorithms import grpo
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.functions.surrogate import SurrogateLoss
@@ -27,7 +27,7 @@ def advantage(answers: AnswerBatch) -> Advantages:
     return [[0.0 for _ in group] for group in answers.groups]
 
 
-@component("teacher", "ratio")
+@declare_traits("teacher", "ratio")
 def loss(
     x: LossInputs, *, teacher_weight: float = 1.0, divergence: str = "sampled", epsilon: float = 0.2, epsilon_high: float | None = None
 ) -> SurrogateLoss:

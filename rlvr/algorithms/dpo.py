@@ -9,7 +9,7 @@ differs from the paper   pairs are made of scores: the best answer of a group wi
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.preference import define_preference
 from rlvr.algorithms.functions.advantages import AllReduce, Rewards
 from rlvr.algorithms.functions.answer_batch import Groups
@@ -17,7 +17,7 @@ from rlvr.algorithms.functions.preferences import PreferenceAdvantages, compute_
 from rlvr.episode import Episode
 
 
-@component("pairs")
+@declare_traits("pairs")
 def prefer(
     groups: Groups,
     rewards: list[Rewards],
@@ -42,7 +42,7 @@ def prefer(
 
 
 def select_offline(groups: Groups, *, pairs_per_group: int = 1) -> list[list[Episode]]:
-    """Select the members of the pairs."""
+    """Select the answers of recorded groups that form pairs."""
     return select_paired_answers(groups, pairs_per_group)
 
 

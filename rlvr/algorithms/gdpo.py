@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import sum_normalized_rewards
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
@@ -19,7 +19,7 @@ from rlvr.algorithms.functions.rewards import get_component_rewards
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group")
+@declare_traits("requires_group")
 def advantage(answers: AnswerBatch, *, reward_weights: Mapping[str, float] = {}, advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the weighted sum of the verdict's components, each normalised within its group."""
     parts = get_component_rewards(answers, reward_weights) if reward_weights else {"score": answers.rewards}

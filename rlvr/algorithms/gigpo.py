@@ -10,7 +10,7 @@ differs from the paper   turns are compared after exactly the same ids; compare_
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import divide_by_std
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
@@ -18,7 +18,7 @@ from rlvr.algorithms.functions.turn_advantages import compute_turn_advantages, s
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group", "per_token", "multi_turn")
+@declare_traits("requires_group", "per_token", "multi_turn")
 def advantage(
     answers: AnswerBatch,
     *,

@@ -11,7 +11,7 @@ differs from the paper   beta is 0 (there 0.04), so there is no reference model 
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import divide_by_std, subtract_group_mean
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
@@ -19,14 +19,14 @@ from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_clipped_l
 from rlvr.contracts.algorithm import LossInputs
 
 
-@component("requires_group", "zero_variance")
+@declare_traits("requires_group", "zero_variance")
 def advantage(answers: AnswerBatch, *, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the reward minus the mean of the group, divided by a standard deviation."""
     rewards = answers.rewards
     return divide_by_std(rewards, [subtract_group_mean(group) for group in rewards], scale_rewards, advantage_epsilon, answers.all_reduce)
 
 
-@component("ratio")
+@declare_traits("ratio")
 def loss(
     x: LossInputs, *, epsilon: float = 0.2, epsilon_high: float | None = None, delta: float | None = None,
     importance_sampling_level: str = "token",

@@ -10,14 +10,14 @@ differs from the paper   turns are compared with turns of the same index (or sta
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.functions.turn_advantages import compute_turn_advantages
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group", "per_token")
+@declare_traits("requires_group", "per_token")
 def advantage(
     answers: AnswerBatch,
     *,

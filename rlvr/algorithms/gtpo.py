@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import Rewards, has_no_signal
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch, Numbers
-from rlvr.algorithms.functions.entropy import align_rows, get_token_entropies, restore_rows
+from rlvr.algorithms.functions.entropy import get_token_entropies, pack_non_nan_rows, unpack_non_nan_rows
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group", "zero_variance", "per_token", "entropy")
+@declare_traits("requires_group", "zero_variance", "per_token", "entropy")
 def advantage(answers: AnswerBatch, *, entropy_weight: float = 0.1, success_threshold: float = 0.5) -> Advantages:
-    """Compute each token's shaped reward, normalised within the group."""
+    """Compute each token's reward, shaped by its entropy and normalised within the group."""
     rows = zip(answers.rewards, get_token_entropies(answers), strict=True)
     return [
         [np.zeros(len(h)) for h in hs] if has_no_signal(r) else _compute_group_advantages(r, hs, entropy_weight, success_threshold)
@@ -37,7 +37,9 @@ def advantage(answers: AnswerBatch, *, entropy_weight: float = 0.1, success_thre
 
 
 def _compute_group_advantages(rewards: Rewards, entropies: list[Numbers], weight: float, success_threshold: float) -> list[Numbers]:
-    table = align_rows(entropies).clip(min=1e-3)  # [answers, tokens of the policy], NaN after an answer's end and where it does not count
+    table = pack_non_nan_rows(entropies).clip(
+        min=1e-3
+    )  # [answers, tokens of the policy], NaN after an answer's end and where it does not count
     there, scores = ~np.isnan(table), np.array(rewards, dtype=np.float64)[:, None]
     right, found = scores >= success_threshold, np.zeros_like(table)
     for chosen, share, sign in ((right, table, scores), (~right, 1 / table, -1.0)):
@@ -45,7 +47,7 @@ def _compute_group_advantages(rewards: Rewards, entropies: list[Numbers], weight
         mean = np.where(own, share, 0.0).sum(0) / np.maximum(own.sum(0), 1)  # over the answers that have the token
         shaped = np.where(own, sign * (1 - weight + weight * share / np.where(mean > 0, mean, 1.0)), 0.0)
         found += (shaped - shaped[there].mean()) / (shaped[there].std() + 1e-6)
-    return restore_rows(found, entropies)
+    return unpack_non_nan_rows(found, entropies)
 
 
 make = define_policy_gradient(__name__, __doc__, advantage, loss, epsilon_high=0.28, loss_aggregation="token-mean")

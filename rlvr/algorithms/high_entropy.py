@@ -17,14 +17,14 @@ from __future__ import annotations
 import numpy as np
 
 from rlvr.algorithms import grpo
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.functions.covariance import find_top_fraction_threshold
 from rlvr.algorithms.functions.entropy import get_token_entropies
 
 
-@component("requires_group", "zero_variance", "per_token", "entropy")
+@declare_traits("requires_group", "zero_variance", "per_token", "entropy")
 def advantage(
     answers: AnswerBatch, *, entropy_share: float = 0.2, scale_rewards: str = "group", advantage_epsilon: float = 1e-4
 ) -> Advantages:

@@ -1,7 +1,7 @@
 """KL-Cov: a few tokens whose log-probability and advantage vary together most are held near their old probability.
 
-    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step
-    L = (1/N) sum -r A + kl_cov_coef |l - l_old| at the kl_cov_ratio of the tokens with the largest cov
+    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step L = (1/N) sum -r A + kl_cov_coef |l - l_old| at the
+    kl_cov_ratio of the tokens with the largest cov
 
 paper                    2505.22617
 differs from the paper   the share is 0.002, the paper's for its model of 7B (0.0002 for that of 32B, and in verl); l is l_old in cov,
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlvr.algorithms import grpo
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import AllReduce
 from rlvr.algorithms.functions.covariance import compute_covariance, find_top_fraction_threshold
@@ -37,9 +37,9 @@ def select_high_covariance(columns: Mapping[str, Tensor], all_reduce: AllReduce,
     return (cov >= find_top_fraction_threshold(cov, kl_cov_ratio, all_reduce)).to(cov.dtype)
 
 
-@component("old", compute_batch_stats=select_high_covariance)
+@declare_traits("old", compute_batch_stats=select_high_covariance)
 def loss(x: LossInputs, *, kl_cov_ratio: float = 0.002, kl_cov_coef: float = 1.0) -> Tensor:
-    """Compute the unclipped ratio times the advantage, plus the penalty at the selected tokens."""
+    """The unclipped ratio times the advantage, plus a KL penalty at the tokens with the largest covariance."""
     assert x.batch_stats is not None
     delta = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token")
     held = x.batch_stats * (delta.detach().abs() > MIN_LOGPROB_CHANGE)

@@ -9,15 +9,15 @@ differs from the paper   an answer is desirable if its score is at least desirab
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.preference import define_preference
 from rlvr.algorithms.functions.advantages import AllReduce, Rewards
 from rlvr.algorithms.functions.answer_batch import Groups
-from rlvr.algorithms.functions.preferences import PreferenceAdvantages, compute_kto_advantages, require_both_kinds
+from rlvr.algorithms.functions.preferences import PreferenceAdvantages, compute_kto_advantages, require_desirable_and_undesirable
 from rlvr.episode import Episode
 
 
-@component("mismatched")
+@declare_traits("mismatched")
 def prefer(
     groups: Groups,
     rewards: list[Rewards],
@@ -40,7 +40,7 @@ def prefer(
 
 def select_offline(groups: Groups, *, desirable_threshold: float = 0.5) -> list[list[Episode]]:
     """Select all answers; raise ConfigError unless some are desirable and some are not."""
-    return require_both_kinds(groups, desirable_threshold)
+    return require_desirable_and_undesirable(groups, desirable_threshold)
 
 
 make = define_preference(__name__, __doc__, prefer, select_offline)

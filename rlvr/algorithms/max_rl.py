@@ -13,14 +13,14 @@ differs from the paper   no (the authors' code adds 1e-6 to the divisor); it is 
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import drop_missing, subtract_group_mean
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group", "zero_variance")
+@declare_traits("requires_group", "zero_variance")
 def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward relative to the mean of the group."""
     found = []

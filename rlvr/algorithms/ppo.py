@@ -10,14 +10,14 @@ differs from the paper   the critic is a linear head on the policy's own trunk, 
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.functions.returns import compute_returns, compute_value_targets
 from rlvr.algorithms.grpo import loss
 
 
-@component("per_token", "values")
+@declare_traits("per_token", "values")
 def advantage(answers: AnswerBatch, *, gamma: float = 1.0, lam: float = 0.95) -> Advantages:
     """Generalised advantage estimation; the critic's targets are taken from it before any whitening."""
     found = compute_returns(answers, gamma, lam=lam, use_critic=True)

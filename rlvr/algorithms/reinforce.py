@@ -8,11 +8,11 @@ differs from the paper   off-policy (several optimizer steps per batch) each tok
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import subtract_baseline
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
-from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_log_ratio, compute_weighted_loss
+from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_capped_ratio_loss, compute_log_ratio
 from rlvr.contracts.algorithm import LossInputs
 
 
@@ -21,10 +21,10 @@ def advantage(answers: AnswerBatch) -> Advantages:
     return [subtract_baseline(group, 0.0) for group in answers.rewards]
 
 
-@component("ratio")
+@declare_traits("ratio")
 def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """-A times the log-probability, weighted by the capped ratio."""
-    return compute_weighted_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
+    return compute_capped_ratio_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
 
 
 make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")

@@ -9,14 +9,14 @@ differs from the paper   no
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.functions.returns import compute_returns
 from rlvr.algorithms.grpo import loss
 
 
-@component("per_token")
+@declare_traits("per_token")
 def advantage(answers: AnswerBatch, *, gamma: float = 1.0) -> Advantages:
     """Compute the reward to go at each token."""
     return compute_returns(answers, gamma)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.functions.returns import compute_returns
@@ -19,7 +19,7 @@ from rlvr.algorithms.functions.rewards import get_greedy_rewards
 from rlvr.algorithms.reinforce import loss
 
 
-@component("greedy", "per_token")
+@declare_traits("greedy", "per_token")
 def advantage(answers: AnswerBatch, *, gamma: float = 1.0) -> Advantages:
     """Compute the reward to go minus the reward of the group's greedy answer; 0 if that has no score."""
     return [

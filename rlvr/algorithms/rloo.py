@@ -9,14 +9,14 @@ differs from the paper   it adds PPO's clip of the answer's ratio, which does no
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import subtract_leave_one_out_mean
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group", "zero_variance")
+@declare_traits("requires_group", "zero_variance")
 def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward minus the mean of the other answers, which keeps the gradient unbiased."""
     return [subtract_leave_one_out_mean(group) for group in answers.rewards]

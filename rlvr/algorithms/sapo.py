@@ -9,16 +9,16 @@ differs from the paper   no; with one optimizer step per batch every ratio is 1 
 
 from __future__ import annotations
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_gated_loss, compute_log_ratio
 from rlvr.algorithms.grpo import advantage
 from rlvr.contracts.algorithm import LossInputs
 
 
-@component("ratio")
+@declare_traits("ratio")
 def loss(x: LossInputs, *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05) -> SurrogateLoss:
-    """Apply the soft gate, which has slope 1 at ratio 1 for every temperature."""
+    """Weight the advantage by a sigmoid gate of the ratio instead of a clip; the gate has slope 1 at ratio 1 for every temperature."""
     ratio = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp()
     return compute_gated_loss(ratio, x.advantages, sapo_temperature_pos, sapo_temperature_neg)
 

@@ -24,7 +24,7 @@ AUTHOR_ROLES = frozenset({"assistant", "system", "developer"})
 UNMASKED_KEYS = frozenset({"role", "type"})
 
 
-class ControlTokens:
+class ControlTokenEncoder:
     """The control tokens of one Hugging Face tokenizer, and how to encode text without forging any.
 
     `reserved_ids` are the special tokens and the added stop tokens: no text may produce them. `mark_ids` are other added tokens that the
@@ -50,7 +50,7 @@ class ControlTokens:
         chars = {char for char in first.values() if len(char) == 1 and not char.isalnum()}
         words = [re.escape(name) for name in first.values() if name not in chars and first[name] == name]
         self._first_character_pattern = re.compile(
-            "|".join([*sorted(words, key=len, reverse=True), *map(re.escape, find_look_alikes(frozenset(chars)))]) or "(?!)"
+            "|".join([*sorted(words, key=len, reverse=True), *map(re.escape, expand_with_look_alikes(frozenset(chars)))]) or "(?!)"
         )
         self._placeholder_pattern = re.compile(self.nonce + "h([0-9a-f]+)z")
 
@@ -88,22 +88,24 @@ class ControlTokens:
             return any(self.has_forged_token(item, is_author=is_author) for item in value.values())
         return isinstance(value, list | tuple) and any(self.has_forged_token(item, is_author=is_author) for item in value)
 
-    def encode_masked(self, text: str | None, masked: str) -> list[int]:
-        """Encode `text` with the control tokens of `masked` and no others. `text` is None if it is known to spell forbidden ones."""
-        if text == masked:
-            return self.encode_raw(masked)
-        frame = self.select_control_ids(self.encode_raw(masked))
+    def encode_without_forged_tokens(self, text: str | None, masked_text: str) -> list[int]:
+        """Encode `text` so that it has the control tokens that `masked_text` has and no others; `text` is None if it is known to spell
+        forbidden ones.
+        """
+        if text == masked_text:
+            return self.encode_raw(masked_text)
+        frame = self.select_control_ids(self.encode_raw(masked_text))
         if text is not None and self.select_control_ids(ids := self.encode_raw(text)) == frame:
             return ids
-        for inert in (self._encode_with_secret_names(masked), self.encode_raw(self._unmask(masked, insert_after_first=" "))):
+        for inert in (self._encode_with_secret_names(masked_text), self.encode_raw(self._unmask(masked_text, insert_after_first=" "))):
             if inert is not None and self.select_control_ids(inert) == frame:
                 return inert
         raise EnvError("a message spells control tokens that this tokenizer cannot encode as plain text; leave them out of the message")
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_policy_text(self, text: str) -> list[int]:
         """Encode a text of the policy: marks become tokens, special tokens do not."""
         masked = self._mask_text(text, True)
-        return self.encode_masked(None if masked != text and self._reserved_pattern.search(text) else text, masked)
+        return self.encode_without_forged_tokens(None if masked != text and self._reserved_pattern.search(text) else text, masked)
 
     def _mask_text(self, text: str, is_author: bool) -> str:
         if not self._first_character_pattern.search(text):
@@ -160,7 +162,7 @@ class ControlTokens:
 def get_template_text(template: Any) -> str:
     """Return the text of a chat template, or of all templates if there are several.
 
-    >>> get_template_text(None), get_template_text({"default": "{{ a }}"})
+    >>> get_template_text(None), get_template_text({"default_text": "{{ a }}"})
     ('', '{{ a }}')
     """
     return template or "" if isinstance(template, str | None) else "\n".join(template.values())
@@ -177,22 +179,22 @@ def is_template_mark(text: str, template: str) -> bool:
 
 
 @lru_cache
-def find_look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
+def expand_with_look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
     """Return the characters and those that NFKC normalization maps to them, such as the full-width \uff1c.
 
-    >>> "\uff1c" in find_look_alikes(frozenset("<"))
+    >>> "\uff1c" in expand_with_look_alikes(frozenset("<"))
     True
     """
     return (*sorted(chars), *(char for char in map(chr, range(0x80, 0x10000)) if not chars.isdisjoint(unicodedata.normalize("NFKC", char))))
 
 
-def rename_tokens(spec: str, names: Mapping[int, tuple[str, str]]) -> str:
+def rename_tokens(tokenizer_json: str, names_by_id: Mapping[int, tuple[str, str]]) -> str:
     """Rename tokens in a tokenizer's JSON, so that no text produces them under their old names."""
-    tree = json.loads(spec)
-    new = dict(names.values())
+    tree = json.loads(tokenizer_json)
+    new = dict(names_by_id.values())
     for token in tree["added_tokens"]:
-        if token["id"] in names:
-            token["content"] = names[token["id"]][1]
+        if token["id"] in names_by_id:
+            token["content"] = names_by_id[token["id"]][1]
     model = tree["model"]
     if isinstance(model["vocab"], dict):
         model["vocab"] = {new.get(piece, piece): i for piece, i in model["vocab"].items()}

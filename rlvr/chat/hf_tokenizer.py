@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from rlvr.chat.control_tokens import ControlTokens, get_template_text
+from rlvr.chat.control_tokens import ControlTokenEncoder, get_template_text
 from rlvr.chat.dialects.table import detect_dialect
 from rlvr.errors import ConfigError, EnvError
 from rlvr.task import Message
@@ -37,10 +37,10 @@ def to_reply_messages(reply: str | Sequence[Message]) -> list[Message]:
     return messages
 
 
-def add_tool_result_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def add_tool_result_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Add the fields that some templates require in a tool result: its name, and an id of nine letters and digits.
 
-    >>> add_tool_result_ids([{"role": "tool", "content": "4"}])
+    >>> add_tool_result_fields([{"role": "tool", "content": "4"}])
     [{'name': 'tool', 'role': 'tool', 'content': '4', 'tool_call_id': 'call00000'}]
     """
     return [
@@ -69,12 +69,12 @@ class HFTokenizer:
             raise ConfigError(
                 f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; fix generation_config.json"
             )
-        self.control = ControlTokens(tokenizer, self.stop_ids)
+        self.control = ControlTokenEncoder(tokenizer, self.stop_ids)
         self._turn_ends_by_roles: dict[tuple[str, ...], tuple[tuple[bool, bool], int]] = {}
         self._has_checked_user_text = False
 
     @cached_property
-    def takes_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         """Whether the chat template describes tools and renders their results."""
         if self.dialect == DEFAULT_DIALECT:
             return False
@@ -86,7 +86,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Convert text to ids, without special tokens, even if the text spells some. Marks such as <think> become tokens."""
-        return self.control.encode_text(text)
+        return self.control.encode_policy_text(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert ids to text, without stop ids."""
@@ -101,29 +101,29 @@ class HFTokenizer:
             return ids
         if tools:
             raise ConfigError("this tokenizer has no chat template, so it cannot describe tools to the policy; use one with a template")
-        return self._bos_ids() + self._encode_without_template("\n".join(message["content"] for message in messages))
+        return self._get_bos_ids() + self._encode_without_template("\n".join(message["content"] for message in messages))
 
     def render_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render the template's tokens between the policy's stop id and its next turn."""
-        messages = add_tool_result_ids(to_reply_messages(reply))
+        messages = add_tool_result_fields(to_reply_messages(reply))
         if not self.tokenizer.chat_template:
             return self._encode_without_template("\n" + "\n".join(message["content"] for message in messages) + "\n")
         roles = tuple(message["role"] for message in messages)
         if roles not in self._turn_ends_by_roles:
             self._turn_ends_by_roles[roles] = self._find_call_style(messages, CALL_STYLES[: 1 if TOOL_ROLES.isdisjoint(roles) else None])
         way, end = self._turn_ends_by_roles[roles]
-        ids, masked = self._render_masked([*self._build_example(messages, way), *messages])
+        ids, masked = self._render_masked([*self._build_example_conversation(messages, way), *messages])
         head = masked[: masked.rfind(self._turn_placeholder)]
         past = len(self.control.select_control_ids(self.control.encode_raw(head))) + end
         places = [place for place, token in enumerate(ids) if token in self.control.control_ids]
         return ids[places[past - 1] + 1 :]
 
     @cached_property
-    def turn_end(self) -> list[int]:
+    def turn_end_ids(self) -> list[int]:
         """The tokens that the template writes at the end of a policy turn; empty without a template."""
         return [self._find_end_token()] if self.tokenizer.chat_template else []
 
-    def history_note(self) -> str:
+    def describe_history_difference(self) -> str:
         """Describe how the sampled history differs from the template's rendering of it; empty if it does not."""
         if not self.tokenizer.chat_template:
             return ""
@@ -156,9 +156,11 @@ class HFTokenizer:
         return self.control.nonce + "turn"
 
     def _encode_without_template(self, text: str) -> list[int]:
-        return self.control.encode_masked(None if self.control.has_forged_token(text) else text, self.control.mask_content(text))
+        return self.control.encode_without_forged_tokens(
+            None if self.control.has_forged_token(text) else text, self.control.mask_content(text)
+        )
 
-    def _bos_ids(self) -> list[int]:
+    def _get_bos_ids(self) -> list[int]:
         """Return the BOS token, for models whose tokenizer adds one."""
         bos = self.tokenizer.bos_token_id
         return [int(bos)] if bos is not None and list(self.tokenizer.encode("a"))[:1] == [bos] else []
@@ -175,7 +177,7 @@ class HFTokenizer:
             with suppress(ConfigError):  # the template rejects a content; the masked rendering is used
                 plain = self._apply_template(messages, tools)
         safe = self._apply_template(masked_messages, masked_tools)
-        return self.control.encode_masked(plain, safe), safe
+        return self.control.encode_without_forged_tokens(plain, safe), safe
 
     def _apply_template(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, add_generation_prompt: bool = True
@@ -187,7 +189,9 @@ class HFTokenizer:
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(f"the tokenizer's chat template cannot render a conversation of {roles}: {error}") from error
 
-    def _build_example(self, messages: Sequence[Mapping[str, Any]], call_style: tuple[bool, bool] = CALL_STYLES[0]) -> list[dict[str, Any]]:
+    def _build_example_conversation(
+        self, messages: Sequence[Mapping[str, Any]], call_style: tuple[bool, bool] = CALL_STYLES[0]
+    ) -> list[dict[str, Any]]:
         """Build the example before a reply: a question, and a policy turn with one tool call per result in the reply."""
         results = [message for message in messages if message["role"] in TOOL_ROLES]
         arguments = json.dumps({"text": self._turn_placeholder}) if call_style[1] else {"text": self._turn_placeholder}
@@ -206,22 +210,24 @@ class HFTokenizer:
     def _find_call_style(
         self, messages: Sequence[Mapping[str, Any]], call_styles: Sequence[tuple[bool, bool]]
     ) -> tuple[tuple[bool, bool], int]:
-        """Find the first call style that the template accepts, and where its turn ends; raise the first ConfigError if there is none."""
+        """Find the first call style that the template accepts, and the number of control tokens at the end of its turn; raise the first
+        ConfigError if there is none.
+        """
         reasons = []
         for way in call_styles:
             try:
-                return way, self._find_turn_end(messages, way)
+                return way, self._count_turn_end_tokens(messages, way)
             except ConfigError as error:
                 reasons.append(error)
         raise reasons[0]
 
-    def _find_turn_end(self, messages: Sequence[Mapping[str, Any]], call_style: tuple[bool, bool]) -> int:
+    def _count_turn_end_tokens(self, messages: Sequence[Mapping[str, Any]], call_style: tuple[bool, bool]) -> int:
         """Count the control tokens after the policy's last word, up to the end of its turn; raise ConfigError if the turn has no end."""
         roles, frames, between = ", ".join(message["role"] for message in messages), set(), ""
         for sample in ("x", "yzyz"):
             words = [f"{self.control.nonce}{sample}{place}" for place in range(len(messages))]
             probe = [{**message, "content": word} for message, word in zip(messages, words, strict=True)]
-            text = self._apply_template([*self._build_example(probe, call_style), *probe])
+            text = self._apply_template([*self._build_example_conversation(probe, call_style), *probe])
             if (at := text.rfind(self._turn_placeholder)) < 0:
                 raise ConfigError(
                     "this chat template leaves out the policy's turn, so a conversation cannot be continued token by token "
@@ -241,7 +247,7 @@ class HFTokenizer:
         for place, token in enumerate(ids):
             if token in self.stop_ids:
                 return place + 1
-        closed = self._apply_template(self._build_example(messages, call_style), add_generation_prompt=False)
+        closed = self._apply_template(self._build_example_conversation(messages, call_style), add_generation_prompt=False)
         closed_ids = self.control.select_control_ids(
             self.control.encode_raw(closed[closed.rfind(self._turn_placeholder) + len(self._turn_placeholder) :])
         )
@@ -256,6 +262,6 @@ class HFTokenizer:
 
     def _find_end_token(self) -> int:
         """Return the stop id that the template writes at the end of a policy turn."""
-        text = self._apply_template(self._build_example([]), add_generation_prompt=False)
+        text = self._apply_template(self._build_example_conversation([]), add_generation_prompt=False)
         stops = [i for i in self.control.encode_raw(text[text.rfind(self._turn_placeholder) :]) if i in self.stop_ids]
         return stops[0] if stops else self.eos_id

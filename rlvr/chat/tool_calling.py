@@ -83,7 +83,7 @@ class ToolFormat:
     def has_native_tools(self) -> bool:
         """Whether the chat template itself describes tools and renders results."""
         return self.dialect.name == getattr(self.tokenizer, "dialect", DEFAULT_DIALECT) and bool(
-            getattr(self.tokenizer, "takes_tools", False)
+            getattr(self.tokenizer, "supports_tools", False)
         )
 
     def build_oracle_turns(self, task: Task) -> list[str] | None:
@@ -155,18 +155,18 @@ class ToolFormat:
         return CallStopCriterion(self.dialect, self.tokenizer, tools, list(tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start]))
 
     @cached_property
-    def end_of_turn_tokens(self) -> list[int]:
+    def turn_end_ids(self) -> list[int]:
         """The tokens that the chat template writes at the end of a turn; appended if no stop id ended it."""
-        return list(getattr(self.tokenizer, "turn_end", [self.tokenizer.eos_id]))
+        return list(getattr(self.tokenizer, "turn_end_ids", [self.tokenizer.eos_id]))
 
-    def parse_turn(self, raw_turn: Turn, number: int, tools: Sequence[ToolSpec], tokens: Sequence[int], start: int) -> Turn:
+    def parse_turn(self, raw_turn: Turn, turn_number: int, tools: Sequence[ToolSpec], tokens: Sequence[int], start: int) -> Turn:
         """Parse the calls of a completed turn that begins at `start` in `tokens`.
 
         The tokens are only decoded. A stop token that is a mark of the dialect is part of the text, because it closes the call.
         """
         text = raw_turn.text + self._stop_marks.get(tokens[-1], "")
         thinking = is_reasoning_open(self.dialect, self.tokenizer, tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start])
-        return self.dialect.parse_turn(text, tools, turn=number, finish=raw_turn.finish, starts_in_reasoning=thinking)
+        return self.dialect.parse_turn(text, tools, turn=turn_number, finish=raw_turn.finish, starts_in_reasoning=thinking)
 
 
 def _prepend_text(about: str, message: Message) -> Message:

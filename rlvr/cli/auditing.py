@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.cli.settings import parse_settings
-from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_pairs, run_audit
+from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_labelled_pairs, run_audit
 from rlvr.conformance.audit.html_report import render_page
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
@@ -24,30 +24,30 @@ from rlvr.registry.plugins import load_factory
 def audit_verifier(
     target: str,
     *,
-    pairs: Path | None,
-    settings: Sequence[str],
-    limits: dict[str, float | None],
+    labelled_pairs: Path | None,
+    setting_pairs: Sequence[str],
+    rate_limits: dict[str, float | None],
     audit_settings: dict[str, Any],
-    golds: int,
+    max_golds: int,
     out: Path | None,
     json: bool,
 ) -> int:
     """Audit, print and write the report; returns 1 if a rate is above its limit."""
-    for name, limit in limits.items():
+    for name, limit in rate_limits.items():
         if limit is not None and not 0 <= limit <= 1:
             raise ConfigError(f"{name} is {limit}; it must be a share from 0 to 1")
-    found, skipped = load_pairs(pairs) if pairs is not None else ([], 0)
+    found, skipped = load_labelled_pairs(labelled_pairs) if labelled_pairs is not None else ([], 0)
     examples = () if found else _load_examples(target)
-    bare = collect_golds(found, examples, max_golds=golds, seed=audit_settings["seed"])
+    bare = collect_golds(found, examples, max_golds=max_golds, seed=audit_settings["seed"])
     if not found and not bare:
         raise ConfigError(f"{target!r} has no examples to start from; give labelled pairs: --pairs FILE.jsonl")
-    report = run_audit(target, found, bare, settings=parse_settings(settings), on_progress=_make_progress_callback(), **audit_settings)
+    report = run_audit(target, found, bare, settings=parse_settings(setting_pairs), on_progress=_make_progress_callback(), **audit_settings)
     report.skipped = skipped
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "audit.json").write_text(jsonlib.dumps(report.to_dict(), indent=1), "utf-8")
         (out / "audit.html").write_text(render_page(report, _wilson_interval), "utf-8")
-    above = _find_exceeded_limits(report, limits)
+    above = _find_exceeded_limits(report, rate_limits)
     if json:
         screen.print_json({**report.to_dict(), "above": above, "ok": not above})
     else:
@@ -75,13 +75,13 @@ def _wilson_interval(failed: int, scored: int) -> tuple[float, float]:
 def _find_exceeded_limits(report: AuditReport, limits: dict[str, float | None]) -> list[str]:
     """List the rates that are above their limits, as sentences."""
     found = []
-    for source, rates in report.compute_rates().items():
+    for source, rates in report.compute_error_rates().items():
         for name, option in (("false_positive", "--max-fpr"), ("false_negative", "--max-fnr")):
             limit, rate = limits[option], rates[name]
             if limit is not None and rate is not None and rate > limit:
                 found.append(f"{source} pairs: the {name.replace('_', ' ')} rate {rate:.4f} is above {limit:g}")
     for name, option in (("false_positive", "--max-fpr"), ("false_negative", "--max-fnr")):
-        if limits[option] is not None and all(rates[name] is None for rates in report.compute_rates().values()):
+        if limits[option] is not None and all(rates[name] is None for rates in report.compute_error_rates().values()):
             found.append(f"no answer got a score, so the {name.replace('_', ' ')} rate is unknown")
     if limits["--max-fpr"] is not None and report.universal_answers:
         key = report.universal_answers[0]
@@ -114,10 +114,10 @@ def _print_report(report: AuditReport, exceeded: Sequence[str], out: Path | None
         console.print(make_table(("family", "failures", "rate (95 %)", "no score", "crashed", "shortest failure"), rows))
     facts = [
         (f"{source}, {name.replace('_', ' ')}s", "none verified" if rate is None else f"{rate:.2%}")
-        for source, rates in report.compute_rates().items()
+        for source, rates in report.compute_error_rates().items()
         for name, rate in rates.items()
     ]
-    latency = report.compute_latency()
+    latency = report.compute_latency_quantiles()
     facts += [
         ("verified pairs", str(sum(f.asked for f in report.families))),
         ("different verdicts when verified twice", str(len(report.disagreements))),

@@ -16,11 +16,11 @@ from rlvr.errors import ConfigError, RlvrError
 from rlvr.registry.plugins import get_kind, load_factory
 
 
-def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:
-    """Run the kit and print each check; returns 1 if one fails."""
+def check_plugin(kind: str, name: str, *, setting_pairs: Sequence[str], json: bool) -> int:
+    """Run the conformance checks of one plugin and print each; returns 1 if one fails."""
     console = screen.make_stdout_console()
     checks = []
-    for check in iter_checks(kind, name, parse_settings(pairs)):
+    for check in iter_checks(kind, name, parse_settings(setting_pairs)):
         checks.append(check)
         if not json:
             sign = Text("–", style="yellow") if check.skipped else screen.make_status_mark(check.ok)
@@ -36,13 +36,13 @@ def check_plugin(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> i
     return 1 if bad else 0
 
 
-def check_catalog(kind: str, name: str, *, pairs: Sequence[str], json: bool) -> int:
-    """Run the kit on each environment of a catalog, and print a line for each; returns 1 if one fails."""
+def check_catalog(kind: str, name: str, *, setting_pairs: Sequence[str], json: bool) -> int:
+    """Run the conformance checks on each environment of a catalog, and print a line for each; returns 1 if one fails."""
     loaded: Any = load_factory("env", name) if get_kind(kind).name == "env" else None
     choice = getattr(loaded, "choice", "")
     if not choice:
         raise ConfigError(f"--catalog needs a catalog of environments, and {kind} {name!r} is not one; leave it out, and use --set")
-    settings = parse_settings(pairs)
+    settings = parse_settings(setting_pairs)
     if choice in settings:
         raise ConfigError(f"--catalog sets {choice} itself; leave out --set {choice}={settings[choice]}, or --catalog")
     names = [row["name"] for row in loaded.catalog() if row["offered"] in ("yes", "no gold")]

@@ -45,10 +45,10 @@ def print_comparison(console: Console, found: RunComparison) -> None:
         console.print(Text(line, style="yellow"))
     if found.unshared_envs:
         console.print(Text(f"in one run only: {', '.join(found.unshared_envs)}", style="yellow"))
-    console.print(Text(format_caption(found), style="dim"))
+    console.print(Text(describe_methods(found), style="dim"))
 
 
-def format_caption(found: RunComparison) -> str:
+def describe_methods(found: RunComparison) -> str:
     """Describe how the metrics were computed."""
     tests = " and ".join(sorted({env.paired_test.test for env in found.envs.values()})).replace("mcnemar", "McNemar's exact test")
     return (

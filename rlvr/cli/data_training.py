@@ -58,16 +58,16 @@ SECTION_COMMENTS = {
 }
 
 
-def make_recipe(env: Mapping[str, Any], model: str, kind: str) -> dict[str, Any]:
+def make_recipe(env: Mapping[str, Any], model: str, machine_kind: str) -> dict[str, Any]:
     """Make a first recipe as plain data; `kind` is cpu or gpu."""
-    sizes = SIZE_PRESETS[kind]
+    sizes = SIZE_PRESETS[machine_kind]
     head = {"seed": 0, "env": dict(env), "model": {"path": model} if model else {}}
     return head | {"rollout": sizes["rollout"], "algorithm": {"name": "grpo"}, **{key: sizes[key] for key in ("train", "eval", "log")}}
 
 
-def render_recipe(recipe: Mapping[str, Any], file: Path, kind: str, title: str) -> str:
+def render_recipe(recipe: Mapping[str, Any], file: Path, machine_kind: str, title: str) -> str:
     """Render a recipe as YAML with comments, one line for each section except the environment."""
-    lines = [f"# {title}", "#", f"#     rlvr train {file}", "#", f"# {SIZE_NOTES[kind]}"]
+    lines = [f"# {title}", "#", f"#     rlvr train {file}", "#", f"# {SIZE_NOTES[machine_kind]}"]
     lines += [f"# `rlvr show env {recipe['env']['name']}` explains the settings of the environment, `rlvr show config` the others."]
     for key, value in recipe.items():
         if key == "env":
@@ -82,45 +82,45 @@ def render_recipe(recipe: Mapping[str, Any], file: Path, kind: str, title: str) 
 
 
 def prepare_data_run(
-    target: str, overrides: Sequence[str], *, model: str, test: str, verifier: str, out: Path | None
+    data: str, overrides: Sequence[str], *, model: str, test_data: str, verifier: str, out: Path | None
 ) -> tuple[RunConfig, Path]:
     """Prepare a run on a data file: check the data, write the recipe into the run folder; return the configuration and the folder."""
     own = apply_overrides({}, overrides)
     asked = own.get("env") if isinstance(own.get("env"), dict) else {}
     env = {
         "name": "dataset",
-        "path": target,
-        **({"test": test} if test else {}),
+        "path": data,
+        **({"test": test_data} if test_data else {}),
         **({"verifier": parse_verifier(verifier)} if verifier else {}),
     }
-    if missing := [name for name in (target, test) if name and not name.startswith(HUB_PREFIX) and not Path(name).expanduser().exists()]:
+    if missing := [name for name in (data, test_data) if name and not name.startswith(HUB_PREFIX) and not Path(name).expanduser().exists()]:
         raise NotFound(f"there is no file or folder {missing[0]!r}; give a data file, a folder with some, or hf:ORG/NAME")
     if not model and not (isinstance(own.get("model"), dict) and {"path", "config"} & own["model"].keys()):
         raise ConfigError(
-            f"no model is named to train on {target}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "
-            f"rlvr train {target} --model Qwen/Qwen2.5-0.5B-Instruct"
+            f"no model is named to train on {data}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "
+            f"rlvr train {data} --model Qwen/Qwen2.5-0.5B-Instruct"
         )
-    folder = out or Path("runs") / f"{_make_run_name(target)}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = out or Path("runs") / f"{_make_run_name(data)}-{datetime.now():%Y%m%d-%H%M%S}"
     kept = folder / RECIPE_FILE
     with build_from_config("env", {**env, **(asked or {})}) as environment:
         found = {key: value for key, value in getattr(environment, "guessed_columns", {}).items() if key not in (asked or {})}
         env |= found
         console = screen.make_stderr_console()
-        for line in find_unreadable_golds(environment):
+        for line in describe_unreadable_golds(environment):
             console.print(Text(line, style="yellow"), soft_wrap=True)
-    recipe = apply_overrides(make_recipe(env, model, detect_machine()), overrides)
-    config = validate_config(recipe, target)
+    recipe = apply_overrides(make_recipe(env, model, detect_machine_kind()), overrides)
+    config = validate_config(recipe, data)
     if config.model.path is not None:
-        _ = config.model.folder  # raises for a missing model before anything is written
+        _ = config.model.local_folder  # raises for a missing model before anything is written
     if os.environ.get("RANK", "0") == "0" and not kept.exists():  # only rank 0 writes
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(render_recipe(recipe, kept, detect_machine(), f"Train on {target}."), "utf-8")
+        kept.write_text(render_recipe(recipe, kept, detect_machine_kind(), f"Train on {data}."), "utf-8")
     return config, folder
 
 
-def write_recipe(target: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
+def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
     """Write a first recipe (`rlvr init`); prompt for missing options if there is a terminal."""
-    place = Path(target)
+    place = Path(recipe_file)
     if place.exists() and not force:
         raise ConfigError(f"{place} exists and is not overwritten; choose another file, or give --force")
     data = data or _prompt_user("Questions: a data file or folder, hf:ORG/NAME, or an environment's name", "gsm8k", "--data")
@@ -135,9 +135,9 @@ def write_recipe(target: str, *, data: str, model: str, verifier: str, force: bo
         env["verifier"] = parse_verifier(verifier or "symbolic")
     elif verifier:
         env["verifier"] = parse_verifier(verifier)
-    recipe = make_recipe(env, model, detect_machine())
+    recipe = make_recipe(env, model, detect_machine_kind())
     validate_config(recipe, str(place))
-    text = render_recipe(recipe, place, detect_machine(), f"Train {model} on {data}.")
+    text = render_recipe(recipe, place, detect_machine_kind(), f"Train {model} on {data}.")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, "utf-8")
     if json:
@@ -146,7 +146,7 @@ def write_recipe(target: str, *, data: str, model: str, verifier: str, force: bo
         print(f"{text}\nwritten to {place}; start with: rlvr train {place}")
 
 
-def find_unreadable_golds(environment: Environment) -> list[str]:
+def describe_unreadable_golds(environment: Environment) -> list[str]:
     """List the tasks whose reference the verifier cannot read, found by verifying an empty answer: its verdict then has fault `task`."""
     found, read, until = [], 0, time.monotonic() + GOLD_CHECK_S
     if not hasattr(environment.verifier, "lint"):
@@ -164,7 +164,7 @@ def find_unreadable_golds(environment: Environment) -> list[str]:
     return [head, *found[:MAX_LISTED_GOLDS], *more] if found else []
 
 
-def finish_data_run(folder: Path, console: Console) -> None:
+def report_finished_data_run(folder: Path, console: Console) -> None:
     """Write the page of a finished run on a data file, and print the next commands."""
     from rlvr.viewer.view import write_page
 
@@ -183,7 +183,7 @@ def parse_verifier(text: str) -> Any:
     return apply_overrides({}, [f"v={text}"])["v"]
 
 
-def detect_machine() -> str:
+def detect_machine_kind() -> str:
     """Return gpu if torch finds an accelerator, else cpu."""
     try:
         import torch
@@ -201,9 +201,9 @@ def make_model_overrides(model: str) -> list[str]:
     return ["model={path: " + yaml.safe_dump(model, default_style='"').strip() + "}", "tokenizer=null", "sft_warmup=null"] if model else []
 
 
-def is_data_target(target: str) -> bool:
+def is_data_target(recipe_or_data: str) -> bool:
     """Whether `rlvr train TARGET` names data and not a recipe."""
-    return target not in find_recipes() and is_data_source(target)
+    return recipe_or_data not in find_recipes() and is_data_source(recipe_or_data)
 
 
 def _make_run_name(target: str) -> str:

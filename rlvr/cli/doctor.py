@@ -23,8 +23,8 @@ from rlvr.config.overrides import apply_overrides
 from rlvr.config.section import validate_section
 from rlvr.errors import ConfigError, MissingExtra, format_install_command
 from rlvr.evaluation.report import make_table
-from rlvr.registry.plugins import PLUGIN_KINDS, list_imported_entries, load_factory
-from rlvr.samplers._vllm_version import check_version, format_supported_range, get_installed_version
+from rlvr.registry.plugins import PLUGIN_KINDS, list_entries_with_import_errors, load_factory
+from rlvr.samplers._vllm_version import check_vllm_version, format_supported_range, get_installed_version
 
 PACKAGE_EXTRAS = {
     "gymnasium": "", "sympy": "", "docker": "", "pydantic": "", "typer": "", "rich": "", "PyYAML": "",
@@ -36,7 +36,7 @@ ENGINE_API_VERSION = "1.40"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. `missing`: an optional component is absent; `broken`: something must be repaired.
+    """The result of one check of `rlvr doctor`. State `missing`: an optional component is absent; `broken`: something must be repaired.
 
     >>> CheckResult("docker engine", "missing", "no answer", "start dockerd").state
     'missing'
@@ -63,11 +63,11 @@ def run_doctor(*, json: bool) -> int:
     return _print_findings(findings, json=json)
 
 
-def check_cluster(text: str, *, json: bool) -> int:
+def check_cluster(cluster_option: str, *, json: bool) -> int:
     """Start the processes of a cluster configuration and print the findings; returns 1 if one cannot be placed, or if versions differ."""
     from rlvr.cluster.checks.doctor import check_cluster_ready
 
-    data = apply_overrides({}, make_cluster_overrides(text)).get("cluster")
+    data = apply_overrides({}, make_cluster_overrides(cluster_option)).get("cluster")
     found = check_cluster_ready(validate_section(ClusterConfig, data, "--cluster"))
     findings = [
         Finding(seen.name, "broken" if seen.problem else "ok", ": ".join(filter(None, (seen.problem, seen.detail))), seen.advice)
@@ -109,7 +109,7 @@ def _check_vllm() -> Finding:
     except MissingExtra as error:
         return Finding("vllm", "missing", "not installed", f"`{format_install_command(error.extra)}`")
     try:
-        check_version(found)
+        check_vllm_version(found)
     except ConfigError:
         return Finding(
             "vllm",
@@ -151,7 +151,7 @@ def _check_engine() -> Finding:
 
 def _check_sandboxes() -> list[Finding]:
     found = []
-    for entry in list_imported_entries("sandbox"):
+    for entry in list_entries_with_import_errors("sandbox"):
         if not entry.error:
             lacks: list[tuple[str, str]] = getattr(load_factory("sandbox", entry.name), "find_problems", list)()
             found += [Finding(f"sandbox {entry.name}", "missing", what, how) for what, how in lacks]
@@ -177,7 +177,7 @@ def _get_engine_version() -> tuple[str, str]:
 def _check_plugins() -> list[Finding]:
     findings = []
     for kind in PLUGIN_KINDS.values():
-        entries = list_imported_entries(kind.name)
+        entries = list_entries_with_import_errors(kind.name)
         bad = [entry for entry in entries if entry.error]
         findings.append(Finding(kind.plural, "ok", f"{len(entries) - len(bad)} registered"))
         findings += [Finding(f"{kind.name} {entry.name}", "broken", entry.error, f"fix or uninstall {entry.source}") for entry in bad]

@@ -34,20 +34,20 @@ from rlvr.rollout.rollout_request import RolloutRequest
 def rescore_run(
     run: Path,
     *,
-    pairs: Sequence[str],
+    setting_pairs: Sequence[str],
     sampling_options: Mapping[str, object],
     out: Path | None,
     select: str,
     allow_unscored: bool,
     json: bool,
 ) -> int:
-    """Verify the samples of a run again; returns 1 if a headline is withheld. None of the `sampling` options may be given."""
+    """Verify the samples of a run again; returns 1 if a headline is withheld. No option of `sampling_options` may be set."""
     given = [
         f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}" for name, value in sampling_options.items() if value is not None
     ]
     if given:
         raise ConfigError(f"--rescore verifies the samples of {run} and samples nothing, so {', '.join(given)} has no effect; leave it out")
-    report = rescore(run, out=out, settings=parse_settings(pairs), select=select, console=screen.make_stderr_console())
+    report = rescore(run, out=out, settings=parse_settings(setting_pairs), select=select, console=screen.make_stderr_console())
     return _print_result(report, allow_unscored=allow_unscored, json=json)
 
 
@@ -55,7 +55,7 @@ def eval_suite(
     suite: str,
     policy: str,
     *,
-    pairs: Sequence[str],
+    setting_pairs: Sequence[str],
     eval_settings: Mapping[str, Any],
     out: Path | None,
     price: str,
@@ -63,25 +63,38 @@ def eval_suite(
     json: bool,
     cluster: str = "",
 ) -> int:
-    """Measure a policy on a suite; returns 1 if a headline is withheld."""
+    """Measure a policy on a suite and print the result; returns 1 if a headline metric is withheld because too many samples are
+    unscored.
+    """
     console, asked = screen.make_stderr_console(), _parse_price(price)
     elsewhere = ClusterSampling.from_cli(cluster, out, console) if cluster else None
     report = evaluate(
-        suite, policy, settings=parse_settings(pairs), out=out, console=console, price=asked, remote_sampling=elsewhere, **eval_settings
+        suite,
+        policy,
+        settings=parse_settings(setting_pairs),
+        out=out,
+        console=console,
+        price=asked,
+        remote_sampling=elsewhere,
+        **eval_settings,
     )
     return _print_result(report, allow_unscored=allow_unscored, json=json, price=asked)
 
 
 class ClusterSampling:
-    """Samples an evaluation with the rollout workers of a cluster. Ray is imported only when there is something to sample."""
+    """Remote sampling for `rlvr eval --cluster`: a cluster's rollout workers sample the episodes. Ray is imported only when it is
+    needed.
+    """
 
     def __init__(self, settings: ClusterConfig, out: Path | None, console: Console) -> None:
         self.settings, self.out, self.console = settings, out, console
 
     @classmethod
-    def from_cli(cls, text: str, out: Path | None, console: Console) -> ClusterSampling | None:
+    def from_cli(cls, cluster_option: str, out: Path | None, console: Console) -> ClusterSampling | None:
         """Parse `--cluster`. None if it asks for 0 rollout workers, so that this process samples; ConfigError for unsupported settings."""
-        settings = validate_section(ClusterConfig, apply_overrides({}, make_cluster_overrides(text)).get("cluster", {}), "--cluster")
+        settings = validate_section(
+            ClusterConfig, apply_overrides({}, make_cluster_overrides(cluster_option)).get("cluster", {}), "--cluster"
+        )
         for name in ("verifier_workers", "max_auto_resumes"):
             if value := getattr(settings, name):
                 raise ConfigError(

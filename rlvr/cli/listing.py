@@ -12,7 +12,7 @@ from rich.text import Text
 from rlvr.cli import screen
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections, list_keys
-from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.evaluation.report import make_table
 from rlvr.registry.plugins import (
     PACKAGE_FOLDER,
@@ -21,7 +21,7 @@ from rlvr.registry.plugins import (
     get_kind,
     get_parameters,
     list_entries,
-    list_imported_entries,
+    list_entries_with_import_errors,
     load_factory,
 )
 from rlvr.task import to_plain_json
@@ -34,12 +34,12 @@ YAML_FOLDERS = {"recipes": PACKAGE_FOLDER / "config" / "recipes", "suites": PACK
 """The folders of those files."""
 
 
-def list_plugins(word: str | None, *, json: bool) -> None:
+def list_plugins(kind_name: str | None, *, json: bool) -> None:
     """Print the registered plugins of one kind, or of every kind."""
-    kinds = [_to_plural_kind(word)] if word else [*(kind.plural for kind in PLUGIN_KINDS.values()), *YAML_KINDS]
+    kinds = [_to_plural_kind(kind_name)] if kind_name else [*(kind.plural for kind in PLUGIN_KINDS.values()), *YAML_KINDS]
     found = {plural: list_rows(plural) for plural in kinds}
     if json:
-        screen.print_json([row if word else {"kind": plural, **row} for plural, rows in found.items() for row in rows])
+        screen.print_json([row if kind_name else {"kind": plural, **row} for plural, rows in found.items() for row in rows])
         return
     console = screen.make_stdout_console()
     for plural, rows in found.items():
@@ -49,9 +49,9 @@ def list_plugins(word: str | None, *, json: bool) -> None:
         console.print()
 
 
-def list_catalog(word: str | None, name: str, *, json: bool) -> None:
+def list_catalog(kind_name: str | None, name: str, *, json: bool) -> None:
     """Print the catalog of an environment: the names it can build, and the reasons why it cannot build the others."""
-    if word is None or _to_plural_kind(word) != "envs":
+    if kind_name is None or _to_plural_kind(kind_name) != "envs":
         raise ConfigError(f"--catalog {name} lists the catalog of an environment; write `rlvr list envs --catalog {name}`")
     offered = getattr(load_factory("env", name), "catalog", tuple)
     rows = [dict(row) for row in offered()]
@@ -64,31 +64,33 @@ def list_catalog(word: str | None, name: str, *, json: bool) -> None:
     screen.make_stdout_console().print(make_table(("name", "offered", "how, or why not"), lines, title=f"envs of {name}"))
 
 
-def list_rows(plural: str) -> list[dict[str, str]]:
+def list_rows(plural_kind: str) -> list[dict[str, str]]:
     """List the rows of a kind: one for each plugin, recipe or suite."""
-    if plural in YAML_KINDS:
-        paths = sorted(YAML_FOLDERS[plural].glob("*.yaml"))
+    if plural_kind in YAML_KINDS:
+        paths = sorted(YAML_FOLDERS[plural_kind].glob("*.yaml"))
         return [{"name": path.stem, "source": "rlvr", "summary": _read_first_comment(path)} for path in paths]
-    return [_make_entry_row(entry) for entry in list_imported_entries(plural)]
+    return [_make_entry_row(entry) for entry in list_entries_with_import_errors(plural_kind)]
 
 
-def show_plugin(word: str, name: str, *, json: bool) -> None:
+def show_plugin(kind_name: str, name: str, *, json: bool) -> None:
     """Print the docstring of one plugin, and its settings with their defaults."""
-    if word == CONFIG_KIND:
+    if kind_name == CONFIG_KIND:
         _show_config(name, json=json)
         return
     if not name:
-        kinds = [kind.name for kind in PLUGIN_KINDS.values() if any(entry.name == word for entry in list_entries(kind.name))]
-        meant = " or ".join(f"`rlvr show {kind} {word}`" for kind in kinds) or f"such as `rlvr show {word.removesuffix('s')} NAME`"
+        kinds = [kind.name for kind in PLUGIN_KINDS.values() if any(entry.name == kind_name for entry in list_entries(kind.name))]
+        meant = (
+            " or ".join(f"`rlvr show {kind} {kind_name}`" for kind in kinds) or f"such as `rlvr show {kind_name.removesuffix('s')} NAME`"
+        )
         raise ConfigError(f"show takes a KIND and a NAME: {meant}")
-    if (plural := _to_plural_kind(word)) in YAML_KINDS:
+    if (plural := _to_plural_kind(kind_name)) in YAML_KINDS:
         _show_yaml(plural, name, json=json)
         return
-    about = describe_plugin(word, name)
+    about = describe_plugin(kind_name, name)
     if json:
         screen.print_json({key: value for key, value in about.items() if key != "idle"})
         return
-    kind, idle, settings = get_kind(word), about["idle"], about["settings"]
+    kind, idle, settings = get_kind(kind_name), about["idle"], about["settings"]
     console = screen.make_stdout_console()
     console.print(Text.assemble((f"{kind.name} {name}", "bold"), f"   version {about['version']}" if kind.name == "verifier" else ""))
     console.print(Text(about["about"]))
@@ -112,19 +114,19 @@ def _show_config(section: str, *, json: bool) -> None:
     found = {f"{path}.{key.name}".strip("."): key for path, kind in iter_sections(RunConfig) for key in list_keys(kind)}
     kept = {path: key for path, key in found.items() if f"{path}.".startswith(f"{section}." if section else "")}
     if not kept:
-        raise NotFound(f"a run has no setting {section!r}; {suggest(section, found)}. `rlvr show {CONFIG_KIND}` shows all")
+        raise NotFound(f"a run has no setting {section!r}; {format_suggestion(section, found)}. `rlvr show {CONFIG_KIND}` shows all")
     if json:
         screen.print_json(
-            [{"key": path, "default": key.default, "about": key.description, "limits": key.limits} for path, key in kept.items()]
+            [{"key": path, "default": key.default_text, "about": key.description, "limits": key.limits} for path, key in kept.items()]
         )
         return
-    lines = [(path, key.default, f"{key.description} {f'({key.limits})' if key.limits else ''}".strip()) for path, key in kept.items()]
+    lines = [(path, key.default_text, f"{key.description} {f'({key.limits})' if key.limits else ''}".strip()) for path, key in kept.items()]
     screen.make_stdout_console().print(make_table(("key", "default", "about"), lines))
 
 
-def describe_plugin(word: str, name: str) -> dict[str, Any]:
+def describe_plugin(kind_name: str, name: str) -> dict[str, Any]:
     """Describe one plugin: its docstring, its needs, and its settings with their defaults."""
-    kind = get_kind(word)
+    kind = get_kind(kind_name)
     factory = load_factory(kind.name, name)
     document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
     notes = _parse_args_section(getattr(factory, "__init__", factory)) | dict(getattr(factory, "setting_descriptions", {}))
@@ -148,7 +150,7 @@ def _show_yaml(plural: str, name: str, *, json: bool) -> None:
     path = YAML_FOLDERS[plural] / f"{name}.yaml"
     if not path.is_file():
         names = [row["name"] for row in list_rows(plural)]
-        raise NotFound(f"there is no {YAML_KINDS[plural]} {name!r}; {suggest(name, names)}. `rlvr list {plural}` shows all")
+        raise NotFound(f"there is no {YAML_KINDS[plural]} {name!r}; {format_suggestion(name, names)}. `rlvr list {plural}` shows all")
     text = path.read_text("utf-8")
     if json:
         screen.print_json({"kind": YAML_KINDS[plural], "name": name, "text": text})
@@ -160,7 +162,9 @@ def _to_plural_kind(word: str) -> str:
     words = {one: plural for plural, one in YAML_KINDS.items()} | {kind.name: kind.plural for kind in PLUGIN_KINDS.values()}
     if word not in (known := {*words, *words.values()}):
         meant = {"environment": "env", "environments": "envs"}.get(word)
-        raise NotFound(f"there is no kind {word!r}; {f'did you mean {meant!r}? ' if meant else ''}{suggest(word, known, limit=99)}")
+        raise NotFound(
+            f"there is no kind {word!r}; {f'did you mean {meant!r}? ' if meant else ''}{format_suggestion(word, known, max_names=99)}"
+        )
     return words.get(word, word)
 
 

@@ -10,10 +10,10 @@ from rlvr.evaluation.report import make_table
 
 def check_sampler_numerics(model: str, sampler: str, env: str, *, device: str | None = None, json: bool) -> int:
     """Measure and print the differences and a conclusion; returns 1 if they are too large for training."""
-    from rlvr.training.sampler_mismatch import check_model_folder, measure_logprob_gaps, summarize_logprob_gaps
+    from rlvr.training.sampler_mismatch import check_model_folder_numerics, measure_logprob_gaps, summarize_logprob_gaps
 
-    checks, refused = check_model_folder(model, sampler, device=device)
-    rows = list(measure_logprob_gaps(model, sampler, env=env, device=device))
+    checks, refused = check_model_folder_numerics(model, sampler, device=device)
+    rows = list(measure_logprob_gaps(model, sampler, env_name=env, device=device))
     sound, words = summarize_logprob_gaps(rows)
     sound = sound and not refused
     if json:

@@ -11,13 +11,13 @@ from rlvr.errors import ConfigError, MissingExtra
 from rlvr.evaluation.report import make_table
 
 
-def check_memory_plan(recipe: str, *, memory: float | None, gpus: int, json: bool) -> int:
-    """Print the estimated memory on one device; returns 1 if the run does not fit. `memory`: size of a GPU in GB; default: this device."""
+def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: bool) -> int:
+    """Print the estimated memory on one device; returns 1 if the run does not fit. `memory_gb`: size of a GPU; default: this device."""
     from rlvr.config.config import load_config
     from rlvr.registry.plugins import build_from_config
 
-    if gpus < 1 or (memory is not None and not memory > 0):
-        raise ConfigError(f"--gpus is {gpus} and --memory is {memory}; both must be above 0")
+    if gpus < 1 or (memory_gb is not None and not memory_gb > 0):
+        raise ConfigError(f"--gpus is {gpus} and --memory is {memory_gb}; both must be above 0")
     config = load_config(recipe)
     try:
         import torch
@@ -26,8 +26,8 @@ def check_memory_plan(recipe: str, *, memory: float | None, gpus: int, json: boo
         from rlvr.models.memory_plan import plan_memory, suggest_savings
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
-    device = resolve_device() if memory is None else torch.device("cuda")
-    room = memory * 1e9 if memory is not None else get_device_memory(device.type)
+    device = resolve_device() if memory_gb is None else torch.device("cuda")
+    room = memory_gb * 1e9 if memory_gb is not None else get_total_memory_bytes(device.type)
     parts = plan_memory(
         config, device, processes=gpus, sharded=gpus > 1, reference=build_from_config("algorithm", config.algorithm).traits.needs_reference
     )
@@ -44,10 +44,10 @@ def check_memory_plan(recipe: str, *, memory: float | None, gpus: int, json: boo
     return int(not fits)
 
 
-def get_device_memory(kind: str) -> float:
+def get_total_memory_bytes(device_type: str) -> float:
     """Return the memory of this machine's device in bytes."""
-    if kind == "cpu":
+    if device_type == "cpu":
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     import torch
 
-    return float(torch.cuda.mem_get_info()[1]) if kind == "cuda" else 0.0
+    return float(torch.cuda.mem_get_info()[1]) if device_type == "cuda" else 0.0

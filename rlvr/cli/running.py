@@ -19,22 +19,22 @@ def train_run(
     *,
     out: Path | None,
     resume: bool,
-    verify: bool,
+    verify_resume: bool,
     json: bool,
     model: str = "",
-    test: str = "",
+    test_data: str = "",
     verifier: str = "",
 ) -> None:
     """Load the recipe, or make one for a data file; train; print the report, with `json` as one line of JSON at the end."""
     from rlvr.cli import data_training as starting
     from rlvr.config.config import load_config
-    from rlvr.models.cpu_threads import set_passive_wait_policy
+    from rlvr.models.cpu_threads import set_openmp_passive_wait
 
-    set_passive_wait_policy()
+    set_openmp_passive_wait()
     on_data = starting.is_data_target(recipe)
     if on_data:
-        config, out = starting.prepare_data_run(recipe, overrides, model=model, test=test, verifier=verifier, out=out)
-    elif test or verifier:
+        config, out = starting.prepare_data_run(recipe, overrides, model=model, test_data=test_data, verifier=verifier, out=out)
+    elif test_data or verifier:
         raise ConfigError(f"--test and --verifier go with a data file, and {recipe!r} is a recipe; set env.test=... or env.verifier=...")
     else:
         config = load_config(recipe, [*starting.make_model_overrides(model), *overrides])
@@ -49,11 +49,11 @@ def train_run(
     if config.cluster is not None:
         from rlvr.cluster.training import train as method
     console = screen.make_stderr_console() if json else screen.make_stdout_console()
-    report = method(config, out=out, resume=resume, verify=verify, console=console)
+    report = method(config, out=out, resume=resume, verify=verify_resume, console=console)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if on_data:
-        starting.finish_data_run(Path(report.run), console)
+        starting.report_finished_data_run(Path(report.run), console)
     if json:
         screen.print_json(report.to_dict())
 
@@ -80,13 +80,13 @@ def replay_run(run: Path, *, json: bool) -> int:
     return 1 if report.mismatches else 0
 
 
-def audit_run(run: Path, *, groups: int, json: bool) -> int:
+def resample_recorded_groups(run: Path, *, num_groups: int, json: bool) -> int:
     """Sample some recorded groups again; returns 1 if any answer differs."""
     try:
-        from rlvr.cluster.checks.audit import audit
+        from rlvr.cluster.checks.audit import audit_recorded_groups
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
-    report = audit(run, groups=groups)
+    report = audit_recorded_groups(run, num_groups=num_groups)
     if json:
         screen.print_json(report.to_dict())
         return 1 if report.differing else 0

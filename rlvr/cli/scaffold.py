@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.cli.settings import parse_settings
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.integrations.exporting import export_env
 from rlvr.registry.plugins import get_kind, list_entries
 
@@ -111,7 +111,7 @@ VERIFIER = '''\
 
 from __future__ import annotations
 
-from rlvr import Example, Fault, Task, Verdict, Verifier
+from rlvr import VerifierExample, Fault, Task, Verdict, Verifier
 from rlvr.extraction import extract_answer
 
 
@@ -125,7 +125,7 @@ class $cls(Verifier):
     """
 
     version = "1"  # raise it whenever a verdict may change
-    examples = (Example("Paris", correct=("Paris", "paris", " PARIS "), incorrect=("Rome", "Paris or Rome", "not Paris", "")),)
+    examples = (VerifierExample("Paris", correct=("Paris", "paris", " PARIS "), incorrect=("Rome", "Paris or Rome", "not Paris", "")),)
 
     def __init__(self, *, extractor: str = "whole") -> None:
         """Keyword arguments are the settings.
@@ -238,11 +238,11 @@ USAGE_COMMANDS = {
 }
 
 
-def write_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
+def write_plugin_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
     """Write a plugin package and print the next steps."""
     wanted = get_kind(kind).name
     if wanted not in USAGE_COMMANDS:
-        raise ConfigError(f"there is no template for a {wanted}; {suggest(wanted, USAGE_COMMANDS)}")
+        raise ConfigError(f"there is no template for a {wanted}; {format_suggestion(wanted, USAGE_COMMANDS)}")
     _check_plugin_name(wanted, name)
     dist = f"rlvr-{name.replace('_', '-')}"
     folder = out if out is not None else Path(dist)
@@ -289,9 +289,11 @@ def _check_plugin_name(kind: str, name: str) -> None:
         raise ConfigError(f"the {kind} {name!r} exists already, in {taken.source}; choose another name")
 
 
-def write_env_export(name: str, format_name: str, *, out: Path, split: str, count: int | None, pairs: Sequence[str], json: bool) -> None:
+def write_env_export(
+    name: str, format_name: str, *, out: Path, split: str, count: int | None, setting_pairs: Sequence[str], json: bool
+) -> None:
     """Write an environment for another trainer or evaluator, and print how to use the files."""
-    written = export_env(name, format_name, out, settings=parse_settings(pairs), split=split, count=count)
+    written = export_env(name, format_name, out, settings=parse_settings(setting_pairs), split=split, count=count)
     if json:
         screen.print_json({"folder": str(written.folder), "files": list(written.files), "tasks": written.rows, "use": written.usage})
         return

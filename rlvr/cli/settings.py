@@ -20,42 +20,42 @@ SETTING_KEY = r"([\w-]+\.)?[^\W\d]\w*"
 EXAMPLES = {"--set": "--set tolerance=0.01", "--sampler": "--sampler retries=3"}
 
 
-def parse_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:
+def parse_settings(setting_pairs: Sequence[str], option_name: str = "--set") -> dict[str, Any]:
     """Parse the key=value pairs of `--set`, or of another option; each value is YAML.
 
     >>> parse_settings(["tolerance=1e-3", "levels=[2+2]"])
     {'tolerance': 0.001, 'levels': ['2+2']}
     """
     found: dict[str, Any] = {}
-    for text in pairs:
+    for text in setting_pairs:
         key, equals, value = text.partition("=")
         if not equals or not re.fullmatch(SETTING_KEY, key.strip()):
-            raise ConfigError(f"{option} {text!r} is not of the form key=value, for example {EXAMPLES[option]}")
+            raise ConfigError(f"{option_name} {text!r} is not of the form key=value, for example {EXAMPLES[option_name]}")
         if key.strip() in found:
-            raise ConfigError(f"{option} names {key.strip()!r} twice; give each setting once")
+            raise ConfigError(f"{option_name} names {key.strip()!r} twice; give each setting once")
         try:
             found[key.strip()] = parse_exponents(yaml.safe_load(value))
         except yaml.YAMLError as error:
-            raise ConfigError(f"{option} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{option_name} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
     return found
 
 
-def make_cluster_overrides(text: str) -> list[str]:
+def make_cluster_overrides(cluster_option: str) -> list[str]:
     """Convert `--cluster` (an address, or a YAML file with cluster settings) into overrides of a recipe.
 
     >>> make_cluster_overrides("auto"), make_cluster_overrides("")
     (['cluster.address=auto'], [])
     """
-    if not text:
+    if not cluster_option:
         return []
-    path = Path(text)
+    path = Path(cluster_option)
     if path.suffix not in (".yaml", ".yml") and not path.is_file():
-        return [f"cluster.address={text}"]
+        return [f"cluster.address={cluster_option}"]
     if not path.is_file():
-        raise NotFound(f"--cluster {text!r} is not a file; give auto, local, HOST:PORT, or a YAML file with a section `cluster`")
+        raise NotFound(f"--cluster {cluster_option!r} is not a file; give auto, local, HOST:PORT, or a YAML file with a section `cluster`")
     found = read_yaml(path)
     found = found.get("cluster", found) if isinstance(found, Mapping) else found
     if not isinstance(found, Mapping) or not found.keys() <= ClusterConfig.model_fields.keys():
         names = ", ".join(ClusterConfig.model_fields)
-        raise ConfigError(f"--cluster {text!r} has {found!r:.80} where settings of a cluster are expected: {names}")
+        raise ConfigError(f"--cluster {cluster_option!r} has {found!r:.80} where settings of a cluster are expected: {names}")
     return [f"cluster.{name}={json.dumps(value)}" for name, value in found.items()]

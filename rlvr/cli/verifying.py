@@ -31,10 +31,12 @@ VERIFY_TIMEOUT_S = 600.0
 """The timeout of one verdict, as in a rollout."""
 
 
-def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequence[str], explain: bool = False, json: bool) -> int:
+def verify_one(
+    name: str, reference: str, answer: str, *, meta: str, setting_pairs: Sequence[str], explain: bool = False, json: bool
+) -> int:
     """Verify the answer given on the command line; returns 1 if it has no score."""
     row = {"id": 1, "reference": _parse_reference(reference), "answer": answer, "meta": _parse_meta(meta)}
-    with build("verifier", name, **parse_settings(pairs)) as verifier:
+    with build("verifier", name, **parse_settings(setting_pairs)) as verifier:
         if explain:
             return _show_explanation(verifier.explain(_make_task(row), answer), json=json)
         ((_, verdict),) = verify_in_order([row], _make_verify_function(verifier), workers=1)
@@ -48,11 +50,11 @@ def verify_one(name: str, reference: str, answer: str, *, meta: str, pairs: Sequ
     return int(not verdict.is_scored)
 
 
-def verify_file(name: str, file: Path, *, pairs: Sequence[str], workers: int, json: bool) -> int:
+def verify_file(name: str, file: Path, *, setting_pairs: Sequence[str], workers: int, json: bool) -> int:
     """Verify every line of a JSONL file (`-` is standard input); returns 1 if any answer has no score."""
     if workers < 1:
         raise ConfigError(f"--workers is {workers}; at least 1 is needed")
-    settings = parse_settings(pairs)
+    settings = parse_settings(setting_pairs)
     stdin = str(file) == "-"
     total = None if stdin else sum(1 for _ in _read_rows(file))  # finds a malformed line before any answer is verified
     counts: Counter[str] = Counter()

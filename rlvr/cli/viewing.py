@@ -13,8 +13,10 @@ from rlvr.viewer.live import serve_index, serve_run
 from rlvr.viewer.view import WrittenPage, watch_run, write_page
 
 
-def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, follow: bool, port: int, json: bool) -> None:
-    """Write the page of a run, of several next to each other, or the index of a folder; with `follow`, serve it while it changes."""
+def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, serve_live: bool, port: int, json: bool) -> None:
+    """Write the HTML page of one run, of several next to each other, or the index of a folder; with `serve_live`, serve it while it
+    changes.
+    """
     first, others = runs[0], runs[1:]
     many = not others and not against and not is_run(first) and bool(find_runs(first))
 
@@ -22,11 +24,11 @@ def view_runs(runs: Sequence[Path], *, out: Path | None, against: Path | None, f
         return write_index(first, out) if many else write_page(first, out, others=others, against=against)
 
     if json:
-        written = watch_run(first, out, others=others, against=against) if follow and not many else once()
+        written = watch_run(first, out, others=others, against=against) if serve_live and not many else once()
         counted = "runs" if many else "episodes"
         screen.print_json({"run": str(first), "written": str(written.path), counted: written.num_episodes, "bytes": written.size_bytes})
         return
-    if not follow:
+    if not serve_live:
         _print_written(once(), many=many)
         return
     told: set[str] = set()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 WORKER_STATES = ("sampling", "loading", "idle", "starting")
 """The states of a worker. A lost worker that is not restarted has none."""
-COUNTERS = ("retries", "workers_lost", "failures", "weights_bytes", "audited", "differing")
+COUNTERS = ("retried_tasks", "workers_lost", "abandoned_tasks", "weights_bytes", "audited_tasks", "differing_tasks")
 """The counters: retried tasks, lost workers, failed tasks, bytes of weights sent to workers, tasks that two workers sampled,
 and how many of these differ."""
 
@@ -20,9 +20,9 @@ class ClusterMetrics:
     A lock protects them, since the trainer reads while another thread samples.
 
     >>> metrics = ClusterMetrics(num_workers=1, clock=iter([0.0, 0.0, 2.0, 8.0]).__next__)
-    >>> metrics.set_state("c0.0", "starting"); metrics.set_state("c0.0", "sampling"); metrics.add_count("retries")
+    >>> metrics.set_state("c0.0", "starting"); metrics.set_state("c0.0", "sampling"); metrics.add_count("retried_tasks")
     >>> found = metrics.take_step_metrics()
-    >>> found["cluster/sampling"], found["cluster/starting"], found["cluster/rollout_workers"], found["cluster/retries"]
+    >>> found["cluster/sampling_fraction"], found["cluster/starting_fraction"], found["cluster/rollout_workers"], found["cluster/retried_tasks"]
     (0.75, 0.25, 0.75, 1.0)
     """
 
@@ -62,8 +62,9 @@ class ClusterMetrics:
         shares = {state: spent[state] / whole for state in WORKER_STATES}
         there = {"rollout_workers": self.num_workers * (shares["sampling"] + shares["loading"] + shares["idle"])}
         if self.get_verifier_load is not None:
-            there["judging"] = self.get_verifier_load()
-        found = shares | there | {name: float(counts[name]) for name in COUNTERS}
+            there["verifier_busy_fraction"] = self.get_verifier_load()
+        fractions = {f"{state}_fraction": share for state, share in shares.items()}
+        found = fractions | there | {name: float(counts[name]) for name in COUNTERS}
         return {f"cluster/{name}": value for name, value in found.items()}
 
     def _add_time(self, worker: str, now: float) -> None:

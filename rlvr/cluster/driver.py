@@ -17,24 +17,33 @@ from types import TracebackType
 from typing import Self
 
 from rlvr.cluster.checks.comparison import (
-    choose_audited,
+    choose_audit_tasks,
     describe_difference,
-    extract_answer,
+    get_compared_fields,
     is_audit_name,
     is_comparable,
     make_audit_name,
 )
 from rlvr.cluster.cluster_metrics import ClusterMetrics
 from rlvr.cluster.event_log import EventLog
-from rlvr.cluster.rollout_tasks import RolloutTask, check_episodes, make_failed_episodes, split_into_tasks
-from rlvr.cluster.scheduler_commands import Accept, Cancel, Command, Dispatch, Fail, Kill, LoadWeights, Retry
+from rlvr.cluster.rollout_tasks import RolloutTask, check_task_episodes, make_failed_episodes, split_into_tasks
+from rlvr.cluster.scheduler_commands import (
+    AbandonTask,
+    AcceptResult,
+    CancelCopy,
+    Command,
+    CountRetry,
+    DispatchTask,
+    KillWorker,
+    LoadWeights,
+)
 from rlvr.cluster.transport import Event, TaskEnded, Transport, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.cluster.work_scheduler import WorkScheduler
 from rlvr.config.cluster import ClusterConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode
-from rlvr.errors import RlvrError, RolloutWorkersLost, SamplerError
+from rlvr.errors import ClusterWorkersLost, RlvrError, SamplerError
 from rlvr.rollout.episode_encoding import CorruptData, EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
@@ -48,11 +57,11 @@ POLL_INTERVAL_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class PendingRollout:
-    """Handle to draws that are being sampled, by one version of the weights."""
+    """Handle to rollout requests that rollout workers are sampling, all with one version of the weights."""
 
     driver: Driver
     tasks: dict[str, RolloutTask]
-    sampling: Sampling
+    sampling: SamplingParams
     policy_version: int
     """The policy version that is written into the episodes."""
     weights_number: int
@@ -64,20 +73,20 @@ class PendingRollout:
     worker_by_task: dict[str, str] = field(default_factory=dict)
     """For each task: the worker that sampled it."""
     audit: PendingRollout | None = None
-    """A second sampling of some of the tasks, to compare with the first (`cluster.audit`)."""
+    """A second sampling of some of the tasks, to compare with the first (`cluster.audit_fraction`)."""
 
     def result(self) -> list[Episode]:
-        """Wait for the episodes, one for each draw, in order. SamplerError if no worker is left."""
+        """Wait for the episodes, one per request, in order. SamplerError if no worker is left."""
         self.driver.wait_for_any(self)
         if self.audit is not None:
             self.driver.wait_for_any(self.audit)
-            self.driver.compare_audit(self, self.audit)
+            self.driver.record_audit_differences(self, self.audit)
             self.audit = None  # compare only once
         return [episode for name in self.tasks for episode in self.episodes[name]]
 
 
 class Driver:
-    """Sample draws with rollout workers. Lost workers do not change the result."""
+    """Runs rollouts on rollout workers: sends them tasks and weights, and replaces lost workers without changing the result."""
 
     def __init__(
         self, transport: Transport, settings: ClusterConfig, *, log: Callable[[str], None] = logger.warning, record: EventLog | None = None
@@ -87,7 +96,7 @@ class Driver:
         self.scheduler = WorkScheduler(
             group_timeout_s=settings.task_timeout_s,
             load_timeout_s=settings.startup_timeout_s,
-            max_failures=settings.max_failures,
+            max_failures=settings.max_task_failures,
             speculative_fraction=settings.speculative_fraction,
         )
         self.num_retries, self.num_lost, self.num_abandoned = 0, 0, 0
@@ -107,16 +116,16 @@ class Driver:
         for slot in self._num_starts:
             self._start_worker(slot)
 
-    def send_weights(self, parcel: WeightUpdate = NO_WEIGHTS) -> None:
+    def send_weights(self, update: WeightUpdate = NO_WEIGHTS) -> None:
         """Send new weights for all later rollouts. Does not block: no worker gets a task before it has loaded them."""
         self._weights_number += 1
-        self.transport.put_weights(self._weights_number, parcel)  # in this thread: after the return the trainer may change the weights
-        self._run_soon(partial(self._announce_weights, self._weights_number))
+        self.transport.store_weights(self._weights_number, update)  # in this thread: after the return the trainer may change the weights
+        self._run_in_transport_thread(partial(self._announce_weights, self._weights_number))
 
     def start_rollout(
-        self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0, as_one_task: bool = False
+        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0, as_one_task: bool = False
     ) -> PendingRollout:
-        """Start to sample one episode for each draw, by the last weights and after all earlier rollouts. Does not block.
+        """Start to sample one episode per request, with the weights that were sent last and after all earlier rollouts. Does not block.
 
         Some thread must wait for a rollout: only waiting threads handle events. `version` is the policy version that is written into the
         episodes; `whole` samples all draws in one task.
@@ -124,18 +133,18 @@ class Driver:
         if self._weights_number < 0:
             self.send_weights()
         self._num_calls += 1
-        cut = [list(draws)] if as_one_task else split_into_tasks(draws, self.settings.groups_per_task)
+        cut = [list(requests)] if as_one_task else split_into_tasks(requests, self.settings.groups_per_task)
         units = {f"{self._num_calls}:{place}": unit for place, unit in enumerate(cut)}
         batch = PendingRollout(self, units, sampling, version, self._weights_number)
-        self._run_soon(partial(self._enqueue, batch))
-        if chosen := choose_audited(units, self.settings.audit):
+        self._run_in_transport_thread(partial(self._enqueue, batch))
+        if chosen := choose_audit_tasks(units, self.settings.audit_fraction):
             batch.audit = PendingRollout(self, chosen, sampling, version, self._weights_number)
-            self._run_soon(partial(self._enqueue, batch.audit))
+            self._run_in_transport_thread(partial(self._enqueue, batch.audit))
         return batch
 
-    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
-        """Return one episode for each draw, in order, with this policy version. SamplerError if no worker is left."""
-        return self.start_rollout(draws, sampling, version=version).result()
+    def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
+        """Sample one episode per request, in order. SamplerError if no worker is left."""
+        return self.start_rollout(requests, sampling, version=version).result()
 
     def wait_for_worker(self) -> None:
         """Wait until a worker has started. RlvrError if none can start."""
@@ -158,13 +167,13 @@ class Driver:
                 self._transport_lock.release()
         return found
 
-    def compare_audit(self, batch: PendingRollout, audit: PendingRollout) -> None:
+    def record_audit_differences(self, batch: PendingRollout, audit: PendingRollout) -> None:
         """Count and log the completions that differ between two workers."""
-        self._run_soon(partial(self._record_differences, batch, audit))
+        self._run_in_transport_thread(partial(self._record_differences, batch, audit))
 
     def close(self) -> None:
         """End all workers."""
-        self.event_log.write()
+        self.event_log.flush()
         self.transport.close()
 
     def __enter__(self) -> Self:
@@ -175,7 +184,7 @@ class Driver:
 
     # ---- requests of other threads
 
-    def _run_soon(self, work: Callable[[], None]) -> None:
+    def _run_in_transport_thread(self, work: Callable[[], None]) -> None:
         """Run a function now, or defer it to the thread that uses the transport."""
         self._deferred.append(work)
         if self._transport_lock.acquire(blocking=False):
@@ -190,7 +199,7 @@ class Driver:
 
     def _announce_weights(self, version: int) -> None:
         orders = self.scheduler.add_version(version)
-        self.transport.keep_versions(self.scheduler.needed_versions)
+        self.transport.free_other_versions(self.scheduler.needed_versions)
         self._execute(orders)
 
     def _enqueue(self, batch: PendingRollout) -> None:
@@ -198,13 +207,13 @@ class Driver:
         self._execute(self.scheduler.enqueue(batch.tasks, batch.weights_number))
         self._finish_if_complete(batch)
 
-    def _store_episodes(self, name: str, found: list[Episode], seconds: float = 0.0, *, by: str | None = None) -> None:
+    def _store_episodes(self, task_name: str, episodes: list[Episode], verify_s: float = 0.0, *, worker: str | None = None) -> None:
         """Store the episodes of a task; `by`: the worker that sampled them."""
-        batch = self._pending.pop(name)
-        if by is not None:
-            batch.worker_by_task[name] = by
-        batch.episodes[name] = found
-        batch.timing.verification_spans.append((0.0, seconds))
+        batch = self._pending.pop(task_name)
+        if worker is not None:
+            batch.worker_by_task[task_name] = worker
+        batch.episodes[task_name] = episodes
+        batch.timing.verification_spans.append((0.0, verify_s))
         self._finish_if_complete(batch)
 
     def _finish_if_complete(self, batch: PendingRollout) -> None:
@@ -221,13 +230,13 @@ class Driver:
             pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if is_comparable(*pair)}
             if not pairs:
                 continue
-            self.metrics.add_count("audited")
-            unlike = {at: what for at, pair in pairs.items() if (what := describe_difference(*map(extract_answer, pair)))}
+            self.metrics.add_count("audited_tasks")
+            unlike = {at: what for at, pair in pairs.items() if (what := describe_difference(*map(get_compared_fields, pair)))}
             if not unlike:
                 continue
-            self.metrics.add_count("differing")
+            self.metrics.add_count("differing_tasks")
             group, count, what = both[0][min(unlike)].group, f"{len(unlike)} of {len(both[0])} completions", unlike[min(unlike)]
-            evidence = [[extract_answer(episodes[at])._asdict() for at in unlike] for episodes in both]
+            evidence = [[get_compared_fields(episodes[at])._asdict() for at in unlike] for episodes in both]
             self.event_log.add(
                 "differs", group=group, version=batch.policy_version, workers=[first, second], answers=unlike, sampled=evidence
             )
@@ -247,11 +256,11 @@ class Driver:
         now = time.monotonic()
         self._execute(self.scheduler.kill_late_workers(now))
         for worker in [worker for worker, until in self._start_deadlines.items() if now > until]:
-            self._handle_loss(
+            self._handle_worker_loss(
                 WorkerLost(worker, f"it was not ready after {self.settings.startup_timeout_s:g} s (cluster.startup_timeout_s)")
             )
         if not self.scheduler.num_workers and not self._start_deadlines:
-            raise RolloutWorkersLost(
+            raise ClusterWorkersLost(
                 f"no rollout worker is left: each was started {self.settings.max_restarts + 1} times; the last one was lost: {self._last_loss}; "
                 "fix the cause, then continue with --resume (an evaluation: with the same command)"
             )
@@ -264,50 +273,50 @@ class Driver:
                     self._execute(self.scheduler.add_worker(worker, None))
             case WeightsLoaded(order):
                 self.metrics.set_state(order.worker, "idle")
-                self._execute(self.scheduler.handle_loaded(order))
+                self._execute(self.scheduler.handle_weights_loaded(order))
             case TaskEnded(order, data, seconds):
                 self.metrics.set_state(order.worker, "idle")
-                self._handle_ended(order, data, seconds)
+                self._handle_task_ended(order, data, seconds)
             case WorkerLost():
-                self._handle_loss(event)
+                self._handle_worker_loss(event)
 
-    def _handle_ended(self, order: Dispatch, data: bytes, seconds: float) -> None:
-        """Handle the result of a task. If the result cannot be read, its worker is replaced and the run goes on."""
-        name = str(order.group)
+    def _handle_task_ended(self, command: DispatchTask, encoded_episodes: bytes, verify_s: float) -> None:
+        """Handle the end of a rollout task: store its episodes. If they cannot be read, the worker is replaced and the task is retried."""
+        name = str(command.group)
         unit = self._pending[name].tasks[name] if name in self._pending else None
         try:
-            if unit is not None and not data:
-                raise CorruptData(f"task {order.group} came back without episodes, although it was not cancelled")
-            [found] = decode_episodes(EncodedEpisodes.from_bytes(data)) if data else [[]]
+            if unit is not None and not encoded_episodes:
+                raise CorruptData(f"task {command.group} came back without episodes, although it was not cancelled")
+            [found] = decode_episodes(EncodedEpisodes.from_bytes(encoded_episodes)) if encoded_episodes else [[]]
             if unit is not None:
-                check_episodes(name, unit, found)
+                check_task_episodes(name, unit, found)
         except CorruptData as error:
-            self._handle_loss(WorkerLost(order.worker, str(error)))
+            self._handle_worker_loss(WorkerLost(command.worker, str(error)))
             return
-        orders = self.scheduler.handle_ended(order)
+        orders = self.scheduler.handle_task_ended(command)
         self._execute(orders)
-        if Accept(order) in orders:
-            self._store_episodes(name, found, seconds, by=order.worker)
+        if AcceptResult(command) in orders:
+            self._store_episodes(name, found, verify_s, worker=command.worker)
 
-    def _handle_loss(self, event: WorkerLost) -> None:
+    def _handle_worker_loss(self, event: WorkerLost) -> None:
         """Handle the loss of a worker: end its process, sample its task elsewhere, and restart it."""
         if event.worker not in self._current_groups:
             return  # already handled, for another reason
         self._start_deadlines.pop(event.worker, None)
         orders = [] if event.is_permanent else self.scheduler.remove_worker(event.worker, event.reason, may_be_cause=event.may_be_cause)
-        self._replace_worker(event.worker, event.reason, hopeless=event.is_permanent)
+        self._replace_worker(event.worker, event.reason, is_permanent=event.is_permanent)
         self._execute(orders)
 
-    def _replace_worker(self, worker: str, why: str, *, hopeless: bool = False) -> None:
+    def _replace_worker(self, worker: str, why: str, *, is_permanent: bool = False) -> None:
         """End the process of a lost worker, log what is known of it, and restart it if restarts are left."""
         slot = int(worker[1:].split(".")[0])
-        left = 0 if hopeless else self.settings.max_restarts + 1 - self._num_starts[slot]
+        left = 0 if is_permanent else self.settings.max_restarts + 1 - self._num_starts[slot]
         about = self.transport.describe_worker(worker)
         unit = self._current_groups.pop(worker)
         self.event_log.add("lost", collector=worker, why=why, unit=unit, again=left > 0, **about)
-        self.transport.stop_worker(worker)
+        self.transport.kill_worker(worker)
         self.metrics.set_state(worker, None)
-        if hopeless:
+        if is_permanent:
             raise RlvrError(f"rollout worker {worker} cannot {'start' if unit is None else 'sample'}: {why}")
         self.metrics.add_count("workers_lost")
         self.num_lost += 1
@@ -330,31 +339,31 @@ class Driver:
     def _execute(self, orders: Sequence[Command]) -> None:
         for order in orders:
             match order:
-                case Dispatch():
+                case DispatchTask():
                     batch = self._pending[str(order.group)]
                     unit = batch.tasks[str(order.group)]
                     self.metrics.set_state(order.worker, "sampling")
                     self._current_groups[order.worker] = unit[0].group
-                    self.transport.run_task(order, unit, batch.sampling, batch.policy_version)
+                    self.transport.start_task(order, unit, batch.sampling, batch.policy_version)
                 case LoadWeights():
                     self.metrics.set_state(order.worker, "loading")
-                    self.metrics.add_count("weights_bytes", self.transport.load_weights(order))
-                case Cancel(stopped):
+                    self.metrics.add_count("weights_bytes", self.transport.send_stored_weights(order))
+                case CancelCopy(stopped):
                     self.transport.cancel_task(stopped)
-                case Retry():
+                case CountRetry():
                     self.num_retries += 1
-                    self.metrics.add_count("retries")
-                case Fail(group) if is_audit_name(str(group)):
+                    self.metrics.add_count("retried_tasks")
+                case AbandonTask(group) if is_audit_name(str(group)):
                     self._store_episodes(str(group), [])  # without a second sampling nothing is compared
-                case Fail(group, why):
+                case AbandonTask(group, why):
                     self.num_abandoned += 1
-                    self.metrics.add_count("failures")
+                    self.metrics.add_count("abandoned_tasks")
                     batch = self._pending[str(group)]
                     unit = batch.tasks[str(group)]
                     self.event_log.add("given_up", groups=list(dict.fromkeys(draw.group for draw in unit)), answers=len(unit), why=why)
                     self._store_episodes(str(group), make_failed_episodes(unit, batch.policy_version, why))
                     self.log(f"{len(unit)} completions from group {unit[0].group} on are left out: {why}")
-                case Kill(worker, why):
+                case KillWorker(worker, why):
                     self._replace_worker(worker, why)
-                case Accept():
+                case AcceptResult():
                     pass

@@ -23,16 +23,16 @@ class EventLog:
     """Append rows to the event log of a run. Rows are held in memory until the run has a folder."""
 
     def __init__(self, folder: Path | None, start_file: str = "config.yaml") -> None:
-        """`mark`: the file that is not empty once the run has started."""
+        """`phrase`: the file that is not empty once the run has started."""
         self.folder, self.start_file = folder, start_file
         self._pending = list[Mapping[str, Any]]()
 
     def add(self, event: str, **facts: Any) -> None:
         """Add a row."""
         self._pending.append({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts})
-        self.write()
+        self.flush()
 
-    def write(self) -> None:
+    def flush(self) -> None:
         """Write the held rows, if the run has started. Write errors are ignored here: the other logs of the run raise them."""
         if self.folder is None or not self._pending:
             return
@@ -46,7 +46,7 @@ class EventLog:
         self._pending.clear()
 
 
-def find_stderr_file() -> str:
+def find_ray_stderr_file() -> str:
     """Find the file into which Ray redirects the standard error of this process; empty if unknown."""
     with suppress(OSError):
         if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
@@ -54,14 +54,14 @@ def find_stderr_file() -> str:
     return ""
 
 
-def read_last_lines(log: str) -> list[str]:
+def read_last_lines(log_path: str) -> list[str]:
     """Read the last lines of a file, without the marker lines of Ray; none if the file cannot be read.
 
     >>> read_last_lines("/no/such/file")
     []
     """
     try:
-        with open(log, "rb") as file:
+        with open(log_path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES))
             lines = file.read(MAX_LOG_BYTES).decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):
@@ -69,28 +69,28 @@ def read_last_lines(log: str) -> list[str]:
     return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-MAX_LOG_LINES:]
 
 
-def describe_exit(said: str, words: Sequence[str]) -> str:
+def describe_exit(ray_message: str, log_lines: Sequence[str]) -> str:
     """Describe how a process ended, from the message of Ray and its last log lines. Ray does not know the signal.
 
-    >>> ending("... Worker exits with an exit code 3.", [])
+    >>> ending("... WorkerProcess exits with an exit code 3.", [])
     'exit code 3'
     >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
     'Fatal Python error: Segmentation fault'
     >>> ending("... error code 2. End of file. Some common causes include ...", [])
     'it ended without a message, as by SIGKILL, which the system also sends when memory runs out'
     """
-    if fatal := [line for line in words if line.startswith("Fatal Python error")]:
+    if fatal := [line for line in log_lines if line.startswith("Fatal Python error")]:
         return fatal[-1]
-    if "receives a SIGTERM" in said:
+    if "receives a SIGTERM" in ray_message:
         return "SIGTERM"
-    if found := re.search(r"exit code -?\d+", said):
+    if found := re.search(r"exit code -?\d+", ray_message):
         return found.group()
-    if "End of file" in said:
+    if "End of file" in ray_message:
         return "it ended without a message, as by SIGKILL, which the system also sends when memory runs out"
-    return extract_error(said)
+    return extract_ray_error(ray_message)
 
 
-def extract_error(said: str) -> str:
+def extract_ray_error(ray_message: str) -> str:
     r"""Extract the cause from a message of Ray: the error below a traceback, otherwise the first sentence.
 
     >>> last_said("The actor died because of an error in its creation task, ray::A()\n  File ...\nValueError: no such device\n")
@@ -98,7 +98,7 @@ def extract_error(said: str) -> str:
     >>> last_said("The actor died. See the logs.")
     'The actor died'
     """
-    errors = [line for line in said.splitlines() if re.match(r"[\w.<>]+: ", line)]
-    if errors and ("ray::" in said or "Traceback" in said):
+    errors = [line for line in ray_message.splitlines() if re.match(r"[\w.<>]+: ", line)]
+    if errors and ("ray::" in ray_message or "Traceback" in ray_message):
         return errors[-1][:300]
-    return " ".join(said.split()).split(". ")[0][:200]
+    return " ".join(ray_message.split()).split(". ")[0][:200]

@@ -27,8 +27,8 @@ def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, floa
     >>> check_capacity(ClusterConfig(rollout_workers=2), [{"CPU": 4.0}])
     """
     left = [dict(machine) for machine in machines]
-    for role, count, needs in list_requirements(settings):
-        placed = sum(_count_fitting(machine, needs, count) for machine in left)
+    for role, count, needs in list_required_processes(settings):
+        placed = sum(_count_fitting_processes(machine, needs, count) for machine in left)
         if placed < count:
             there = "; ".join(_format_machine(machine) for machine in machines) or "none"
             raise ConfigError(
@@ -40,7 +40,7 @@ def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, floa
 
 def describe_no_capacity(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Explain why a rollout worker was not placed: other processes use the machines, or they are too slow."""
-    needs = list_requirements(settings)[0][2]
+    needs = list_required_processes(settings)[0][2]
     there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
     return (
         f"no machine had capacity for it within {settings.placement_timeout_s:g} s (cluster.placement_timeout_s): it needs {_format_needs(needs)} "
@@ -52,21 +52,21 @@ def _format_needs(needs: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
 
 
-def list_requirements(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
+def list_required_processes(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
     """List the required processes: the setting, their number, and the resources of one."""
     rollout_workers = {name: amount for name, amount in (("CPU", settings.cpus), ("GPU", settings.gpus)) if amount}
     judges = {"CPU": settings.verifier_cpus} if settings.verifier_cpus else {}
     return [("rollout_workers", settings.rollout_workers, rollout_workers), ("verifier_workers", settings.verifier_workers, judges)]
 
 
-def _count_fitting(machine: Mapping[str, float], needs: Mapping[str, float], max_count: int) -> int:
+def _count_fitting_processes(machine: Mapping[str, float], needs: Mapping[str, float], max_count: int) -> int:
     """Return how many of these processes fit on one machine."""
     return min([max_count, *(int(machine.get(name, 0.0) / amount + EPSILON) for name, amount in needs.items())])
 
 
 def _reserve(left: list[dict[str, float]], needs: Mapping[str, float], count: int) -> None:
     for machine in left:
-        taken = _count_fitting(machine, needs, count)
+        taken = _count_fitting_processes(machine, needs, count)
         count -= taken
         for name, amount in needs.items():
             machine[name] = machine.get(name, 0.0) - taken * amount
@@ -91,13 +91,14 @@ def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
             os.kill(location["pid"], SIGKILL)
 
 
-def install_sigterm_handler(before: Any) -> None:
-    """Let SIGTERM end this process and its workers in order, as Ctrl-C does; restore the handler `before` if there was one.
+def install_sigterm_handler(previous_handler: Any) -> None:
+    """Let SIGTERM end this process and its workers in order, as Ctrl-C does; or restore the handler from before Ray was started, if
+    there was one.
 
     Ray installs two handlers: a Python one that exits, and a native one that prints a stack and aborts.
     """
     if current_thread() is main_thread():
-        signal(SIGTERM, _exit_on_sigterm if before in (SIG_DFL, None) else before)
+        signal(SIGTERM, _exit_on_sigterm if previous_handler in (SIG_DFL, None) else previous_handler)
 
 
 def restore_sigterm_handler() -> None:
@@ -127,7 +128,7 @@ def get_process_start_time(pid: int) -> str:
         return ""
 
 
-def change_to_folder(folder: str) -> None:
+def change_to_driver_folder(folder: str) -> None:
     """Change to the working folder of the driver if it exists on this machine, so that relative paths agree."""
     with suppress(OSError):
         os.chdir(folder)

@@ -18,9 +18,9 @@ from signal import SIGTERM, getsignal
 from typing import Any
 
 from rlvr.cluster.checks.reachability import check_port_open, make_unreachable_error
-from rlvr.cluster.event_log import describe_exit, extract_error, find_stderr_file, read_last_lines
+from rlvr.cluster.event_log import describe_exit, extract_ray_error, find_ray_stderr_file, read_last_lines
 from rlvr.cluster.machines import (
-    change_to_folder,
+    change_to_driver_folder,
     check_capacity,
     describe_no_capacity,
     describe_process,
@@ -30,12 +30,12 @@ from rlvr.cluster.machines import (
     restore_sigterm_handler,
 )
 from rlvr.cluster.rollout_tasks import RolloutTask
-from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
-from rlvr.cluster.verifier_actors import VerifierActors, make_ask
+from rlvr.cluster.verifier_actors import VerifierActorPool, make_ask_verdict
 from rlvr.cluster.weights.weight_updates import WeightHistory, WeightUpdate
 from rlvr.config.cluster import ClusterConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
 
 MAX_MISSED_HEARTBEATS = 3
@@ -55,12 +55,12 @@ class _RolloutActor:
         self.worker: Any = None
         self.log = ""
 
-    def begin(self, config: dict[str, Any], facts: Any, folder: str) -> dict[str, Any]:
+    def build_worker(self, config: dict[str, Any], worker_settings: Any, working_folder: str) -> dict[str, Any]:
         """Build the rollout worker in the driver's working folder; return its location."""
-        change_to_folder(folder)
-        self.worker = facts.build_worker(config)
+        change_to_driver_folder(working_folder)
+        self.worker = worker_settings.build_worker(config)
         context = importlib.import_module("ray").get_runtime_context()
-        self.log = find_stderr_file()
+        self.log = find_ray_stderr_file()
         return describe_process() | {"node": context.get_node_id(), "log": self.log}
 
     def load_weights(self, version: int, parcels: Sequence[WeightUpdate], limit_s: float) -> None:
@@ -68,20 +68,22 @@ class _RolloutActor:
         gotten = [replace(parcel, buckets=(ray.get(ref, timeout=limit_s) for ref in parcel.buckets)) for parcel in parcels]
         self.worker.load_weights(version, gotten)
 
-    def collect(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> tuple[bytes, float]:
+    def run_task(
+        self, order: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int
+    ) -> tuple[bytes, float]:
         from rlvr.cluster.rollout_worker import RolloutCancelled
 
         try:
-            found: tuple[bytes, float] = self.worker.collect(order.version, unit, sampling, label, order)
+            found: tuple[bytes, float] = self.worker.run_task(order.version, rollout_task, sampling, policy_version, order)
         except RolloutCancelled:
             return b"", 0.0
         return found
 
-    def cancel(self, order: Dispatch) -> None:
+    def cancel(self, order: DispatchTask) -> None:
         self.worker.cancel(order)
 
     def set_verifier_workers(self, handles: dict[str, Any], number: int) -> None:
-        self.worker.verifier_client.set_workers({name: make_ask(handle) for name, handle in handles.items()}, number)
+        self.worker.verifier_client.set_workers({name: make_ask_verdict(handle) for name, handle in handles.items()}, number)
 
     def heartbeat(self) -> list[str]:
         return read_last_lines(self.log)
@@ -98,7 +100,7 @@ class RayTransport:
         )
         self._actors = dict[str, Any]()
         self._locations = dict[str, dict[str, Any]]()
-        self.verifier_workers: VerifierActors | None = None
+        self.verifier_workers: VerifierActorPool | None = None
         self._has_started, self._has_sampled, self._num_announcements = False, False, 0
         """Whether any worker ever started, whether any ended a task, and how often the list of verifier workers was sent."""
         self.ray, self._owns_cluster = connect_ray(settings)
@@ -121,7 +123,7 @@ class RayTransport:
         self._weight_history, self._loaded_versions = WeightHistory(), dict[str, int]()
         """The weights in the object store, and the version that each worker has loaded."""
         if settings.verifier_workers:
-            self.verifier_workers = VerifierActors(
+            self.verifier_workers = VerifierActorPool(
                 self.ray, settings, config, heartbeat_interval_s=self.heartbeat_interval_s, max_missed=MAX_MISSED_HEARTBEATS
             )
 
@@ -133,9 +135,9 @@ class RayTransport:
         actor = self._actor_class.options(**asked).remote()
         self._actors[worker] = actor
         self._pending_placements[worker] = (actor.heartbeat.options(concurrency_group="control").remote(), time.monotonic())
-        self._calls[actor.begin.remote(*self.start_arguments)] = WorkerStarted(worker)
+        self._calls[actor.build_worker.remote(*self.start_arguments)] = WorkerStarted(worker)
 
-    def stop_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str) -> None:
         """End the process of a worker."""
         actor, place = self._actors.pop(worker, None), self._locations.pop(worker, None)
         self._heartbeats.pop(worker, None)
@@ -145,49 +147,49 @@ class RayTransport:
         self._calls = {call: meant for call, meant in self._calls.items() if _get_worker(meant) != worker}
         end_actor(self.ray, actor, place)
 
-    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
+    def store_weights(self, version: int, update: WeightUpdate) -> None:
         """Put weights into the object store, one bucket after the other, once for all workers."""
         try:
-            self._weight_history.add(version, replace(parcel, buckets=[self.ray.put(bucket) for bucket in parcel.buckets]))
+            self._weight_history.add(version, replace(update, buckets=[self.ray.put(bucket) for bucket in update.buckets]))
         except self.ray.exceptions.RayError as error:
             raise RlvrError(
-                f"version {version} of the weights has no room in Ray's object store and on its disk: {extract_error(str(error))}; "
+                f"version {version} of the weights has no room in Ray's object store and on its disk: {extract_ray_error(str(error))}; "
                 "free some of the disk, then continue with --resume"
             ) from error
 
-    def keep_versions(self, versions: Set[int]) -> None:
+    def free_other_versions(self, versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
-        self._weight_history.keep_versions(versions)
+        self._weight_history.free_other_versions(versions)
 
-    def load_weights(self, order: LoadWeights) -> int:
+    def send_stored_weights(self, command: LoadWeights) -> int:
         """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
-        parcels = self._weight_history.get_updates(order.version, self._loaded_versions.get(order.worker))
-        self._calls[self._actors[order.worker].load_weights.remote(order.version, parcels, self.settings.startup_timeout_s)] = (
-            WeightsLoaded(order)
+        parcels = self._weight_history.get_updates(command.version, self._loaded_versions.get(command.worker))
+        self._calls[self._actors[command.worker].load_weights.remote(command.version, parcels, self.settings.startup_timeout_s)] = (
+            WeightsLoaded(command)
         )
         return sum(parcel.num_bytes for parcel in parcels)
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
         """Let a worker run a rollout task."""
         try:
-            call = self._actors[order.worker].collect.remote(order, unit, sampling, label)
+            call = self._actors[command.worker].run_task.remote(command, rollout_task, sampling, policy_version)
         except Exception as error:  # Ray cannot serialize a task
             raise RlvrError(
-                f"the tasks from group {unit[0].group} on cannot be sent to a rollout worker: {extract_error(str(error))}; "
+                f"the tasks from group {rollout_task[0].group} on cannot be sent to a rollout worker: {extract_ray_error(str(error))}; "
                 "reference and meta of a task must be values that pickle can write"
             ) from error
-        self._calls[call] = TaskEnded(order, b"")
+        self._calls[call] = TaskEnded(command, b"")
 
-    def cancel_task(self, order: Dispatch) -> None:
+    def cancel_task(self, command: DispatchTask) -> None:
         """Let a worker cancel its rollout task."""
-        if (actor := self._actors.get(order.worker)) is not None:
-            actor.cancel.options(concurrency_group="control").remote(order)
+        if (actor := self._actors.get(command.worker)) is not None:
+            actor.cancel.options(concurrency_group="control").remote(command)
 
     # ---- what happens
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return the events since the last call. A worker that misses too many heartbeats is lost."""
-        if self.verifier_workers is not None and self.verifier_workers.check_workers():
+        if self.verifier_workers is not None and self.verifier_workers.refresh_workers():
             self._announce_verifier_workers()
         events = self._check_heartbeats(time.monotonic())
         if not self._calls:
@@ -198,33 +200,33 @@ class RayTransport:
         more, _ = self.ray.wait(rest, num_returns=len(rest), timeout=0) if ready and rest else ([], [])
         return events + [self._make_event(call, self._calls.pop(call)) for call in [*ready, *more]]
 
-    def _make_event(self, call: Any, meant: WorkerStarted | WeightsLoaded | TaskEnded) -> Event:
+    def _make_event(self, finished_call: Any, expected_event: WorkerStarted | WeightsLoaded | TaskEnded) -> Event:
         """Turn a finished or failed call into an event."""
-        worker = _get_worker(meant)
+        worker = _get_worker(expected_event)
         try:
-            value = self.ray.get(call, timeout=FETCH_TIMEOUT_S)
+            value = self.ray.get(finished_call, timeout=FETCH_TIMEOUT_S)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            hopeless = self._is_permanent(meant, cause)
+            hopeless = self._is_permanent_failure(expected_event, cause)
             return WorkerLost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", is_permanent=hopeless)
         except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
             return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
-        if isinstance(meant, WorkerStarted):
+        if isinstance(expected_event, WorkerStarted):
             self._locations[worker], self._has_started = value, True
             self._announce_verifier_workers(worker)
             self._heartbeats[worker] = (None, time.monotonic())
-        elif isinstance(meant, TaskEnded):
+        elif isinstance(expected_event, TaskEnded):
             self._has_sampled = True
-            return TaskEnded(meant.order, *value)
+            return TaskEnded(expected_event.order, *value)
         else:
-            self._loaded_versions[worker] = meant.order.version
-        return meant
+            self._loaded_versions[worker] = expected_event.order.version
+        return expected_event
 
-    def _is_permanent(self, meant: WorkerStarted | WeightsLoaded | TaskEnded, cause: Exception) -> bool:
+    def _is_permanent_failure(self, expected_event: WorkerStarted | WeightsLoaded | TaskEnded, cause: Exception) -> bool:
         """Whether every worker would fail in this way: no worker has succeeded yet, and the cause is an error of rlvr."""
-        if isinstance(meant, TaskEnded):
+        if isinstance(expected_event, TaskEnded):
             return isinstance(cause, ConfigError) and not self._has_sampled
-        return isinstance(meant, WorkerStarted) and isinstance(cause, RlvrError) and not self._has_started
+        return isinstance(expected_event, WorkerStarted) and isinstance(cause, RlvrError) and not self._has_started
 
     def _check_heartbeats(self, now: float) -> list[Event]:
         """Ask for heartbeats; return the workers that miss them as lost."""
@@ -290,7 +292,7 @@ class RayTransport:
     def close(self) -> None:
         """End all workers, and the cluster if this run has started it."""
         for worker in list(self._actors):
-            self.stop_worker(worker)
+            self.kill_worker(worker)
         if self.verifier_workers is not None:
             self.verifier_workers.close()
         self._weight_history = WeightHistory()
@@ -338,11 +340,11 @@ def connect_ray(settings: ClusterConfig) -> tuple[Any, bool]:
             raise ConfigError(f"Ray could not start a cluster on this machine: {' '.join(str(error).split())[:300]}") from error
         raise make_unreachable_error(settings.address, str(error)) from error
     install_sigterm_handler(before)
-    _redirect_ray_output()
+    _redirect_ray_output_to_stderr()
     return ray, True
 
 
-def _redirect_ray_output() -> None:
+def _redirect_ray_output_to_stderr() -> None:
     """Redirect the messages of Ray about its processes from standard output, which is for results, to standard error."""
     worker: Any = sys.modules.get("ray._private.worker")
     if (printed := getattr(worker, "print_worker_logs", None)) is not None:

@@ -19,29 +19,31 @@ SINGLES_PER_TASK = 64
 RolloutTask = list[RolloutRequest]
 
 
-def split_into_tasks(draws: Sequence[RolloutRequest], groups_per_task: int = 1) -> list[RolloutTask]:
-    """Split the draws into tasks of so many whole groups, in order."""
-    groups = [list(group) for _, group in groupby(draws, key=lambda draw: draw.group)]
+def split_into_tasks(requests: Sequence[RolloutRequest], groups_per_task: int = 1) -> list[RolloutTask]:
+    """Split the requests into rollout tasks of `groups_per_task` whole groups, in order."""
+    groups = [list(group) for _, group in groupby(requests, key=lambda draw: draw.group)]
     size = groups_per_task if any(len(group) > 1 for group in groups) else max(groups_per_task, SINGLES_PER_TASK)
     return [[draw for group in groups[first : first + size] for draw in group] for first in range(0, len(groups), size)]
 
 
-def check_episodes(name: str, unit: RolloutTask, found: Sequence[Episode]) -> None:
-    """Raise Damaged if the episodes do not belong to the draws of a task, or do not begin with their partial episodes."""
-    if [(episode.group, episode.task_id) for episode in found] != [(draw.group, draw.task.id) for draw in unit]:
-        raise CorruptData(f"task {name} came back with the episodes of other draws")
-    for member, (draw, episode) in enumerate(zip(unit, found, strict=True)):
+def check_task_episodes(task_name: str, rollout_task: RolloutTask, episodes: Sequence[Episode]) -> None:
+    """Raise CorruptData if the episodes do not belong to the requests of a rollout task, or do not continue their partial completions."""
+    if [(episode.group, episode.task_id) for episode in episodes] != [(draw.group, draw.task.id) for draw in rollout_task]:
+        raise CorruptData(f"task {task_name} came back with the episodes of other draws")
+    for member, (draw, episode) in enumerate(zip(rollout_task, episodes, strict=True)):
         if draw.partial_completion is not None and not is_continuation(episode, draw.partial_completion):
-            raise CorruptData(f"completion {member} of task {name} does not begin with its partial episode")
+            raise CorruptData(f"completion {member} of task {task_name} does not begin with its partial episode")
 
 
-def make_failed_episodes(unit: RolloutTask, version: int, why: str) -> list[Episode]:
+def make_failed_episodes(rollout_task: RolloutTask, policy_version: int, why: str) -> list[Episode]:
     """Make the episodes of a task that could not be sampled: failed, without a score."""
     reason = f"no rollout worker could sample it: {why}"
     verdict = Verdict(None, reason, fault=Fault.INFRA)
 
     def failed(draw: RolloutRequest) -> Episode:
         meta = {**draw.meta, "finish": StopReason.FAILED.value}
-        return Episode(draw.task.id, draw.group, [], [], [], [], StopReason.FAILED, version, verdict, turns=0, error=reason, meta=meta)
+        return Episode(
+            draw.task.id, draw.group, [], [], [], [], StopReason.FAILED, policy_version, verdict, turns=0, error=reason, meta=meta
+        )
 
-    return [failed(draw) for draw in unit]
+    return [failed(draw) for draw in rollout_task]

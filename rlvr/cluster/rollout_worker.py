@@ -15,7 +15,7 @@ from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.verifier_workers import RemoteVerifier, VerifierClient
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.config import RunConfig, validate_config
-from rlvr.contracts import Completion, Environment, RequestQueue, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, RequestQueue, Sampler, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.evaluation.episode_sources import make_mdp, make_rollout
 from rlvr.evaluation.suite import SuiteItem
@@ -89,10 +89,12 @@ class RolloutWorker:
         self.sampler: Sampler = self._resources.enter_context(build_from_config("sampler", asked.sampler))
         self.sampler.setup(environment, tokenizer, precision=settings.precision, max_length=mdp.max_length)
         self.model = (
-            _build_model(config, tokenizer, settings.precision, vectors=self.sampler.info.runs_model) if settings.uses_weights else None
+            _build_model(config, tokenizer, settings.precision, converts_vectors=self.sampler.info.runs_model)
+            if settings.uses_weights
+            else None
         )
         rollout = build_rollout(
-            mdp, _CancellableSampler(self.sampler, self._is_cancelled), sync_turns=settings.sync_turns, **asked.rollout_settings
+            mdp, _CancellableSampler(self.sampler, self._is_cancelled), sync_turns=settings.sync_turns, **asked.rollout_kwargs
         )
         self.rollout = self._resources.enter_context(rollout)
 
@@ -104,30 +106,32 @@ class RolloutWorker:
         """The call that runs, and the call that was cancelled last. Each has one writing thread; a late cancellation has no effect."""
         self._set_threads()
 
-    def load_weights(self, version: int, parcels: Iterable[WeightUpdate]) -> None:
+    def load_weights(self, version: int, updates: Iterable[WeightUpdate]) -> None:
         """Load these weights; RlvrError if a checksum does not match."""
         self._set_threads()
         if self.model is not None:
             from rlvr.cluster.weights.packing import apply_updates
 
-            apply_updates(self.model, parcels)
+            apply_updates(self.model, updates)
             self.sampler.load_model(self.model, version)
         self.version = version
 
-    def collect(self, version: int, unit: RolloutTask, sampling: Sampling, label: int, order: Hashable = None) -> tuple[bytes, float]:
+    def run_task(
+        self, weights_version: int, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int, call_id: Hashable = None
+    ) -> tuple[bytes, float]:
         """Return the episodes of the task as columns, sampled by this version of the weights, and the seconds of verification.
 
         `order` identifies this call for `cancel`.
         """
-        if version != self.version:
-            raise SamplerError(f"asked for version {version} of the weights, but this rollout worker has version {self.version}")
+        if weights_version != self.version:
+            raise SamplerError(f"asked for version {weights_version} of the weights, but this rollout worker has version {self.version}")
         self._set_threads()
-        self._current_order = order
-        rollout = self._get_rollout(unit)
-        found = rollout.collect(unit, sampling, version=label)
+        self._current_order = call_id
+        rollout = self._get_rollout(rollout_task)
+        found = rollout.collect(rollout_task, sampling, version=policy_version)
         return encode_episodes([found]).to_bytes(), rollout.timing.total_verify_s
 
-    def _get_rollout(self, unit: RolloutTask) -> Rollout:
+    def _get_rollout(self, rollout_task: RolloutTask) -> Rollout:
         """Return the rollout for this task."""
         return self.rollout
 
@@ -142,9 +146,9 @@ class RolloutWorker:
 
             torch.set_num_threads(self.threads)
 
-    def cancel(self, order: Hashable) -> None:
+    def cancel(self, call_id: Hashable) -> None:
         """Cancel this call, from another thread. Another call that runs by now goes on."""
-        self._cancelled_order = order
+        self._cancelled_order = call_id
 
     def _is_cancelled(self) -> bool:
         return self._current_order is not None and self._current_order == self._cancelled_order
@@ -170,8 +174,8 @@ class EvalWorker(RolloutWorker):
         self._env_name, self._env_resources = "", self._resources.enter_context(ExitStack())
         """The environment of the current rollout, and the resources to close with that rollout."""
 
-    def _get_rollout(self, unit: RolloutTask) -> Rollout:
-        name = str(unit[0].meta["env"])
+    def _get_rollout(self, rollout_task: RolloutTask) -> Rollout:
+        name = str(rollout_task[0].meta["env"])
         if name != self._env_name:
             self._env_resources.close()
             mdp = make_mdp(self.items[name], self.environments[name], self.sampler)
@@ -201,10 +205,10 @@ class _CancellableSampler(Sampler):
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         self.inner.setup(environment, tokenizer, precision=precision, max_length=max_length)
 
-    def stream(self, requests: Any, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Any, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from self._check_cancelled(self.inner.stream(requests, sampling))
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         yield from self._check_cancelled(self.inner.serve(queue, sampling))
 
     def _check_cancelled(self, given: Iterator[Any]) -> Iterator[Any]:
@@ -214,10 +218,12 @@ class _CancellableSampler(Sampler):
             yield one
 
 
-def _build_model(config: RunConfig, tokenizer: Tokenizer, precision: str, *, vectors: bool) -> Any:
+def _build_model(config: RunConfig, tokenizer: Tokenizer, precision: str, *, converts_vectors: bool) -> Any:
     """Build the model that receives the weights, in the precision in which they are sent."""
     from rlvr.cluster.weights.packing import convert_model
     from rlvr.models.device import resolve_device
     from rlvr.models.model_loading import load_model
 
-    return convert_model(load_model(config.model, tokenizer, config.seed), precision, converts_vectors=vectors).to(resolve_device())
+    return convert_model(load_model(config.model, tokenizer, config.seed), precision, converts_vectors=converts_vectors).to(
+        resolve_device()
+    )

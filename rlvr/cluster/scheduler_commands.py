@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatch:
+class DispatchTask:
     """Run this task. Events of the worker carry the command, so that events of an older attempt are recognized.
 
-    >>> Dispatch("c0", "1:7", version=0, attempt=1).attempt
+    >>> DispatchTask("c0", "1:7", version=0, attempt=1).attempt
     1
     """
 
@@ -36,21 +36,21 @@ class LoadWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
+class AcceptResult:
     """Accept the result of this command: it is the first copy of its task that ended.
 
-    >>> Accept(Dispatch("c0", "1:7", 0, 1)).order.group
+    >>> AcceptResult(DispatchTask("c0", "1:7", 0, 1)).order.group
     '1:7'
     """
 
-    order: Dispatch
+    order: DispatchTask
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """Count a retry: the worker of the task was lost, and another one will get it. The driver has nothing else to do.
+class CountRetry:
+    """Count a retry in the metrics: the worker of a task was lost, and the scheduler will give the task to another one.
 
-    >>> Retry("1:7", "killed").why
+    >>> CountRetry("1:7", "killed").why
     'killed'
     """
 
@@ -59,10 +59,10 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class AbandonTask:
     """Give up the task, which has lost too many workers: its episodes fail with an infrastructure fault.
 
-    >>> Fail("1:7", "killed").group
+    >>> AbandonTask("1:7", "killed").group
     '1:7'
     """
 
@@ -71,21 +71,21 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class CancelCopy:
     """Cancel this copy, since another one has ended. The worker reports its end, cancelled or complete.
 
-    >>> Cancel(Dispatch("c0", "1:7", 0, 1)).order.worker
+    >>> CancelCopy(DispatchTask("c0", "1:7", 0, 1)).order.worker
     'c0'
     """
 
-    order: Dispatch
+    order: DispatchTask
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillWorker:
     """End the process of a worker that exceeded a timeout. The scheduler has already removed it.
 
-    >>> Kill("c0", "task 1:7 did not end in 600 s").worker
+    >>> KillWorker("c0", "task 1:7 did not end in 600 s").worker
     'c0'
     """
 
@@ -93,4 +93,4 @@ class Kill:
     reason: str
 
 
-Command = Dispatch | LoadWeights | Accept | Retry | Fail | Cancel | Kill
+Command = DispatchTask | LoadWeights | AcceptResult | CountRetry | AbandonTask | CancelCopy | KillWorker

@@ -23,9 +23,9 @@ from rlvr.cluster.rollout_worker import check_sampler_supported
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
-from rlvr.contracts import Request, Sampler, Sampling, Weights
+from rlvr.contracts import Request, Sampler, SamplingParams, Weights
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, RolloutWorkersLost, SamplerError
+from rlvr.errors import ClusterWorkersLost, ConfigError, SamplerError
 from rlvr.models.device import get_trainer_precision
 from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.rollout_request import RolloutRequest
@@ -43,7 +43,9 @@ FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
 """The delay before a run that lost all rollout workers is resumed: the first one, and the maximum."""
 
 
-def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify: bool = False, **how: Any) -> TrainReport:
+def train(
+    config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify_repeatability: bool = False, **train_kwargs: Any
+) -> TrainReport:
     """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
 
     A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_auto_resumes` times, with growing
@@ -52,15 +54,17 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
     folder = out if out is not None or resume else make_run_folder_path(config)
     record = EventLog(None if folder is None else Path(folder))
     resumes = config.cluster.max_auto_resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
-    builder, times = functools.partial(build_cluster_components, record=record), 0
+    builder, times = functools.partial(build_cluster_components, event_log=record), 0
     while True:
         try:
-            return train_here(config, out=folder, resume=resume, verify=verify, component_builder=builder, **how)
-        except RolloutWorkersLost as error:
+            return train_here(
+                config, out=folder, resume=resume, verify_repeatability=verify_repeatability, component_builder=builder, **train_kwargs
+            )
+        except ClusterWorkersLost as error:
             if times == resumes:
                 raise
             why = str(error)
-        times, pause, resume, verify = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
+        times, pause, resume, verify_repeatability = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
         record.add("resumed", why=why, times=times, pause_s=pause)
         logger.warning(
             "%s; the run is resumed in %g s (resume %d of %d, cluster.max_auto_resumes)", why.partition(";")[0], pause, times, resumes
@@ -70,19 +74,19 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
 
 
 def build_cluster_components(
-    inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None, record: EventLog | None = None
+    inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None, event_log: EventLog | None = None
 ) -> Components:
     """Build the components of a run, which sample as `cluster` says. `record`: the event log of the workers."""
     components, settings = build_components(inputs, accelerator, stack, checkpoint_folder=checkpoint_folder), inputs.config.cluster
     if settings is None:
         return components
-    check_supported(inputs, components)
+    check_cluster_support(inputs, components)
     if settings.rollout_workers == 0:
-        return replace(components, rollout=ChunkedRollout(components.rollout, settings))  # type: ignore[arg-type]
+        return replace(components, rollout=TaskwiseRollout(components.rollout, settings))  # type: ignore[arg-type]
     precision, vectors = get_precision(components), components.sampler.info.runs_model
-    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if uses_weights(components.sampler) else None
+    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if loads_trainer_weights(components.sampler) else None
     made = list[Driver]()
-    run_on_main(accelerator, lambda: made.append(start_driver(components, settings, stack, record)))
+    run_on_main(accelerator, lambda: made.append(start_driver(components, settings, stack, event_log)))
     driver = made[0] if made else None
     return replace(
         components,
@@ -91,17 +95,20 @@ def build_cluster_components(
     )
 
 
-def start_driver(components: Components, settings: ClusterConfig, stack: ExitStack, record: EventLog | None) -> Driver:
-    """Start the rollout workers of a run, in its main process."""
+def start_driver(components: Components, settings: ClusterConfig, stack: ExitStack, event_log: EventLog | None) -> Driver:
+    """Start the rollout workers of a run and their driver, in the main process; return the driver."""
     from rlvr.cluster.ray_transport import RayTransport
     from rlvr.cluster.rollout_worker import WorkerSettings
 
     facts = WorkerSettings(
-        get_precision(components), components.rollout.sync_turns, torch.get_num_threads(), uses_weights=uses_weights(components.sampler)
+        get_precision(components),
+        components.rollout.sync_turns,
+        torch.get_num_threads(),
+        uses_weights=loads_trainer_weights(components.sampler),
     )
     actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, record=record))
+    driver = stack.enter_context(Driver(actors, settings, record=event_log))
     if (judges := actors.verifier_workers) is not None:
         driver.metrics.get_verifier_load = lambda: judges.busy_fraction
     return driver
@@ -112,12 +119,12 @@ def get_precision(components: Components) -> str:
     return get_trainer_precision(components.model, components.accelerator.mixed_precision, components.accelerator.device)
 
 
-def uses_weights(sampler: Sampler) -> bool:
+def loads_trainer_weights(sampler: Sampler) -> bool:
     """Whether a sampler loads the weights of the trainer."""
     return sampler.info.loads_weights
 
 
-def check_supported(inputs: RunInputs, components: Components) -> None:
+def check_cluster_support(inputs: RunInputs, components: Components) -> None:
     """Raise an error for configurations that rollout workers do not support."""
     if inputs.environment is not None or inputs.tokenizer is not None:
         raise ConfigError(
@@ -127,41 +134,41 @@ def check_supported(inputs: RunInputs, components: Components) -> None:
     check_partial_rollouts(components)
 
 
-class ChunkedRollout:
-    """Sample in this process, task by task as rollout workers do: the reference for a cluster run."""
+class TaskwiseRollout:
+    """Samples in this process, rollout task by rollout task as rollout workers do: the reference that a cluster run is compared with."""
 
     main_process_samples = True
 
     def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
         self.inner, self.settings, self.timing, self.sync_turns = inner, settings, RolloutTiming(), inner.sync_turns
 
-    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
-        """Return one episode for each draw, in order."""
+    def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
+        """Sample one episode per request in this process, rollout task by rollout task."""
         found, self.timing = list[Episode](), RolloutTiming()
-        for unit in split_into_tasks(draws, self.settings.groups_per_task):
+        for unit in split_into_tasks(requests, self.settings.groups_per_task):
             found += self.inner.collect(unit, sampling, version=version)
             self.timing = self.timing + self.inner.timing
         return found
 
     def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the local rollout."""
-        return self.inner.compute_extra_metrics(times)
+        return self.inner.compute_timing_metrics(times)
 
     def close(self) -> None:
         """Close the local rollout."""
         self.inner.close()
 
 
-class RemoteRollout(ChunkedRollout):
+class RemoteRollout(TaskwiseRollout):
     """Sample with the rollout workers of the driver. Only the main process has a driver."""
 
     def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
         super().__init__(inner, settings)
         self.driver = driver
 
-    def collect(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+    def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
         """Return one episode for each draw, in order."""
-        batch = self.start_rollout(draws, sampling, version=version)
+        batch = self.start_rollout(requests, sampling, version=version)
         found, self.timing = batch.result(), batch.timing
         return found
 
@@ -169,23 +176,25 @@ class RemoteRollout(ChunkedRollout):
         """Return how workers and trainer spent the time of this step, and the counters."""
         if self.driver is None:
             return {}
-        return self.driver.metrics.take_step_metrics() | {"cluster/trainer": times["time/update"] / max(times["step_time"], 1e-9)}
+        return self.driver.metrics.take_step_metrics() | {
+            "cluster/trainer_busy_fraction": times["time/update"] / max(times["step_time"], 1e-9)
+        }
 
-    def start_rollout(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
+    def start_rollout(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> PendingRollout:
         """Start to sample one episode for each draw; does not block."""
         if self.driver is None:
             raise SamplerError("only the main process has rollout workers, and this is another process")
-        return self.driver.start_rollout(draws, sampling, version=version)
+        return self.driver.start_rollout(requests, sampling, version=version)
 
     def close(self) -> None:
-        """Stop to wait for the rollout workers."""
+        """Stop waiting for the rollout workers, and close the local rollout."""
         if self.driver is not None:
             self.driver.is_closed = True
         super().close()
 
 
 class WeightBroadcaster(Sampler):
-    """Replaces the sampler of the run: sends the weights to the rollout workers, in the process that has a driver."""
+    """Stands in for the run's sampler in the training process: sends the weights to the rollout workers, which sample."""
 
     def __init__(self, inner: Sampler, driver: Driver | None, packer: WeightPacker | None) -> None:
         """`packer`: None if the sampler loads no weights."""
@@ -194,7 +203,9 @@ class WeightBroadcaster(Sampler):
         self.info, self.tokenizer = inner.info, inner.tokenizer
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Send new weights, unless an evaluation has sent them already. All weights of a warm start are version 0."""
+        """Send new weights to the rollout workers, unless this version was sent already. During the SFT warmup all weights have version
+        0, and are always sent.
+        """
         if version != self._sent or version == 0:
             self.load_model(weights.gather_model(), version)
 
@@ -204,7 +215,7 @@ class WeightBroadcaster(Sampler):
         if self.driver is not None:
             self.driver.send_weights(NO_WEIGHTS if self.packer is None else self.packer.pack(model))
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Any:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Any:
         """Raise an error: rollout workers sample whole tasks."""
         raise SamplerError("rollout workers sample the completions, not this process")
 

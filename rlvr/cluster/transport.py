@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlvr.cluster.rollout_tasks import RolloutTask
-from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.weights.weight_updates import WeightUpdate
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class WeightsLoaded:
 class TaskEnded:
     """A worker has finished a task, or has cancelled it.
 
-    >>> Ended(Dispatch("c0.0", "0:1", 0, 1), b"").seconds
+    >>> Ended(DispatchTask("c0.0", "0:1", 0, 1), b"").seconds
     0.0
     """
 
-    order: Dispatch
+    order: DispatchTask
     data: bytes
     """The episodes as columns; empty if it was cancelled."""
     seconds: float = 0.0
@@ -53,7 +53,7 @@ class TaskEnded:
 class WorkerLost:
     """A worker is lost, or must be replaced.
 
-    >>> Lost("c0.0", "killed").blame
+    >>> Lost("c0.0", "killed").may_be_cause
     True
     """
 
@@ -75,27 +75,27 @@ class Transport(Protocol):
         """Begin to start a worker."""
         ...
 
-    def stop_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str) -> None:
         """Kill the process of a worker. It may be gone already."""
         ...
 
-    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
+    def store_weights(self, version: int, update: WeightUpdate) -> None:
         """Store weights for the workers; from any thread. The buckets are read now, since the trainer changes its weights later."""
         ...
 
-    def keep_versions(self, versions: Set[int]) -> None:
+    def free_other_versions(self, versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
         ...
 
-    def load_weights(self, order: LoadWeights) -> int:
+    def send_stored_weights(self, command: LoadWeights) -> int:
         """Let a worker load stored weights; return how many bytes are sent."""
         ...
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
         """Let a worker run a task; `label` is the policy version of its episodes."""
         ...
 
-    def cancel_task(self, order: Dispatch) -> None:
+    def cancel_task(self, command: DispatchTask) -> None:
         """Let a worker cancel a task."""
         ...
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.cluster.event_log import describe_exit
-from rlvr.cluster.machines import change_to_folder, describe_process, end_actor
-from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierNeverStarted
+from rlvr.cluster.machines import change_to_driver_folder, describe_process, end_actor
+from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeStart
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
-from rlvr.errors import RlvrError, RolloutWorkersLost
+from rlvr.errors import ClusterWorkersLost, RlvrError
 from rlvr.task import Task, Verdict
 
 logger = logging.getLogger(__name__)
@@ -33,27 +33,27 @@ class VerifierActor:
     def __init__(self) -> None:
         self.host: Any = None
 
-    async def begin(self, config: dict[str, Any], folder: str) -> dict[str, Any]:
+    async def build_worker(self, config: dict[str, Any], working_folder: str) -> dict[str, Any]:
         """Build environment and verifier in the driver's working folder; return the location."""
         from rlvr.cluster.verifier_workers import VerifierWorker
         from rlvr.config.config import validate_config
 
-        change_to_folder(folder)
+        change_to_driver_folder(working_folder)
         self.host = await asyncio.to_thread(lambda: VerifierWorker(validate_config(config, "the run")))
         return describe_process()
 
-    async def verify(self, task: Task, transcript: Transcript, alone: bool = False) -> Verdict:
-        """Return one verdict."""
-        found: Verdict = await self.host.verify(task, transcript, alone)
+    async def verify(self, task: Task, transcript: Transcript, is_exclusive: bool = False) -> Verdict:
+        """Verify one completion; `is_exclusive`: nothing else runs in this worker meanwhile, which must have been reserved."""
+        found: Verdict = await self.host.verify(task, transcript, is_exclusive)
         return found
 
-    async def reserve(self) -> None:
+    async def reserve_exclusively(self) -> None:
         """Reserve the worker for a completion that must be verified alone."""
-        self.host.reserve()
+        self.host.reserve_exclusively()
 
-    async def heartbeat(self) -> float:
-        """Return the share of its threads that were busy since the last heartbeat; RuntimeError if all of them hang."""
-        if self.host is not None and self.host.executor.is_exhausted:
+    async def report_busy_fraction(self) -> float:
+        """Answer a heartbeat with the fraction of the threads that were busy since the last one; RuntimeError if all of them hang."""
+        if self.host is not None and self.host.executor.has_too_many_hung_threads:
             raise RuntimeError("hanging verifications occupy all its threads")
         return self.host.take_busy_fraction() if self.host is not None else 0.0
 
@@ -80,8 +80,10 @@ class _WorkerSlot:
         return f"j{self.number}.{self.num_starts - 1}"
 
 
-class VerifierActors:
-    """The verifier workers of a run. The driver must call `check_workers` regularly, which never blocks."""
+class VerifierActorPool:
+    """Starts the verifier workers of a run as Ray actors, and restarts lost ones. The driver must call `check_workers` regularly, which
+    never blocks.
+    """
 
     def __init__(
         self, ray: Any, settings: ClusterConfig, config: Mapping[str, Any], *, heartbeat_interval_s: float, max_missed: int,
@@ -105,8 +107,8 @@ class VerifierActors:
         """The share of the threads of all workers that were busy before the last heartbeats."""
         return sum(slot.busy_fraction for slot in self.slots if slot.location is not None) / max(len(self.slots), 1)
 
-    def check_workers(self) -> bool:
-        """Check all workers, restart lost ones, and return whether the ready ones changed. RolloutWorkersLost if none is left."""
+    def refresh_workers(self) -> bool:
+        """Check all workers, restart lost ones, and return whether the ready ones changed. ClusterWorkersLost if none is left."""
         before, now = set(self.ready_actors), time.monotonic()
         if (
             now - self._last_checked > (self.max_missed - 1) * self.heartbeat_interval_s
@@ -118,15 +120,15 @@ class VerifierActors:
         heard = set(self.ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set[Any]()
         for slot in self.slots:
             if slot.start_call in heard or slot.heartbeat_call in heard:
-                self._handle_reply(slot, now)
+                self._handle_start_or_heartbeat(slot, now)
             elif slot.start_call is not None and now - slot.last_change > self.settings.startup_timeout_s:
                 self._handle_loss(slot, f"it was not ready after {self.settings.startup_timeout_s:g} s (cluster.startup_timeout_s)")
             elif slot.heartbeat_call is not None and now - slot.last_change > (self.max_missed - 1) * self.heartbeat_interval_s:
                 self._handle_loss(slot, f"no heartbeat in {self.max_missed * self.heartbeat_interval_s:g} s (cluster.heartbeat_timeout_s)")
             elif slot.location is not None and slot.heartbeat_call is None and now - slot.last_change >= self.heartbeat_interval_s:
-                slot.heartbeat_call, slot.last_change = slot.actor.heartbeat.remote(), now
+                slot.heartbeat_call, slot.last_change = slot.actor.report_busy_fraction.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
-            raise RolloutWorkersLost(
+            raise ClusterWorkersLost(
                 f"no verifier worker is left: each was started {self.settings.max_restarts + 1} times; "
                 "fix the cause, then continue with --resume"
             )
@@ -137,8 +139,8 @@ class VerifierActors:
         for slot in self.slots:
             self._end_worker(slot)
 
-    def _handle_reply(self, slot: _WorkerSlot, now: float) -> None:
-        """Handle the answer or the loss of a worker."""
+    def _handle_start_or_heartbeat(self, slot: _WorkerSlot, now: float) -> None:
+        """Handle the end of a start call or a heartbeat call: the worker is ready, alive or lost."""
         try:
             value = self.ray.get(slot.start_call or slot.heartbeat_call, timeout=self.heartbeat_interval_s)
         except self.ray.exceptions.RayTaskError as error:
@@ -172,7 +174,7 @@ class VerifierActors:
             "max_concurrency": MAX_CONCURRENT_CALLS,
         }
         slot.actor = self._actor_class.options(**asked).remote()
-        slot.start_call, slot.last_change = slot.actor.begin.remote(self.config, os.getcwd()), time.monotonic()
+        slot.start_call, slot.last_change = slot.actor.build_worker.remote(self.config, os.getcwd()), time.monotonic()
 
     def _end_worker(self, slot: _WorkerSlot) -> None:
         actor, place = slot.actor, slot.location
@@ -180,17 +182,17 @@ class VerifierActors:
         end_actor(self.ray, actor, place)
 
 
-def make_ask(actor: Any) -> AskVerdict:
+def make_ask_verdict(actor: Any) -> AskVerdict:
     """Make the function with which a rollout worker asks the verifier worker behind this handle."""
     errors = importlib.import_module("ray").exceptions
 
     async def reserved() -> None:
         try:
-            await actor.reserve.remote()
+            await actor.reserve_exclusively.remote()
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except (errors.RayError, asyncio.CancelledError) as error:
-            raise VerifierNeverStarted(f"{type(error).__name__}: {describe_exit(str(error), [])}") from error
+            raise VerifierLostBeforeStart(f"{type(error).__name__}: {describe_exit(str(error), [])}") from error
 
     async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         if alone:

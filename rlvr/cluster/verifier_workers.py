@@ -19,7 +19,7 @@ from zlib import crc32
 
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Environment, Transcript, Verifier, VerifierInfo
-from rlvr.errors import RlvrError, requires_text
+from rlvr.errors import RlvrError, reject_non_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
@@ -41,8 +41,8 @@ class VerifierLost(RlvrError):
     """A verifier worker is lost or cannot be reached."""
 
 
-class VerifierNeverStarted(VerifierLost):
-    """A verifier worker was lost before an exclusive verification started, so that verification is not the cause."""
+class VerifierLostBeforeStart(VerifierLost):
+    """A verifier worker was lost before an exclusive verification began on it, so that verification is not the cause."""
 
 
 class VerifierBusy(RlvrError):
@@ -67,7 +67,7 @@ class VerifierWorker:
     async def verify(self, task: Task, transcript: Transcript, exclusive: bool = False) -> Verdict:
         """Return the verdict. The timeout starts with the thread; for a waiting verification, when another one last started or ended.
 
-        `alone`: nothing else is verified meanwhile, since this completion may have killed other workers; `reserve` must be called first.
+        `alone`: nothing else is verified meanwhile, since this completion may have killed other workers; `reserve_exclusively` must be called first.
         """
         while not exclusive and (self._is_exclusive or monotonic() < self._reserved_until):
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -95,8 +95,8 @@ class VerifierWorker:
         self._busy_s += min(1.0, self._num_running / self.executor.max_workers) * (now - self._counted_until)
         self._counted_until, self._num_running = now, self._num_running + more
 
-    def reserve(self) -> None:
-        """Reserve the worker for an exclusive verification; Busy if others run here, so that the caller must ask again.
+    def reserve_exclusively(self) -> None:
+        """Reserve the worker for an exclusive verification; VerifierBusy if others run here, so that the caller must ask again.
 
         The caller does not wait here, where another exclusive verification could kill it.
         """
@@ -137,7 +137,7 @@ class VerifierWorker:
 
 @dataclass(eq=False, slots=True)
 class _WorkerHandle:
-    """A verifier worker as the client sees it."""
+    """A verifier worker as its client knows it: how to ask it, its pending requests, whether it is gone."""
 
     name: str
     ask: AskVerdict
@@ -148,7 +148,7 @@ class _WorkerHandle:
 
 
 class VerifierClient:
-    """Client of a rollout worker: asks the verifier worker that has the fewest of its requests.
+    """Sends the verifications of one rollout worker to verifier workers: each to the one with the fewest pending requests of this client.
 
     >>> desk = Desk(limit_s=300.0)
     >>> desk.name({})
@@ -174,16 +174,16 @@ class VerifierClient:
         self._workers, self._last_number, self._lock = dict[str, _WorkerHandle](), -1, Lock()
         self._salt = str(os.getpid())  # so that not all rollout workers begin with the same verifier worker
 
-    def set_workers(self, workers: Mapping[str, AskVerdict], number: int = 0) -> None:
+    def set_workers(self, workers: Mapping[str, AskVerdict], list_number: int = 0) -> None:
         """Set the list of verifier workers, from any thread. A list with a smaller number than the last one is ignored."""
         with self._lock:
-            if number < self._last_number:
+            if list_number < self._last_number:
                 return
-            self._last_number = number
+            self._last_number = list_number
             gone = [host for name, host in self._workers.items() if name not in workers]
             self._workers = {name: self._workers.get(name) or _WorkerHandle(name, ask) for name, ask in workers.items()}
         for host in gone:
-            self._abandon(host)
+            self._cancel_requests(host)
 
     async def verify(self, task: Task, transcript: Transcript) -> Verdict:
         """Return the verdict of some worker. If too many workers are lost meanwhile, it has no score and an infrastructure fault."""
@@ -206,7 +206,7 @@ class VerifierClient:
                 continue
             except VerifierLost as error:
                 why, host.paused_until = str(error), monotonic() + UNREACHABLE_PAUSE_S
-                if isinstance(error, VerifierNeverStarted):
+                if isinstance(error, VerifierLostBeforeStart):
                     until = min(until, monotonic() + self.no_worker_timeout_s)
                     times -= monotonic() < until
             except asyncio.CancelledError:
@@ -234,10 +234,10 @@ class VerifierClient:
             self.heartbeat()
             await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _abandon(self, host: _WorkerHandle) -> None:
+    def _cancel_requests(self, worker: _WorkerHandle) -> None:
         """Cancel the pending requests to a lost worker, so that they are sent to another one."""
-        host.is_gone = True
-        for asked in list(host.pending):
+        worker.is_gone = True
+        for asked in list(worker.pending):
             with suppress(RuntimeError):  # the event loop of the request has ended
                 asked.get_loop().call_soon_threadsafe(asked.cancel)
 
@@ -259,7 +259,7 @@ class RemoteVerifier(Verifier):
     def check_ready(self) -> None:
         """Check nothing: only the verifier workers need what the verifier needs."""
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify in this process, for environments that call the verifier during a conversation."""
         return self.inner.verify(task, answer)
@@ -269,7 +269,7 @@ class RemoteVerifier(Verifier):
         return await self.client.verify(task, Transcript(answer))
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
-        """Ask a verifier worker. No thread waits for the verdict."""
+        """Verify a transcript on a verifier worker. No thread waits for the verdict."""
         return await self.client.verify(task, transcript)
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 The driver calls a method for each event, and executes the commands that it returns:
 
-    enqueue, add_version, add_worker, handle_loaded, handle_ended, remove_worker, kill_late_workers
+    enqueue, add_version, add_worker, handle_weights_loaded, handle_task_ended, remove_worker, kill_late_workers
         ->  Dispatch, LoadWeights, Accept, Retry, Fail, Cancel, Kill
 
 The unit of work is a group (a rollout task of the driver). Its tasks and seeds follow from its name, so a retry on another worker gives
@@ -24,7 +24,16 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-from rlvr.cluster.scheduler_commands import Accept, Cancel, Command, Dispatch, Fail, Kill, LoadWeights, Retry
+from rlvr.cluster.scheduler_commands import (
+    AbandonTask,
+    AcceptResult,
+    CancelCopy,
+    Command,
+    CountRetry,
+    DispatchTask,
+    KillWorker,
+    LoadWeights,
+)
 
 WaitingQueues = defaultdict[int, list[tuple[int, Hashable]]]
 """For each version: a heap of the order number and the name of each waiting group."""
@@ -32,7 +41,7 @@ WaitingQueues = defaultdict[int, list[tuple[int, Hashable]]]
 
 @dataclass(slots=True, eq=False)
 class _WorkItem:
-    """A group that has not ended."""
+    """A rollout task that has not ended, with the copies of it that run."""
 
     name: Hashable
     order_number: int
@@ -40,7 +49,7 @@ class _WorkItem:
     version: int
     attempts: int = 0
     num_failures: int = 0
-    copies: list[Dispatch] = field(default_factory=list)
+    copies: list[DispatchTask] = field(default_factory=list)
     """The copies that run."""
 
 
@@ -51,7 +60,7 @@ class _Worker:
     name: str
     version: int | None
     capacity: int
-    orders: set[Dispatch] = field(default_factory=set)
+    orders: set[DispatchTask] = field(default_factory=set)
     target_version: int | None = None
     """The version that it loads, or will load when it is idle."""
     load_order: LoadWeights | None = None
@@ -64,14 +73,15 @@ class _Worker:
 
 
 class WorkScheduler:
-    """The state of all groups and workers.
+    """Decides which worker runs which rollout task next, and with which version of the weights; returns commands for the driver. It has
+    no transport, clock or thread.
 
     >>> pool = Pool()
     >>> pool.made(0), pool.ask(["1:0", "1:1"], version=0), pool.joined("c0", None)
     ([], [], [Load(worker='c0', version=0, attempt=1)])
     >>> pool.loaded(Load("c0", 0, 1))
     [Assign(worker='c0', group='1:0', version=0, attempt=1)]
-    >>> pool.ended(Dispatch("c0", "1:0", 0, 1))
+    >>> pool.ended(DispatchTask("c0", "1:0", 0, 1))
     [Keep(order=Assign(worker='c0', group='1:0', version=0, attempt=1)), Assign(worker='c0', group='1:1', version=0, attempt=1)]
     """
 
@@ -113,7 +123,7 @@ class WorkScheduler:
         self._newest, self._next_order_number, self._num_loads = -1, 0, 0
         self._copy_candidates = dict[int, list[_WorkItem]]()
         """For each version, during `_dispatch`: the last groups with one copy, in reverse order."""
-        self._start_times = dict[Dispatch | LoadWeights, float]()
+        self._start_times = dict[DispatchTask | LoadWeights, float]()
         self._commands = list[Command]()
 
     # ---- work
@@ -168,7 +178,7 @@ class WorkScheduler:
     # ---- events
 
     def add_worker(self, worker: str, version: int | None, *, capacity: int = 1) -> list[Command]:
-        """Add a worker with this version of the weights or none; it runs `room` groups at once."""
+        """Add a worker with this version of the weights, or none; it runs up to `capacity` groups at once."""
         if worker in self._workers:
             raise ValueError(f"worker {worker!r} was already added")
         if capacity < 1:
@@ -176,33 +186,35 @@ class WorkScheduler:
         self._workers[worker] = _Worker(worker, version, capacity)
         return self._dispatch(self._workers[worker])
 
-    def handle_loaded(self, order: LoadWeights) -> list[Command]:
+    def handle_weights_loaded(self, command: LoadWeights) -> list[Command]:
         """Handle the end of a load. Events of older commands are ignored."""
-        worker = self._workers.get(order.worker)
-        if worker is None or worker.load_order != order:
+        worker = self._workers.get(command.worker)
+        if worker is None or worker.load_order != command:
             return []
-        self._start_times.pop(order, None)
-        worker.load_order, worker.version = None, order.version
+        self._start_times.pop(command, None)
+        worker.load_order, worker.version = None, command.version
         self._set_target_version(worker, None)
         return self._dispatch(worker)
 
-    def handle_ended(self, order: Dispatch) -> list[Command]:
-        """Handle the end or the cancellation of a group. Returns `Accept` only for the first copy that ends."""
-        worker = self._workers.get(order.worker)
-        if worker is None or order not in worker.orders:
+    def handle_task_ended(self, command: DispatchTask) -> list[Command]:
+        """Handle the end or the cancellation of a group. Returns `AcceptResult` only for the first copy that ends."""
+        worker = self._workers.get(command.worker)
+        if worker is None or command not in worker.orders:
             return []  # the worker was lost, and the attempt does not count
-        worker.orders.remove(order)
+        worker.orders.remove(command)
         worker.is_exclusive = False
-        self._start_times.pop(order, None)
-        before = self._has_only_last_groups(order.version)
-        if (work := self._items.get(order.group)) is not None and order in work.copies:
-            self._commands.append(Accept(order))
-            self._finish(work, but=order)
-        copies_begin = self._has_only_last_groups(order.version) and not before  # now idle workers can take copies
+        self._start_times.pop(command, None)
+        before = self._may_copy_last_groups(command.version)
+        if (work := self._items.get(command.group)) is not None and command in work.copies:
+            self._commands.append(AcceptResult(command))
+            self._finish(work, except_for=command)
+        copies_begin = self._may_copy_last_groups(command.version) and not before  # now idle workers can take copies
         return self._dispatch() if copies_begin else self._dispatch(worker)
 
     def remove_worker(self, worker: str, reason: str, *, may_be_cause: bool = True) -> list[Command]:
-        """Remove a lost worker. `blame`: its groups may be the cause; False if its machine is lost or the driver ended it."""
+        """Remove a lost worker. `may_be_cause`: its groups may be the cause of the loss; False if its machine is lost or the driver
+        ended it.
+        """
         gone = self._workers.pop(worker, None)
         if gone is None:
             return []
@@ -215,7 +227,7 @@ class WorkScheduler:
         held = [work for order in gone.orders if (work := self._items.get(order.group)) is not None and order in work.copies]
         for work in sorted(held, key=lambda work: work.order_number):
             work.copies = [order for order in work.copies if order.worker != worker]
-            self._retry(work, reason, blame=may_be_cause, alone=len(gone.orders) == 1)
+            self._retry_or_abandon(work, reason, may_be_cause=may_be_cause, ran_alone=len(gone.orders) == 1)
         return self._dispatch() if held or awaited else []  # an idle worker leaves no work to others
 
     def kill_late_workers(self, now: float) -> list[Command]:
@@ -231,27 +243,27 @@ class WorkScheduler:
         for name in over:
             self._workers[name].is_exclusive = True  # none of these workers gets the groups of another one
         for name, why in over.items():
-            said += [Kill(name, why), *self.remove_worker(name, why)]
+            said += [KillWorker(name, why), *self.remove_worker(name, why)]
         return said
 
     # ---- scheduling
 
-    def _finish(self, work: _WorkItem, *, but: Dispatch | None = None) -> None:
+    def _finish(self, work: _WorkItem, *, except_for: DispatchTask | None = None) -> None:
         """Remove a group that ended or failed, and cancel its other copies."""
         del self._items[work.name]
         self._num_unfinished[work.version] -= 1
         if not self._num_unfinished[work.version]:
             self._num_asked[work.version] = 0
-        self._commands += [Cancel(order) for order in work.copies if order != but]
+        self._commands += [CancelCopy(order) for order in work.copies if order != except_for]
 
-    def _retry(self, work: _WorkItem, why: str, *, blame: bool, alone: bool) -> None:
+    def _retry_or_abandon(self, work: _WorkItem, why: str, *, may_be_cause: bool, ran_alone: bool) -> None:
         """Retry a group after the loss of a copy, or let it fail."""
-        work.num_failures += blame
-        if blame and alone and work.num_failures >= self.max_failures:
-            self._commands.append(Fail(work.name, why))
+        work.num_failures += may_be_cause
+        if may_be_cause and ran_alone and work.num_failures >= self.max_failures:
+            self._commands.append(AbandonTask(work.name, why))
             self._finish(work)
         elif not work.copies:
-            self._commands.append(Retry(work.name, why))
+            self._commands.append(CountRetry(work.name, why))
             queues = self._quarantined if work.num_failures >= self.max_failures else self._waiting
             heapq.heappush(queues[work.version], (work.order_number, work.name))
 
@@ -260,7 +272,7 @@ class WorkScheduler:
         free = [worker for worker in workers or self._workers.values() if worker.is_free]
         for give in (
             self._assign_next,
-            self._assign_or_load,
+            self._assign_or_load_weights,
         ):  # first without loads: no worker loads weights for a group that another can start now
             turns = [(len(worker.orders), worker.version or 0, number) for number, worker in enumerate(free) if worker.is_free]
             heapq.heapify(turns)
@@ -283,7 +295,7 @@ class WorkScheduler:
             return False  # keep it free for a quarantined group
         for queues in (self._quarantined, self._waiting):
             if (queue := queues.get(version)) and not (queues is self._quarantined and worker.orders):
-                earliest, other = self._find_other_version(worker)
+                earliest, other = self._find_unserved_version(worker)
                 if earliest < min(known[0][0] for each in (self._quarantined, self._waiting) if (known := each.get(version))):
                     self._set_target_version(worker, other)
                     return False
@@ -296,7 +308,7 @@ class WorkScheduler:
         """Return the least busy worker of this version."""
         return min((worker for worker in self._workers.values() if worker.version == version), key=lambda worker: len(worker.orders))
 
-    def _assign_or_load(self, worker: _Worker) -> bool:
+    def _assign_or_load_weights(self, worker: _Worker) -> bool:
         """Give a group to an idle worker; else load the next version, copy one of the last groups, or load the newest version."""
         if worker.orders:
             return self._assign_next(worker)
@@ -304,8 +316,8 @@ class WorkScheduler:
         if self._assign_next(worker):
             return True
         if worker.target_version is None:
-            place, version = self._find_other_version(worker)
-            if place == math.inf and self._assign_copy(worker):
+            place, version = self._find_unserved_version(worker)
+            if place == math.inf and self._assign_speculative_copy(worker):
                 return True
             version = self._newest if place == math.inf else version
             if version in (worker.version, -1):
@@ -316,7 +328,7 @@ class WorkScheduler:
         self._commands.append(worker.load_order)
         return False
 
-    def _find_other_version(self, worker: _Worker) -> tuple[float, int]:
+    def _find_unserved_version(self, worker: _Worker) -> tuple[float, int]:
         """Find the first group of another existing version that no worker will take: its order number and its version."""
         found = (math.inf, -1)
         for version in self._versions - {worker.version}:
@@ -327,20 +339,20 @@ class WorkScheduler:
         return found
 
     def _set_target_version(self, worker: _Worker, version: int | None) -> None:
-        """Keep a worker free to load this version; None: end that."""
+        """Keep a worker free so that it can load this version next; None: no longer."""
         for turning, by in ((worker.target_version, -1), (version, 1)):
             if turning is not None:
                 self._num_targeting[turning] += by
         worker.target_version = version
 
-    def _has_only_last_groups(self, version: int) -> bool:
+    def _may_copy_last_groups(self, version: int) -> bool:
         """Whether so few groups of a version are left that idle workers copy them."""
         return 0 < self._num_unfinished[version] <= self.speculative_fraction * self._num_asked[version]
 
-    def _assign_copy(self, worker: _Worker) -> bool:
+    def _assign_speculative_copy(self, worker: _Worker) -> bool:
         """Give a worker a second copy of the first of the last groups of its version, if there is one."""
         version = worker.version
-        if version is None or not self._has_only_last_groups(version):
+        if version is None or not self._may_copy_last_groups(version):
             return False
         if version not in self._copy_candidates:
             single = [work for work in self._items.values() if work.version == version and len(work.copies) == 1 and not work.num_failures]
@@ -352,7 +364,7 @@ class WorkScheduler:
 
     def _assign(self, worker: _Worker, work: _WorkItem) -> None:
         work.attempts += 1
-        order = Dispatch(worker.name, work.name, work.version, work.attempts)
+        order = DispatchTask(worker.name, work.name, work.version, work.attempts)
         work.copies.append(order)
         worker.orders.add(order)
         self._commands.append(order)

@@ -33,7 +33,8 @@ class ClusterConfig(Section):
     """The number of verification processes, placed by Ray; 0: each rollout worker verifies its own samples."""
     verifier_cpus: float = Field(default=1.0, ge=0)  # CPUs per verifier worker, which runs rollout.verify_workers verifications at once
     groups_per_task: int = Field(default=1, ge=1)
-    """The number of groups per task. Larger tasks are faster, but more is lost if a rollout worker fails."""
+    """The number of whole groups in one rollout task, which one worker samples in one call. Larger tasks are faster, but more is lost
+    if a rollout worker fails."""
     speculative_fraction: float = Field(default=0.0, ge=0, le=1)
     """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
     max_restarts: int = Field(default=5, ge=0)
@@ -43,10 +44,10 @@ class ClusterConfig(Section):
 
     The default is 0, as in Ray Train (`FailureConfig.max_failures`), because the cause often persists and costs machine time.
     """
-    max_failures: int = Field(default=4, ge=2)
-    """After this many worker failures, a task is abandoned and its completions have no score: they may cause the failures."""
-    audit: float = Field(default=0.0, ge=0, le=1)
-    """The fraction of tasks that two rollout workers sample and compare, to detect a machine that computes wrongly."""
+    max_task_failures: int = Field(default=4, ge=2)
+    """A rollout task that has lost this many workers is abandoned, and its completions have no score: they may be the cause."""
+    audit_fraction: float = Field(default=0.0, ge=0, le=1)
+    """The fraction of rollout tasks that a second rollout worker samples too, to detect a machine that computes wrongly."""
     weights: Literal["whole", "delta"] = "whole"
     """How new weights are sent: completely, or as the difference to the previous version (a few percent for bfloat16)."""
     placement_timeout_s: float = Field(default=120.0, gt=0)
@@ -77,6 +78,8 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _check_audit(self) -> Self:
-        if self.audit and self.rollout_workers < 2:
-            raise ValueError(f"audit is {self.audit:g}, but rollout_workers is {self.rollout_workers}; set it to 2 or more to compare them")
+        if self.audit_fraction and self.rollout_workers < 2:
+            raise ValueError(
+                f"audit_fraction is {self.audit_fraction:g}, but rollout_workers is {self.rollout_workers}; set it to 2 or more to compare them"
+            )
         return self

@@ -17,13 +17,13 @@ from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.hub import check_remote_code, resolve_model_folder
-from rlvr.config.overrides import apply_overrides, drop_example_keys, parse_exponents
+from rlvr.config.overrides import apply_overrides, drop_keys_replaced_by_data_run, parse_exponents
 from rlvr.config.reference import ReferenceConfig
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
-from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.errors import ConfigError, NotFound, format_suggestion
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 
@@ -60,7 +60,8 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
     """Allow code from the model repository to run in this process, with your permissions."""
     config: dict[str, Any] | None = None  # a small model to create for the run: the keys of a transformers configuration
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the stored weights
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The dtype of the stored weights."""
     fp32_head: bool = False
     """Compute the output head in float32 if the rest is computed in a lower precision."""
     compile: Literal["layers"] | None = None
@@ -82,7 +83,7 @@ class ModelConfig(Section):
         return f"{self.path}@{self.revision}" if self.revision else str(self.path)
 
     @property
-    def folder(self) -> Path:
+    def local_folder(self) -> Path:
         """The folder of the model on this machine; a model of the Hub is downloaded first."""
         found = resolve_model_folder(str(self.path), self.revision, include_code=self.trust_remote_code)
         check_remote_code(found, str(self.path), trusted=self.trust_remote_code)
@@ -98,7 +99,8 @@ class SFTWarmupConfig(Section):
 
     steps: int = Field(ge=1)  # the maximum number of optimizer steps
     batch_size: int = Field(default=64, ge=1)  # gold solutions per step
-    learning_rate: float = Field(default=1e-3, gt=0)  # for the warmup only
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """The learning rate of the SFT warmup only."""
     target_accuracy: float = Field(default=1.0, gt=0, le=1)
     """Stop the warmup early once this accuracy on training tasks is reached."""
 
@@ -119,14 +121,14 @@ class DataConfig(Section):
 class RewardModelConfig(Section):
     """Train a reward model instead of a policy, on pairs from the run in `data`.
 
-    >>> RewardModelConfig(margin=1.0).pairs_per_group
+    >>> RewardModelConfig(margin_coefficient=1.0).pairs_per_group
     4
     """
 
     pairs_per_group: int = Field(default=4, ge=1)
-    """The best with the worst, then the second best with the second worst, and so on."""
-    margin: float = Field(default=0.0, ge=0)
-    """The required difference of the scores of a pair, as a multiple of the difference of the verifier's scores."""
+    """The maximum number of pairs per group: the best with the worst, then the second best with the second worst, and so on."""
+    margin_coefficient: float = Field(default=0.0, ge=0)
+    """The margin of a pair in the loss, as a multiple of the difference of the verifier's two scores; 0: no margin."""
     center_rewards_coefficient: float = Field(default=0.01, ge=0)
     """The weight of a penalty that keeps scores near 0, so that scores of several models are comparable."""
 
@@ -142,7 +144,8 @@ class EvalConfig(Section):
     """The number of held-out tasks; 0: no evaluation."""
     split: str = "test"  # the held-out split of the environment
     every: int = Field(default=0, ge=0)  # also evaluate every this many steps; 0: only before and after training
-    temperature: float = Field(default=0.0, ge=0)  # 0: greedy
+    temperature: float = Field(default=0.0, ge=0)
+    """The sampling temperature of evaluations; 0: greedy."""
 
 
 class LogConfig(Section):
@@ -152,7 +155,8 @@ class LogConfig(Section):
     []
     """
 
-    report_to: list[str] = Field(default_factory=list)  # tensorboard, wandb, trackio, prometheus
+    report_to: list[str] = Field(default_factory=list)
+    """The experiment trackers that get the metrics: tensorboard, wandb, trackio, prometheus."""
     save_every: int = Field(default=50, ge=1)  # steps between checkpoints
     save_total_limit: int | None = Field(default=2, ge=2)
     """The number of newest checkpoints to keep; null: all."""
@@ -167,7 +171,8 @@ class RunConfig(Section):
     """
 
     seed: int = Field(default=0, ge=0)  # the seed of all randomness
-    env: dict[str, Any]  # a name, or {name: ..., setting: value}; `rlvr list envs`
+    env: dict[str, Any]
+    """The environment: a name, or {name: ..., setting: value}; `rlvr list envs` shows the names."""
     tokenizer: str | None = None  # chars, chars:ALPHABET, bytes, a folder or a Hub id; unset: the model's own
     model: ModelConfig
     reference: ReferenceConfig | None = None
@@ -176,7 +181,8 @@ class RunConfig(Section):
     cluster: ClusterConfig | None = None  # sample on other machines, with Ray
     data: DataConfig | None = None
     reward_model: RewardModelConfig | None = None
-    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})  # `rlvr list algorithms`
+    algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
+    """The algorithm: a name, or {name: ..., setting: value}; `rlvr list algorithms` shows the names."""
     train: TrainConfig = Field(default_factory=TrainConfig)
     sft_warmup: SFTWarmupConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
@@ -231,7 +237,7 @@ def find_recipes() -> dict[str, Path]:
 
 def load_config(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, and check the result."""
-    recipe = drop_example_keys(read_recipe(name), overrides) if (name := str(target)) in find_recipes() else read_recipe(name)
+    recipe = drop_keys_replaced_by_data_run(read_recipe(name), overrides) if (name := str(target)) in find_recipes() else read_recipe(name)
     return validate_config(_fill_from_data_run(apply_overrides(recipe, overrides)), name)
 
 
@@ -263,7 +269,7 @@ def read_recipe(target: str) -> dict[str, Any]:
     """Read a recipe as a mapping."""
     path = find_recipes().get(target, Path(target).expanduser())
     if not path.is_file():
-        raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {suggest(target, find_recipes())}")
+        raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {format_suggestion(target, find_recipes())}")
     if not isinstance(data := read_yaml(path), dict):
         raise ConfigError(f"{path} contains {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
     return dict(parse_exponents(data))

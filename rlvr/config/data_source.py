@@ -13,13 +13,13 @@ NON_DATA_MARKERS = ("config.yaml", "eval.yaml", "config.json")
 """A folder with one of these is a run, an evaluation or a model, whose files are not data."""
 
 
-def get_data_format(name: str) -> str:
+def get_data_format(file_name: str) -> str:
     """Return the format of a file by its name: jsonl, json, csv, tsv or parquet; "" for other files.
 
     >>> get_data_format("train.jsonl.gz"), get_data_format("notes.txt")
     ('jsonl', '')
     """
-    ending = next((suffix for suffix in DATA_SUFFIXES if name.lower().endswith(suffix)), "")
+    ending = next((suffix for suffix in DATA_SUFFIXES if file_name.lower().endswith(suffix)), "")
     return ending.removesuffix(".gz").removeprefix(".")
 
 

@@ -62,7 +62,7 @@ def resolve_model_folder(name: str, revision: str | None = None, *, include_code
 
 def check_remote_code(folder: Path, name: str, *, trusted: bool) -> None:
     """Raise ConfigError if a model brings its own Python code, unless the user trusts it."""
-    brings = _find_remote_code(folder)
+    brings = _find_remote_code_class(folder)
     if brings and not trusted:
         raise ConfigError(
             f"the model {name!r} brings its own code ({brings}), which would run in this process with all your rights. Read it; then set "
@@ -70,7 +70,7 @@ def check_remote_code(folder: Path, name: str, *, trusted: bool) -> None:
         )
 
 
-def _find_remote_code(folder: Path) -> str:
+def _find_remote_code_class(folder: Path) -> str:
     """Return the class that a folder's configuration loads from its own Python files; "" if there is none."""
     try:
         settings = json.loads((folder / "config.json").read_text("utf-8"))

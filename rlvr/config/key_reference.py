@@ -19,14 +19,14 @@ LIMIT_DESCRIPTIONS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key of a section.
+    """The documentation of one key of a configuration section: name, default, description, limits.
 
     >>> ConfigKey("seed", "0", "The seed of all randomness.", "at least 0").name
     'seed'
     """
 
     name: str
-    default: str
+    default_text: str
     """The repr of the default; or `required`, or `a section`."""
     description: str
     limits: str

@@ -31,10 +31,10 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
     return data
 
 
-def drop_example_keys(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def drop_keys_replaced_by_data_run(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Drop a recipe's example environment, tokenizer and model, if the overrides set `data.run`, which provides them.
 
-    >>> drop_example_keys({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
+    >>> drop_keys_replaced_by_data_run({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
     {'train': {'steps': 1}, 'rollout': {}}
     """
     data = apply_overrides({}, overrides).get("data")

@@ -22,6 +22,6 @@ class ReferenceConfig(Section):
     revision: str | None = None  # a commit, tag or branch of a model of the Hub
 
     @property
-    def folder(self) -> Path:
+    def local_folder(self) -> Path:
         """The local folder; a model of the Hub is downloaded first."""
         return resolve_model_folder(self.path, self.revision)

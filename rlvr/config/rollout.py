@@ -22,7 +22,7 @@ class CurriculumConfig(Section):
     """The minimum weight of a task; a task that is solved half of the time has weight 1."""
     oversample: int = Field(default=4, ge=1)
     """The number of candidate tasks per sampled task."""
-    key: str | None = None
+    meta_key: str | None = None
     """A key of the tasks' meta, such as level: tasks with the same value share a rate. Unset: each task has its own."""
 
 
@@ -33,7 +33,8 @@ class RolloutConfig(Section):
     16
     """
 
-    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})  # `rlvr list samplers`
+    sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "hf"})
+    """The sampler: a name, or {name: ..., setting: value}; `rlvr list samplers` shows the names."""
     prompts_per_step: int = Field(default=32, ge=1)  # the number of tasks per step
     num_generations: int = Field(default=8, ge=1)  # completions per task: a group
     max_new_tokens: int | None = Field(default=None, ge=1)
@@ -46,8 +47,8 @@ class RolloutConfig(Section):
     """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
     straggler_policy: Literal["wait", "truncate"] = "wait"
     """`truncate` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is
-    verified
-    as it is. Single-turn completions are not affected. The run is then not bitwise repeatable."""
+    verified as it is. Single-turn completions are not affected. The run is then not bitwise repeatable.
+    """
     temperature: float = Field(default=1.0, gt=0)  # for sampling and training; data.* runs and best_of_n train at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)  # nucleus sampling
     top_k: int = Field(default=0, ge=0)  # sample from the k likeliest tokens; 0: from all
@@ -79,7 +80,7 @@ class RolloutConfig(Section):
         return bool(self.max_staleness or self.partial_rollout_tokens)
 
     @property
-    def rollout_settings(self) -> dict[str, Any]:
+    def rollout_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `Rollout`."""
         asked = {
             "verify_workers": self.verify_workers,

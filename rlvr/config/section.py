@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 
 
 class Section(BaseModel):
@@ -35,7 +35,7 @@ def _format_problem(model: type[Section], problem: Any) -> str:
             section = _get_subsection(section, str(part))
         if len(problem["loc"]) == 1 and (inner := _find_nested_keys(model, where)):
             return f"there is no key {where!r}; did you mean {' or '.join(map(repr, inner))}?"
-        return f"there is no key {where!r}; {suggest(str(problem['loc'][-1]), section.model_fields, limit=20)}"
+        return f"there is no key {where!r}; {format_suggestion(str(problem['loc'][-1]), section.model_fields, max_names=20)}"
     if problem["type"] == "missing":
         return f"the key {where!r} is missing"
     if problem["type"] == "list_type" and isinstance(problem["input"], str):

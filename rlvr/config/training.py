@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from rlvr.config.section import Section
-from rlvr.errors import suggest
+from rlvr.errors import format_suggestion
 
 LR_SCHEDULERS = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
 """The learning rate schedules of transformers that need only the warmup and the number of steps."""
@@ -33,12 +33,15 @@ class TrainConfig(Section):
     """
 
     steps: int = Field(default=100, ge=1)  # training steps, each on prompts_per_step * num_generations completions
-    learning_rate: float = Field(default=1e-5, ge=0)  # of AdamW
-    weight_decay: float = Field(default=0.0, ge=0)  # of AdamW, for all weights that are trained
+    learning_rate: float = Field(default=1e-5, ge=0)
+    """The learning rate of AdamW."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """The weight decay of AdamW, for all weights that are trained."""
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm
     critic: CriticConfig | None = None
     """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
-    lr_scheduler: str = "constant"  # or constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial, inverse_sqrt
+    lr_scheduler: str = "constant"
+    """The learning rate schedule of transformers: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt."""
     warmup_steps: int = Field(default=0, ge=0)  # linear warmup, under every schedule; the first step has 1 / warmup_steps of the rate
     minibatches_per_step: int = Field(default=1, ge=1)  # optimizer steps per training step
     max_tokens_per_microbatch: int | Literal["auto"] = "auto"
@@ -56,7 +59,7 @@ class TrainConfig(Section):
     @classmethod
     def _check_scheduler(cls, value: str) -> str:
         if value not in LR_SCHEDULERS:
-            raise ValueError(f"{value!r} is not a schedule; {suggest(value, LR_SCHEDULERS)}")
+            raise ValueError(f"{value!r} is not a schedule; {format_suggestion(value, LR_SCHEDULERS)}")
         return value
 
     @field_validator("max_tokens_per_microbatch", mode="before")

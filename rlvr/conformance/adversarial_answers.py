@@ -1,7 +1,7 @@
 """Adversarial answers that must never score; the conformance kits use them to test whether a verifier can be hacked.
 
-Each is a known reward hack: an empty answer that is "contained" in every reference, two answers together,
-a denial that contains the right answer, an answer that addresses the verifier instead of the question.
+Each is a known reward hack: an empty answer that is "contained" in every reference, two answers together, a denial that contains the
+right answer, an answer that addresses the verifier instead of the question.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ DECLARATION_MARKS = ("\\boxed", "\\fbox", "<", "```", "~~~", "####")
 """Marks that declare an answer. Text around a declared answer is not part of the answer."""
 
 
-def is_bare(text: str) -> bool:
+def is_bare_answer(text: str) -> bool:
     r"""Whether a text is a bare answer, without a mark that declares one.
 
-    >>> is_bare("42"), is_bare(r"so it is \boxed{42}")
+    >>> is_bare_answer("42"), is_bare_answer(r"so it is \boxed{42}")
     (True, False)
     """
     return not any(mark in text for mark in DECLARATION_MARKS)
@@ -73,37 +73,37 @@ def remove_return_values(code: str) -> str | None:
     return None if wrong == code else wrong
 
 
-def iter_hedged_answers(right: str, other: str) -> Iterator[str]:
+def iter_hedged_answers(right_answer: str, other_answer: str) -> Iterator[str]:
     """Yield hedged answers: two answers in one, one of them right.
 
     >>> next(iter_hedged_answers("41", "42"))
     '41 or 42'
     """
-    if "\n" in right.strip() or "\n" in other.strip():
-        yield f"{right.strip()}\nor\n{other.strip()}"
+    if "\n" in right_answer.strip() or "\n" in other_answer.strip():
+        yield f"{right_answer.strip()}\nor\n{other_answer.strip()}"
         return
-    yield f"{right.strip()} or {other.strip()}"
-    yield f"{other.strip()} or {right.strip()}"
-    yield f"Either {right.strip()} or {other.strip()}."
-    yield f"The answer is {right.strip()} or {other.strip()}"
+    yield f"{right_answer.strip()} or {other_answer.strip()}"
+    yield f"{other_answer.strip()} or {right_answer.strip()}"
+    yield f"Either {right_answer.strip()} or {other_answer.strip()}."
+    yield f"The answer is {right_answer.strip()} or {other_answer.strip()}"
 
 
-def iter_denials(right: str) -> Iterator[str]:
+def iter_denials(right_answer: str) -> Iterator[str]:
     """Yield texts that contain the right answer and deny it.
 
     >>> next(iter_denials("42"))
     'It is not 42.'
     """
-    if "\n" not in right.strip():
-        yield f"It is not {right.strip()}."
-        yield f"The answer is not {right.strip()}"
-        yield f"I considered {right.strip()} and rejected it"
+    if "\n" not in right_answer.strip():
+        yield f"It is not {right_answer.strip()}."
+        yield f"The answer is not {right_answer.strip()}"
+        yield f"I considered {right_answer.strip()} and rejected it"
 
 
-def shorten(text: str, limit: int = 60) -> str:
+def shorten(text: str, max_characters: int = 60) -> str:
     """Shorten an answer for a message.
 
     >>> shorten("9" * 100, 5)
     "'99999' ... (100 characters)"
     """
-    return repr(text) if len(text) <= limit else f"{text[:limit]!r} ... ({len(text)} characters)"
+    return repr(text) if len(text) <= max_characters else f"{text[:max_characters]!r} ... ({len(text)} characters)"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.check_runner import CheckSkipped, Steps, close_again, first_problem
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, summarize_problems
 from rlvr.contracts.algorithm import Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
@@ -24,18 +24,18 @@ MAX_ANSWER_TOKENS = 6
 def iter_algorithm_checks(name: str, settings: Mapping[str, Any]) -> Steps:
     """Yield the checks of one algorithm, in the order in which they run."""
     made: Any = build("algorithm", name, **settings)
-    kit = _AlgorithmKit(made, partial(build, "algorithm", name, **settings))
+    kit = _AlgorithmChecks(made, partial(build, "algorithm", name, **settings))
     yield "it can be built", lambda: "" if isinstance(made, Algorithm) else f"it is a {type(made).__name__}, not an rlvr.Algorithm"
     yield "it says what it is for", kit.check_docstring
     yield "its settings can be written down", kit.check_describe
     yield "tokens of the environment and answers without a score get nothing", kit.check_masking
     yield "a better answer becomes more likely than a worse one", kit.check_sign
-    yield "a bandit gets better in expectation", kit.check_bandit
+    yield "a bandit gets better in expectation", kit.check_bandit_improvement
     yield "the gradient does not depend on the micro-batches", kit.check_micro_batches
     yield "the weights do not depend on the order of the rows", kit.check_row_order
     yield "answers that are far from the old policy give finite numbers", kit.check_finite
     yield "a resumed run goes on with the same numbers", kit.check_resume
-    yield "it can be closed twice", partial(close_again, made)
+    yield "it can be closed twice", partial(check_second_close, made)
 
 
 def make_episode(tokens: Sequence[int], reward: float | None, group: str = "g", **meta: Any) -> Episode:
@@ -60,7 +60,7 @@ def make_mixed_groups() -> list[list[Episode]]:
     return [first_, [turns, make_episode([1, 1], 0.0, "h"), make_episode([2, 2], None, "h"), make_episode([3], 0.25, "h")]]
 
 
-class _AlgorithmKit:
+class _AlgorithmChecks:
     """The checks of one algorithm."""
 
     def __init__(self, algorithm: Algorithm, build_new: Any) -> None:
@@ -111,11 +111,11 @@ class _AlgorithmKit:
             return ""
 
         pairs = zip(groups, self.compute_advantages(groups), strict=True)
-        return first_problem(wrong(e, row) for group, rows in pairs for e, row in zip(group, rows, strict=True))
+        return summarize_problems(wrong(e, row) for group, rows in pairs for e, row in zip(group, rows, strict=True))
 
     # ---- the gradient ------------------------------------------------------------------------------------------------
 
-    def compute_gradients(self, groups: Groups, *, gap: float = 0.0, split: bool = False) -> Any:
+    def compute_negative_gradients(self, groups: Groups, *, logprob_shift: float = 0.0, one_row_per_micro_batch: bool = False) -> Any:
         """Compute the negative gradient of the loss with respect to each token's log-probability, one tensor per trained answer.
 
         `gap`: how far the new log-probabilities are above the old ones; `split`: each row is a separate micro-batch.
@@ -130,11 +130,11 @@ class _AlgorithmKit:
         weights = algorithm.compute_row_weights(counted, [e.group for e, _ in rows], max_length=MAX_ANSWER_TOKENS)
         leaves = [torch.full((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
         columns = {"advantages": torch.tensor([x for _, a in rows for x in a], dtype=torch.float64)}
-        columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - gap
+        columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - logprob_shift
         columns["batch_stats"] = algorithm.compute_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
         total: Any = torch.zeros((), dtype=torch.float64)
         starts = [0, *itertools.accumulate(len(leaf) for leaf in leaves)]
-        for part in [[k] for k in range(len(rows))] if split else [list(range(len(rows)))]:
+        for part in [[k] for k in range(len(rows))] if one_row_per_micro_batch else [list(range(len(rows)))]:
             sizes = torch.tensor([len(leaves[k]) for k in part])
             take = torch.cat([torch.arange(starts[k], starts[k + 1]) for k in part])
             inputs = self._make_loss_inputs(
@@ -156,7 +156,7 @@ class _AlgorithmKit:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
         return LossInputs(new=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
 
-    def _require_score_driven(self) -> None:
+    def _skip_unless_score_driven(self) -> None:
         """Skip the check if the algorithm does not follow the scores alone."""
         if self.algorithm.is_critic_warmup:
             raise CheckSkipped("its first steps train the critic alone")
@@ -164,19 +164,19 @@ class _AlgorithmKit:
             raise CheckSkipped("it follows a teacher, not only the score")
 
     def check_sign(self) -> str:
-        self._require_score_driven()
+        self._skip_unless_score_driven()
         groups = [[make_episode([1, 2], 1.0), make_episode([2, 1], 0.0)], [make_episode([3, 3], 0.0, "h"), make_episode([1, 3], 1.0, "h")]]
         if self.algorithm.traits.needs_greedy_sample:
             groups = [[*group, make_episode([2], 0.5, group[0].group, greedy=True)] for group in groups]
-        slopes, rows = self.compute_gradients(groups)
+        slopes, rows = self.compute_negative_gradients(groups)
         up = sum(float(g.sum()) for g, e in zip(slopes, rows, strict=True) if e.reward > 0.5)
         down = sum(float(g.sum()) for g, e in zip(slopes, rows, strict=True) if e.reward < 0.5)
         return "" if up > down else f"the loss raises the log-probability of right answers by {up:g} and of wrong ones by {down:g}"
 
-    def check_bandit(self) -> str:
+    def check_bandit_improvement(self) -> str:
         """Check that the exact expected step on a bandit with three arms raises the reward (all groups of three pulls, weighted)."""
         torch: Any = importlib.import_module("torch")
-        self._require_score_driven()
+        self._skip_unless_score_driven()
         chances, pays, arms = (0.5, 0.3, 0.2), (0.0, 1.0, 0.25), range(3)
         mean = sum(p * r for p, r in zip(chances, pays, strict=True))
         truth = torch.tensor([p * (r - mean) for p, r in zip(chances, pays, strict=True)], dtype=torch.float64)
@@ -184,7 +184,7 @@ class _AlgorithmKit:
         for pulled in itertools.product(arms, repeat=3):
             group = [make_episode([arm], pays[arm]) for arm in pulled]
             extra = [make_episode([0], pays[0], greedy=True)] if self.algorithm.traits.needs_greedy_sample else []
-            slopes, _ = self.compute_gradients([[*group, *extra]])
+            slopes, _ = self.compute_negative_gradients([[*group, *extra]])
             chance = math.prod(chances[arm] for arm in pulled)
             for arm, g in zip(pulled, slopes, strict=True):
                 towards = torch.tensor([float(k == arm) - chances[k] for k in arms], dtype=torch.float64)  # d log p(arm) / d logits
@@ -194,7 +194,10 @@ class _AlgorithmKit:
 
     def check_micro_batches(self) -> str:
         groups = self.make_groups()
-        (whole, _), (parts, _) = self.compute_gradients(groups, gap=0.1), self.compute_gradients(groups, gap=0.1, split=True)
+        (whole, _), (parts, _) = (
+            self.compute_negative_gradients(groups, logprob_shift=0.1),
+            self.compute_negative_gradients(groups, logprob_shift=0.1, one_row_per_micro_batch=True),
+        )
         most = max(float((a - b).abs().max()) for a, b in zip(whole, parts, strict=True))
         return "" if most < 1e-9 else f"row by row the gradient differs by {most:g}; a loss may look only at its own row"
 
@@ -207,7 +210,7 @@ class _AlgorithmKit:
 
     def check_finite(self) -> str:
         for gap in (-50.0, 50.0):
-            slopes, _ = self.compute_gradients(self.make_groups(), gap=gap)
+            slopes, _ = self.compute_negative_gradients(self.make_groups(), logprob_shift=gap)
             if not all(bool(g.isfinite().all()) for g in slopes):
                 return f"with log-probabilities {gap:+g} from the old ones the gradient is not finite; clamp the log ratio"
         return ""
@@ -223,6 +226,6 @@ class _AlgorithmKit:
             return f"state_dict() does not survive JSON and load_state_dict: {type(error).__name__}: {error}"
         seen = []
         for algorithm in (before, after):
-            rows = _AlgorithmKit(algorithm, self.build_new).compute_advantages(self.make_groups())
+            rows = _AlgorithmChecks(algorithm, self.build_new).compute_advantages(self.make_groups())
             seen.append(([[float(x) for x in row] for group in rows for row in group], algorithm.beta, algorithm.is_critic_warmup))
         return "" if seen[0] == seen[1] else "after load_state_dict the advantages, beta or critic_alone differ; save what they depend on"

@@ -97,18 +97,18 @@ def _format_exception(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}" + (f" ({place})" if place else "")
 
 
-def first_problem(problems: Iterator[str]) -> str:
+def summarize_problems(problems: Iterator[str]) -> str:
     """Return the first problem, and how many more there are; "" without problems.
 
-    >>> first_problem(iter(["", "a is wrong", "b is wrong"]))
+    >>> summarize_problems(iter(["", "a is wrong", "b is wrong"]))
     'a is wrong; and 1 more'
     """
     found = [text for text in problems if text]
     return "" if not found else found[0] if len(found) == 1 else f"{found[0]}; and {len(found) - 1} more"
 
 
-def close_again(plugin: Plugin) -> str:
-    """Close the plugin a second time; a problem shows as an exception."""
+def check_second_close(plugin: Plugin) -> str:
+    """Check that a plugin can be closed a second time: close it, and return ''; a problem shows as an exception."""
     plugin.close()
     return ""
 

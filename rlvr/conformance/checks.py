@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr.conformance.check_runner import CheckResult, run_checks
 from rlvr.conformance.verifierkit import iter_verifier_checks
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.registry.plugins import get_kind
 
 
@@ -62,4 +62,6 @@ def iter_checks(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Chec
         from rlvr.conformance.algorithmkit import iter_algorithm_checks
 
         return run_checks(iter_algorithm_checks(name, settings))
-    raise ConfigError(f"there are no checks for a {wanted}; {suggest(wanted, ['env', 'verifier', 'sandbox', 'tool', 'algorithm'])}")
+    raise ConfigError(
+        f"there are no checks for a {wanted}; {format_suggestion(wanted, ['env', 'verifier', 'sandbox', 'tool', 'algorithm'])}"
+    )

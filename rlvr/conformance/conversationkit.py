@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlvr.chat.dialects.dialect import RawCall, validate_call
-from rlvr.conformance.check_runner import CheckSkipped, Steps, first_problem, format_verdict
+from rlvr.conformance.check_runner import CheckSkipped, Steps, format_verdict, summarize_problems
 from rlvr.conformance.toolkit import iter_bad_arguments
 from rlvr.contracts import Environment, StepResult
 from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
@@ -62,12 +62,12 @@ class PlayedConversation:
 
 
 def play_conversation(
-    environment: Environment, task: Task, turns: Sequence[Said], before: Sequence[Said] = ()
+    environment: Environment, task: Task, turns: Sequence[Said], preceding_turns: Sequence[Said] = ()
 ) -> tuple[Verdict, PlayedConversation]:
-    """Play a whole conversation, with the turns `before` first; return the verdict and the conversation."""
+    """Play a whole conversation, `preceding_turns` first, then `turns`; return the verdict and the conversation."""
     play = PlayedConversation(environment, task)
     try:
-        for said in (*before, *turns):
+        for said in (*preceding_turns, *turns):
             play.step(said)
         return play.verify_and_close(), play
     finally:
@@ -83,7 +83,7 @@ def iter_conversation_checks(environment: Environment) -> Steps:
     """Yield the checks of the conversations of an environment with tools; none for an environment without tools."""
     if not environment.tools:
         return
-    kit = _ConversationKit(environment)
+    kit = _ConversationChecks(environment)
     yield "the script of a conversation scores 1", kit.check_oracle_turns
     yield "the same seed gives the same results", kit.check_determinism
     yield "an answer without any call scores below 1", kit.check_calls_required
@@ -92,14 +92,14 @@ def iter_conversation_checks(environment: Environment) -> Steps:
     yield "the opening and the tools do not contain the answer", kit.check_answer_leak
 
 
-class _ConversationKit:
-    """The checks of one environment."""
+class _ConversationChecks:
+    """The checks of the conversations of one environment with tools."""
 
     def __init__(self, environment: Environment) -> None:
         self.env = environment
         self._played = dict[str, tuple[Verdict, PlayedConversation]]()
 
-    def play_once(self, task: Task, oracle_turns: Sequence[Said]) -> tuple[Verdict, PlayedConversation]:
+    def play_oracle_turns_cached(self, task: Task, oracle_turns: Sequence[Said]) -> tuple[Verdict, PlayedConversation]:
         """Play the oracle turns once per task (cached), as the baseline of every check."""
         if task.id not in self._played:
             self._played[task.id] = play_conversation(self.env, task, oracle_turns)
@@ -107,14 +107,14 @@ class _ConversationKit:
 
     def check_oracle_turns(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            verdict, _ = self.play_once(task, script)
+            verdict, _ = self.play_oracle_turns_cached(task, script)
             return "" if verdict.score == 1.0 else f"{task.id}: {format_verdict(verdict)}"
 
         return self._check_each_task(looked)
 
     def check_determinism(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            once, again = self.play_once(task, script)[1], play_conversation(self.env, task, script)[1]
+            once, again = self.play_oracle_turns_cached(task, script)[1], play_conversation(self.env, task, script)[1]
             if (once.session_handle.initial_messages, once.session_handle.tools) != (
                 again.session_handle.initial_messages,
                 again.session_handle.tools,
@@ -140,7 +140,7 @@ class _ConversationKit:
 
     def check_isolation(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            alone = self.play_once(task, script)[1]
+            alone = self.play_oracle_turns_cached(task, script)[1]
             one, other = PlayedConversation(self.env, task), PlayedConversation(self.env, task)
             try:
                 for said in script:
@@ -153,7 +153,7 @@ class _ConversationKit:
                 other.session_handle.close()
             if wrong := _describe_difference(task, alone, one) or _describe_difference(task, alone, other):
                 return wrong
-            return first_problem(
+            return summarize_problems(
                 "" if verdict.score == 1.0 else f"{task.id}: with another one open it {format_verdict(verdict)}" for verdict in verdicts
             )
 
@@ -161,12 +161,12 @@ class _ConversationKit:
 
     def check_bad_arguments(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            clean = self.play_once(task, script)[1]
+            clean = self.play_oracle_turns_cached(task, script)[1]
             held = {spec.name: spec for spec in clean.session_handle.tools}
             wrong = [validate_call(RawCall(spec.name, bad), held, "0.0", "") for spec in held.values() for bad in iter_bad_arguments(spec)]
             if not wrong:
                 return ""
-            verdict, after = play_conversation(self.env, task, script, before=[wrong])
+            verdict, after = play_conversation(self.env, task, script, preceding_turns=[wrong])
             if any(ok for ok, _ in after.tool_results[: len(wrong)]):
                 return f"{task.id}: a call with wrong arguments was run"
             after.step_results = after.step_results[1:]
@@ -192,7 +192,7 @@ class _ConversationKit:
         scripts = [self.env.oracle_turns(task) for task in tasks]
         if any(script is None for script in scripts):
             raise CheckSkipped("it has no oracle turns; write `script(task)` if the turns of a right conversation can be known")
-        return first_problem(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
+        return summarize_problems(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
 
     def _iter_tasks(self, count: int) -> Iterator[Task]:
         for split in self.env.splits:

@@ -19,11 +19,11 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.check_runner import CheckSkipped, Steps, close_again, first_problem, format_verdict
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
 from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
-from rlvr.conformance.gold_check import find_ungradeable_golds
+from rlvr.conformance.gold_check import describe_ungradeable_golds
 from rlvr.conformance.subprocess_call import call_in_subprocess
-from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, digest_and_compare, digest_tasks, task_to_text
+from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, compute_cross_process_checks, digest_tasks, task_to_text
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import format_gym_id
 from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
@@ -48,14 +48,14 @@ def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
     if not isinstance(env, Environment):
         return
     try:
-        kit = _EnvKit(name, settings, env)
+        kit = _EnvChecks(name, settings, env)
         yield "it says what it is for", lambda: "" if (type(env).__doc__ or "").strip() else "its class has no docstring; say what it asks"
         yield "its settings are plain", kit.check_settings
         yield "every split has tasks, each with its own id", kit.check_tasks
         yield "a task is a function of split and index", kit.check_determinism
         yield "another process gets the same tasks", kit.check_other_process
         yield "no task is in two splits", kit.check_disjoint_splits
-        yield "every gold can be judged", partial(find_ungradeable_golds, env)
+        yield "every gold can be judged", partial(describe_ungradeable_golds, env)
         yield "the gold answer scores 1", kit.check_gold_score
         yield "an empty answer scores 0", lambda: kit.check_zero_scores(lambda task: iter(canaries.EMPTY_ANSWERS))
         yield "the question as an answer scores 0", lambda: kit.check_zero_scores(lambda task: iter([task.question]))
@@ -71,10 +71,10 @@ def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "stepping gives the same result as sampling", kit.check_replay
     finally:
         env.close()
-    yield "it can be closed twice", partial(close_again, env)
+    yield "it can be closed twice", partial(check_second_close, env)
 
 
-class _EnvKit:
+class _EnvChecks:
     """The checks of one environment."""
 
     def __init__(self, name: str, settings: dict[str, Any], env: Environment) -> None:
@@ -116,7 +116,7 @@ class _EnvKit:
         return ""
 
     def check_other_process(self) -> str:
-        same = self.subprocess_results["digest"] == digest_tasks(self.name, self.settings)
+        same = self.subprocess_check_results["digest"] == digest_tasks(self.name, self.settings)
         return "" if same else "its tasks differ in another process; draw from random.Random(text), never from hash() or the clock"
 
     def check_disjoint_splits(self) -> str:
@@ -138,7 +138,7 @@ class _EnvKit:
             return "" if verdict.score == 1.0 else f"{task.id}: {canaries.shorten(gold)} {format_verdict(verdict)}"
 
         room = self.env.max_new_tokens
-        if wrong := first_problem(
+        if wrong := summarize_problems(
             looked(task) for task in self._iter_sample_tasks(NUM_PLAYED_TASKS if self.has_sandbox_session else NUM_COMPARED_TASKS)
         ):
             return wrong
@@ -151,7 +151,7 @@ class _EnvKit:
         tasks = (
             islice(self._iter_sample_tasks(1), 1) if has_transcript_verifier(self.env) else self._iter_sample_tasks(NUM_WRONG_ANSWER_TASKS)
         )
-        return first_problem(self._check_zero_score(task, answer) for task in tasks for answer in answers(task))
+        return summarize_problems(self._check_zero_score(task, answer) for task in tasks for answer in answers(task))
 
     def iter_hedges(self, task: Task) -> Iterator[str]:
         gold = self._get_gold(task)
@@ -161,13 +161,13 @@ class _EnvKit:
             raise CheckSkipped("all gold answers are the same, so there is no alternative to hedge with")
         if "```" in gold:  # the code of another task is not an alternative: only code that defines the same name is
             other = canaries.remove_return_values(gold) or other
-        if canaries.is_bare(gold) or "\n" in gold:
+        if canaries.is_bare_answer(gold) or "\n" in gold:
             yield from canaries.iter_hedged_answers(gold, other)
 
     def iter_denials(self, task: Task) -> Iterator[str]:
         texts = {self._get_gold(task), str(task.reference) if isinstance(task.reference, str | int) else ""}
         for text in sorted(texts - {""}):
-            if canaries.is_bare(text):
+            if canaries.is_bare_answer(text):
                 yield from canaries.iter_denials(text)
 
     def check_prompt_leak(self) -> str:
@@ -224,7 +224,7 @@ class _EnvKit:
         return ""
 
     def check_vector_envs(self) -> str:
-        return str(self.subprocess_results["vectors"])
+        return str(self.subprocess_check_results["vectors"])
 
     def check_replay(self) -> str:
         env = self._make_token_env(obs="ids")
@@ -234,7 +234,7 @@ class _EnvKit:
         try:
             for k in range(NUM_REPLAYED_EPISODES // 3 if self.has_sandbox_session else NUM_REPLAYED_EPISODES):
                 index = dice.randrange(10_000 if size is None else size)
-                wrong = _check_replayed(env, split, index, dice, gold=k % 4 == 0)
+                wrong = _check_gymnasium_replay(env, split, index, dice, use_gold=k % 4 == 0)
                 if wrong:
                     return f"{split} {index}: {wrong}"
         finally:
@@ -244,9 +244,11 @@ class _EnvKit:
     # ---- helpers of the checks
 
     @cached_property
-    def subprocess_results(self) -> dict[str, str]:
-        """Results of another process, cached because starting it takes seconds."""
-        return dict(call_in_subprocess(digest_and_compare, self.name, self.settings))
+    def subprocess_check_results(self) -> dict[str, str]:
+        """The task digest and the comparison of vector environments, both computed in another process; cached, because starting it
+        takes seconds.
+        """
+        return dict(call_in_subprocess(compute_cross_process_checks, self.name, self.settings))
 
     @property
     def has_sandbox_session(self) -> bool:
@@ -312,13 +314,13 @@ def _run_random_steps(env: gymnasium.Env[Any, Any], seed: int) -> list[Any]:
     return seen
 
 
-def _check_replayed(env: TokenEnv, split: str, index: int, rng: random.Random, *, gold: bool) -> str:
+def _check_gymnasium_replay(env: TokenEnv, split: str, index: int, rng: random.Random, *, use_gold: bool) -> str:
     """Sample an episode of random turns on the fast path, then step it through Gymnasium, and describe a mismatch."""
     mdp, task = env.mdp, env.environment.task(split, index)
     state = mdp.start_conversation(task)
     while state.stop_reason is None:
         room = mdp.count_remaining_tokens(state)
-        said = mdp.tokenizer.encode((env.environment.gold(task) or "") if gold else chr(rng.randrange(32, 127)) * rng.randrange(6))
+        said = mdp.tokenizer.encode((env.environment.gold(task) or "") if use_gold else chr(rng.randrange(32, 127)) * rng.randrange(6))
         mdp.step_turn(state, [*said[: room - 1], mdp.tokenizer.eos_id] if len(said) < room else said[:room])
     verdict = mdp.verify(state)
     if verdict.score is None:

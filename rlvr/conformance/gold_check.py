@@ -10,13 +10,13 @@ MAX_TASKS_PER_SPLIT = 20_000
 MAX_LISTED_TASKS = 50
 
 
-def find_ungradeable_golds(env: Environment) -> str:
+def describe_ungradeable_golds(env: Environment) -> str:
     """Return one line for each task whose gold answer gets no score; "" if every gold can be verified.
 
     Only for a verifier with a `lint` method, such as `symbolic`, which reports a faulty task whatever the answer is.
 
     >>> import rlvr
-    >>> find_ungradeable_golds(rlvr.make_env("arithmetic"))
+    >>> describe_ungradeable_golds(rlvr.make_env("arithmetic"))
     ''
     """
     if not hasattr(env.verifier, "lint"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traceback import walk_tb
 
 from rlvr.registry.plugins import FILE_MODULE_PREFIX, PLUGIN_KINDS
-from rlvr.registry.third_party import find_packages
+from rlvr.registry.third_party import find_plugin_packages
 
 
 def find_plugin_location(error: BaseException) -> str:
@@ -14,7 +14,7 @@ def find_plugin_location(error: BaseException) -> str:
     >>> find_plugin_location(KeyError("answer"))
     ''
     """
-    foreign = find_packages(kind.group for kind in PLUGIN_KINDS.values()) - {"rlvr"}
+    foreign = find_plugin_packages(kind.entry_point_group for kind in PLUGIN_KINDS.values()) - {"rlvr"}
     for frame, line in reversed(list(walk_tb(error.__traceback__))):
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith(FILE_MODULE_PREFIX) or module.split(".")[0] in foreign:

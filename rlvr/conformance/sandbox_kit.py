@@ -21,7 +21,7 @@ from typing import Any
 from rlvr.conformance.check_runner import CheckResult, Steps, run_checks
 from rlvr.conformance.sandbox_session_kit import SESSION_PROBES
 from rlvr.conformance.survivors import SURVIVOR_PROBES
-from rlvr.contracts import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox
+from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox
 from rlvr.registry.plugins import build
 
 SMALL_LIMITS = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
@@ -52,7 +52,7 @@ def _run_program(
     return sandbox.run(Program(source, stdin, limits=limits, files=files or {}))
 
 
-def _expect_output(source: str, wanted: str, *, stdin: bytes = b"", files: dict[str, bytes] | None = None) -> Probe:
+def _make_output_probe(source: str, expected_output: str, *, stdin: bytes = b"", files: dict[str, bytes] | None = None) -> Probe:
     """Make a probe whose program must end with OK and print exactly this."""
 
     def probe(sandbox: Sandbox) -> str:
@@ -60,40 +60,40 @@ def _expect_output(source: str, wanted: str, *, stdin: bytes = b"", files: dict[
         said = outcome.stdout.decode("utf-8", "replace").strip()
         return (
             ""
-            if (outcome.status, said) == (ExitStatus.OK, wanted)
-            else f"{_describe_result(outcome)}, printed {said[:200]!r} instead of {wanted[:200]!r}"
+            if (outcome.status, said) == (ExitStatus.OK, expected_output)
+            else f"{_describe_result(outcome)}, printed {said[:200]!r} instead of {expected_output[:200]!r}"
         )
 
     return probe
 
 
-def _expect_stop(source: str, *stops: ExitStatus, limits: Limits = SMALL_LIMITS) -> Probe:
+def _make_status_probe(source: str, *statuses: ExitStatus, limits: Limits = SMALL_LIMITS) -> Probe:
     """Make a probe whose program must end with one of these statuses, after which the next program must run normally."""
 
     def probe(sandbox: Sandbox) -> str:
         outcome = _run_program(sandbox, source, limits=limits)
-        if outcome.status not in stops:
-            return f"{_describe_result(outcome)} instead of {' or '.join(stops)}"
+        if outcome.status not in statuses:
+            return f"{_describe_result(outcome)} instead of {' or '.join(statuses)}"
         after = _run_program(sandbox, "print('well')")
         return "" if after.stdout == b"well\n" else f"the next program: {_describe_result(after)}"
 
     return probe
 
 
-def _expect_errors(attempt: str, errors: str = "OSError") -> Probe:
-    """Make a probe in which every line of the attempt must raise; the program prints the lines that did not."""
-    lines = [line for line in attempt.strip().splitlines() if line.strip()]
-    body = "".join(f"try:\n    {line}\n    print({line!r})\nexcept ({errors}):\n    pass\n" for line in lines)
-    return _expect_output(
+def _make_error_probe(statements: str, error_names: str = "OSError") -> Probe:
+    """Make a probe in which each line of `statements` must raise; its program prints the lines that did not."""
+    lines = [line for line in statements.strip().splitlines() if line.strip()]
+    body = "".join(f"try:\n    {line}\n    print({line!r})\nexcept ({error_names}):\n    pass\n" for line in lines)
+    return _make_output_probe(
         f"import ctypes, os, signal, socket\nlibc = ctypes.CDLL(None, use_errno=True)\n{LIBC_CALL}{body}print('done')", "done"
     )
 
 
-def _expect_eventual_error(statement: str, times: int, error: str = "OSError") -> Probe:
+def _make_eventual_error_probe(statement: str, max_repeats: int, error: str = "OSError") -> Probe:
     """Make a probe whose statement must fail before it has run this many times; the files it created are removed."""
     tidy = "for i in range(n + 1):\n    try: os.unlink(f'f{i}')\n    except OSError: pass"
-    loop = f"n = 0\ntry:\n    for i in range({times}):\n        {statement}\n        n += 1\nexcept {error}:\n    print('stopped')"
-    return _expect_output(f"import os, sys, threading, time\n{loop}\n{tidy}\nsys.stdout.flush()\nos._exit(0)", "stopped")
+    loop = f"n = 0\ntry:\n    for i in range({max_repeats}):\n        {statement}\n        n += 1\nexcept {error}:\n    print('stopped')"
+    return _make_output_probe(f"import os, sys, threading, time\n{loop}\n{tidy}\nsys.stdout.flush()\nos._exit(0)", "stopped")
 
 
 BUSY_LOOP = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
@@ -230,7 +230,7 @@ def _probe_checker(sandbox: Sandbox) -> str:
     hostile += "import signal\nfor pid in filter(str.isdecimal, os.listdir('/proc')):\n    try:\n        int(pid) != os.getpid() and (os.kill(int(pid), 0), os.write(4, b' and may kill me'))\n"
     hostile += "    except OSError:\n        pass\nos._exit(0)"
     judge = "import os\nheard = b''\nwhile (more := os.read(3, 100)):\n    heard += more\nos.write(5, b'heard ' + heard)"
-    outcome = sandbox.run(Program(hostile, limits=SMALL_LIMITS, checker=Checker(judge)))
+    outcome = sandbox.run(Program(hostile, limits=SMALL_LIMITS, checker=CheckerProgram(judge)))
     return (
         ""
         if (outcome.status, outcome.checker_output) == (ExitStatus.OK, b"heard forged")
@@ -272,62 +272,62 @@ print(found, text is not None)
 
 
 PROBES: dict[str, Probe] = {
-    "runs a program": _expect_output("print(6 * int(input()))", "42", stdin=b"7"),
-    "passes files to the program": _expect_output("print(open('data.txt').read())", "here", files={"data.txt": b"here"}),
-    "a non-zero exit status is an error": _expect_stop("raise SystemExit(3)", ExitStatus.RUNTIME_ERROR),
-    "a crash is a crash": _expect_stop("import os\nos.abort()", ExitStatus.RUNTIME_ERROR),
-    "exit() exists": _expect_output("print('x')\nexit()", "x"),
-    "argv is clean": _expect_output("import sys\nprint(len(sys.argv))", "1"),
-    "5 MB of output arrive": _expect_output(
+    "runs a program": _make_output_probe("print(6 * int(input()))", "42", stdin=b"7"),
+    "passes files to the program": _make_output_probe("print(open('data.txt').read())", "here", files={"data.txt": b"here"}),
+    "a non-zero exit status is an error": _make_status_probe("raise SystemExit(3)", ExitStatus.RUNTIME_ERROR),
+    "a crash is a crash": _make_status_probe("import os\nos.abort()", ExitStatus.RUNTIME_ERROR),
+    "exit() exists": _make_output_probe("print('x')\nexit()", "x"),
+    "argv is clean": _make_output_probe("import sys\nprint(len(sys.argv))", "1"),
+    "5 MB of output arrive": _make_output_probe(
         "import sys\nsys.stdout.write('a' * 500000)\nprint(len('a' * 500000) * 10)", "a" * 500000 + "5000000"
     ),
-    "processor time is limited": _expect_stop(f"{BUSY_LOOP}", ExitStatus.TIMEOUT, limits=Limits(cpu_s=0.5, wall_s=30)),
-    "processor time counts children": _expect_stop(
+    "processor time is limited": _make_status_probe(f"{BUSY_LOOP}", ExitStatus.TIMEOUT, limits=Limits(cpu_s=0.5, wall_s=30)),
+    "processor time counts children": _make_status_probe(
         f"import os\nfor _ in range(4):\n    if os.fork() == 0:\n        break\n{BUSY_LOOP}",
         ExitStatus.TIMEOUT,
         limits=Limits(cpu_s=1, wall_s=30),
     ),
-    "wall time is limited": _expect_stop("import time\ntime.sleep(30)", ExitStatus.TIMEOUT, limits=Limits(wall_s=0.5)),
-    "ignored signals do not extend the limit": _expect_stop(
+    "wall time is limited": _make_status_probe("import time\ntime.sleep(30)", ExitStatus.TIMEOUT, limits=Limits(wall_s=0.5)),
+    "ignored signals do not extend the limit": _make_status_probe(
         "import signal, time\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(30)",
         ExitStatus.TIMEOUT,
         limits=Limits(wall_s=0.5),
     ),
-    "memory is limited": _expect_stop("x = bytearray(400 << 20)\nprint(len(x))", ExitStatus.MEMORY_LIMIT, ExitStatus.RUNTIME_ERROR),
-    "memory counts children": _expect_stop(
+    "memory is limited": _make_status_probe("x = bytearray(400 << 20)\nprint(len(x))", ExitStatus.MEMORY_LIMIT, ExitStatus.RUNTIME_ERROR),
+    "memory counts children": _make_status_probe(
         "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(40 << 20)\n        time.sleep(9)\n        break\ntime.sleep(9)",
         ExitStatus.MEMORY_LIMIT,
         ExitStatus.RUNTIME_ERROR,
     ),
-    "memory counts shared memory": _expect_stop(
+    "memory counts shared memory": _make_status_probe(
         "import mmap, time\nm = mmap.mmap(-1, 400 << 20)\nm.write(b'x' * (400 << 20))\ntime.sleep(1)",
         ExitStatus.MEMORY_LIMIT,
         ExitStatus.RUNTIME_ERROR,
     ),
-    "output is limited": _expect_stop("for _ in range(20000): print('x' * 1000)", ExitStatus.OUTPUT_LIMIT),
-    "errors are limited": _expect_stop("import sys\nfor _ in range(20000): sys.stderr.write('x' * 1000)", ExitStatus.OUTPUT_LIMIT),
-    "a file is limited": _expect_stop(
+    "output is limited": _make_status_probe("for _ in range(20000): print('x' * 1000)", ExitStatus.OUTPUT_LIMIT),
+    "errors are limited": _make_status_probe("import sys\nfor _ in range(20000): sys.stderr.write('x' * 1000)", ExitStatus.OUTPUT_LIMIT),
+    "a file is limited": _make_status_probe(
         "import os\ntry:\n    open('big', 'wb').write(b'x' * (8 << 20))\nfinally:\n    os.unlink('big')", ExitStatus.RUNTIME_ERROR
     ),
-    "the disk is limited": _expect_eventual_error("open(f'f{i}', 'wb').write(b'x' * (2 << 20))", 100),
-    "files are counted": _expect_eventual_error("open(f'f{i}', 'wb').close()", 9000),
-    "processes are counted": _expect_eventual_error("os.fork() or (time.sleep(3), os._exit(0))", 40),
-    "threads are counted": _expect_eventual_error("threading.Thread(target=time.sleep, args=(2,)).start()", 60, "RuntimeError"),
+    "the disk is limited": _make_eventual_error_probe("open(f'f{i}', 'wb').write(b'x' * (2 << 20))", 100),
+    "files are counted": _make_eventual_error_probe("open(f'f{i}', 'wb').close()", 9000),
+    "processes are counted": _make_eventual_error_probe("os.fork() or (time.sleep(3), os._exit(0))", 40),
+    "threads are counted": _make_eventual_error_probe("threading.Thread(target=time.sleep, args=(2,)).start()", 60, "RuntimeError"),
     "leaves nothing for the next program": _probe_cleanup,
     "sees no program that runs at the same time": _probe_isolation,
     "no network": _probe_network,
-    "no sockets but local pairs": _expect_errors(
+    "no sockets but local pairs": _make_error_probe(
         "socket.socket(socket.AF_INET)\nsocket.socket(socket.AF_INET6)\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"
     ),
-    "no tracing": _expect_errors(
+    "no tracing": _make_error_probe(
         "call('ptrace', 16, os.getppid(), 0, 0)\ncall('ptrace', 0, 0, 0, 0)\nopen(f'/proc/{os.getppid()}/mem', 'rb').read(1)"
     ),
-    "no signals to others": _expect_errors("os.kill(1, 0)\nos.kill(os.getppid() or 1, 0)"),
-    "no way back to root": _expect_errors("os.setuid(0)\nos.setgid(0)\nos.setgroups([0])\ncall('unshare', 0x10000000)\nos.chroot('.')"),
-    "no lasting kernel objects": _expect_errors(
+    "no signals to others": _make_error_probe("os.kill(1, 0)\nos.kill(os.getppid() or 1, 0)"),
+    "no way back to root": _make_error_probe("os.setuid(0)\nos.setgid(0)\nos.setgroups([0])\ncall('unshare', 0x10000000)\nos.chroot('.')"),
+    "no lasting kernel objects": _make_error_probe(
         "call('shmget', 1234, 4096, 0o1666)\ncall('semget', 1234, 1, 0o1666)\ncall('msgget', 1234, 0o1666)"
     ),
-    "no queue files": _expect_errors("open('/dev/mqueue/left', 'w')"),
+    "no queue files": _make_error_probe("open('/dev/mqueue/left', 'w')"),
     "a judge is isolated from the program": _probe_checker,
     "no data of other programs in memory": _probe_memory_secrets,
     **SURVIVOR_PROBES,

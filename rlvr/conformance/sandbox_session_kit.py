@@ -13,7 +13,7 @@ from typing import Literal
 
 from rlvr.conformance.check_runner import CheckSkipped
 from rlvr.contracts import ExecutionResult, ExitStatus, Sandbox, SandboxSession, SandboxSpec
-from rlvr.contracts.plugin import is_default
+from rlvr.contracts.plugin import is_default_implementation
 from rlvr.errors import SandboxError
 
 Probe = Callable[[Sandbox], str]
@@ -22,7 +22,7 @@ WHOLE_SESSION_STOPPED = "everything that ran in the box was stopped"
 
 
 def _create_session(sandbox: Sandbox, place: SandboxSpec = SMALL_SPEC) -> SandboxSession:
-    if is_default(sandbox.create_session):
+    if is_default_implementation(sandbox.create_session):
         raise CheckSkipped("this sandbox has no boxes")
     return sandbox.create_session(place)
 
@@ -38,7 +38,7 @@ def _describe_mismatch(outcome: ExecutionResult, wanted: str, stop: ExitStatus =
 Language = Literal["bash", "python"]
 
 
-def _make_chain_probe(*calls: tuple[Language, str, str]) -> Probe:
+def _make_sequence_probe(*calls: tuple[Language, str, str]) -> Probe:
     """Make a probe of several calls in one session, in this order: language, source, and expected output."""
 
     def probe(sandbox: Sandbox) -> str:
@@ -51,19 +51,19 @@ def _make_chain_probe(*calls: tuple[Language, str, str]) -> Probe:
     return probe
 
 
-def _make_harm_probe(language: Language, source: str, *stops: ExitStatus, timeout: float = 3.0) -> Probe:
+def _make_harm_probe(language: Language, source: str, *statuses: ExitStatus, timeout: float = 3.0) -> Probe:
     """Make a probe of a harmful call: it must end with one of these statuses, and both this and another session must stay usable."""
 
     def probe(sandbox: Sandbox) -> str:
         with _create_session(sandbox) as box, _create_session(sandbox) as other:
             other.run("x = 41", language="python")
             harm = box.run(source, language=language, timeout=timeout)
-            if harm.status not in stops:
-                return f"{harm.status.value} ({harm.reason}; {harm.stderr[-200:]!r}) instead of {' or '.join(stops)}"
+            if harm.status not in statuses:
+                return f"{harm.status.value} ({harm.reason}; {harm.stderr[-200:]!r}) instead of {' or '.join(statuses)}"
             if wrong := _describe_mismatch(other.run("print(x + 1)", language="python"), "42"):
                 return f"another box: {wrong}"
             box.run("kill -9 -1", timeout=timeout)  # background processes that are left
-            if box.failure or (after := box.run("echo well; rm -rf ./* /dev/shm/*", timeout=30)).status is ExitStatus.INTERNAL_ERROR:
+            if box.has_failed or (after := box.run("echo well; rm -rf ./* /dev/shm/*", timeout=30)).status is ExitStatus.INTERNAL_ERROR:
                 return "the box is lost"
             return "" if after.status is ExitStatus.OK else _describe_mismatch(after, "well")
 
@@ -225,18 +225,18 @@ def _probe_files(sandbox: Sandbox) -> str:
 
 
 SESSION_PROBES: dict[str, Probe] = {
-    "a box keeps files, folder and exported variables": _make_chain_probe(
+    "a box keeps files, folder and exported variables": _make_sequence_probe(
         ("bash", "mkdir -p d; cd d; echo one > f; export A='x y'", ""), ("bash", 'pwd | tail -c 3; cat f; echo "$A"', "/d\none\nx y")
     ),
-    "a box keeps the variables of its Python session": _make_chain_probe(
+    "a box keeps the variables of its Python session": _make_sequence_probe(
         ("python", "import math\nx = [1]", ""),
         ("bash", "echo between", "between"),
         ("python", "x.append(math.floor(2.5)); print(x)", "[1, 2]"),
     ),
-    "an exit or an error does not end a Python session": _make_chain_probe(
+    "an exit or an error does not end a Python session": _make_sequence_probe(
         ("python", "x = 1", ""), ("python", "try: exit(0)\nfinally: x = 2", ""), ("python", "print(x)", "2")
     ),
-    "a background process lasts until the box ends": _make_chain_probe(
+    "a background process lasts until the box ends": _make_sequence_probe(
         ("bash", "sleep 600 & echo $! > pid", ""),
         ("bash", "kill -0 $(cat pid) && echo alive", "alive"),
         ("bash", "kill $(cat pid); sleep 0.2; kill -0 $(cat pid) 2>/dev/null || echo ended", "ended"),

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from rlvr.contracts import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox
+from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox
 
 PROBE_LIMITS = Limits(cpu_s=5, wall_s=10, memory_mb=128, output_bytes=1_000_000, file_mb=4, processes=12)
 SURVIVOR_LIFETIME_S = 15
@@ -142,7 +142,7 @@ def _probe_memory_charge(sandbox: Sandbox) -> str:
 def _probe_wall_limit(sandbox: Sandbox) -> str:
     """Check that the wall limit is enforced for a main process whose first thread has exited, with a status for that program."""
     limits = Limits(wall_s=1, cpu_s=1, memory_mb=128)
-    judge = Checker("import os\nwhile os.read(3, 100): pass")
+    judge = CheckerProgram("import os\nwhile os.read(3, 100): pass")
     for program in (Program(HEADLESS_PROGRAM, limits=limits), Program(HEADLESS_PROGRAM, limits=limits, checker=judge)):
         began = time.monotonic()
         outcome = sandbox.run(program)

@@ -10,9 +10,9 @@ from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
 from rlvr.chat.dialects.table import DIALECTS
-from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, close_again, first_problem, run_checks
+from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, check_second_close, run_checks, summarize_problems
 from rlvr.contracts.schema import TYPE_DESCRIPTIONS
-from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_call
+from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_tool_call
 from rlvr.errors import ConfigError, ToolFailure
 from rlvr.registry.plugins import build
 from rlvr.turns import STATUS_MESSAGES, Call, CallStatus, ToolResult, ToolSpec
@@ -45,7 +45,7 @@ def check_tool_in_context(name: str, context: ToolContext, **settings: Any) -> l
 def iter_tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | None = None) -> Steps:
     """Yield the checks of one tool, in the order in which they run."""
     made: Any = build("tool", name, **settings)
-    kit = _ToolKit(made, context or ToolContext())
+    kit = _ToolChecks(made, context or ToolContext())
     try:
         yield "it can be built", lambda: "" if isinstance(made, Tool) else f"it is a {type(made).__name__}, not an rlvr.Tool"
         yield "it says what it is for", kit.check_docstring
@@ -61,10 +61,10 @@ def iter_tool_checks(name: str, settings: Mapping[str, Any], context: ToolContex
         yield "it can be ended twice", kit.check_double_end
     finally:
         made.close()
-    yield "it can be closed twice", partial(close_again, made)
+    yield "it can be closed twice", partial(check_second_close, made)
 
 
-class _ToolKit:
+class _ToolChecks:
     """The checks of one tool; each opens its own conversation."""
 
     def __init__(self, tool: Tool, context: ToolContext) -> None:
@@ -99,7 +99,7 @@ class _ToolKit:
             names = [spec.name for spec in specs]
             twice = [f"the name {name!r} is used twice" for name in names if names.count(name) > 1]
             again = "" if opened.specs() == specs else "two calls of specs() differ"
-            return first_problem(iter([again, *twice, *(self._find_missing_description(spec) for spec in specs)]))
+            return summarize_problems(iter([again, *twice, *(self._find_missing_description(spec) for spec in specs)]))
 
     def _find_missing_description(self, spec: ToolSpec) -> str:
         if not TOOL_NAME_PATTERN.fullmatch(spec.name):
@@ -118,7 +118,7 @@ class _ToolKit:
             json.dumps(spec.to_openai_format(), allow_nan=False)
             if spec.parameters.get("type") != "object":
                 return f"the parameters of {spec.name} are not an object"
-        return first_problem(self._find_unknown_type(spec.name, spec.parameters) for spec in specs)
+        return summarize_problems(self._find_unknown_type(spec.name, spec.parameters) for spec in specs)
 
     def _find_unknown_type(self, name: str, schema: Any) -> str:
         if not isinstance(schema, Mapping):
@@ -126,12 +126,12 @@ class _ToolKit:
         kinds = schema.get("type", "object")
         strange = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in TYPE_DESCRIPTIONS]
         inner = [*(schema.get("properties") or {}).values(), *schema.get("anyOf", ()), schema.get("items")]
-        return f"{name} has the type {strange[0]!r}" if strange else first_problem(self._find_unknown_type(name, one) for one in inner)
+        return f"{name} has the type {strange[0]!r}" if strange else summarize_problems(self._find_unknown_type(name, one) for one in inner)
 
     def check_examples(self) -> str:
         examples = self._require_examples()
         with self.open_session() as opened:
-            return first_problem(self._describe_difference(example, self._run_example(opened, example)) for example in examples)
+            return summarize_problems(self._describe_difference(example, self._run_example(opened, example)) for example in examples)
 
     def _describe_difference(self, example: ToolExample, result: ToolResult) -> str:
         if result.ok is not example.ok:
@@ -146,10 +146,10 @@ class _ToolKit:
         with self.open_for_inspection() as opened:
             for spec in opened.specs():
                 for arguments in iter_bad_arguments(spec):
-                    result = run_call(opened, Call("0.0", spec.name, arguments))
+                    result = run_tool_call(opened, Call("0.0", spec.name, arguments))
                     if result.ok or STATUS_MESSAGES[CallStatus.BAD_ARGUMENTS] not in result.text:
                         return f"{spec.name} accepted {arguments!r:.80}: {result.text!r:.80}"
-            result = run_call(opened, Call("0.0", "no_such_tool", {}))
+            result = run_tool_call(opened, Call("0.0", "no_such_tool", {}))
             return "" if not result.ok else "a call to a tool that it does not have was run"
 
     def check_junk_arguments(self) -> str:
@@ -160,7 +160,7 @@ class _ToolKit:
                     if arguments is None:
                         continue
                     try:
-                        run_call(opened, Call("0.0", spec.name, arguments))
+                        run_tool_call(opened, Call("0.0", spec.name, arguments))
                     except ToolFailure as crash:
                         return f"{spec.name} broke on {text[:30]!r}: {crash}; raise ToolError for mistakes of the policy"
         return ""
@@ -170,7 +170,7 @@ class _ToolKit:
         with self.open_session() as one, self.open_session() as other:
             for example in examples:
                 results = [self._run_example(opened, example) for opened in (one, other)]
-                if wrong := first_problem(self._describe_difference(example, result) for result in results):
+                if wrong := summarize_problems(self._describe_difference(example, result) for result in results):
                     return f"with a second conversation open: {wrong}"
         return ""
 
@@ -178,7 +178,7 @@ class _ToolKit:
         examples = self._require_examples()
         with self.open_session() as opened:
             for example in examples:
-                result = run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=60)
+                result = run_tool_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=60)
                 if len(result.text) > 60 and result.ok and not result.done:
                     return f"{example.name} gave {len(result.text)} characters where 60 were allowed"
         return ""
@@ -187,7 +187,7 @@ class _ToolKit:
         with self.open_for_inspection() as opened:
             specs = opened.specs()
         calls = [(spec, arguments) for spec in specs if (arguments := _fill_arguments(spec, "a text")) is not None]
-        return first_problem(self._check_round_trip(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
+        return summarize_problems(self._check_round_trip(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
 
     def _check_round_trip(self, name: str, spec: ToolSpec, arguments: dict[str, Any], specs: Sequence[ToolSpec]) -> str:
         try:
@@ -213,7 +213,7 @@ class _ToolKit:
 
     @staticmethod
     def _run_example(opened: Tool, example: ToolExample) -> ToolResult:
-        return run_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=MAX_RESULT_CHARACTERS)
+        return run_tool_call(opened, Call("0.0", example.name, dict(example.arguments)), max_characters=MAX_RESULT_CHARACTERS)
 
 
 def iter_bad_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.check_runner import CheckSkipped, Steps, close_again, first_problem, format_verdict
-from rlvr.contracts import Example, Verifier
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.mdp.verifier_executor import VerifierExecutor
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
@@ -25,7 +25,7 @@ def iter_verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
     if not isinstance(verifier, Verifier):
         return
     try:
-        kit = _VerifierKit(verifier)
+        kit = _VerifierChecks(verifier)
         yield "it says what it is for", kit.check_docstring
         yield "it has examples", kit.check_examples
         yield "right answers score 1", kit.check_correct_answers
@@ -41,15 +41,15 @@ def iter_verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "verdicts are plain JSON", kit.check_json_detail
     finally:
         verifier.close()
-    yield "it can be closed twice", partial(close_again, verifier)
+    yield "it can be closed twice", partial(check_second_close, verifier)
 
 
-class _VerifierKit:
+class _VerifierChecks:
     """The checks of one verifier, on its own examples."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
-        self.examples: Sequence[Example] = type(verifier).examples
+        self.examples: Sequence[VerifierExample] = type(verifier).examples
 
     def check_docstring(self) -> str:
         if not (type(self.verifier).__doc__ or "").strip():
@@ -60,24 +60,24 @@ class _VerifierKit:
     def check_examples(self) -> str:
         if any(example.correct and example.incorrect for example in self.examples):
             return ""
-        return "`examples` has none with a right and a wrong answer; add Example(reference=..., correct=(...), incorrect=(...))"
+        return "`examples` has none with a right and a wrong answer; add VerifierExample(reference=..., correct=(...), incorrect=(...))"
 
     def check_correct_answers(self) -> str:
-        return first_problem(self._check_score(1.0, e, answer) for e in self._require_examples() for answer in e.correct)
+        return summarize_problems(self._check_score(1.0, e, answer) for e in self._require_examples() for answer in e.correct)
 
     def check_incorrect_answers(self) -> str:
-        return first_problem(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in e.incorrect)
+        return summarize_problems(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in e.incorrect)
 
     def check_zero_scores(self, answers: Sequence[str]) -> str:
-        return first_problem(
+        return summarize_problems(
             self._check_score(0.0, e, answer) for e in self._require_examples() for answer in answers if answer not in e.correct
         )
 
     def check_hedged_answers(self) -> str:
-        pairs = list(self._iter_bare_pairs())
+        pairs = list(self._iter_right_and_wrong_answers())
         if not pairs:
             raise CheckSkipped("no example has both a bare right answer and a bare wrong one")
-        return first_problem(
+        return summarize_problems(
             self._check_score(0.0, e, text)
             for e, right, other in pairs
             for text in canaries.iter_hedged_answers(right, other)
@@ -85,10 +85,10 @@ class _VerifierKit:
         )
 
     def check_denials(self) -> str:
-        bare = [(e, right) for e in self._require_examples() for right in e.correct if canaries.is_bare(right)]
+        bare = [(e, right) for e in self._require_examples() for right in e.correct if canaries.is_bare_answer(right)]
         if not bare:
             raise CheckSkipped("all of its right answers are declared by a mark, so prose around them does not count")
-        return first_problem(self._check_score(0.0, e, text) for e, right in bare for text in canaries.iter_denials(right))
+        return summarize_problems(self._check_score(0.0, e, text) for e, right in bare for text in canaries.iter_denials(right))
 
     def check_broken_references(self) -> str:
         if not self.verifier.needs_reference:
@@ -120,7 +120,7 @@ class _VerifierKit:
         finally:
             judges.close()
         pairs = zip(asked * 2, alone, together, strict=True)
-        return first_problem(f"{canaries.shorten(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b)
+        return summarize_problems(f"{canaries.shorten(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b)
 
     def check_json_detail(self) -> str:
         for example in self._require_examples():
@@ -130,24 +130,24 @@ class _VerifierKit:
                 )  # not `Verdict.record`, which converts it to JSON
         return ""
 
-    def _require_examples(self) -> Sequence[Example]:
+    def _require_examples(self) -> Sequence[VerifierExample]:
         if not self.examples:
             raise CheckSkipped("it has no examples")
         return self.examples
 
-    def _iter_bare_pairs(self) -> Iterator[tuple[Example, str, str]]:
+    def _iter_right_and_wrong_answers(self) -> Iterator[tuple[VerifierExample, str, str]]:
         """Yield a right and a wrong answer of the same example, the wrong one simple enough to be an alternative."""
         for example in self._require_examples():
-            others = [text.strip() for text in example.incorrect if text.strip() and " or " not in text and canaries.is_bare(text)]
-            yield from ((example, right, others[0]) for right in example.correct if others and canaries.is_bare(right))
+            others = [text.strip() for text in example.incorrect if text.strip() and " or " not in text and canaries.is_bare_answer(text)]
+            yield from ((example, right, others[0]) for right in example.correct if others and canaries.is_bare_answer(right))
 
-    def _check_score(self, score: float, example: Example, answer: str) -> str:
+    def _check_score(self, score: float, example: VerifierExample, answer: str) -> str:
         verdict = self._verify_example(example, answer)
         if verdict.score == score:
             return ""
         return f"{canaries.shorten(answer)} for the reference {example.reference!r:.80}: {format_verdict(verdict)}, not {score:g}"
 
-    def _verify_example(self, example: Example, answer: str) -> Verdict:
+    def _verify_example(self, example: VerifierExample, answer: str) -> Verdict:
         return self._verify(example.reference, answer, dict(example.meta))
 
     def _verify(self, reference: Any, answer: str, meta: dict[str, Any]) -> Verdict:

@@ -14,33 +14,32 @@ A plugin's constructor takes keyword arguments only: its signature is its schema
 from rlvr.contracts.environment import Environment, EnvironmentInfo
 from rlvr.contracts.explanation import Explanation
 from rlvr.contracts.plugin import Plugin
-from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue
-from rlvr.contracts.sandbox import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue
+from rlvr.contracts.sandbox import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.session import Session, StepResult, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.toolsession import ToolSession
-from rlvr.contracts.verifier import Example, Verifier, VerifierInfo
-from rlvr.contracts.weights import Adapter, Weights
+from rlvr.contracts.verifier import Verifier, VerifierExample, VerifierInfo
+from rlvr.contracts.weights import LoraAdapter, Weights
 
 __all__ = [
-    "Adapter",
     "ChatPrompt",
-    "Checker",
+    "CheckerProgram",
     "Completion",
     "Environment",
     "EnvironmentInfo",
-    "Example",
     "ExecutionResult",
     "ExitStatus",
     "Explanation",
     "Limits",
+    "LoraAdapter",
     "Plugin",
     "Program",
     "Request",
     "RequestQueue",
     "Sampler",
     "SamplerInfo",
-    "Sampling",
+    "SamplingParams",
     "Sandbox",
     "SandboxSession",
     "SandboxSpec",
@@ -51,6 +50,7 @@ __all__ = [
     "ToolSession",
     "Transcript",
     "Verifier",
+    "VerifierExample",
     "VerifierInfo",
     "Weights",
 ]

@@ -57,8 +57,7 @@ class LossInputs:
     """
 
     new: Tensor
-    """Log-probabilities under the policy being trained. Only this, `entropy`, `values` and `divergence`
-    carry a gradient."""
+    """Log-probabilities under the policy being trained. Only this, `entropy`, `values` and `divergence` carry a gradient."""
     old: Tensor
     """Log-probabilities under the weights at the start of the step, computed by the trainer."""
     sampler: Tensor
@@ -183,12 +182,14 @@ class Algorithm(Plugin, ABC):
     def compute_row_weights(
         self,
         lengths: Sequence[int],
-        prompts: Sequence[str],
+        group_ids: Sequence[str],
         *,
         max_length: int = 0,
         all_reduce: Callable[[Sequence[float]], list[float]] = list,
     ) -> list[float]:
-        """Compute the weight of each row's tokens in the loss, over one whole optimizer step."""
+        """Compute, for each row (episode) of one optimizer step, the factor of each of its tokens in the loss; rows of one group have
+        the same id in `group_ids`.
+        """
 
     def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: Callable[[Sequence[float]], list[float]] = list) -> Tensor:
         """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.

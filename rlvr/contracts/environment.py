@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlvr.contracts.plugin import Plugin, default_implementation, is_default
+from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
 from rlvr.contracts.sandbox import Sandbox
 from rlvr.contracts.session import Session, StepResult
 from rlvr.contracts.tool import Tool
@@ -35,7 +35,9 @@ class EnvironmentInfo:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether it takes part in the conversation. Otherwise the first completed turn ends it."""
+        """Whether the environment takes part in the conversation after the prompt; if not, the first completed turn ends the
+        conversation.
+        """
         return self.has_sessions or self.replies or self.selects_answer
 
 
@@ -48,8 +50,7 @@ class Environment(Plugin, ABC):
     the configuration gives the environment without tools. An environment with its own files, data or artifacts returns a subclass of
     `ToolSession`. A tool that only this environment has is a `Tool` in the same file, placed before the configured ones:
 
-        needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "docker"}
-        max_turns = 8
+        needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "docker"} max_turns = 8
 
         def __init__(self, *, verifier: Verifier, tools: Sequence[Tool], sandbox: Sandbox | None) -> None:
             self.verifier, self.tools, self.sandbox = verifier, (Move(), *tools), sandbox
@@ -91,12 +92,14 @@ class Environment(Plugin, ABC):
 
     @property
     def info(self) -> EnvironmentInfo:
-        """What it does in a conversation: it follows from the methods that it defines, and from its tools."""
+        """What this environment does in a conversation (sessions, replies, step rewards), derived from the methods that it defines and
+        from its tools.
+        """
         return EnvironmentInfo(
-            has_sessions=bool(self.tools) or not is_default(self.new_session),
-            replies=not is_default(self.reply),
-            selects_answer=not is_default(self.answer),
-            has_step_rewards=not (is_default(self.step_rewards) and is_default(self.step_rewards_for_turns)),
+            has_sessions=bool(self.tools) or not is_default_implementation(self.new_session),
+            replies=not is_default_implementation(self.reply),
+            selects_answer=not is_default_implementation(self.answer),
+            has_step_rewards=not (is_default_implementation(self.step_rewards) and is_default_implementation(self.step_rewards_for_turns)),
         )
 
     @classmethod
@@ -123,28 +126,28 @@ class Environment(Plugin, ABC):
         """Return the policy turns of a conversation that gets the full score, or None if unknown. A turn is a text or one or more calls."""
         return None
 
-    @default_implementation
+    @mark_default_implementation
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""
         plain = StatelessSession(self, task)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=plain) if self.tools else plain
 
-    @default_implementation
+    @mark_default_implementation
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Return the environment's reply to the policy's turns so far; None ends the conversation."""
         return None
 
-    @default_implementation
+    @mark_default_implementation
     def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text to verify at the end. The default is the policy's last turn."""
         return completions[-1] if completions else ""
 
-    @default_implementation
+    @mark_default_implementation
     def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
         """Distribute the score over turns; the amounts must add up to it. The default uses the verdict's step rewards, if it has any."""
         return verdict.step_rewards
 
-    @default_implementation
+    @mark_default_implementation
     def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
         """Distribute the score over turns, given the turns with their calls; for wrappers. The default calls `step_rewards`."""
         return self.step_rewards(task, [turn.text for turn in turns], verdict)

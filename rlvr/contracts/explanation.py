@@ -44,7 +44,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
+class _DecisionSite:
     """A reason, and the place in the code that made it."""
 
     reason: str
@@ -53,7 +53,7 @@ class _Decision:
     path: tuple[str, ...]
 
 
-class _Trace:
+class _CallTracer:
     """Watches the functions of one call: what they return, and where they raise."""
 
     def __init__(self, watched: Sequence[tuple[str, Callable[..., Any]]]) -> None:
@@ -61,8 +61,8 @@ class _Trace:
         self.steps: list[tuple[str, str]] = []
         self._open: dict[FrameType, tuple[int, Any]] = {}
         """The watched calls that have not returned: the place of the step, and the first argument."""
-        self.returned: list[_Decision] = []
-        self.raised: list[_Decision] = []
+        self.returned: list[_DecisionSite] = []
+        self.raised: list[_DecisionSite] = []
 
     def on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Handle an event of `sys.settrace`."""
@@ -82,7 +82,7 @@ class _Trace:
             self.raised.append(_decision(str(argument[1]), frame))
         return self.on_event
 
-    def find_decision(self, verdict: Verdict) -> _Decision | None:
+    def find_decision(self, verdict: Verdict) -> _DecisionSite | None:
         """Find the innermost function that returned the reason of the verdict, or raised an error that the reason repeats."""
         raised = next((found for found in self.raised if verdict.reason.endswith(found.reason)), None)
         returned = next((found for found in self.returned if found.reason == verdict.reason), None)
@@ -91,9 +91,11 @@ class _Trace:
         return returned
 
 
-def explain_call(verify: Callable[[], Verdict], watched: Sequence[tuple[str, Callable[..., Any]]] = ()) -> Explanation:
-    """Run one verification under a trace and explain its verdict. `watched` are functions whose calls become steps, with a name each."""
-    trace, before = _Trace(watched), sys.gettrace()
+def explain_verdict(verify: Callable[[], Verdict], watched_functions: Sequence[tuple[str, Callable[..., Any]]] = ()) -> Explanation:
+    """Run one verification under a trace and explain its verdict. `watched_functions`: functions whose calls become steps, each with
+    the name of the step.
+    """
+    trace, before = _CallTracer(watched_functions), sys.gettrace()
     sys.settrace(trace.on_event)
     try:
         verdict = verify()
@@ -105,7 +107,7 @@ def explain_call(verify: Callable[[], Verdict], watched: Sequence[tuple[str, Cal
     return Explanation(verdict, tuple(trace.steps), found.rule, found.where, found.path)
 
 
-def _decision(reason: str, frame: FrameType) -> _Decision:
+def _decision(reason: str, frame: FrameType) -> _DecisionSite:
     path, caller = [], frame.f_back
     while caller is not None and caller.f_globals.get("__name__", "").startswith("rlvr.verifiers"):
         if "<" not in caller.f_code.co_qualname:
@@ -114,17 +116,17 @@ def _decision(reason: str, frame: FrameType) -> _Decision:
     rule = frame.f_code.co_qualname
     file = Path(frame.f_code.co_filename)
     shown = file.relative_to(_PACKAGE) if file.is_relative_to(_PACKAGE) else file
-    return _Decision(reason, rule, f"{shown}:{frame.f_lineno}", (*reversed(path), rule))
+    return _DecisionSite(reason, rule, f"{shown}:{frame.f_lineno}", (*reversed(path), rule))
 
 
-def _format_step(first: Any, result: Any) -> str:
+def _format_step(first_argument: Any, result: Any) -> str:
     """Format a call as its first argument and its result; an extraction as the text and the place where it stood."""
     if hasattr(result, "text") and hasattr(result, "reason"):
-        return f"nothing: {result.reason}" if result.text is None else f"{shorten(result.text)}  ({result.reason})"
-    return f"{shorten(first)}  ->  {'nothing' if result is None else shorten(result)}"
+        return f"nothing: {result.reason}" if result.text is None else f"{format_shortened(result.text)}  ({result.reason})"
+    return f"{format_shortened(first_argument)}  ->  {'nothing' if result is None else format_shortened(result)}"
 
 
-def shorten(value: Any) -> str:
+def format_shortened(value: Any) -> str:
     """Show a value in one short text."""
     text = str(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."

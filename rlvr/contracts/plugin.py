@@ -10,16 +10,18 @@ from rlvr.hints import Hinted
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def default_implementation(method: F) -> F:
-    """Mark a method that a plugin may leave as it is. What a plugin can do follows from the marks that are left, see `is_default`."""
+def mark_default_implementation(method: F) -> F:
+    """Mark a contract's method as its default, which a plugin may leave as it is; `is_default_implementation` tells later whether the
+    plugin overrode it.
+    """
     vars(method)["is_default_implementation"] = True
     return method
 
 
-def is_default(method: Callable[..., Any]) -> bool:
+def is_default_implementation(method: Callable[..., Any]) -> bool:
     """Return whether a method is the contract's own, and not the plugin's.
 
-    >>> is_default(default_implementation(lambda: 0)), is_default(lambda: 0)
+    >>> is_default_implementation(mark_default_implementation(lambda: 0)), is_default_implementation(lambda: 0)
     (True, False)
     """
     return getattr(method, "is_default_implementation", False) is True

@@ -17,10 +17,10 @@ from rlvr.turns import ToolSpec, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingParams:
     """Sampling parameters. Samplers return log-probabilities under exactly this distribution.
 
-    >>> Sampling(temperature=1.0).top_p
+    >>> SamplingParams(temperature=1.0).top_p
     1.0
     """
 
@@ -114,7 +114,7 @@ NumberedRequests = list[tuple[int, Request]]
 class RequestQueue(ABC):
     """The queue that a sampler takes requests from while it works on others. Its methods never block.
 
-    `pop` and `pop_all` return None once no more requests can come, and an empty list if more may come later.
+    `pop` and `pop_all_when_idle` return None once no more requests can come, and an empty list if more may come later.
     """
 
     on_requests_ready: Callable[[], None] | None = None
@@ -125,11 +125,11 @@ class RequestQueue(ABC):
         """Return up to `max_requests` requests that are ready."""
 
     @abstractmethod
-    def pop_all(self) -> NumberedRequests | None:
-        """Return all requests, once no request is being sampled and no session is still working on a reply."""
+    def pop_all_when_idle(self) -> NumberedRequests | None:
+        """Return all requests, once no request is being sampled and no session is still working on a reply; before that, an empty list."""
 
     @property
-    def num_pending(self) -> int:
+    def max_additional_requests(self) -> int:
         """The number of further requests that may follow those already taken."""
         return 0
 
@@ -149,7 +149,7 @@ class StaticQueue(RequestQueue):
         taken, self.remaining = self.remaining[:max_requests], self.remaining[max_requests:]
         return taken if taken or self.remaining else None
 
-    def pop_all(self) -> NumberedRequests | None:
+    def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all remaining requests."""
         return self.pop(len(self.remaining))
 
@@ -188,7 +188,7 @@ class Sampler(Plugin, ABC):
     """
 
     _hints = {
-        "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8), or .sample([rlvr.Request(token_ids, 32)], rlvr.Sampling())",
+        "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8), or .sample([rlvr.Request(token_ids, 32)], rlvr.SamplingParams())",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
     }
     info: SamplerInfo = SamplerInfo()
@@ -202,17 +202,17 @@ class Sampler(Plugin, ABC):
         raise ConfigError(f"{cls.__name__} cannot be used as a policy with --policy")
 
     @abstractmethod
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield the index of each request with its completion as soon as it finishes, so that verification can start early."""
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion with its request's number, while new requests arrive. Ends when the queue ends.
 
         Yields None to return control to the caller: whenever the sampler would have to wait for requests, and regularly while it works.
         The default samples one batch of all available requests at a time, with `stream`; a subclass of a sampler with its own `serve`
         overrides this method, too.
         """
-        while (asked := queue.pop_all()) is not None:
+        while (asked := queue.pop_all_when_idle()) is not None:
             if not asked:
                 yield None
                 continue
@@ -223,7 +223,7 @@ class Sampler(Plugin, ABC):
             for number in sorted(silent):
                 yield number, Completion([], [], "error", "the sampler gave no answer at all")
 
-    def sample(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Completion]:
         """Return all completions, in the order of the requests. For episodes of an environment use `rlvr.Rollout`."""
         if not isinstance(requests, Sequence) or isinstance(requests, str):
             raise ConfigError(
@@ -239,7 +239,7 @@ class Sampler(Plugin, ABC):
         ignore all of it.
         """
 
-    def metrics(self) -> dict[str, float]:
+    def get_weight_load_metrics(self) -> dict[str, float]:
         """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
-from rlvr.contracts.plugin import Plugin, default_implementation
+from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
 
 
@@ -48,13 +48,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Checker:
-    """A trusted Python program that tests an untrusted one from a separate process, over a byte channel.
+class CheckerProgram:
+    """A trusted Python program that decides whether an untrusted program is right: it talks to it from a separate process, over a byte
+    channel.
 
     Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4.
     Only the checker can write to descriptor 5, which becomes `ExecutionResult.checker_output`. Its standard input is `input`.
 
-    >>> Checker("import os; os.write(5, os.read(3, 100))").input
+    >>> CheckerProgram("import os; os.write(5, os.read(3, 100))").input
     b''
     """
 
@@ -76,7 +77,7 @@ class Program:
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files in the working folder; the folder and all changes in it are deleted after the run."""
-    checker: Checker | None = None
+    checker: CheckerProgram | None = None
     """The checker that tests the program while it runs. The run ends when the checker exits; the limits apply to both together."""
 
 
@@ -165,7 +166,7 @@ class SandboxSession(ABC):
 
     @property
     @abstractmethod
-    def failure(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the sandbox failed. The session can then only be closed."""
 
     @abstractmethod
@@ -246,7 +247,7 @@ class Sandbox(Plugin, ABC):
     def run_program(self, program: Program) -> ExecutionResult:
         """Run a program until it exits or reaches a limit. A failure of the sandbox returns INTERNAL_ERROR; it does not raise."""
 
-    @default_implementation
+    @mark_default_implementation
     def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Create a session.
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rlvr.errors import PluginError, suggest
+from rlvr.errors import PluginError, format_suggestion
 
 JSON_TYPES: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 TYPE_DESCRIPTIONS: Mapping[str, str] = {
@@ -103,28 +103,28 @@ def build_type_schema(hint: Any, location: str = "a type") -> dict[str, Any]:
     raise PluginError(f"{location} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
 
 
-def parse_summary(document: str) -> str:
+def extract_docstring_summary(docstring: str) -> str:
     r"""Return a docstring up to its `Args:` and other sections.
 
-    >>> parse_summary("Add.\n\nArgs:\n    x: one number.")
+    >>> extract_docstring_summary("Add.\n\nArgs:\n    x: one number.")
     'Add.'
     """
     lines: list[str] = []
-    for line in inspect.cleandoc(document).splitlines():
+    for line in inspect.cleandoc(docstring).splitlines():
         if line.strip() in ("Args:", "Returns:", "Raises:", "Examples:", "Example:") or line.lstrip().startswith(">>>"):
             break
         lines.append(line)
     return "\n".join(lines).strip()
 
 
-def parse_argument_descriptions(document: str) -> dict[str, str]:
+def parse_argument_descriptions(docstring: str) -> dict[str, str]:
     r"""Parse the descriptions of the arguments in the `Args:` section of a docstring.
 
     >>> parse_argument_descriptions("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
     {'x': 'one number, any.', 'y': 'another.'}
     """
     found: dict[str, str] = {}
-    _, _, section = inspect.cleandoc(document).partition("Args:\n")
+    _, _, section = inspect.cleandoc(docstring).partition("Args:\n")
     name = ""
     for line in section.splitlines():
         if line.strip() and not line.startswith(" "):
@@ -141,19 +141,18 @@ def parse_argument_descriptions(document: str) -> dict[str, str]:
 # ---- validate arguments against a schema
 
 
-def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", depth: int = 0) -> Any:
+def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", nesting_depth: int = 0) -> Any:
     """Return the value if the schema allows it (with integers as floats for `number`); raise SchemaError otherwise.
 
     >>> validate_value({"type": "number"}, 3)
     3.0
     >>> validate_value({"type": "integer"}, "3", "argument 'limit'")
-    Traceback (most recent call last):
-    rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
+    Traceback (most recent call last): rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
     """
-    if depth > MAX_NESTING_DEPTH:
+    if nesting_depth > MAX_NESTING_DEPTH:
         raise SchemaError(f"{_describe_location(location)} is nested more than {MAX_NESTING_DEPTH} levels deep")
     if "anyOf" in schema:
-        return _validate_any_of(schema["anyOf"], value, location, depth)
+        return _validate_any_of(schema["anyOf"], value, location, nesting_depth)
     allowed = schema.get("type")
     kinds = [allowed] if isinstance(allowed, str) else list(allowed or ())
     kind = next((kind for kind in kinds if _has_type(kind, value)), None)
@@ -169,11 +168,11 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", de
     if kind in ("integer", "number"):
         return _validate_number(schema, value, kind, location)
     if isinstance(value, Mapping):
-        return _validate_object(schema, value, location, depth)
+        return _validate_object(schema, value, location, nesting_depth)
     if isinstance(value, list):
         items = schema.get("items")
         one = items if isinstance(items, Mapping) else {}
-        return [validate_value(one, item, f"{_describe_location(location)}, item {n}", depth + 1) for n, item in enumerate(value)]
+        return [validate_value(one, item, f"{_describe_location(location)}, item {n}", nesting_depth + 1) for n, item in enumerate(value)]
     return value
 
 
@@ -181,8 +180,7 @@ def validate_arguments(schema: Mapping[str, Any], call_arguments: Mapping[str, A
     """Validate a call's arguments against a tool's schema; SchemaError names the wrong argument and what the tool accepts.
 
     >>> validate_arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
-    Traceback (most recent call last):
-    rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
+    Traceback (most recent call last): rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
     """
     try:
         fitted: dict[str, Any] = _validate_object(schema, call_arguments, "", 0)
@@ -259,7 +257,7 @@ def _validate_object(schema: Mapping[str, Any], value: Mapping[str, Any], where:
         if key in properties:
             wanted = properties[key]
         elif others is False:
-            raise SchemaError(f"{inside}argument {key!r} is unknown; {suggest(key, properties)}")
+            raise SchemaError(f"{inside}argument {key!r} is unknown; {format_suggestion(key, properties)}")
         else:
             wanted = others if isinstance(others, Mapping) else {}
         fitted[key] = validate_value(wanted, one, f"{inside}argument {key!r}", depth + 1)

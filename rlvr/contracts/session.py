@@ -38,7 +38,8 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """All inputs of a verifier, as plain records, so that verification can be repeated later.
+    """A finished conversation as a verifier receives it: answer, artifacts, turns and step results, as plain records, so that
+    verification can be repeated later.
 
     >>> Transcript("4").artifacts
     {}

@@ -10,7 +10,7 @@
 ...         self.count += number
 ...         return str(self.count)
 >>> with Counter().session() as counter:
-...     run_call(counter, Call("0.0", "add", {"number": 5})).text
+...     run_tool_call(counter, Call("0.0", "add", {"number": 5})).text
 '5'
 """
 
@@ -25,8 +25,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sandbox import SandboxSession
-from rlvr.contracts.schema import SchemaError, build_parameters_schema, parse_summary, validate_arguments
-from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolFailure, suggest
+from rlvr.contracts.schema import SchemaError, build_parameters_schema, extract_docstring_summary, validate_arguments
+from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolFailure, format_suggestion
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 
 TOOL_MARKER_ATTRIBUTE = "_rlvr_tool"
@@ -81,8 +81,8 @@ class Tool(Plugin):
     """A plugin with one or more methods marked with `@tool`, which take plain arguments and return a string.
 
     The plugin holds the state that all conversations share. Each conversation gets a copy (`start`): its `setup` creates the
-    conversation's state and its `teardown` removes it. A copy is used by one thread at a time.
-    A method raises ToolError with a message for the policy. Any other exception means that the tool failed.
+    conversation's state and its `teardown` removes it. A copy is used by one thread at a time. A method raises ToolError with a message
+    for the policy. Any other exception means that the tool failed.
     """
 
     needs_sandbox: ClassVar[bool] = False
@@ -95,7 +95,7 @@ class Tool(Plugin):
         """Return the specs of the marked methods, in definition order. The tools of a server are known only after `start`."""
         found = []
         for name, method in _find_tool_methods(type(self)).items():
-            about = parse_summary(method.__doc__ or "")
+            about = extract_docstring_summary(method.__doc__ or "")
             if not about:
                 raise PluginError(f"{type(self).__name__}.{name} has no docstring; describe in it what the tool does, for the policy")
             found.append(ToolSpec(name, about, build_parameters_schema(method)))
@@ -144,7 +144,7 @@ class Tool(Plugin):
             names = [spec.name for spec in one.specs()]
             if not name and len(names) > 1:
                 raise ConfigError(f"the tool has {len(names)} methods; name one of them first: {', '.join(map(repr, names))}")
-            result = run_call(one, Call("0.0", name or names[0], arguments))
+            result = run_tool_call(one, Call("0.0", name or names[0], arguments))
         if not result.ok:
             raise ToolError(result.text.removeprefix("Error: "))
         return result.text
@@ -166,7 +166,7 @@ class Tool(Plugin):
         return self.context.sandbox_session
 
 
-def run_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CHARACTERS) -> ToolResult:
+def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CHARACTERS) -> ToolResult:
     """Execute one call of a conversation. An error of the policy gives a result with `ok` False.
 
     A call that could not be parsed is not executed; its result explains the problem.
@@ -179,7 +179,7 @@ def run_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CHARACT
     spec = next((spec for spec in tool.specs() if spec.name == call.name), None)
     if spec is None:
         return _build_rejection(
-            call, CallStatus.UNKNOWN_TOOL, f"{call.name!r} is unknown; {suggest(call.name, [s.name for s in tool.specs()])}"
+            call, CallStatus.UNKNOWN_TOOL, f"{call.name!r} is unknown; {format_suggestion(call.name, [s.name for s in tool.specs()])}"
         )
     try:
         fitted = validate_arguments(spec.parameters, call.arguments or {})
@@ -203,18 +203,18 @@ def run_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CHARACT
     return ToolResult(call.id, short, ok, seconds, truncated=short is not text)
 
 
-def truncate_middle(text: str, limit: int) -> str:
+def truncate_middle(text: str, max_characters: int) -> str:
     """Shorten a text to at most `limit` characters by replacing its middle with a note.
 
     >>> truncate_middle("a" * 500 + "b" * 500, 100).replace(chr(10), "|")
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaa|[... 944 of 1000 characters left out ...]|bbbbbbbbbbbbbbbbbbbbbbbbbbbb'
     """
-    if len(text) <= limit:
+    if len(text) <= max_characters:
         return text
     note = "\n[... {} of {} characters left out ...]\n"
-    room = limit - len(note.format(len(text), len(text)))
+    room = max_characters - len(note.format(len(text), len(text)))
     if room < 2:
-        return text[:limit]
+        return text[:max_characters]
     head, tail = (room + 1) // 2, room // 2
     return text[:head] + note.format(len(text) - head - tail, len(text)) + text[len(text) - tail :]
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from rlvr.contracts.sandbox import Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.session import Session, StepResult
-from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, run_call
-from rlvr.errors import ConfigError, suggest
+from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, run_tool_call
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Message, Task
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec, Turn
 
@@ -87,19 +87,19 @@ class ToolSession(Session):
     def step(self, turn: Turn) -> StepResult | None:
         """Execute the calls of the turn. Without calls, the conversation ends or the inner session replies."""
         self.tools()
-        if not turn.open_calls:
+        if not turn.calls_needing_result:
             self.num_invalid_turns = 0
             return self.inner.step(turn) if self.inner else None
         results: list[ToolResult] = []
         began = time.monotonic()
-        for call in turn.open_calls:
-            late = CALL_AFTER_END_MESSAGE if self.final_answer is not None else self._check_turn_timeout(time.monotonic() - began)
+        for call in turn.calls_needing_result:
+            late = CALL_AFTER_END_MESSAGE if self.final_answer is not None else self._describe_turn_timeout(time.monotonic() - began)
             results.append(ToolResult(call.id, late, ok=False) if late else self._run_call(call))
             if results[-1].done:
                 self.final_answer = results[-1].text
-        known = [call for call in turn.open_calls if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})]
+        known = [call for call in turn.calls_needing_result if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})]
         self.num_invalid_turns = 0 if known else self.num_invalid_turns + 1
-        told = [_build_tool_message(call, result) for call, result in zip(turn.open_calls, results, strict=True)]
+        told = [_build_tool_message(call, result) for call, result in zip(turn.calls_needing_result, results, strict=True)]
         return StepResult(
             tuple(told), done=self.final_answer is not None or self.num_invalid_turns >= self.max_invalid_turns, tool_results=tuple(results)
         )
@@ -108,8 +108,8 @@ class ToolSession(Session):
         """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""
         if self.final_answer is not None:
             last: Sequence[Turn] = (Turn(self.final_answer, content=self.final_answer),)
-        elif turns and not turns[-1].open_calls:
-            last = [turn for turn in turns if not turn.open_calls]
+        elif turns and not turns[-1].calls_needing_result:
+            last = [turn for turn in turns if not turn.calls_needing_result]
         else:
             return ""
         return self.inner.answer(last) if self.inner else last[-1].text
@@ -147,18 +147,18 @@ class ToolSession(Session):
                 self._specs.append(spec)
         self._tools_by_name = opened
 
-    def _check_turn_timeout(self, seconds: float) -> str:
+    def _describe_turn_timeout(self, elapsed_s: float) -> str:
         """Return the error message for a call that exceeds the turn's time limit; empty if it may run."""
-        return TURN_TIMEOUT_MESSAGE.format(seconds=seconds, most=self.turn_timeout_s) if seconds >= self.turn_timeout_s else ""
+        return TURN_TIMEOUT_MESSAGE.format(seconds=elapsed_s, most=self.turn_timeout_s) if elapsed_s >= self.turn_timeout_s else ""
 
     def _run_call(self, call: Call) -> ToolResult:
         assert self._tools_by_name is not None
         if call.status is CallStatus.OK and call.name not in self._tools_by_name:
-            why = f"{call.name!r:.80} is unknown; {suggest(call.name, self._tools_by_name)}"
+            why = f"{call.name!r:.80} is unknown; {format_suggestion(call.name, self._tools_by_name)}"
             call = replace(call, status=CallStatus.UNKNOWN_TOOL, error_detail=why)
         if call.status is not CallStatus.OK:
             return ToolResult(call.id, call.error_message, ok=False)
-        return run_call(self._tools_by_name[call.name], call, max_characters=self.max_result_characters)
+        return run_tool_call(self._tools_by_name[call.name], call, max_characters=self.max_result_characters)
 
 
 def _build_tool_message(call: Call, result: ToolResult) -> Message:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from rlvr.contracts.explanation import Explanation, explain_call
-from rlvr.contracts.plugin import Plugin, default_implementation, is_default
+from rlvr.contracts.explanation import Explanation, explain_verdict
+from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
 from rlvr.contracts.session import Transcript
 from rlvr.task import Task, Verdict
 
@@ -21,10 +21,10 @@ THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asy
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class VerifierExample:
     """Test cases for a verifier: for one reference, answers that must get the full score and answers that must get the lowest.
 
-    >>> Example(reference="95", correct=("95", "95.0"), incorrect=("59", "95 or 96")).correct[0]
+    >>> VerifierExample(reference="95", correct=("95", "95.0"), incorrect=("59", "95 or 96")).correct[0]
     '95'
     """
 
@@ -64,7 +64,7 @@ class Verifier(Plugin, ABC):
     }
     version: ClassVar[str] = "1"
     """Increase it whenever a verdict may change. It is part of every cache key and recorded with every run."""
-    examples: ClassVar[Sequence[Example]] = ()
+    examples: ClassVar[Sequence[VerifierExample]] = ()
     """Cases that `check_verifier` runs with the default settings; at least one, with a correct and an incorrect answer."""
     needs_reference: bool = True
     """True if every task needs a reference. False for verifiers that check only the form of an answer."""
@@ -73,12 +73,14 @@ class Verifier(Plugin, ABC):
 
     @cached_property
     def info(self) -> VerifierInfo:
-        """How it is best called. By default it follows from the methods it defines; one that is made of others sets it when constructed."""
-        takes_transcript = not is_default(self.verify_transcript)
+        """How this verifier is best called, by default derived from the methods that it defines; a verifier that combines others sets
+        it in its constructor.
+        """
+        takes_transcript = not is_default_implementation(self.verify_transcript)
         return VerifierInfo(
-            is_async=not takes_transcript and not is_default(self.averify),
+            is_async=not takes_transcript and not is_default_implementation(self.averify),
             takes_transcript=takes_transcript,
-            has_batch_method=not is_default(self.verify_many),
+            has_batch_method=not is_default_implementation(self.verify_many),
         )
 
     @abstractmethod
@@ -90,20 +92,20 @@ class Verifier(Plugin, ABC):
 
         The default finds the function that decided. Override it to name the functions whose results are steps (see `explain_call`).
         """
-        return explain_call(lambda: self.verify(task, answer))
+        return explain_verdict(lambda: self.verify(task, answer))
 
-    @default_implementation
+    @mark_default_implementation
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
         """Score many answers, in their order. Override it if a batch, or concurrent requests, are faster than a loop."""
         return [self.verify(task, answer) for task, answer in zip(tasks, answers, strict=True)]
 
-    @default_implementation
+    @mark_default_implementation
     async def averify(self, task: Task, answer: str) -> Verdict:
         """Score an answer without blocking an event loop. The default runs `verify` in a thread; override it to await a verdict instead."""
         verdict: Verdict = await THREAD_RUNNER.get()(self.verify, task, answer)
         return verdict
 
-    @default_implementation
+    @mark_default_implementation
     def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Score a whole conversation. The default scores its answer; override it to use the artifacts or the turns."""
         return self.verify(task, transcript.answer)

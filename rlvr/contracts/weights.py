@@ -28,7 +28,7 @@ class Weights(ABC):
         """Write a folder for transformers and vLLM, in the main process. `dtype` is that of the matrices; None keeps it."""
 
     @abstractmethod
-    def list_tensor_shapes(self, dtype: str | None = None) -> dict[str, Any]:
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
         """Return the tensors that `iter_tensors` yields, by name, on the meta device; nothing is gathered or copied."""
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Weights(ABC):
     def compute_logprobs(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:
         """Compute the log-probability of each token except the first, as in training, in the given compute precision."""
 
-    def get_adapter(self) -> Adapter | None:
+    def get_adapter(self) -> LoraAdapter | None:
         """Return the LoRA adapter, for engines that apply it themselves; None if there is none."""
         return None
 
@@ -49,7 +49,7 @@ class Weights(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class LoraAdapter:
     """A LoRA adapter: frozen base weights, which are sent once, and small matrices, which are sent after every update."""
 
     rank: int

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.evaluation.paired import PairedTest, correct_holm, run_paired_test
+from rlvr.evaluation.paired import PairedTest, apply_holm_correction, run_paired_test
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, iter_rows, load_plan, load_samples
 from rlvr.evaluation.statistics import mean
@@ -110,12 +110,12 @@ def compare_evaluations(first: str | Path, second: str | Path, *, force: bool = 
     for name in shared:
         items = [_find_item(plan, name) for plan in plans]
         tasks = _count_tasks((first, second), items)
-        asked = min(tasks) * min(plan.get_n(item) for plan, item in zip(plans, items, strict=True))
+        asked = min(tasks) * min(plan.get_samples_per_task(item) for plan, item in zip(plans, items, strict=True))
         if tasks[0] != tasks[1]:
             notes.append(f"{name}: {max(tasks) - min(tasks)} tasks that only {first if tasks[0] > tasks[1] else second} asks")
         env = _compare_env(name, plans, samples, asked, seed)
         if env is None:
-            notes.append(f"{name}: no sample has a score in both runs ({_describe_unscored(name, (first, second), samples)})")
+            notes.append(f"{name}: no sample has a score in both runs ({_describe_unscored_samples(name, (first, second), samples)})")
             continue
         found[name] = env
         if env.num_unpaired:
@@ -127,19 +127,19 @@ def compare_evaluations(first: str | Path, second: str | Path, *, force: bool = 
     if gaps and not force:
         again = "" if unended else "`rlvr eval ... --retry` asks again; "
         raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}--force compares the others")
-    adjusted = correct_holm([env.paired_test.p for env in found.values()])
+    adjusted = apply_holm_correction([env.paired_test.p for env in found.values()])
     envs = {name: replace(env, adjusted_p=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
     return RunComparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
 
 
-def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared: Sequence[str]) -> list[str]:
+def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequence[str]) -> list[str]:
     """List the differences between two plans that affect sampling or verification."""
     a, b = plans
     found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
-    for name in shared:
+    for name in shared_envs:
         old, new = _find_item(a, name), _find_item(b, name)
         settings = {key: (getattr(old, key), getattr(new, key)) for key in SAMPLING_SETTINGS}
-        settings["n"] = (a.get_n(old), b.get_n(new))
+        settings["n"] = (a.get_samples_per_task(old), b.get_samples_per_task(new))
         settings["temperature"] = (a.get_temperature(old), b.get_temperature(new))
         settings["verifier"] = (a.verifiers.get(name), b.verifiers.get(name))
         settings["verifier's settings"] = (old.env.get("verifier"), new.env.get("verifier"))
@@ -161,11 +161,11 @@ def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
 
 
 def find_prompt_differences(
-    runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], shared: Sequence[str]
+    runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], shared_envs: Sequence[str]
 ) -> list[str]:
     """List the environments whose tasks differ between the runs, with the first different prompt of each."""
     found = []
-    for name in shared:
+    for name in shared_envs:
         here, there = ({key[1]: sample.question_digest for key, sample in run.items() if key[0] == name} for run in samples)
         other = sorted(index for index in here.keys() & there.keys() if here[index] != there[index])
         if other:
@@ -204,7 +204,7 @@ def _load_reported_tasks(run: Path, item: SuiteItem) -> int | None:
         return None
 
 
-def _describe_unscored(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]]) -> str:
+def _describe_unscored_samples(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]]) -> str:
     """Describe how many samples of an environment have no score in each run, and the most common reason."""
     told = []
     for run, found in zip(runs, samples, strict=True):
@@ -229,8 +229,10 @@ def _compare_env(
         pairs.setdefault(key[1], []).append((scores[0][key], scores[1][key]))
         asks[key[1]] = samples[0][key]
     means = {index: (mean([a for a, _ in found]), mean([b for _, b in found])) for index, found in pairs.items()}
-    gaps = _gaps_by_question(means, asks)
-    greedy = all(plan.get_n(item) == 1 and plan.get_temperature(item) == 0 for plan in plans for item in [_find_item(plan, name)])
+    gaps = _compute_question_gaps(means, asks)
+    greedy = all(
+        plan.get_samples_per_task(item) == 1 and plan.get_temperature(item) == 0 for plan in plans for item in [_find_item(plan, name)]
+    )
     return EnvComparison(
         name=name,
         first=mean([a for a, _ in means.values()]),
@@ -244,7 +246,7 @@ def _compare_env(
     )
 
 
-def _gaps_by_question(means: Mapping[int, tuple[float, float]], sample_by_task: Mapping[int, EvalSample]) -> dict[str, float]:
+def _compute_question_gaps(means: Mapping[int, tuple[float, float]], sample_by_task: Mapping[int, EvalSample]) -> dict[str, float]:
     """Compute the score difference (first minus second run) per question, weighted by the number of its tasks."""
     gaps: dict[str, list[float]] = {}
     for index, (a, b) in means.items():

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlvr.contracts import Environment, Sampler, Sampling
+from rlvr.contracts import Environment, Sampler, SamplingParams
 from rlvr.episode import Episode
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.token_mdp import TokenMDP
@@ -23,7 +23,7 @@ class EnvRequests:
 
     item: SuiteItem
     mdp: TokenMDP
-    sampling: Sampling
+    sampling: SamplingParams
     batches: Sequence[Sequence[RolloutRequest]]
     """Requests that may be sampled in one batch. If the sampler depends on the batch composition, they must be."""
 
@@ -36,15 +36,15 @@ class EpisodeSource(Protocol):
         ...
 
 
-class RemoteSampling(Protocol):
-    """Starts sampling of an evaluation in other processes. Each episode equals the one that local sampling would give."""
+class RemoteSourceFactory(Protocol):
+    """Opens an EpisodeSource that samples in other processes. Each episode equals the one that LocalEpisodeSource would give."""
 
     def __call__(self, spec: PluginSpec, sampler: Sampler, items: Sequence[SuiteItem]) -> AbstractContextManager[EpisodeSource]:
         """Return a context that is entered when the policy, built from `spec`, is ready. `sampler` is only used for its attributes."""
         ...
 
 
-class LocalSampling:
+class LocalEpisodeSource:
     """Samples in this process, one environment after the other."""
 
     def __init__(self, sampler: Sampler) -> None:

@@ -26,15 +26,15 @@ from rlvr.config.section import validate_section
 from rlvr.contracts import Environment, Sampler, SamplerInfo, Verifier
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, NotFound, suggest
-from rlvr.evaluation.episode_sources import RemoteSampling
+from rlvr.errors import ConfigError, NotFound, format_suggestion
+from rlvr.evaluation.episode_sources import RemoteSourceFactory
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
-from rlvr.evaluation.runner import EvalRunner, TokenPrice, load_attempt_totals
-from rlvr.evaluation.samples import REPORT_FILE, SampleFile, compute_digest, report_write_errors, write_atomic
+from rlvr.evaluation.runner import EvalRunner, TokenPrice, load_time_and_token_totals
+from rlvr.evaluation.samples import REPORT_FILE, SampleStore, compute_digest, wrap_write_errors, write_atomic
 from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
-from rlvr.evaluation.votes import group_equal_answers
+from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
@@ -61,7 +61,7 @@ def evaluate(
     price: TokenPrice | None = None,
     out: str | Path | None = None,
     console: Console | None = None,
-    remote_sampling: RemoteSampling | None = None,
+    remote_sampling: RemoteSourceFactory | None = None,
     **item_settings: float | str | None,
 ) -> EvalReport:
     """Evaluate a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object).
@@ -102,14 +102,14 @@ def evaluate(
         _print_data_warnings(environments, console)
         labels = {name: format_verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
         plan = make_plan(found.name, policy, items, labels, seed, sampler)
-        plan = (file := stack.enter_context(SampleFile.open(out, plan))).plan
+        plan = (file := stack.enter_context(SampleStore.open(out, plan))).plan
         wanted = {item.name: make_env_requests(item, environments[item.name], plan) for item in plan.envs}
         attempt = EvalRunner(
             plan, file, concurrency=concurrency, retry=retry, price=price, console=console, remote_sampling=remote_sampling
         )
         attempt.run(specs, environments, wanted)
         spent_here = (attempt.elapsed_s, attempt.output_tokens)
-        return make_report(plan, file, environments, out, select=select, num_new_samples=attempt.num_samples, usage=spent_here)
+        return make_report(plan, file, environments, out, select=select, num_new_samples=attempt.num_samples, seconds_and_tokens=spent_here)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,10 @@ class PolicyObject:
         return nullcontext(self.sampler)
 
 
-def make_plan(suite: str, policy: str, items: list[SuiteItem], labels: dict[str, str], seed: int, sampler: Mapping[str, Any]) -> EvalPlan:
-    """Make the plan of an evaluation; `labels` are the verifiers of its environments."""
+def make_plan(
+    suite: str, policy: str, items: list[SuiteItem], verifier_labels: dict[str, str], seed: int, sampler: Mapping[str, Any]
+) -> EvalPlan:
+    """Make the plan of an evaluation; `verifier_labels` has the verifier with its version, by environment."""
     folder = find_policy_folder(policy)
     return EvalPlan(
         suite=suite,
@@ -155,9 +157,9 @@ def make_plan(suite: str, policy: str, items: list[SuiteItem], labels: dict[str,
         n=items[0].n or 1,
         temperature=items[0].temperature or 0.0,
         seed=seed,
-        sampler=select_semantic_settings(policy, sampler),
-        envs=[item.model_copy(update={"sampler": select_semantic_settings(policy, item.sampler)}) for item in items],
-        verifiers=labels,
+        sampler=select_output_affecting_settings(policy, sampler),
+        envs=[item.model_copy(update={"sampler": select_output_affecting_settings(policy, item.sampler)}) for item in items],
+        verifiers=verifier_labels,
     )
 
 
@@ -176,36 +178,45 @@ def _check_positive(**values: object) -> None:
 
 def make_report(
     plan: EvalPlan,
-    file: SampleFile,
+    sample_file: SampleStore,
     environments: Mapping[str, Environment],
     out: Path | None,
     *,
     select: str = "",
     num_new_samples: int = 0,
-    usage: tuple[float, int] = (0.0, 0),
+    seconds_and_tokens: tuple[float, int] = (0.0, 0),
 ) -> EvalReport:
     """Make the report on the stored samples; with a folder, write `report.json` too."""
-    seconds, tokens = load_attempt_totals(out) if out else usage
+    seconds, tokens = load_time_and_token_totals(out) if out else seconds_and_tokens
     report = EvalReport(
-        plan.suite, out, plan, summarize_envs(plan, file, environments, select), seconds, tokens, num_new_samples, file.torn_bytes
+        plan.suite,
+        out,
+        plan,
+        summarize_envs(plan, sample_file, environments, select),
+        seconds,
+        tokens,
+        num_new_samples,
+        sample_file.torn_bytes,
     )
     write_report(report)
     return report
 
 
-def summarize_envs(plan: EvalPlan, file: SampleFile, environments: Mapping[str, Environment], select: str = "") -> dict[str, EnvSummary]:
+def summarize_envs(
+    plan: EvalPlan, sample_file: SampleStore, environments: Mapping[str, Environment], select: str = ""
+) -> dict[str, EnvSummary]:
     """Compute the metrics of every environment from the available samples."""
     found = {}
     for item in plan.envs:
-        environment, n = environments[item.name], plan.get_n(item)
+        environment, n = environments[item.name], plan.get_samples_per_task(item)
         groups: dict[int, list[Any]] = {}
-        for key in sorted(key for key in file.samples if key[0] == item.name):
-            groups.setdefault(key[1], []).append(file.samples[key])
+        for key in sorted(key for key in sample_file.samples if key[0] == item.name):
+            groups.setdefault(key[1], []).append(sample_file.samples[key])
         tasks_of = [environment.task(item.split, index) for index in groups]
         with ThreadPoolExecutor(8, thread_name_prefix="vote") as pool:
-            cast = pool.map(partial(group_equal_answers, environment.verifier), tasks_of, groups.values())
+            cast = pool.map(partial(assign_answer_classes, environment.verifier), tasks_of, groups.values())
             votes = dict(zip(groups, cast, strict=True))
-        tasks = count_tasks(environment, item.split, item.tasks)
+        tasks = count_available_tasks(environment, item.split, item.tasks)
         found[item.name] = summarize_env(item.name, groups, n=n, tasks=tasks, votes=votes, select=select)
     return found
 
@@ -215,7 +226,7 @@ def write_report(report: EvalReport) -> None:
     if report.run_folder is not None:
         envs = {name: env.to_report_dict() for name, env in report.envs.items()}
         data = {"suite": report.suite, "policy": report.plan.policy, "envs": envs}
-        with report_write_errors(report.run_folder):
+        with wrap_write_errors(report.run_folder):
             write_atomic(report.run_folder / REPORT_FILE, json.dumps(data, indent=2) + "\n")
 
 
@@ -226,7 +237,7 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
     if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
         if policy and Path(policy).is_dir():
             raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
-        raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {suggest(name, names)}")
+        raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {format_suggestion(name, names)}")
     factory: Any = load_factory("sampler", name)
     if not getattr(factory, "info", SamplerInfo()).cli_syntax:
         raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
@@ -235,7 +246,7 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
     return PluginSpec("sampler", name, {**limits, **factory.settings_from_cli(rest), **(sampler or {})})
 
 
-def select_semantic_settings(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
+def select_output_affecting_settings(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
     """Select the sampler settings that affect the samples, which belong to the plan; API keys are not among them."""
     if policy.startswith(OBJECT_PREFIXES):
         return dict(sampler)
@@ -282,36 +293,36 @@ def format_verifier_label(verifier: Verifier | None) -> str:
     return f"{type(verifier).__name__} {verifier.version}" + (f" ({', '.join(labels)})" if labels else "")
 
 
-def make_requests(environment: Environment, split: str, tasks: int, n: int, seed: int) -> list[RolloutRequest]:
+def make_eval_requests(environment: Environment, split: str, max_tasks: int, n: int, seed: int) -> list[RolloutRequest]:
     """Make the rollout requests of an evaluation on one environment."""
     return [
         RolloutRequest(
             environment.task(split, index), f"{split}:{index}", derive_seed(seed, "eval", split, index, k), {"split": split, "index": index}
         )
-        for index in range(count_tasks(environment, split, tasks))
+        for index in range(count_available_tasks(environment, split, max_tasks))
         for k in range(n)
     ]
 
 
-def count_tasks(environment: Environment, split: str, tasks: int) -> int:
+def count_available_tasks(environment: Environment, split: str, max_tasks: int) -> int:
     """Count how many of the requested tasks a split has; an empty split is an error."""
     if split not in environment.splits:
-        raise ConfigError(f"split is {split!r}; {suggest(split, environment.splits)}")
+        raise ConfigError(f"split is {split!r}; {format_suggestion(split, environment.splits)}")
     size = get_num_tasks(environment, split)
     if size == 0:
         raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")
-    return tasks if size is None else min(tasks, size)
+    return max_tasks if size is None else min(max_tasks, size)
 
 
 def make_env_requests(item: SuiteItem, environment: Environment, plan: EvalPlan) -> list[RolloutRequest]:
     """Make the rollout requests of one suite item, each with everything its stored row needs."""
-    n = plan.get_n(item)
-    asked = make_requests(environment, item.split, item.tasks, n, plan.seed)
+    n = plan.get_samples_per_task(item)
+    asked = make_eval_requests(environment, item.split, item.tasks, n, plan.seed)
     found = [
         (divmod(place, n), replace(draw, meta={"env": item.name, **draw.meta, "sample": place % n, "prompt": list(draw.task.prompt)}))
         for place, draw in enumerate(replace(one, task=item.apply_system_prompt(one.task)) for one in asked)
     ]
-    return [draw for _, draw in sorted(found, key=lambda pair: plan.find_stage(item.name, *pair[0]))]
+    return [draw for _, draw in sorted(found, key=lambda pair: plan.find_extension_stage(item.name, *pair[0]))]
 
 
 def compute_mean_reward(episodes: Sequence[Episode]) -> float | None:

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rlvr.contracts import Tokenizer
-from rlvr.errors import ConfigError, MissingExtra, NotFound, suggest
+from rlvr.errors import ConfigError, MissingExtra, NotFound, format_suggestion
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, atomic_path, count_tokens, iter_rows, load_plan, parse_sample, write_atomic
 from rlvr.evaluation.statistics import mean
@@ -28,7 +28,7 @@ from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.records import tool_spec_from_json
 from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_tokenizer_or_none
 from rlvr.registry.plugins import build_from_config
-from rlvr.runs.conversation_stats import count_conversation
+from rlvr.runs.conversation_stats import count_turns_and_calls
 from rlvr.runs.run_log import load_run_config
 
 TRAINING_COLUMNS = (
@@ -84,7 +84,7 @@ class ExportResult:
 def write_export(run: str | Path, format_name: str, out: str | Path | None = None) -> ExportResult:
     """Write a run in another format; by default into its own folder."""
     if format_name not in EXPORT_FORMATS:
-        raise ConfigError(f"--to {format_name!r} is not a format; {suggest(format_name, EXPORT_FORMATS)}")
+        raise ConfigError(f"--to {format_name!r} is not a format; {format_suggestion(format_name, EXPORT_FORMATS)}")
     write, name = EXPORT_FORMATS[format_name]
     run = Path(run)
     if write in (_write_markdown, _write_inspect) and _is_training_run(run):
@@ -123,7 +123,7 @@ def flatten_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any
     verdict, (read, written) = row["verdict"] or {}, count_tokens(row)
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
     values |= {"finish": row.get("finish", row["stop_reason"]), "tokens": written, "prompt_tokens": read}
-    values |= {"calls": count_conversation(row["turns"], row.get("session")).calls}
+    values |= {"calls": count_turns_and_calls(row["turns"], row.get("session")).calls}
     values |= {"prompt": _join_prompt(row.get("prompt", [])), "reference": _to_text(row.get("reference"))}
     line = {name: values.get(name, row.get(name)) for name in columns}
     return {name: _replace_surrogates(value) if isinstance(value, str) else value for name, value in line.items()}
@@ -169,7 +169,7 @@ def _write_trl(run: Path, out: Path) -> Counter[str]:
     tokenizer = _load_tokenizer(run)
     with atomic_path(out) as partial, partial.open("w", encoding="utf-8", errors="replace") as file:
         for row in _iter_rows_with_prompts(run):
-            score, turns = (row["verdict"] or {}).get("score"), _load_turns(row, tokenizer)
+            score, turns = (row["verdict"] or {}).get("score"), _load_messages_after_prompt(row, tokenizer)
             if score is None or turns is None:
                 left_out["samples without a score" if score is None else UNREADABLE_TURNS] += 1
                 continue
@@ -204,7 +204,7 @@ def _load_tokenizer(run: Path) -> Tokenizer | None:
     return load_tokenizer_or_none(load_run_config(run).tokenizer_name if _is_training_run(run) else load_plan(run).policy.partition(":")[2])
 
 
-def _load_turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, Any]] | None:
+def _load_messages_after_prompt(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, Any]] | None:
     """Load the messages after the prompt; None for a conversation that cannot be decoded from its tokens."""
     if recorded := load_recorded_messages(row.get("session") or {}):
         return recorded
@@ -257,7 +257,7 @@ def _write_inspect(run: Path, out: Path) -> Counter[str]:
     status = "success" if (run / REPORT_FILE).is_file() else "started"
     rows: dict[str, list[dict[str, Any]]] = {item.name: [] for item in plan.envs}
     for row in iter_latest_rows(run):
-        turns = _load_turns(row, tokenizer)
+        turns = _load_messages_after_prompt(row, tokenizer)
         left_out[f"first turns of {UNREADABLE_TURNS}"] += turns is None
         rows[row["env"]].append(row | {"said": turns or [{"role": "assistant", "content": row["text"]}]})
     for item in plan.envs:
@@ -273,7 +273,7 @@ def _quote_file_name(name: str) -> str:
 
 def _build_inspect_log(plan: EvalPlan, item: SuiteItem, rows: list[dict[str, Any]], created: str, status: str) -> dict[str, Any]:
     """Build the evaluation log of one environment for inspect_ai, version 2 of its format."""
-    name, n, temperature = item.name, plan.get_n(item), plan.get_temperature(item)
+    name, n, temperature = item.name, plan.get_samples_per_task(item), plan.get_temperature(item)
     scorer = plan.verifiers.get(name, "verifier").partition(" ")[0].lower()
     scores: dict[int, list[float]] = {}
     """By task, because the accuracy is a mean over tasks."""

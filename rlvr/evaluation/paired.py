@@ -45,7 +45,9 @@ class PairedTest:
 
 
 def run_paired_test(differences: Sequence[float], *, is_greedy: bool = False, seed: int = 0) -> PairedTest:
-    """Test one difference per task, first policy minus second; `greedy`: one greedy answer per task, so each is 1, 0 or -1."""
+    """Test one difference per task, first policy minus second; `is_greedy`: one greedy answer per task, so each difference is 1, 0 or
+    -1.
+    """
     wins, losses = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     low, high = _confidence_interval(differences, seed)
     exact = is_greedy and all(d in (-1.0, 0.0, 1.0) for d in differences)
@@ -108,10 +110,10 @@ def compute_mcnemar_p(wins: int, losses: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def correct_holm(values: Sequence[float]) -> list[float]:
+def apply_holm_correction(values: Sequence[float]) -> list[float]:
     """Correct p-values for multiple comparisons (Holm, 1979); the order is kept.
 
-    >>> correct_holm([0.01, 0.04, 0.03])
+    >>> apply_holm_correction([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     order = sorted(range(len(values)), key=lambda i: values[i])

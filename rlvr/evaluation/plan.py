@@ -12,10 +12,10 @@ import yaml
 from pydantic import Field
 
 from rlvr.config.section import Section
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError
 from rlvr.evaluation.suite import SuiteItem
-from rlvr.runs.run_log import find_differences
+from rlvr.runs.run_log import list_config_differences
 
 
 class EvalPlan(Section):
@@ -47,7 +47,7 @@ class EvalPlan(Section):
     rescored: str = ""
     """The run whose samples were rescored, if nothing was sampled."""
 
-    def get_n(self, item: SuiteItem) -> int:
+    def get_samples_per_task(self, item: SuiteItem) -> int:
         """Return the number of answers for each task of one environment."""
         return item.n or self.n
 
@@ -55,10 +55,10 @@ class EvalPlan(Section):
         """Return the temperature for one environment; 0 is greedy."""
         return self.temperature if item.temperature is None else item.temperature
 
-    def make_sampling(self, item: SuiteItem, stop_ids: frozenset[int]) -> Sampling:
+    def make_sampling(self, item: SuiteItem, stop_ids: frozenset[int]) -> SamplingParams:
         """Make the sampling parameters for one environment."""
         top_p, top_k = (getattr(self, name) if (own := getattr(item, name)) is None else own for name in ("top_p", "top_k"))
-        return Sampling(self.get_temperature(item), top_p, top_k, stop_ids)
+        return SamplingParams(self.get_temperature(item), top_p, top_k, stop_ids)
 
     @property
     def sampling_summary(self) -> str:
@@ -68,7 +68,7 @@ class EvalPlan(Section):
         """
         names: dict[str, list[str]] = {}
         for item in self.envs:
-            n, temperature = self.get_n(item), self.get_temperature(item)
+            n, temperature = self.get_samples_per_task(item), self.get_temperature(item)
             cut = "".join(f", {key} {own:g}" for key in ("top_p", "top_k") if (own := getattr(item, key)) is not None)
             names.setdefault(f"n = {n}, {f'temperature {temperature:g}' if temperature else 'greedy'}{cut}", []).append(item.name)
         return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
@@ -76,14 +76,17 @@ class EvalPlan(Section):
     def normalize_for_comparison(self, other: EvalPlan) -> EvalPlan:
         """Normalize the plan for comparison with `other`: older plans have fewer fields, and a deleted folder is not a difference."""
         same = {"verify_timeout_s": None}  # no difference, because timed-out samples are retried
-        envs = [item.model_copy(update={"n": self.get_n(item), "temperature": self.get_temperature(item), **same}) for item in self.envs]
+        envs = [
+            item.model_copy(update={"n": self.get_samples_per_task(item), "temperature": self.get_temperature(item), **same})
+            for item in self.envs
+        ]
         known = {name: getattr(self, name) if getattr(other, name) else "" for name in ("policy_folder", "policy_weights")}
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "before": {}, **known})
 
-    def find_stage(self, name: str, index: int, sample: int) -> int:
+    def find_extension_stage(self, name: str, index: int, sample: int) -> int:
         """Return the stage of a sample: 0 is the first plan, 1 the first extension, and so on.
 
-        >>> EvalPlan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).find_stage("e", 40, 0)
+        >>> EvalPlan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).find_extension_stage("e", 40, 0)
         1
         """
         sizes = self.before.get(name, [])
@@ -103,7 +106,7 @@ def merge_plans(old: EvalPlan, new: EvalPlan, folder: str) -> EvalPlan:
         same = [item.model_copy(update=dict(zip(("tasks", "n"), sizes[item.name], strict=True))) for item in kept]
         verifiers = {name: label for name, label in now.verifiers.items() if name in old.verifiers}
         now = now.model_copy(update={"envs": same, "verifiers": verifiers})
-    if changed := find_differences(was, now):
+    if changed := list_config_differences(was, now):
         raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); use the same plan, or choose another --out")
     for item in kept:
         if item.tasks < sizes[item.name][0] or (item.n or 1) < sizes[item.name][1]:

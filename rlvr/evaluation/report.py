@@ -127,7 +127,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, 
 
 
 def align_numbers(table: Table, first_column: int = 1) -> Table:
-    """Right-align the columns of numbers, from `first` on, without wrapping."""
+    """Right-align the columns from `first_column` on, which hold numbers, without wrapping."""
     table.collapse_padding = True
     for column in table.columns[first_column:]:
         column.justify = "right"
@@ -207,7 +207,7 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
     lines = []
     if env.is_headline_withheld and not allow_unscored:
         lines.append(
-            f"{env.name}: no headline, {format_share(env.unscored, env.samples)} have no score; "
+            f"{env.name}: no headline, {format_count_and_percentage(env.unscored, env.samples)} have no score; "
             f"--retry samples them again, --allow-unscored shows the score of the rest"
         )
     shown = list(env.reasons.items())[:MAX_PRINTED_REASONS]
@@ -221,13 +221,17 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
             told = f"about {env.cap} tokens (--max-new-tokens)"
             advice = (
                 f"; {told} would leave 1 in 100 truncated"
-                if env.is_cap_sufficient
+                if env.is_suggested_cap_sufficient
                 else f"; try {told}; so many were truncated that more may be needed"
             )
             more = advice if what == "tokens" else ""
-            lines.append(f"{env.name}: {format_share(count, env.samples)} {TRUNCATION_MESSAGES[what]}; {format_completed(env)}{more}")
+            lines.append(
+                f"{env.name}: {format_count_and_percentage(count, env.samples)} {TRUNCATION_MESSAGES[what]}; {format_untruncated_score(env)}{more}"
+            )
     if env.empty:
-        lines.append(f"{env.name}: in {format_share(env.empty, env.samples)} the answer is empty; it is verified like any other answer")
+        lines.append(
+            f"{env.name}: in {format_count_and_percentage(env.empty, env.samples)} the answer is empty; it is verified like any other answer"
+        )
     if env.repeated:
         lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
     short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
@@ -243,7 +247,7 @@ def _to_one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def format_completed(env: EnvSummary) -> str:
+def format_untruncated_score(env: EnvSummary) -> str:
     """Format the mean score of the answers that were not truncated."""
     if env.completed is not None:
         return f"{env.completed:.1%} is the mean of those that were not truncated"
@@ -276,19 +280,19 @@ def format_cost(amount: float) -> str:
     return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.{1 - math.floor(math.log10(amount))}f}"
 
 
-def format_share(count: int, total: int) -> str:
+def format_count_and_percentage(count: int, total: int) -> str:
     """Format a count with its percentage of all samples."""
     return f"{count} of {total} samples ({count / max(total, 1):.1%})"
 
 
-def format_percent(found: Estimate | None) -> str:
+def format_percent(estimate: Estimate | None) -> str:
     """Format the value of an estimate as a percentage."""
-    return "none" if found is None else f"{found.value:.1%}"
+    return "none" if estimate is None else f"{estimate.value:.1%}"
 
 
-def format_interval(found: Estimate | None) -> str:
+def format_interval(estimate: Estimate | None) -> str:
     """Format the 95 % interval of an estimate, in per cent."""
-    return "" if found is None else f"{100 * found.low:.1f}–{100 * found.high:.1f}"
+    return "" if estimate is None else f"{100 * estimate.low:.1f}–{100 * estimate.high:.1f}"
 
 
 def _format_mean(value: float | None) -> str:

@@ -19,16 +19,16 @@ from typing import Any
 from rich.console import Console
 
 from rlvr.contracts import Environment, Tokenizer
-from rlvr.contracts.plugin import is_default
+from rlvr.contracts.plugin import is_default_implementation
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import format_verifier_label, make_report
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
-from rlvr.evaluation.samples import ROWS_FILE, Key, SampleFile, digest_question, iter_rows, load_plan
+from rlvr.evaluation.samples import ROWS_FILE, Key, SampleStore, digest_question, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
 from rlvr.mdp.sessions import load_recorded_transcript, verify_answer_safely, verify_transcript_safely
-from rlvr.mdp.state import ConversationState, find_last_action
+from rlvr.mdp.state import ConversationState, find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
@@ -64,16 +64,19 @@ def rescore(
         environments: dict[str, Environment] = {item.name: stack.enter_context(build_from_config("env", item.env)) for item in items}
         labels = {name: format_verifier_label(environment.verifier) for name, environment in environments.items()}
         plan = old.model_copy(update={"envs": items, "verifiers": labels, "rescored": run.name})
-        file = stack.enter_context(SampleFile.open(out, plan))
+        file = stack.enter_context(SampleStore.open(out, plan))
         # the row of each sample to verify: its last one, or None if it already has a verdict
-        last = {_get_row_key(row): None if _is_done(row, plan, environments, file) else number for number, row in enumerate(iter_rows(run))}
+        last = {
+            _get_row_key(row): None if _is_already_rescored(row, plan, environments, file) else number
+            for number, row in enumerate(iter_rows(run))
+        }
         todo = (
             row for number, row in enumerate(iter_rows(run)) if last.get(_get_row_key(row)) == number
         )  # rows may have been added meanwhile
         had, unknown, tokenizer = list(last.values()).count(None), 0, _make_tokenizer_loader(plan)
         stack.callback((judges := VerifierExecutor(8)).close)
         if had < len(last):
-            file.remove_report()
+            file.prepare_for_append()
         with ProgressReporter(console or Console(quiet=True), "judged", len(last), had, initial_delay_s=5.0) as work:
             while rows := list(islice(todo, MAX_PARALLEL_ROWS)):
                 for row in _rescore_rows(rows, plan, environments, judges, tokenizer):
@@ -87,7 +90,7 @@ def rescore(
         return make_report(plan, file, environments, out, select=select, num_new_samples=len(last) - had)
 
 
-def _is_done(row: Mapping[str, Any], plan: EvalPlan, environments: Mapping[str, Environment], file: SampleFile) -> bool:
+def _is_already_rescored(row: Mapping[str, Any], plan: EvalPlan, environments: Mapping[str, Environment], file: SampleStore) -> bool:
     """Whether this answer already has a verdict against the current reference."""
     sample = file.samples.get(_get_row_key(row))
     if sample is None or (sample.text, sample.finish) != (row["text"], row["finish"]):
@@ -132,7 +135,7 @@ def _verify_row(
     else:  # the artifacts of the session are verified with the answer
         ending = load_recorded_transcript(record)
         verdict = ending if isinstance(ending, Verdict) else verify_transcript_safely(environment.verifier, task, ending)
-    if not verdict.is_scored or not (verdict.step_rewards or not is_default(environment.step_rewards)):
+    if not verdict.is_scored or not (verdict.step_rewards or not is_default_implementation(environment.step_rewards)):
         return verdict, []
     spoken = load_tokenizer()
     if spoken is None or (messages := decode_messages(row, spoken)) is None:
@@ -166,7 +169,7 @@ def _build_rescored_row(row: Mapping[str, Any], task: Task, verdict: Verdict, re
         "verdict": verdict.to_dict(),
         "error": "" if scored else verdict.reason,
     }
-    if rewards and any(rewards[: find_last_action(row["action_mask"])]):  # otherwise all of the reward is at the last token
+    if rewards and any(rewards[: find_last_policy_token(row["action_mask"])]):  # otherwise all of the reward is at the last token
         new["rewards"] = [round(reward, 6) for reward in rewards]
     return {key: value for key, value in row.items() if key != "rewards"} | new
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from rlvr.contracts import Environment, Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
-from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalSampling, RemoteSampling, make_mdp
+from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalEpisodeSource, RemoteSourceFactory, make_mdp
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.samples import TIMES_FILE, Key, SampleFile, digest_question, report_write_errors
+from rlvr.evaluation.samples import TIMES_FILE, Key, SampleStore, digest_question, wrap_write_errors
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.registry.plugins import PluginSpec
@@ -51,15 +51,15 @@ class EvalRunner:
     def __init__(
         self,
         plan: EvalPlan,
-        file: SampleFile,
+        file: SampleStore,
         *,
         concurrency: int | None = None,
         retry: bool = False,
         price: TokenPrice | None = None,
         console: Console | None = None,
-        remote_sampling: RemoteSampling | None = None,
+        remote_sampling: RemoteSourceFactory | None = None,
     ) -> None:
-        """Set up the run; `elsewhere` samples in other processes instead of this one."""
+        """Set up the run; `remote_sampling` samples in other processes instead of this one."""
         self.plan, self.file, self.concurrency, self.price, self.remote_sampling = plan, file, concurrency, price, remote_sampling
         self.console = console or Console(quiet=True)
         self.stored_keys = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
@@ -81,7 +81,7 @@ class EvalRunner:
             name, index, _ = min(gone)
             raise ConfigError(f"{name} has no task {index} any more, which was sampled; restore the data, or choose another --out")
         for draws in requests.values():
-            self._check_same_questions(draws)
+            self._check_questions_unchanged(draws)
         todo = [item for item in self.plan.envs if any(get_sample_key(draw) not in self.stored_keys for draw in requests[item.name])]
         if not todo:
             return
@@ -92,7 +92,7 @@ class EvalRunner:
             for spec, group in groupby(todo, key=lambda item: specs[item.name]):
                 items = list(group)
                 with spec.build() as sampler, self._open_episode_source(spec, sampler, items) as answers:
-                    self.file.remove_report()
+                    self.file.prepare_for_append()
                     work.reset_timer()
                     asked = (self._make_env_requests(item, environments[item.name], sampler, requests[item.name]) for item in items)
                     for found in answers.stream_episodes(asked):
@@ -112,9 +112,9 @@ class EvalRunner:
                 yield answers
             return
         sampler.check_ready()
-        yield LocalSampling(sampler)
+        yield LocalEpisodeSource(sampler)
 
-    def _check_same_questions(self, requests: Sequence[RolloutRequest]) -> None:
+    def _check_questions_unchanged(self, requests: Sequence[RolloutRequest]) -> None:
         """Raise if a task that has samples asks something else now, because its metrics would mix two questions."""
         for draw in requests:
             sample = self.file.samples.get(get_sample_key(draw))
@@ -144,7 +144,7 @@ class EvalRunner:
             return
         size = self.concurrency or sampler.info.eval_batch_size
         # requests that were added when the evaluation grew have their own batches
-        for _, stage in groupby(requests, key=lambda draw: self.plan.find_stage(*get_sample_key(draw))):
+        for _, stage in groupby(requests, key=lambda draw: self.plan.find_extension_stage(*get_sample_key(draw))):
             together = list(stage)
             for start in range(0, len(together), size):
                 asked = together[start : start + size]
@@ -183,7 +183,7 @@ class EvalRunner:
             "samples": self.num_samples,
             "tokens": self.output_tokens,
         }
-        with report_write_errors(self.file.folder), (self.file.folder / TIMES_FILE).open("a", encoding="utf-8") as times:
+        with wrap_write_errors(self.file.folder), (self.file.folder / TIMES_FILE).open("a", encoding="utf-8") as times:
             times.write(json.dumps(line) + "\n")
 
 
@@ -205,8 +205,8 @@ def get_sample_key(request: RolloutRequest) -> Key:
     return str(request.meta["env"]), int(str(request.meta["index"])), int(str(request.meta["sample"]))
 
 
-def load_attempt_totals(folder: Path) -> tuple[float, int]:
-    """Load the total seconds and tokens of all runs of an evaluation, killed ones included."""
+def load_time_and_token_totals(folder: Path) -> tuple[float, int]:
+    """Load the total seconds and output tokens of all attempts at an evaluation, killed ones included."""
     if not (folder / TIMES_FILE).is_file():
         return 0.0, 0
     last = {row["attempt"]: (row["seconds"], row["tokens"]) for row in read_jsonl(folder / TIMES_FILE)}

@@ -26,7 +26,7 @@ from rlvr.config.section import validate_section
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.plan import EvalPlan, merge_plans
-from rlvr.runs.conversation_stats import ConversationStats, count_conversation
+from rlvr.runs.conversation_stats import ConversationStats, count_turns_and_calls
 from rlvr.runs.run_log import collect_versions, open_for_append, read_jsonl
 from rlvr.task import Task
 
@@ -94,7 +94,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             question_digest=compute_digest(row["prompt"], row["reference"]),
             verdict=verdict,
             truncated_by=row.get("truncated", "tokens" if row["finish"] == StopReason.TRUNCATED.value else ""),
-            conversation_stats=count_conversation(row["turns"], row.get("session")),
+            conversation_stats=count_turns_and_calls(row["turns"], row.get("session")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -123,7 +123,7 @@ def digest_question(task: Task) -> str:
     return compute_digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
 
 
-class SampleFile:
+class SampleStore:
     """The samples of one evaluation: loaded when it is opened, appended to while it runs. Without a folder, in memory only."""
 
     def __init__(self, folder: Path | None, plan: EvalPlan) -> None:
@@ -136,7 +136,7 @@ class SampleFile:
         """Files and folder created by this object, to be removed unless a sample is written."""
 
     @classmethod
-    def open(cls, folder: Path | None, plan: EvalPlan) -> SampleFile:
+    def open(cls, folder: Path | None, plan: EvalPlan) -> SampleStore:
         """Open a new folder, or one that an evaluation with the same plan has written, or a smaller one."""
         file = cls(folder, plan)
         if folder is None:
@@ -164,21 +164,21 @@ class SampleFile:
         """Write one sample immediately and completely."""
         sample = parse_sample(row)
         if self._file is not None:
-            with report_write_errors(self.folder):
+            with wrap_write_errors(self.folder):
                 self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
                 self._file.flush()
         self.samples[sample.key] = sample
         self._created_paths = ()
         return sample
 
-    def remove_report(self) -> None:
+    def prepare_for_append(self) -> None:
         """Remove the report, because samples are about to be added, and write an extended plan, now that the policy is loaded."""
         if self.folder is not None:
             (self.folder / REPORT_FILE).unlink(missing_ok=True)
-            with report_write_errors(self.folder):
+            with wrap_write_errors(self.folder):
                 write_atomic(self.folder / PLAN_FILE, self.plan.to_yaml())
 
-    def __enter__(self) -> SampleFile:
+    def __enter__(self) -> SampleStore:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -212,7 +212,7 @@ def iter_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def report_write_errors(folder: Path | None) -> Iterator[None]:
+def wrap_write_errors(folder: Path | None) -> Iterator[None]:
     """Context manager that reports write errors, such as a full disk, as a `ConfigError`."""
     try:
         yield

@@ -52,8 +52,8 @@ def pass_all_k(num_correct: int, num_samples: int, k: int) -> float | None:
 def majority_at_k(votes: Sequence[Hashable | None], scores: Sequence[float], k: int) -> float | None:
     """Compute maj@k: the expected score of the majority answer of `k` samples; None with fewer samples.
 
-    `votes` has the class of equal answers of each sample. Ties are broken at random.
-    None is a sample without an answer: it is drawn like any other but has no vote; if no sample votes, the score is 0.
+    `votes` has the class of equal answers of each sample. Ties are broken at random. None is a sample without an answer: it is drawn like
+    any other but has no vote; if no sample votes, the score is 0.
 
     >>> majority_at_k(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
     0.875
@@ -64,22 +64,23 @@ def majority_at_k(votes: Sequence[Hashable | None], scores: Sequence[float], k: 
     worth = {vote: math.fsum(s for v, s in zip(votes, scores, strict=True) if v == vote) / size for vote, size in sizes.items()}
     silent = sum(vote is None for vote in votes)
     return math.fsum(
-        score * _vote_win_probability(sizes[vote], tuple(sorted((sizes - Counter({vote: sizes[vote]})).values())), silent, k)
+        score * _compute_vote_win_probability(sizes[vote], tuple(sorted((sizes - Counter({vote: sizes[vote]})).values())), silent, k)
         for vote, score in worth.items()
         if score
     )
 
 
 @lru_cache(maxsize=65536)
-def _vote_win_probability(own: int, others: tuple[int, ...], num_abstentions: int, k: int) -> float:
-    """Compute the chance that a class of `own` answers wins the vote of `k`, against classes of these sizes and `silent` abstentions.
+def _compute_vote_win_probability(class_size: int, other_class_sizes: tuple[int, ...], num_abstentions: int, k: int) -> float:
+    """Compute the chance that a class of `class_size` equal answers wins the vote of `k` samples, against classes of these sizes and
+    some abstentions.
 
     For each number `x` of own votes, count the ways in which the others get at most `x`, by how many of them tie.
     """
     chance = 0.0
-    for x in range(1, min(own, k) + 1):
+    for x in range(1, min(class_size, k) + 1):
         ways: dict[tuple[int, int], int] = {(y, 0): math.comb(num_abstentions, y) for y in range(min(num_abstentions, k - x) + 1)}
-        for size in others:
+        for size in other_class_sizes:
             grown: dict[tuple[int, int], int] = {}
             for (used, ties), count in ways.items():
                 for y in range(min(size, x, k - x - used) + 1):
@@ -88,20 +89,23 @@ def _vote_win_probability(own: int, others: tuple[int, ...], num_abstentions: in
             ways = grown
         for (used, ties), count in ways.items():
             if used == k - x:
-                chance += math.comb(own, x) * count / (ties + 1) / math.comb(own + sum(others) + num_abstentions, k)
+                chance += (
+                    math.comb(class_size, x) * count / (ties + 1) / math.comb(class_size + sum(other_class_sizes) + num_abstentions, k)
+                )
     return chance
 
 
-def best_at_k(ranked: Sequence[float], k: int) -> float | None:
-    """Compute best@k: the expected score of the most preferred of `k` samples; `ranked` has the scores, the most preferred first.
+def best_at_k(ranked_scores: Sequence[float], k: int) -> float | None:
+    """Compute best@k: the expected score of the most preferred of `k` samples; `ranked_scores` has the scores of all samples, the most
+    preferred first.
 
     >>> best_at_k([1.0, 0.0, 0.0], 2) == 2 / 3
     True
     """
-    m = len(ranked)
+    m = len(ranked_scores)
     if k > m:
         return None
-    return math.fsum(score * math.comb(m - place - 1, k - 1) for place, score in enumerate(ranked)) / math.comb(m, k)
+    return math.fsum(score * math.comb(m - place - 1, k - 1) for place, score in enumerate(ranked_scores)) / math.comb(m, k)
 
 
 def list_k_values(n: int) -> list[int]:
@@ -163,11 +167,11 @@ def average_estimates(estimates: Sequence[Estimate]) -> Estimate:
     return Estimate(value, stderr, value - below, value + above, sum(part.tasks for part in estimates))
 
 
-def mean(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
-    """Compute the mean with a single rounding; `sizes` has the weight of each value."""
-    if sizes is None:
+def mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float:
+    """Compute the mean, weighted if `weights` are given, with a single rounding."""
+    if weights is None:
         return math.fsum(values) / len(values)
-    return math.fsum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+    return math.fsum(value * size for value, size in zip(values, weights, strict=True)) / sum(weights)
 
 
 def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
@@ -177,7 +181,7 @@ def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) 
     True
     """
     sizes = [1] * len(values) if sizes is None else sizes
-    clusters, centre = _effective_clusters(sizes), mean(values, sizes)
+    clusters, centre = _count_effective_clusters(sizes), mean(values, sizes)
     if clusters <= 1:
         return 0.0
     squares = math.fsum((size * (value - centre)) ** 2 for value, size in zip(values, sizes, strict=True))
@@ -194,7 +198,7 @@ def wilson_interval(values: Sequence[float], sizes: Sequence[int] | None = None)
     [0.839, 1.0]
     """
     sizes = [1] * len(values) if sizes is None else sizes
-    clusters, centre = _effective_clusters(sizes), min(max(mean(values, sizes), 0.0), 1.0)
+    clusters, centre = _count_effective_clusters(sizes), min(max(mean(values, sizes), 0.0), 1.0)
     widest = centre * (1 - centre) / (clusters - 1) if clusters > 1 else 0.0
     spread = min(standard_error(values, sizes) ** 2 / widest, 1.0) if widest > 0 else 1.0
     telling = 4 * clusters * centre * (1 - centre)
@@ -206,13 +210,13 @@ def wilson_interval(values: Sequence[float], sizes: Sequence[int] | None = None)
     return (max(middle - half, 0.0) if centre else 0.0), (min(middle + half, 1.0) if centre < 1 else 1.0)
 
 
-def _effective_clusters(sizes: Sequence[int]) -> float:
+def _count_effective_clusters(sizes: Sequence[int]) -> float:
     """Compute the effective number of clusters of equal size."""
     return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
 def bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> NDArray[np.float64]:
-    """Compute the sorted means of `draws` resamples of the tasks (cluster bootstrap). The same seed gives the same means.
+    """Compute the sorted means of `num_resamples` resamples of the tasks (cluster bootstrap). The same seed gives the same means.
 
     The means are widened around their center to correct for a small number of tasks, so their quantiles form an interval.
     """
@@ -222,7 +226,7 @@ def bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: in
     means = np.concatenate(
         [dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-num_resamples // 500))]
     )
-    stretch = math.sqrt(tasks / (tasks - 1)) * t_quantile(tasks - 1) / Z95 if tasks > 1 else 1.0
+    stretch = math.sqrt(tasks / (tasks - 1)) * t_quantile_975(tasks - 1) / Z95 if tasks > 1 else 1.0
     return np.sort(sample.mean() + (means[:num_resamples] - sample.mean()) * stretch)
 
 
@@ -236,10 +240,10 @@ def bootstrap_interval(values: Sequence[float], *, seed: int = 0, num_resamples:
     return float(low), float(high)
 
 
-def t_quantile(degrees_of_freedom: int) -> float:
+def t_quantile_975(degrees_of_freedom: int) -> float:
     """Compute the 97.5 % quantile of Student's t, by expansion around the normal one (accurate to 0.001 from 5 degrees of freedom on).
 
-    >>> round(t_quantile(19), 3)
+    >>> round(t_quantile_975(19), 3)
     2.093
     """
     z = Z95

@@ -4,8 +4,7 @@
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
 A suite is given by name (`rlvr list list_suites`), by path, by the name of a single environment, as a data file, or as the recipe of a
-training
-run, which stands for the recipe's environment.
+training run, which stands for the recipe's environment.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rlvr.config.data_source import is_data_source
 from rlvr.config.overrides import parse_exponents
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.yamlfile import read_yaml
-from rlvr.errors import ConfigError, NotFound, suggest
+from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.registry.plugins import list_entries
 from rlvr.task import Message, Task
 
@@ -149,24 +148,24 @@ def _load_rows(target: str) -> list[Any]:
             return [{"name": Path(target).name.partition(".")[0], "env": {"name": "dataset", "test": target}, "tasks": ALL_TASKS}]
         if target not in known and ":" not in target:
             raise NotFound(
-                f"there is no suite or env {target!r}; {suggest(target, [*list_suites(), *known], limit=24)}. "
+                f"there is no suite or env {target!r}; {format_suggestion(target, [*list_suites(), *known], max_names=24)}. "
                 f"`rlvr list suites` and `rlvr list envs` show all; your own suite is a YAML file"
             )
         return [{"env": target}]
     if not path.is_file():
-        raise NotFound(f"there is no suite {target!r}; {suggest(target, list_suites())}; or name a YAML file that exists")
+        raise NotFound(f"there is no suite {target!r}; {format_suggestion(target, list_suites())}; or name a YAML file that exists")
     rows = read_yaml(path)
     if isinstance(rows, Mapping) and "env" in rows and rows.keys() <= RunConfig.model_fields.keys():
-        return [_row_from_recipe(rows)]
+        return [_make_suite_row(rows)]
     if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
         raise ConfigError(f"{path} is a {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
     return [{"env": row} if isinstance(row, str) else parse_exponents(row) for row in rows]
 
 
-def _row_from_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _make_suite_row(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Make a suite row from a training recipe: its held-out tasks (all of a data set) and its limits for an answer.
 
-    >>> _row_from_recipe({"env": "gsm8k", "rollout": {"max_new_tokens": 256}, "train": {"steps": 3}})
+    >>> _make_suite_row({"env": "gsm8k", "rollout": {"max_new_tokens": 256}, "train": {"steps": 3}})
     {'env': 'gsm8k', 'max_new_tokens': 256}
     """
     env, rollout = parse_exponents(recipe["env"]), recipe.get("rollout") or {}
@@ -183,6 +182,6 @@ def apply_env_settings(items: list[SuiteItem], settings: Mapping[str, Any]) -> l
             raise ConfigError(f"--set {key}=... names no environment; write {items[0].name}.{key}=..., this suite has several")
         at = next((i for i, item in enumerate(items) if not dot or item.name == owner), None)
         if at is None:
-            raise ConfigError(f"--set {key}=...: the suite has no {owner!r}; {suggest(owner, [item.name for item in items])}")
+            raise ConfigError(f"--set {key}=...: the suite has no {owner!r}; {format_suggestion(owner, [item.name for item in items])}")
         items[at] = items[at].model_copy(update={"env": {**items[at].env, setting: value}})
     return items

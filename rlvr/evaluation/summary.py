@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.evaluation.samples import EvalSample
 from rlvr.evaluation.statistics import Estimate, best_at_k, estimate_mean, list_k_values, majority_at_k, mean, pass_all_k, pass_at_k
 
@@ -87,7 +87,7 @@ class EnvSummary:
         return self.unscored > MAX_UNSCORED_FRACTION * self.samples
 
     @property
-    def is_cap_sufficient(self) -> bool:
+    def is_suggested_cap_sufficient(self) -> bool:
         """Whether the suggested cap is estimated to truncate only 1 in 100."""
         told: float = TARGET_TRUNCATED_FRACTION ** (1 / MAX_CAP_FACTOR)
         return self.cut.get("tokens", 0) <= told * self.samples
@@ -136,7 +136,7 @@ def summarize_env(
         avg=estimate_mean([_mean_score(group) for group in groups.values()], _question_digests(groups)),
         at=_compute_metrics(groups, n, votes, select),
         completed=mean(completed) if completed else None,
-        cap=_suggest_cap(samples, cut["tokens"]) if cut["tokens"] > MAX_TRUNCATED_FRACTION * len(samples) else None,
+        cap=_suggest_token_cap(samples, cut["tokens"]) if cut["tokens"] > MAX_TRUNCATED_FRACTION * len(samples) else None,
         repeated=len(groups) - len(set(_question_digests(groups))),
         cut=dict(cut.most_common()),
         reasons=dict(Counter(sample.reason for sample in samples if sample.score is None).most_common()),
@@ -172,7 +172,7 @@ def _compute_metrics(
         "pass_all": {k: estimate_mean([pass_all_k(c, m, k) for c, m in right], questions) for k in ks},
     }
     if votes is not None:
-        cast = [_scored_votes(groups[index], votes[index]) for index in groups]
+        cast = [_select_scored_votes(groups[index], votes[index]) for index in groups]
         found["maj_at"] = {k: estimate_mean([majority_at_k(classes, scores, k) for classes, scores in cast], questions) for k in ks}
     if select:
         ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
@@ -181,7 +181,7 @@ def _compute_metrics(
     return found
 
 
-def _scored_votes(group: Sequence[EvalSample], classes: Sequence[int | None]) -> tuple[list[int | None], list[float]]:
+def _select_scored_votes(group: Sequence[EvalSample], classes: Sequence[int | None]) -> tuple[list[int | None], list[float]]:
     """Return the votes and the scores of the samples that have a score."""
     return [vote for sample, vote in zip(group, classes, strict=True) if sample.score is not None], _scores(group)
 
@@ -189,14 +189,14 @@ def _scored_votes(group: Sequence[EvalSample], classes: Sequence[int | None]) ->
 def check_selector(name: str) -> str:
     """Check the name of a selector and return it; an error lists all if it is unknown."""
     if name and name not in SELECTORS:
-        raise ConfigError(f"unknown selector {name!r}; {suggest(name, SELECTORS)}")
+        raise ConfigError(f"unknown selector {name!r}; {format_suggestion(name, SELECTORS)}")
     return name
 
 
-def _suggest_cap(samples: Sequence[EvalSample], truncated: int) -> int:
+def _suggest_token_cap(samples: Sequence[EvalSample], num_truncated: int) -> int:
     """Suggest a cap that would truncate 1 in 100, by extrapolating the distribution of lengths up to a maximum factor."""
     longest = max(1, *(sample.tokens for sample in samples))  # an endpoint may report no counts
-    share = min(truncated / len(samples), 0.95)
+    share = min(num_truncated / len(samples), 0.95)
     wanted = longest * min(math.log(TARGET_TRUNCATED_FRACTION) / math.log(share), MAX_CAP_FACTOR)
     step: int = 2 ** max(int(math.log2(wanted)) - 3, 0)
     return math.ceil(wanted / step) * step

@@ -16,7 +16,7 @@ from rlvr.extraction import extract_answer
 from rlvr.task import Task
 
 
-def group_equal_answers(verifier: Verifier, task: Task, samples: Sequence[EvalSample]) -> list[int | None]:
+def assign_answer_classes(verifier: Verifier, task: Task, samples: Sequence[EvalSample]) -> list[int | None]:
     """Return one class number per sample, in order; None for a sample that declares no answer, and so has no vote."""
     declared = [_extract_declared(verifier, task, sample.text) for sample in samples]
     found: list[int | None] = []

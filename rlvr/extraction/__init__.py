@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.extraction.answer_lines import extract_conclusion, extract_final_line, extract_hash_line, is_numeral_line, reject_later_answer
 from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_rest, is_placeholder, unwrap_answer
 from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
@@ -61,8 +61,8 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
 def _unknown_setting_error(names: Sequence[str], multiple_answers: str) -> ConfigError:
     for name in names:
         if name not in EXTRACTORS:
-            return ConfigError(f"there is no extractor {name!r}; {suggest(name, EXTRACTORS)}")
-    return ConfigError(f"multiple_answers is {multiple_answers!r}; {suggest(multiple_answers, MULTIPLE_ANSWER_MODES)}")
+            return ConfigError(f"there is no extractor {name!r}; {format_suggestion(name, EXTRACTORS)}")
+    return ConfigError(f"multiple_answers is {multiple_answers!r}; {format_suggestion(multiple_answers, MULTIPLE_ANSWER_MODES)}")
 
 
 def _extract_boxed(text: str) -> Extraction:

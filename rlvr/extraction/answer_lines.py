@@ -6,9 +6,9 @@ import itertools
 import re
 
 from rlvr.extraction.boxes import unwrap_answer
-from rlvr.extraction.context_words import CHARS_BEFORE, is_denied, is_separator
-from rlvr.extraction.declaration_phrases import DENIAL, ENDING, declaration_patterns
-from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement, unique_texts
+from rlvr.extraction.context_words import CHARS_BEFORE, is_denied, is_separating_text
+from rlvr.extraction.declaration_phrases import DENIAL, ENDING, get_declaration_patterns
+from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_texts, require_agreement
 from rlvr.extraction.retractions import is_only_punctuation, is_same_value, parse_number, reject_retracted
 from rlvr.extraction.trimming import strip_decorations
 
@@ -49,7 +49,7 @@ def extract_hash_line(text: str) -> Extraction:
 
 def extract_final_line(text: str) -> Extraction:
     """Extract the answer declared by lines such as "the answer is 7"."""
-    said, corrected, after = _find_statements(text)
+    said, corrected, after = _find_declared_answers(text)
     if not said:
         return Extraction(None, "no line declares an answer")
     if _AFTERTHOUGHT.match(after[:200]):
@@ -57,12 +57,12 @@ def extract_final_line(text: str) -> Extraction:
     answers = []
     for line in said:
         head = _SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)
-        if len(head) > 1 and _SECOND_ANSWER_MARK.search(head[1]) and not _is_check_sentence(clean_value(head[0]), head[1]):
+        if len(head) > 1 and _SECOND_ANSWER_MARK.search(head[1]) and not _is_check_sentence(clean_answer_value(head[0]), head[1]):
             return Extraction(None, "the text after the answer may contain another answer", (head[0], head[1]))
-        answers.append(clean_value(head[0]))
-    if len(unique_texts(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
+        answers.append(clean_answer_value(head[0]))
+    if len(deduplicate_texts(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _is_explanation(answer)] or answers
-    if corrected and len(unique_texts(answers)) > 1:
+    if corrected and len(deduplicate_texts(answers)) > 1:
         return reject_retracted(Extraction(answers[-1], "in the last answer line, which corrects the earlier ones"), after)
     found = require_agreement(answers, "the answer line")
     row = after.removeprefix("\n").partition("\n")[0]
@@ -78,35 +78,35 @@ _VALUE_START = re.compile(
 _CONDITION_WORDS = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|were)\b", re.IGNORECASE)
 
 
-def reject_later_answer(found: Extraction, after: str) -> Extraction:
-    r"""Return the extraction of a box or a tag, or no answer if the text after it retracts it or declares another answer.
+def reject_later_answer(extraction: Extraction, text_after: str) -> Extraction:
+    r"""Return the extraction unchanged, or one without an answer if the text after the box or tag retracts it or declares another answer.
 
-    >>> reject_later_answer(Extraction("42", "in the box"), " So the answer is 43.").candidates
+    >>> reject_later_answer(Extraction("42", "in the sandbox_session"), " So the answer is 43.").candidates
     ('42', '43')
     """
-    if found.text is None or is_only_punctuation(after):
-        return found
-    found = reject_retracted(found, after)
-    if found.text is None:
-        return found
-    rows = extract_hash_line(after)
+    if extraction.text is None or is_only_punctuation(text_after):
+        return extraction
+    extraction = reject_retracted(extraction, text_after)
+    if extraction.text is None:
+        return extraction
+    rows = extract_hash_line(text_after)
     later = [rows.text] if rows.text is not None else list(rows.candidates)
-    pattern, _ = declaration_patterns(after)
-    for mark in itertools.islice(pattern.finditer(after), 50):
-        before = after[max(0, mark.start() - CHARS_BEFORE) : mark.start()]
+    pattern, _ = get_declaration_patterns(text_after)
+    for mark in itertools.islice(pattern.finditer(text_after), 50):
+        before = text_after[max(0, mark.start() - CHARS_BEFORE) : mark.start()]
         if (
             _OTHER_SUBJECT.search(before[-24:])
             or is_denied(before + mark[0], "")
             or _CONDITION_WORDS.search(_SENTENCE_END.split(before.rpartition("\n")[2])[-1])
         ):
             continue
-        line = _text_after_phrase(after, mark, None)[0]
+        line = _find_text_after_phrase(text_after, mark, None)[0]
         if _VALUE_START.match(line.strip("*_ ")) and not DENIAL.search(line):
-            later.append(clean_value(_SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)[0]))
+            later.append(clean_answer_value(_SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)[0]))
     for theirs in later:
-        if _VALUE_START.match(theirs) and not is_same_value(found.text, theirs):
-            return Extraction(None, "another answer is declared after it", (found.text, theirs))
-    return found
+        if _VALUE_START.match(theirs) and not is_same_value(extraction.text, theirs):
+            return Extraction(None, "another answer is declared after it", (extraction.text, theirs))
+    return extraction
 
 
 def is_numeral_line(line: str) -> bool:
@@ -136,10 +136,10 @@ def _is_check_sentence(answer: str, sentence: str) -> bool:
     )
 
 
-def clean_value(line: str) -> str:
+def clean_answer_value(line: str) -> str:
     """Return the value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
-    >>> clean_value("**18**, as wanted."), clean_value("18입니다.")
+    >>> clean_answer_value("**18**, as wanted."), clean_answer_value("18입니다.")
     ('18', '18')
     """
     line = strip_decorations(line)
@@ -165,9 +165,11 @@ def _is_explanation(answer: str) -> bool:
     return len(answer.split()) > 3 and re.search(r"[\d$\\]", answer) is None and _SECOND_ANSWER_MARK.search(answer) is None
 
 
-def _find_statements(text: str) -> tuple[list[str], bool, str]:
-    """Find the declared answers, line by line; also whether the last one corrects the others, and the text after the last one."""
-    pattern, bare = declaration_patterns(text)
+def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
+    """Find the declared answers, one per declaring phrase; also whether the last one corrects the others, and the text after the last
+    one.
+    """
+    pattern, bare = get_declaration_patterns(text)
     marks = [mark for mark in pattern.finditer(text) if not _OTHER_SUBJECT.search(text[max(0, mark.start() - 24) : mark.start()])]
     marks = [mark for mark in marks if not is_denied(text[max(0, mark.start() - CHARS_BEFORE) : mark.end()], "")]
     # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
@@ -176,7 +178,7 @@ def _find_statements(text: str) -> tuple[list[str], bool, str]:
     said: list[tuple[str, bool]] = []
     before = starts = end = 0
     for mark, after in itertools.zip_longest(marks, marks[1:]):
-        line, own, stop = _text_after_phrase(text, mark, after)
+        line, own, stop = _find_text_after_phrase(text, mark, after)
         if line and not DENIAL.search(line):
             said.append((line, own))
             starts, before, end = mark.start(), end, stop
@@ -185,29 +187,29 @@ def _find_statements(text: str) -> tuple[list[str], bool, str]:
     kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_numeral_line(line)]
     gap = text[before:starts] if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
-    corrected = bool(_CORRECTION_WORDS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and is_separator(gap))
+    corrected = bool(_CORRECTION_WORDS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and is_separating_text(gap))
     return kept, corrected, text[end : end + 800]
 
 
-def _text_after_phrase(text: str, mark: re.Match[str], after: re.Match[str] | None) -> tuple[str, bool, int]:
+def _find_text_after_phrase(text: str, phrase: re.Match[str], next_phrase: re.Match[str] | None) -> tuple[str, bool, int]:
     """Return the text after one phrase, whether it is on a separate line, and where it ends."""
-    end = text.find("\n", mark.end())
-    end = min(end if end >= 0 else len(text), after.start() if after else len(text))
-    line = _strip_emphasis(text[mark.end() : end])
-    if line.startswith("}") and "{" in text[max(0, mark.start() - 30) : mark.end()]:
+    end = text.find("\n", phrase.end())
+    end = min(end if end >= 0 else len(text), next_phrase.start() if next_phrase else len(text))
+    line = _strip_emphasis(text[phrase.end() : end])
+    if line.startswith("}") and "{" in text[max(0, phrase.start() - 30) : phrase.end()]:
         line = _strip_emphasis(line[1:])  # the words were in a text command
     own = False
-    if not line and not (after and after.start() == end):  # the value is on a separate line
-        rows = text[mark.end() : mark.end() + 400].splitlines(keepends=True)
+    if not line and not (next_phrase and next_phrase.start() == end):  # the value is on a separate line
+        rows = text[phrase.end() : phrase.end() + 400].splitlines(keepends=True)
         at = next((at for at, row in enumerate(rows) if _strip_emphasis(row)), None)
         if at is not None:
-            own, line, end = True, _strip_emphasis(rows[at]), mark.end() + len("".join(rows[: at + 1]))
+            own, line, end = True, _strip_emphasis(rows[at]), phrase.end() + len("".join(rows[: at + 1]))
     if re.fullmatch(r"`{3}\w*", line):  # a code block of one line
         block = re.match(r"\n*([^\n`]{1,200})\n`{3}", text[end : end + 400])
         line, end = (block[1].strip(), end + block.end()) if block else ("", end)
     if line in ("$$", "\\["):  # a displayed formula
-        close = text.find("$$" if line == "$$" else "\\]", mark.end() + 3, mark.end() + 2000)
-        line = text[mark.end() : close + 2].strip() if close >= 0 else ""
+        close = text.find("$$" if line == "$$" else "\\]", phrase.end() + 3, phrase.end() + 2000)
+        line = text[phrase.end() : close + 2].strip() if close >= 0 else ""
         end = close + 2 if close >= 0 else end
     return line, own, end
 
@@ -218,9 +220,9 @@ def _is_firm_declaration(text: str, mark: re.Match[str], bare: re.Pattern[str]) 
     return _is_at_line_start(text, mark.start()) or _is_at_line_start(text, mark.start(), skip_alternative_words=True)
 
 
-def _is_at_line_start(text: str, at: int, *, skip_alternative_words: bool = False) -> bool:
-    """Whether only Markdown precedes a position on its line; with `other`, also words such as "another"."""
-    before = ("\n" + text[:at] if at < 40 else text[at - 40 : at]).rpartition("\n")
+def _is_at_line_start(text: str, position: int, *, skip_alternative_words: bool = False) -> bool:
+    """Whether only Markdown precedes a position on its line; with `skip_alternative_words`, also a word such as "another"."""
+    before = ("\n" + text[:position] if position < 40 else text[position - 40 : position]).rpartition("\n")
     line = before[2]
     if skip_alternative_words:
         match = _ALTERNATIVE_WORDS.search(line)
@@ -281,13 +283,13 @@ def extract_conclusion(text: str) -> Extraction:
     '$1/3$'
     """
     last = text.strip().rpartition("\n")[2].strip()
-    bold = _find_bold_row(text)
+    bold = _find_final_bold_value(text)
     if bold:
         return Extraction(bold, "in the conclusion")
     if len(last) > 400:
         return Extraction(None, "the last line is too long for a conclusion")
     sentence = strip_decorations(_SENTENCE_END.split(last)[-1])
-    tells = _CONCLUSION_WITH_VALUE.fullmatch(sentence if not sentence.startswith("**") else _mark_number_only(sentence))
+    tells = _CONCLUSION_WITH_VALUE.fullmatch(sentence if not sentence.startswith("**") else _keep_only_number_bold(sentence))
     if tells is not None and re.search(r"\d", tells["value"]) and not _CONCLUSION_VETO.search(f"{tells['head'] or ''} {tells['rest']}"):
         return Extraction(unwrap_answer(tells["value"].strip("*").strip()), "in the conclusion")
     names = _CONCLUSION_WITH_NAME.fullmatch(sentence) if sentence.endswith(("*", "*.")) and text.count("**") == 2 else None
@@ -299,7 +301,7 @@ def extract_conclusion(text: str) -> Extraction:
     return Extraction(unwrap_answer(match["value"].strip("*").strip()), "in the conclusion")
 
 
-def _mark_number_only(sentence: str) -> str:
+def _keep_only_number_bold(sentence: str) -> str:
     """Rewrite a sentence that is all in bold so that only its number is; any other sentence is returned unchanged."""
     bare = sentence.rstrip(".").strip("*").rstrip(".")
     numbers = re.findall(r"(?<![\w$.,/-])[$]?-?\d[\d.,/]*\$?(?![\w$/])", bare)
@@ -307,7 +309,7 @@ def _mark_number_only(sentence: str) -> str:
     return marked if "*" not in bare and marked else sentence
 
 
-def _find_bold_row(text: str) -> str:
+def _find_final_bold_value(text: str) -> str:
     """Find the value of a last row in bold that stands alone; "" if another row is in bold or the text before it denies the value."""
     before, _, last = text.strip().rpartition("\n")
     match = _BOLD_ROW.fullmatch(last.strip()) if 4 < len(last) < 100 and before.rstrip(" ").endswith("\n") else None

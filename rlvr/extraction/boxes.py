@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 import re
 
-from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied, is_separator
-from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement, unique_texts
+from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied, is_separating_text
+from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_texts, require_agreement
 from rlvr.extraction.partial_boxes import is_part_of_formula
 from rlvr.extraction.retractions import reject_alternatives
 from rlvr.extraction.trimming import strip_decorations
@@ -65,9 +65,9 @@ def extract_boxed_and_rest(text: str) -> tuple[Extraction, str]:
     run = (
         asserted
         if len(asserted) == 1 or _CONDITIONAL_WORDS.search(text[max(0, asserted[0][0] - 300) : asserted[0][0]])
-        else _select_last_run(text, asserted)
+        else _select_boxes_after_separator(text, asserted)
     )
-    found = require_agreement([strip_box(run[0][2])], "the box") if len(run) == 1 else _combine_adjacent(text, run)
+    found = require_agreement([strip_outer_box(run[0][2])], "the box") if len(run) == 1 else _combine_adjacent(text, run)
     start, end = run[0][0], run[-1][1]
     if found.text is not None and found.reason == "in the box":
         if is_part_of_formula(text[max(0, run[-1][0] - CHARS_BEFORE) : run[-1][0]], text[end : end + CHARS_AFTER]):
@@ -113,10 +113,10 @@ def is_placeholder(content: str) -> bool:
     return len(content) <= 200 and _PLACEHOLDER.fullmatch(content) is not None
 
 
-def _select_last_run(text: str, boxes: list[BoxSpan]) -> list[BoxSpan]:
+def _select_boxes_after_separator(text: str, boxes: list[BoxSpan]) -> list[BoxSpan]:
     """Select the boxes after the last place where words separate two of them."""
     for at in range(len(boxes) - 1, 0, -1):
-        if is_separator(text[boxes[at - 1][1] : boxes[at][0]]):
+        if is_separating_text(text[boxes[at - 1][1] : boxes[at][0]]):
             return boxes[at:]
     return boxes
 
@@ -131,13 +131,13 @@ def _combine_adjacent(text: str, boxes: list[BoxSpan]) -> Extraction:
     ):
         return _join_as_list(text, boxes)
     if len(between) > 1 and len(boxes) <= 12 and _EQUALS.fullmatch(between[-1]) and all(map(_OPERATOR.fullmatch, between[:-1])):
-        return Extraction(strip_box(boxes[-1][2]), "in the box with the result")  # \boxed{2} + \boxed{4} = \boxed{6}
-    return require_agreement([strip_box(box[2]) for box in boxes], "the box")
+        return Extraction(strip_outer_box(boxes[-1][2]), "in the box with the result")  # \boxed{2} + \boxed{4} = \boxed{6}
+    return require_agreement([strip_outer_box(box[2]) for box in boxes], "the box")
 
 
 def _join_as_list(text: str, boxes: list[BoxSpan]) -> Extraction:
     """Join boxes separated by commas and words into a list: x = 1 and y = 2, but not x twice."""
-    parts = unique_texts([strip_box(box[2]) for box in boxes])
+    parts = deduplicate_texts([strip_outer_box(box[2]) for box in boxes])
     names = [match and match[1] for match in (_VARIABLE_EQUALS.search(text[max(0, box[0] - 16) : box[0]]) for box in boxes)]
     if len(set(names)) == len(parts) == len(boxes):
         parts = [f"{name}={part}" if name and "=" not in part else part for name, part in zip(names, parts, strict=True)]
@@ -146,7 +146,7 @@ def _join_as_list(text: str, boxes: list[BoxSpan]) -> Extraction:
     return Extraction(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Extraction(parts[0], "in the box")
 
 
-def strip_box(content: str) -> str:
+def strip_outer_box(content: str) -> str:
     """Remove a box that is the whole content of a box or a tag."""
     if "\\" not in content:
         return strip_decorations(content)

@@ -194,25 +194,25 @@ _CLAUSE_END = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
 _SENTENCE_END = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 
 
-def is_separator(gap: str) -> bool:
+def is_separating_text(text_between: str) -> bool:
     r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
 
-    >>> is_separator(". I made a mistake. Let me redo it. "), is_separator(" or "), is_separator(". Maybe it is ")
+    >>> is_separating_text(". I made a mistake. Let me redo it. "), is_separating_text(" or "), is_separating_text(". Maybe it is ")
     (True, False, False)
     """
-    if len(gap) > 2000:
-        gap = gap[:1000] + " \n " + gap[-1000:]
-    if _PART_LABEL.search(gap):
+    if len(text_between) > 2000:
+        text_between = text_between[:1000] + " \n " + text_between[-1000:]
+    if _PART_LABEL.search(text_between):
         return True
-    words = _count_words(gap)
+    words = _count_words(text_between)
     if not words:
         return False
-    edges = _first_sentence(gap), _last_sentence(gap)
+    edges = _get_sentence_after_box(text_between), _get_sentence_before_box(text_between)
     if any(_ALTERNATIVE.search(edge) for edge in edges):
         return False
-    if _CLAUSE_END.search(gap) is None:
-        return re.search(r"\b(?:then|so|thus|hence|therefore|which\s+gives)\b", gap, re.IGNORECASE) is not None
-    return words >= 3 or _LATER_RESULT.search(gap) is not None
+    if _CLAUSE_END.search(text_between) is None:
+        return re.search(r"\b(?:then|so|thus|hence|therefore|which\s+gives)\b", text_between, re.IGNORECASE) is not None
+    return words >= 3 or _LATER_RESULT.search(text_between) is not None
 
 
 def _count_words(text: str) -> int:
@@ -220,17 +220,17 @@ def _count_words(text: str) -> int:
     return len(_CONTENT_WORD.findall(plain)) + len(_CJK_CHAR.findall(plain)) // 2
 
 
-def _first_sentence(gap: str) -> str:
-    """Return the rest of the first box's sentence, or the next sentence if nothing is left of it."""
-    for stop in _SENTENCE_END.finditer(gap):
-        if _count_words(gap[: stop.start()]):
-            return gap[: stop.start()][:200]
-    return gap[:200]
+def _get_sentence_after_box(text_between: str) -> str:
+    """Return the sentence that follows the first of two boxes: the rest of its own sentence, or the next one if nothing is left of it."""
+    for stop in _SENTENCE_END.finditer(text_between):
+        if _count_words(text_between[: stop.start()]):
+            return text_between[: stop.start()][:200]
+    return text_between[:200]
 
 
-def _last_sentence(gap: str) -> str:
-    """Return the sentence before the second box: the text after the last full stop that is followed by a word."""
-    tail = gap[-200:]
+def _get_sentence_before_box(text_between: str) -> str:
+    """Return the sentence that leads to the second of two boxes: the text after the last full stop that is followed by a word."""
+    tail = text_between[-200:]
     for stop in reversed(list(_SENTENCE_END.finditer(tail))):
         if _count_words(tail[stop.end() :]):
             return tail[stop.end() :]

@@ -219,10 +219,10 @@ def _compile_patterns(languages: tuple[int, ...]) -> tuple[re.Pattern[str], re.P
     return re.compile("|".join([*said, heading]), re.IGNORECASE | re.MULTILINE), re.compile(bare, re.IGNORECASE)
 
 
-def declaration_patterns(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+def get_declaration_patterns(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return two patterns for the languages that a text may be in: for a declaration of an answer, and for a noun without a verb.
 
-    >>> declaration_patterns("Respuesta: 18")[0].search("Respuesta: 18")[0]
+    >>> get_declaration_patterns("Respuesta: 18")[0].search("Respuesta: 18")[0]
     'Respuesta:'
     """
     low = text.lower()

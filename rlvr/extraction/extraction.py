@@ -13,7 +13,7 @@ MAX_DECLARATIONS = 1000
 class Extraction:
     r"""The answer that a text declares; or None, with the reason.
 
-    >>> Extraction("42", "in the box")
+    >>> Extraction("42", "in the sandbox_session")
     Extraction(text='42', reason='in the box', candidates=())
     """
 
@@ -23,10 +23,10 @@ class Extraction:
     """The different declared answers, if there was more than one and `text` is None for that reason."""
 
 
-def unique_texts(texts: Sequence[str]) -> list[str]:
+def deduplicate_texts(texts: Sequence[str]) -> list[str]:
     """Return the different texts, ignoring whitespace, in the order of their last occurrence.
 
-    >>> unique_texts(["1 2", "3", "12"])
+    >>> deduplicate_texts(["1 2", "3", "12"])
     ['3', '12']
     """
     rows: dict[str, str] = {}
@@ -43,7 +43,7 @@ def require_agreement(texts: Sequence[str], source: str) -> Extraction:
     >>> require_agreement(["7", " 7"], "the tag").text, require_agreement(["7", "8"], "the tag").candidates
     ('7', ('7', '8'))
     """
-    different = unique_texts([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
+    different = deduplicate_texts([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
     if len(different) > 1:
         return Extraction(None, f"{source} holds {len(different)} different answers", tuple(different))
     return Extraction(different[0], f"in {source}") if different[0] else Extraction(None, f"{source} is empty")

@@ -129,43 +129,43 @@ def is_only_punctuation(after: str) -> bool:
     return not after.strip(_CLOSING_MARKS)
 
 
-def reject_alternatives(found: Extraction, before: str, after: str) -> Extraction:
+def reject_alternatives(extraction: Extraction, text_before: str, text_after: str) -> Extraction:
     r"""Return the extraction, or no answer if the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
 
-    >>> reject_alternatives(Extraction("7", "in the box"), "It is ", " or 8.").candidates
+    >>> reject_alternatives(Extraction("7", "in the sandbox_session"), "It is ", " or 8.").candidates
     ('7', '8')
     """
-    near = before[-30:].lower()
+    near = text_before[-30:].lower()
     earlier = None
     for hint in _OR_HINTS:
         if hint in near:
-            earlier = _ALTERNATIVE_BEFORE.search(before[-100:])
+            earlier = _ALTERNATIVE_BEFORE.search(text_before[-100:])
             break
-    for match in (None if is_only_punctuation(after) else _ALTERNATIVE_AFTER.match(after[:100]), earlier):
-        if match is not None and not is_same_value(found.text or "", match["value"]):
-            return Extraction(None, "another value is offered next to it", (found.text or "", match["value"].strip(" $*.,")))
-    return found
+    for match in (None if is_only_punctuation(text_after) else _ALTERNATIVE_AFTER.match(text_after[:100]), earlier):
+        if match is not None and not is_same_value(extraction.text or "", match["value"]):
+            return Extraction(None, "another value is offered next to it", (extraction.text or "", match["value"].strip(" $*.,")))
+    return extraction
 
 
-def reject_retracted(found: Extraction, after: str) -> Extraction:
+def reject_retracted(extraction: Extraction, text_after: str) -> Extraction:
     """Return the extraction, or no answer if the text after the declaration retracts it.
 
-    >>> reject_retracted(Extraction("42", "in the box"), " Wait, I forgot to subtract 1. The result is 41.").text is None
+    >>> reject_retracted(Extraction("42", "in the sandbox_session"), " Wait, I forgot to subtract 1. The result is 41.").text is None
     True
     """
-    if found.text is None or is_only_punctuation(after):
-        return found
-    after, mine = after[:RETRACTION_WINDOW_CHARS], parse_number(found.text)
-    for start in _RETRACTION_START.finditer(after):
-        rest = after[start.end() : start.end() + 600]
+    if extraction.text is None or is_only_punctuation(text_after):
+        return extraction
+    text_after, mine = text_after[:RETRACTION_WINDOW_CHARS], parse_number(extraction.text)
+    for start in _RETRACTION_START.finditer(text_after):
+        rest = text_after[start.end() : start.end() + 600]
         why = _find_contrary_number(rest, mine) if start["turn"] else _find_replacement(rest, mine)
         if why:
-            return Extraction(None, "the text after it takes it back", (found.text, why))
-    for result in _LATER_RESULT.finditer(after) if mine is not None else ():
-        sentence = after[max(0, result.start() - 60) : result.end()]
-        if not is_same_value(found.text, result["value"]) and not _CONDITION_WORDS.search(_SENTENCE_BREAK.split(sentence)[-1]):
-            return Extraction(None, "another result is declared after it", (found.text, result["value"]))
-    return found
+            return Extraction(None, "the text after it takes it back", (extraction.text, why))
+    for result in _LATER_RESULT.finditer(text_after) if mine is not None else ():
+        sentence = text_after[max(0, result.start() - 60) : result.end()]
+        if not is_same_value(extraction.text, result["value"]) and not _CONDITION_WORDS.search(_SENTENCE_BREAK.split(sentence)[-1]):
+            return Extraction(None, "another result is declared after it", (extraction.text, result["value"]))
+    return extraction
 
 
 def _find_contrary_number(rest: str, answer_value: Fraction | None) -> str:

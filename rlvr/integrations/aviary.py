@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import find_task, require_score, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner
+from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
 from rlvr.task import Message
 from rlvr.turns import Call, Turn
@@ -44,7 +44,7 @@ def make_environment_class(
         tool: aviary's `Tool`.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
+    world = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
     starters = ThreadPoolExecutor(32, thread_name_prefix="begin")
 
     class RlvrEnvironment(base):
@@ -52,7 +52,7 @@ def make_environment_class(
 
         def __init__(self, split: str = "train", index: int = 0) -> None:
             self.task = find_task(environment, {"split": split, "index": index})
-            self.state: Conversation | None = None
+            self.state: TextConversation | None = None
             self.tools: list[Any] = []
 
         async def get_id(self) -> str:
@@ -76,7 +76,7 @@ def make_environment_class(
                 raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
             heard = await asyncio.to_thread(talk.step, _make_turn(action, len(talk.turns)))
             if talk.done:
-                score = require_score(await asyncio.to_thread(talk.get_verdict), "aviary")
+                score = require_score(await asyncio.to_thread(talk.finish_and_verify), "aviary")
                 return [], score, True, bool(talk.truncation_reason)
             return _convert_replies(heard, _get_tool_calls(action), message, response), 0.0, False, False
 
@@ -89,7 +89,7 @@ def make_environment_class(
     return RlvrEnvironment
 
 
-async def _await_conversation(job: Future[Conversation]) -> Conversation:
+async def _await_conversation(job: Future[TextConversation]) -> TextConversation:
     """Wait for a conversation with an open session. If the caller cancels the wait (a timeout), the session is closed."""
     try:
         return await asyncio.wrap_future(job)
@@ -118,11 +118,12 @@ def _make_turn(action: Any, number: int) -> Turn:
 
 
 def _convert_replies(
-    heard: Sequence[Message], asked: Sequence[Any], message: Callable[..., Any], response: Callable[..., Any]
+    messages: Sequence[Message], calls: Sequence[Any], message_class: Callable[..., Any], tool_response_class: Callable[..., Any]
 ) -> list[Any]:
     """Convert the messages of the session; tool results have the order of the calls."""
-    results = [one for one in heard if one["role"] == "tool"]
+    results = [one for one in messages if one["role"] == "tool"]
     found = [
-        response(content=one["content"], name=call.function.name, tool_call_id=call.id) for one, call in zip(results, asked, strict=False)
+        tool_response_class(content=one["content"], name=call.function.name, tool_call_id=call.id)
+        for one, call in zip(results, calls, strict=False)
     ]
-    return [*found, *(message(role=one["role"], content=one["content"]) for one in heard if one["role"] != "tool")]
+    return [*found, *(message_class(role=one["role"], content=one["content"]) for one in messages if one["role"] != "tool")]

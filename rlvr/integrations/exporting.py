@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from rlvr.contracts import Environment
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.integrations.formats import FORMATS, SINGLE_TURN_FORMATS, ExportFormat
 from rlvr.integrations.rows import make_rows, write_jsonl
 from rlvr.registry.plugins import build
@@ -25,7 +25,7 @@ NON_WORD_PATTERN = re.compile(r"[^0-9a-zA-Z]+")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """The result of an export.
+    """What an export wrote: the folder, its files, the number of rows, and how to use the files.
 
     >>> ExportResult(Path("out"), ("rlvr_arithmetic.py",), 100, "load it").rows
     100
@@ -39,17 +39,17 @@ class ExportResult:
 
 
 def export_env(
-    name: str, to: str, out: str | Path, *, settings: Mapping[str, Any] | None = None, split: str = "train", count: int | None = None
+    name: str, framework: str, out: str | Path, *, settings: Mapping[str, Any] | None = None, split: str = "train", count: int | None = None
 ) -> ExportResult:
     """Write an environment for a framework, into a new or empty folder."""
-    if to not in FORMATS:
-        raise ConfigError(f"--to {to!r} is not a framework; {suggest(to, FORMATS)}")
-    kind, folder, settings = FORMATS[to], Path(out), dict(settings or {})
+    if framework not in FORMATS:
+        raise ConfigError(f"--to {framework!r} is not a framework; {format_suggestion(framework, FORMATS)}")
+    kind, folder, settings = FORMATS[framework], Path(out), dict(settings or {})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
     environment: Environment = build("env", name, **settings)
     with environment:
-        if to in SINGLE_TURN_FORMATS and (environment.max_turns > 1 or environment.tools):
+        if framework in SINGLE_TURN_FORMATS and (environment.max_turns > 1 or environment.tools):
             raise ConfigError(f"{name} is a conversation, and the export to {kind.title} takes single answers; use trl, inspect or skyrl")
         count = _resolve_count(environment, split, count)
         values = _build_template_values(name, kind, settings, split, count, environment)
@@ -69,7 +69,7 @@ def export_env(
 
 def _resolve_count(environment: Environment, split: str, count: int | None) -> int:
     if split not in environment.splits:
-        raise ConfigError(f"--split is {split!r}; {suggest(split, environment.splits)}")
+        raise ConfigError(f"--split is {split!r}; {format_suggestion(split, environment.splits)}")
     size = environment.num_tasks(split)
     if count is not None and (count < 1 or (size is not None and count > size)):
         raise ConfigError(f"--count is {count}; the split {split!r} has {'unlimited tasks' if size is None else f'{size} tasks'}")

@@ -14,7 +14,7 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import make_row, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner
+from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.mdp.token_mdp import check_task
 from rlvr.rollout.rollout_request import derive_seed
 from rlvr.task import Message, to_plain_json
@@ -49,12 +49,12 @@ def make_inspect_task(
         )
         for row in rows
     ]  # fmt: skip
-    world, open_ = ConversationRunner(environment, call_timeout_s=call_timeout_s), dict[str, Conversation]()
+    world, open_ = TextConversationFactory(environment, call_timeout_s=call_timeout_s), dict[str, TextConversation]()
     name = f"rlvr_{type(environment).__name__.lower()}"
     return Task(dataset=MemoryDataset(samples, name=name), solver=_make_solver(world, open_), scorer=_make_scorer(open_), name=name)
 
 
-def _make_solver(world: ConversationRunner, open_: dict[str, Conversation]) -> Any:
+def _make_solver(world: TextConversationFactory, open_: dict[str, TextConversation]) -> Any:
     from inspect_ai.solver import solver
 
     @solver(name="rlvr_conversation")
@@ -80,7 +80,7 @@ def _make_solver(world: ConversationRunner, open_: dict[str, Conversation]) -> A
     return conversation()
 
 
-def _make_scorer(open_: dict[str, Conversation]) -> Any:
+def _make_scorer(open_: dict[str, TextConversation]) -> Any:
     from inspect_ai.scorer import Score, mean, scorer, stderr
 
     @scorer(metrics=[mean(), stderr()], name="rlvr_verdict")
@@ -89,7 +89,7 @@ def _make_scorer(open_: dict[str, Conversation]) -> Any:
             talk = open_.pop(state.uuid, None)
             if talk is None:
                 raise EnvError("the sample has no conversation; the solver of this task must run before its scorer")
-            found = await asyncio.to_thread(talk.get_verdict)
+            found = await asyncio.to_thread(talk.finish_and_verify)
             about = {"fault": found.fault.value, "detail": to_plain_json(dict(found.detail))}
             answer = talk.turns[-1].text if talk.turns else ""
             if found.score is None:
@@ -102,7 +102,7 @@ def _make_scorer(open_: dict[str, Conversation]) -> Any:
 
 
 def _make_turn(message: Any, number: int, *, truncated: bool) -> Turn:
-    """A message of the model as a turn. A call that inspect_ai could not read has a status, and is not run."""
+    """Convert a message of the model to a turn. A call that inspect_ai could not parse gets an error status, and is not run."""
     calls = tuple(
         Call(f"{number}.{place}", call.function, dict(call.arguments or {}), CallStatus.BAD_JSON if call.parse_error else CallStatus.OK,
              error_detail=str(call.parse_error or ""))
@@ -111,16 +111,16 @@ def _make_turn(message: Any, number: int, *, truncated: bool) -> Turn:
     return Turn(message.text, content=message.text, calls=calls, finish="length" if truncated else "stop")
 
 
-def _convert_replies(heard: Sequence[Message], calls: Sequence[Any]) -> list[Any]:
+def _convert_replies(messages: Sequence[Message], calls: Sequence[Any]) -> list[Any]:
     """Convert the messages of the session to inspect_ai; tool results have the order of the calls."""
     from inspect_ai.model import ChatMessageTool
 
-    results = [message for message in heard if message["role"] == "tool"]
+    results = [message for message in messages if message["role"] == "tool"]
     found = [
         ChatMessageTool(content=message["content"], tool_call_id=call.id, function=call.function)
         for message, call in zip(results, calls, strict=False)
     ]
-    return [*found, *_convert_messages([message for message in heard if message["role"] != "tool"])]
+    return [*found, *_convert_messages([message for message in messages if message["role"] != "tool"])]
 
 
 def _convert_messages(messages: Sequence[Any]) -> list[Any]:

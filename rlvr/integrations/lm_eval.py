@@ -14,7 +14,7 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import MissingExtra
 from rlvr.integrations.rows import find_task, make_rows, warn_if_untested
-from rlvr.integrations.texts import Scorer
+from rlvr.integrations.texts import FinalTextVerifier
 
 TESTED_VERSION = "0.4.13"
 warn_if_untested("lm_eval", TESTED_VERSION)
@@ -44,7 +44,7 @@ def make_custom_dataset(environment: Environment, split: str = "test", count: in
 
 def make_process_results(environment: Environment, *, call_timeout_s: float = 600.0) -> Callable[..., dict[str, float]]:
     """Make the function `process_results` for a single-turn environment."""
-    scorer = Scorer(environment, workers=1, call_timeout_s=call_timeout_s)
+    scorer = FinalTextVerifier(environment, workers=1, call_timeout_s=call_timeout_s)
 
     def process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
         verdict = scorer.verify_all([find_task(environment, doc)], [results[0]])[0]

@@ -17,8 +17,8 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
-from rlvr.integrations.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner
+from rlvr.integrations.rows import find_task, make_row, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call, ToolSpec, Turn
@@ -42,7 +42,7 @@ def make_nemo_row(environment: Environment, split: str, index: int, tools: Seque
     flat = [
         {"type": "function", "name": t.name, "description": t.description, "parameters": dict(t.parameters), "strict": False} for t in tools
     ]
-    return {"responses_create_params": {"input": row["prompt"], "tools": flat}, "label": make_label(split, index, row["prompt"])}
+    return {"responses_create_params": {"input": row["prompt"], "tools": flat}, "label": make_task_label(split, index, row["prompt"])}
 
 
 def extract_final_text(response: Mapping[str, Any]) -> str:
@@ -68,7 +68,7 @@ class ServerSession:
     """
 
     task_id: str
-    conversation: Conversation | None = None
+    conversation: TextConversation | None = None
     verdict: Verdict | None = None
     lock: Lock = field(default_factory=Lock)
 
@@ -83,7 +83,7 @@ class SessionManager:
     def __init__(self, environment: Environment, *, call_timeout_s: float = 600.0) -> None:
         if environment.info.replies:
             raise ConfigError(f"{type(environment).__name__} replies to the policy's texts, and NeMo-Gym's simple agent has tools only")
-        self.runner = ConversationRunner(environment, call_timeout_s=call_timeout_s)
+        self.runner = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
         self.sessions, self.lock = dict[str, ServerSession](), Lock()
         probe = self.runner.start_conversation(environment.task(environment.splits[0], 0))
         self.tools = probe.tools
@@ -92,12 +92,12 @@ class SessionManager:
             self.runner.close()
             raise ConfigError(f"a tool is called {taken[0]!r}, which is a route of NeMo-Gym; give it another name")
 
-    def open_session(self, session: str, label: object) -> None:
+    def open_session(self, session_id: str, label: object) -> None:
         """Open the session for the task of a label. An existing session stays as it is, and cannot change its task."""
-        self._get_or_open(session, label)
+        self._get_or_open(session_id, label)
 
     def _get_or_open(self, session: str, label: object) -> ServerSession:
-        task = find_task(self.runner.environment, parse_label(label))
+        task = find_task(self.runner.environment, parse_task_label(label))
         with self.lock:
             seat = self.sessions.get(session)
             if seat is None:
@@ -116,7 +116,7 @@ class SessionManager:
             stale.close()
         return seat
 
-    def _evict_oldest(self) -> list[Conversation]:
+    def _evict_oldest(self) -> list[TextConversation]:
         """Remove the oldest verified session, else the oldest, if the limit is reached; return conversations to close."""
         if len(self.sessions) < MAX_OPEN_SESSIONS:
             return []
@@ -124,9 +124,9 @@ class SessionManager:
         talk = self.sessions.pop(oldest).conversation
         return [] if talk is None else [talk]
 
-    def call_tool(self, session: str, name: str, arguments: Mapping[str, Any]) -> str:
+    def call_tool(self, session_id: str, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a call and return the result for the policy."""
-        seat = self.sessions.get(session)
+        seat = self.sessions.get(session_id)
         if seat is None:
             return "Error: this call was not run. The session is not open."
         with seat.lock:
@@ -138,22 +138,22 @@ class SessionManager:
                 return "Error: the tool failed." if talk.failure else ""
             return talk.step_results[-1].messages[0]["content"]
 
-    def get_verdict(self, session: str, label: object, text: str) -> Verdict:
+    def finish_and_verify(self, session_id: str, label: object, text: str) -> Verdict:
         """Return the verdict on a final text; later calls return the first verdict. Without tools, a missing session is opened."""
-        if session not in self.sessions and self.tools:
+        if session_id not in self.sessions and self.tools:
             raise ConfigError("verify was called for a session that is not open, so its tool calls are unknown; call /seed_session first")
-        seat = self._get_or_open(session, label)
+        seat = self._get_or_open(session_id, label)
         with seat.lock:
             talk = seat.conversation
             if talk is not None:
                 if text and not talk.done:
                     talk.step(Turn(text, content=text))
-                seat.verdict, seat.conversation = talk.get_verdict(), None
+                seat.verdict, seat.conversation = talk.finish_and_verify(), None
         return seat.verdict or Verdict(None, "the session was closed before it was verified", fault=Fault.INFRA)
 
-    def close_session(self, session: str) -> None:
+    def close_session(self, session_id: str) -> None:
         """Close a session if it is open; may be called repeatedly."""
-        seat = self.sessions.get(session)
+        seat = self.sessions.get(session_id)
         if seat is not None:
             with seat.lock:
                 talk, seat.conversation = seat.conversation, None
@@ -220,17 +220,17 @@ def make_server_class(
             """Verify the final text of a response."""
             body = await arguments(request)
             session, text = request.session[session_key], extract_final_text(body.get("response") or {})
-            verdict = await asyncio.to_thread(desk.get_verdict, session, body.get("label"), text)
+            verdict = await asyncio.to_thread(desk.finish_and_verify, session, body.get("label"), text)
             if not verdict.is_scored and "mask_sample" in getattr(answer, "model_fields", {}):
                 return answer(**{**body, "reward": 0.0, "mask_sample": True, "failure_reason": verdict.reason})
             return answer(**{**body, "reward": require_score(verdict, "NeMo-Gym")})
 
     for method in ("seed_session", "close_resources_session", "verify"):  # from the annotation, FastAPI passes the request itself
-        getattr(RlvrResourcesServer, method).__annotations__["request"] = _request_type()
+        getattr(RlvrResourcesServer, method).__annotations__["request"] = _get_request_class()
     return RlvrResourcesServer
 
 
-def _request_type() -> Any:
+def _get_request_class() -> Any:
     """Return the request class of Starlette, or Any if it is not installed."""
     try:
         from starlette.requests import Request

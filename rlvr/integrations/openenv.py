@@ -13,7 +13,7 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import find_task, require_score, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner
+from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
 
 TESTED_VERSION = "0.10.0"
@@ -35,7 +35,7 @@ def make_environment_class(
         count: for a reset without an index: the task is its seed modulo this number, or modulo the size of a smaller split.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
+    world = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
 
     class RlvrEnvironment(base):
         """A conversation."""
@@ -44,13 +44,13 @@ def make_environment_class(
 
         def __init__(self) -> None:
             super().__init__()
-            self.talk: Conversation | None = None
+            self.talk: TextConversation | None = None
             self.episode_id: str | None = None
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **row: Any) -> Any:
             """Begin the conversation of a row; without a row, that of the seed."""
             self.close()
-            task = find_task(environment, _resolve_row(environment, {**row, "split": row.get("split") or split}, seed, count))
+            task = find_task(environment, _add_index_from_seed(environment, {**row, "split": row.get("split") or split}, seed, count))
             talk = world.start_conversation(task, seed=derive_seed("world", task.id))
             if talk.failure:
                 raise EnvError(talk.failure)
@@ -64,7 +64,7 @@ def make_environment_class(
             heard = self.talk.step_text(_get_action_text(action))
             if not self.talk.done:
                 return observation(text=_join_contents(heard))
-            return observation(text="", done=True, reward=require_score(self.talk.get_verdict(), "OpenEnv"))
+            return observation(text="", done=True, reward=require_score(self.talk.finish_and_verify(), "OpenEnv"))
 
         @property
         def state(self) -> Any:
@@ -86,7 +86,7 @@ def _get_action_text(action: Any) -> str:
     return str(action.text)
 
 
-def _resolve_row(environment: Environment, row: dict[str, Any], seed: object, count: int) -> dict[str, Any]:
+def _add_index_from_seed(environment: Environment, row: dict[str, Any], seed: object, count: int) -> dict[str, Any]:
     """Complete a row without an index with the index of the seed."""
     split = row["split"]
     if row.get("index") is not None:

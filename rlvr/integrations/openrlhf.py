@@ -18,9 +18,9 @@ from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner, Scorer
-from rlvr.integrations.tokens import ConversationPlayer, make_completion, make_player
+from rlvr.integrations.rows import find_task, make_row, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory
+from rlvr.integrations.tokens import TokenConversationRunner, make_completion, make_token_conversation_runner
 from rlvr.integrations.tokens import make_token_row as played_row
 from rlvr.mdp.tokenizers import HFTokenizer
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
@@ -32,14 +32,14 @@ warn_if_untested("openrlhf", TESTED_VERSION)
 def make_openrlhf_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
     """Make a row of OpenRLHF: the prompt as messages (`--data.apply_chat_template`), and a label that identifies the task."""
     row = make_row(environment.task(split, index), split, index)
-    return {"input": row["prompt"], "label": make_label(split, index, row["prompt"])}
+    return {"input": row["prompt"], "label": make_task_label(split, index, row["prompt"])}
 
 
 def make_reward_function(
     environment: Environment, *, stop_texts: Sequence[str] = (), tensor: Callable[[list[float]], Any] = list, workers: int = 8,
     call_timeout_s: float = 600.0,
 ) -> Callable[..., dict[str, Any]]:  # fmt: skip
-    """Make a `reward_func(queries, prompts, labels)` for a single-turn environment.
+    """Make a `reward_func(query_lengths, prompts, verifier_labels)` for a single-turn environment.
 
     Args:
         environment: a single-turn environment.
@@ -48,7 +48,7 @@ def make_reward_function(
         workers: number of concurrent verifications.
         call_timeout_s: timeout of one verification, in seconds.
     """
-    scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
+    scorer = FinalTextVerifier(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
         texts = []
@@ -56,7 +56,7 @@ def make_reward_function(
             if not query.startswith(prompt):
                 raise EnvError(f"the query {query!r:.80} does not begin with its prompt, so the answer in it is unknown; use the executor")
             texts.append(_strip_stop_text(query.removeprefix(prompt), stop_texts))
-        tasks = [find_task(environment, parse_label(label)) for label in labels]
+        tasks = [find_task(environment, parse_task_label(label)) for label in labels]
         scores = [require_score(verdict, "OpenRLHF") for verdict in scorer.verify_all(tasks, texts)]
         return {"rewards": tensor(scores), "scores": tensor(scores), "extra_logs": {}}
 
@@ -77,7 +77,7 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
         stop_ids: stop token ids of the engine besides EOS.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    players: dict[int, ConversationPlayer] = {}
+    players: dict[int, TokenConversationRunner] = {}
 
     class AgentExecutor(base):
         """Run one conversation for each prompt."""
@@ -89,10 +89,10 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
             if images is not None:
                 raise ConfigError("the data has images, and environments of rlvr have texts only; remove --data.image_key")
             if max_length not in players:
-                players[max_length] = make_player(
+                players[max_length] = make_token_conversation_runner(
                     environment, hf_tokenizer, stop_ids=stop_ids, max_length=max_length, call_timeout_s=call_timeout_s
                 )
-            player, task = players[max_length], find_task(environment, parse_label(label))
+            player, task = players[max_length], find_task(environment, parse_task_label(label))
 
             async def generate(request: Request) -> Completion:
                 settings = deepcopy(sampling_params)
@@ -102,7 +102,7 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
                 logprobs = None if given is None else [entry[token].logprob for token, entry in zip(tokens, given, strict=True)]
                 return make_completion(tokens, logprobs, player.mdp.tokenizer.stop_ids)
 
-            episode = await player.play(RolloutRequest(task, task.id, seed=0), generate)
+            episode = await player.run_conversation(RolloutRequest(task, task.id, seed=0), generate)
             played = played_row(episode, player.mdp.tokenizer.eos_id)
             score, start = require_score(played.verdict, "OpenRLHF"), len(played.prompt_ids)
             return {
@@ -122,13 +122,13 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
     return AgentExecutor
 
 
-def find_action_ranges(mask: Sequence[int], start: int) -> list[tuple[int, int]]:
+def find_action_ranges(mask: Sequence[int], offset: int) -> list[tuple[int, int]]:
     """Return the positions of the policy's tokens, as pairs of start and exclusive end.
 
     >>> find_action_ranges([1, 1, 0, 1], 10)
     [(10, 12), (13, 14)]
     """
-    found, at = [], start
+    found, at = [], offset
     for own, run in groupby(mask):
         length = len(list(run))
         found += [(at, at + length)] if own else []
@@ -136,10 +136,10 @@ def find_action_ranges(mask: Sequence[int], start: int) -> list[tuple[int, int]]
     return found
 
 
-def _decode_exactly(writer: HFTokenizer, ids: list[int]) -> str:
+def _decode_reversibly(tokenizer: HFTokenizer, ids: list[int]) -> str:
     """Decode ids for a framework that encodes the text again; an error if that would give other ids."""
-    text = str(writer.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-    if list(writer.tokenizer.encode(text, add_special_tokens=False)) != ids:
+    text = str(tokenizer.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    if list(tokenizer.tokenizer.encode(text, add_special_tokens=False)) != ids:
         raise EnvError(f"the reply {text!r:.80} cannot be passed as text: it would be encoded differently; use the executor")
     return text
 
@@ -161,21 +161,21 @@ def make_instance_class(
         tensor: converts a reward to a tensor: `torch.tensor`.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world, writer = ConversationRunner(environment, call_timeout_s=call_timeout_s), HFTokenizer(tokenizer)
+    world, writer = TextConversationFactory(environment, call_timeout_s=call_timeout_s), HFTokenizer(tokenizer)
 
     class AgentInstance(base):
         """A conversation."""
 
         def __init__(self, *rest: Any, **named: Any) -> None:
-            self.talk: Conversation | None = None
+            self.talk: TextConversation | None = None
 
         async def reset(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Begin the conversation of a label. The prompt is rendered again if the session adds tools or messages."""
-            task = find_task(environment, parse_label(states["label"]))
+            task = find_task(environment, parse_task_label(states["label"]))
             self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
             if not (self.talk.tools or self.talk.initial_messages):
                 return {"observation": states["observation"]}
-            return {"observation": _decode_exactly(writer, writer.render(self.talk.build_prompt()))}
+            return {"observation": _decode_reversibly(writer, writer.render(self.talk.build_prompt()))}
 
         async def step(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Handle one turn of the policy."""
@@ -185,8 +185,8 @@ def make_instance_class(
             action = states["action_text"]
             text = _strip_stop_text(action, stop_texts)
             messages = await asyncio.to_thread(talk.step_text, text, truncated=bool(stop_texts) and text == action)
-            score = require_score(await asyncio.to_thread(talk.get_verdict), "OpenRLHF") if talk.done else 0.0
-            feedback = "" if talk.done else _decode_exactly(writer, writer.render_reply(messages))
+            score = require_score(await asyncio.to_thread(talk.finish_and_verify), "OpenRLHF") if talk.done else 0.0
+            feedback = "" if talk.done else _decode_reversibly(writer, writer.render_reply(messages))
             return {
                 "rewards": tensor(score),
                 "scores": tensor(score),

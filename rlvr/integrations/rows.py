@@ -33,7 +33,7 @@ def make_rows(environment: Environment, split: str = "train", count: int | None 
 
 
 def make_row(task: Task, split: str, index: int) -> dict[str, Any]:
-    """Make one row.
+    """Make a dataset row of one task: prompt, split, index and task id; never the reference.
 
     >>> make_row(Task(({"role": "user", "content": "2+2="},), "4", id="t/7"), "train", 7)["task_id"]
     't/7'
@@ -42,7 +42,9 @@ def make_row(task: Task, split: str, index: int) -> dict[str, Any]:
 
 
 def find_task(environment: Environment, row: Mapping[str, Any]) -> Task:
-    """Return the task of a row. An error if the row identifies none, or if the environment has another question there."""
+    """Make the task that a row names by split and index. Raises ConfigError if the row names none, or if its prompt differs from that
+    of the task.
+    """
     split, index = row.get("split"), row.get("index")
     if not isinstance(split, str) or isinstance(index, bool) or not isinstance(index, int) or index < 0:
         raise ConfigError(f"a row with split {split!r} and index {index!r} names no task; keep both columns of the rows that rlvr wrote")
@@ -67,10 +69,11 @@ def find_task(environment: Environment, row: Mapping[str, Any]) -> Task:
     return task
 
 
-def make_label(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Make a label, which replaces the reference in other frameworks; `prompt` adds its fingerprint.
+def make_task_label(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """Make the JSON text that identifies a task (split and index) in rows of other frameworks, in place of the reference; `prompt` adds
+    its fingerprint.
 
-    >>> make_label("train", 7), make_label("train", 7, [{"role": "user", "content": "2+2="}])
+    >>> make_task_label("train", 7), make_task_label("train", 7, [{"role": "user", "content": "2+2="}])
     ('{"index": 7, "split": "train"}', '{"asks": "569af0794093", "index": 7, "split": "train"}')
     """
     return json.dumps({"split": split, "index": index} | ({"asks": _hash_prompt(prompt)} if prompt is not None else {}), sort_keys=True)
@@ -82,8 +85,8 @@ def _hash_prompt(prompt: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
 
-def parse_label(label: object) -> dict[str, Any]:
-    """Parse a label into split, index and fingerprint.
+def parse_task_label(label: object) -> dict[str, Any]:
+    """Parse the JSON text that identifies a task into split, index and, if there is one, the fingerprint of the prompt.
 
     >>> parse_label('{"index": 7, "split": "train"}')["index"]
     7
@@ -117,7 +120,7 @@ def write_jsonl(path: Any, rows: Iterable[Mapping[str, Any]]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def warn_if_untested(distribution: str, *tested: str) -> None:
+def warn_if_untested(distribution: str, *tested_versions: str) -> None:
     """Warn if the installed version of a framework is not a tested one. The framework is not imported.
 
     >>> warn_if_untested("no-such-package", "1.0")
@@ -126,9 +129,9 @@ def warn_if_untested(distribution: str, *tested: str) -> None:
         found = version(distribution)
     except PackageNotFoundError:
         return
-    if found.split(".")[:2] not in [one.split(".")[:2] for one in tested]:
+    if found.split(".")[:2] not in [one.split(".")[:2] for one in tested_versions]:
         warnings.warn(
-            f"{distribution} {found} is installed; this adapter was tested with {' and '.join(tested)}", UserWarning, stacklevel=3
+            f"{distribution} {found} is installed; this adapter was tested with {' and '.join(tested_versions)}", UserWarning, stacklevel=3
         )
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner
-from rlvr.integrations.tokens import TokenRow, make_completion, make_player
+from rlvr.integrations.rows import find_task, make_row, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.texts import TextConversation, TextConversationFactory
+from rlvr.integrations.tokens import TokenRow, make_completion, make_token_conversation_runner
 from rlvr.integrations.tokens import make_token_row as played_row
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 
@@ -33,7 +33,7 @@ def make_skyrl_row(environment: Environment, split: str, index: int) -> dict[str
         "data_source": "rlvr",
         "env_class": "rlvr",
         "prompt": row["prompt"],
-        "reward_spec": {"method": "rule", "ground_truth": make_label(split, index, row["prompt"])},
+        "reward_spec": {"method": "rule", "ground_truth": make_task_label(split, index, row["prompt"])},
         "split": split,
         "index": index,
     }
@@ -50,16 +50,16 @@ def make_environment_class(
         output: skyrl-gym's `BaseTextEnvStepOutput`.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
+    world = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
 
     class RlvrEnv(base):
         """A conversation."""
 
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
             super().__init__()
-            self.named = parse_label(((extras or {}).get("reward_spec") or {}).get("ground_truth"))
+            self.named = parse_task_label(((extras or {}).get("reward_spec") or {}).get("ground_truth"))
             self.max_turns = environment.max_turns
-            self.talk: Conversation | None = None
+            self.talk: TextConversation | None = None
 
         def init(self, prompt: Any) -> tuple[Any, dict[str, Any]]:
             """Open the session; return the prompt with the tools and the first messages of the session."""
@@ -75,7 +75,7 @@ def make_environment_class(
                 raise EnvError("step was called before init")
             observations = self.talk.step_text(action)
             over = self.talk.done
-            reward = require_score(self.talk.get_verdict(), "SkyRL") if over else 0.0
+            reward = require_score(self.talk.finish_and_verify(), "SkyRL") if over else 0.0
             return output(observations=[] if over else observations, reward=reward, done=over, metadata={})
 
         def close(self) -> None:
@@ -106,7 +106,7 @@ def make_generator_class(
 
         def __init__(self, inference_engine_client: Any, tokenizer: Any) -> None:
             self.engine = inference_engine_client
-            self.player = make_player(
+            self.player = make_token_conversation_runner(
                 environment,
                 tokenizer,
                 stop_ids=stop_ids,
@@ -123,11 +123,11 @@ def make_generator_class(
             params, ids = input_batch.get("sampling_params") or {}, input_batch.get("trajectory_ids")
             names = [str(ids[place] if ids else place) for place in range(len(extras))]
             rows = await asyncio.gather(*(self._play(params, extra, name) for extra, name in zip(extras, names, strict=True)))
-            return {**_make_output([row for row, _ in rows], known=all(known for _, known in rows)), "trajectory_ids": ids}
+            return {**_make_output([row for row, _ in rows], has_logprobs=all(known for _, known in rows)), "trajectory_ids": ids}
 
         async def _play(self, params: Mapping[str, Any], extra: Mapping[str, Any], name: str) -> tuple[TokenRow, bool]:
             known: list[bool] = []
-            task = find_task(environment, parse_label((extra.get("reward_spec") or {}).get("ground_truth")))
+            task = find_task(environment, parse_task_label((extra.get("reward_spec") or {}).get("ground_truth")))
 
             async def generate(request: Request) -> Completion:
                 asked = {
@@ -140,7 +140,7 @@ def make_generator_class(
                 known.append(logprobs is not None)
                 return make_completion(said["response_ids"][0], logprobs, self.player.mdp.tokenizer.stop_ids)
 
-            episode = await self.player.play(RolloutRequest(task, task.id, seed=0), generate)
+            episode = await self.player.run_conversation(RolloutRequest(task, task.id, seed=0), generate)
             return played_row(episode, self.player.mdp.tokenizer.eos_id), all(known)
 
         def close(self) -> None:
@@ -150,7 +150,7 @@ def make_generator_class(
     return RlvrGenerator
 
 
-def _make_output(rows: list[TokenRow], *, known: bool) -> dict[str, Any]:
+def _make_output(rows: list[TokenRow], *, has_logprobs: bool) -> dict[str, Any]:
     """Make the output of SkyRL."""
     return {
         "prompt_token_ids": [row.prompt_ids for row in rows],
@@ -159,6 +159,6 @@ def _make_output(rows: list[TokenRow], *, known: bool) -> dict[str, Any]:
         "loss_masks": [row.action_mask for row in rows],
         "stop_reasons": ["length" if row.truncated else "stop" for row in rows],
         "rollout_metrics": {f"rlvr/end_{end}": float(count) for end, count in Counter(row.stop_reason for row in rows).items()},
-        "rollout_logprobs": [row.logprobs for row in rows] if known else None,
+        "rollout_logprobs": [row.logprobs for row in rows] if has_logprobs else None,
         "is_last_step": None,
     }

@@ -14,8 +14,8 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner, Scorer, extract_final_text
+from rlvr.integrations.rows import find_task, make_row, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory, extract_final_text
 from rlvr.rollout.rollout_request import derive_seed
 
 TESTED_VERSION = "4.6.0"
@@ -25,7 +25,7 @@ warn_if_untested("ms-swift", TESTED_VERSION)
 def make_swift_row(environment: Environment, split: str, index: int) -> dict[str, Any]:
     """Make a row of ms-swift."""
     row = make_row(environment.task(split, index), split, index)
-    label = make_label(split, index, row["prompt"])
+    label = make_task_label(split, index, row["prompt"])
     return {"messages": row["prompt"], "label": label, "env_config": {"name": "rlvr", "label": label}}
 
 
@@ -38,7 +38,7 @@ def make_reward_class(environment: Environment, base: Any, *, workers: int = 8, 
         workers: number of concurrent verifications.
         call_timeout_s: timeout of one verification, in seconds.
     """
-    scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
+    scorer = FinalTextVerifier(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     class RlvrReward(base):
         """The score of each completion."""
@@ -47,7 +47,7 @@ def make_reward_class(environment: Environment, base: Any, *, workers: int = 8, 
             """Score a batch."""
             if label is None:
                 raise ConfigError("the data has no column 'label'; use the rows of make_swift_row, which identify the task")
-            tasks = [find_task(environment, parse_label(text)) for text in label]
+            tasks = [find_task(environment, parse_task_label(text)) for text in label]
             return [
                 require_score(verdict, "ms-swift")
                 for verdict in scorer.verify_all(tasks, [extract_final_text(said) for said in completions])
@@ -64,19 +64,19 @@ def make_environment_class(environment: Environment, base: Any, *, call_timeout_
         base: ms-swift's `Env`.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    world = ConversationRunner(environment, call_timeout_s=call_timeout_s)
+    world = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
 
     class RlvrEnv(base):
         """A conversation."""
 
         def __init__(self, env_config: Any = None) -> None:
             super().__init__(env_config)
-            self.talk: Conversation | None = None
+            self.talk: TextConversation | None = None
 
         async def reset(self, request: Any) -> tuple[str, dict[str, Any], str]:
             """Open the session; return the question and the system message."""
             config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
-            task = find_task(environment, parse_label(config.get("label")))
+            task = find_task(environment, parse_task_label(config.get("label")))
             self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
             if self.talk.failure:
                 raise EnvError(self.talk.failure)
@@ -94,7 +94,7 @@ def make_environment_class(environment: Environment, base: Any, *, call_timeout_
             said = await asyncio.to_thread(self.talk.step_text, extract_final_text(messages))
             if not self.talk.done:
                 return "\n\n".join(message["content"] for message in said), 0.0, False, {}
-            return "", require_score(await asyncio.to_thread(self.talk.get_verdict), "ms-swift"), True, {}
+            return "", require_score(await asyncio.to_thread(self.talk.finish_and_verify), "ms-swift"), True, {}
 
         async def close(self) -> None:
             """Close the session."""

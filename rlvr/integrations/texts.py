@@ -64,8 +64,10 @@ def extract_final_text(completion: object) -> str:
     return said or ""
 
 
-class Scorer:
-    """Verify final texts concurrently, for reward functions."""
+class FinalTextVerifier:
+    """Verifies the final texts of completions concurrently, with an environment's verifier or a verifier: for reward functions of other
+    frameworks.
+    """
 
     def __init__(self, env_or_verifier: Environment | Verifier, *, workers: int = 8, call_timeout_s: float = 600.0) -> None:
         """Set the verifier.
@@ -121,8 +123,8 @@ def require_single_turn(environment: Environment, purpose: str) -> None:
         )
 
 
-class ConversationRunner:
-    """An environment with threads for its sessions and its verifier."""
+class TextConversationFactory:
+    """Starts text conversations of one environment, and owns the threads for their session calls and verifications."""
 
     def __init__(self, environment: Environment, *, workers: int = 32, call_timeout_s: float = 600.0, dialect: str = "") -> None:
         """Set the limits.
@@ -137,9 +139,9 @@ class ConversationRunner:
         self.dialect = get_dialect(dialect or environment.dialect or "fenced")
         self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
 
-    def start_conversation(self, task: Task, *, seed: int = 0) -> Conversation:
-        """Start a conversation and open its session. The caller must call `close` or `verdict`."""
-        return Conversation(self, task, seed)
+    def start_conversation(self, task: Task, *, seed: int = 0) -> TextConversation:
+        """Start a conversation and open its session. The caller must call its `close` or `finish_and_verify`."""
+        return TextConversation(self, task, seed)
 
     def close(self) -> None:
         """Stop the threads and close the environment."""
@@ -147,17 +149,17 @@ class ConversationRunner:
         self.verifier_executor.close()
         self.environment.close()
 
-    def __enter__(self) -> ConversationRunner:
+    def __enter__(self) -> TextConversationFactory:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
 
-class Conversation:
-    """A conversation with text turns."""
+class TextConversation:
+    """One conversation whose turns come as texts from another framework: its session, its replies and its verdict."""
 
-    def __init__(self, runner: ConversationRunner, task: Task, seed: int) -> None:
+    def __init__(self, runner: TextConversationFactory, task: Task, seed: int) -> None:
         self.runner, self.task = runner, task
         self.turns, self.step_results = list[Turn](), list[StepResult]()
         self.done, self.truncation_reason = False, ""
@@ -226,7 +228,7 @@ class Conversation:
         self.done = heard.done or bool(self.truncation_reason)
         return [] if self.done else list(heard.messages)
 
-    def get_verdict(self) -> Verdict:
+    def finish_and_verify(self) -> Verdict:
         """End the conversation, close the session and return the verdict. Never raises."""
         if self._verdict is None:
             self.done = True
@@ -262,11 +264,11 @@ class Conversation:
             return build_timeout_verdict(self.runner.call_timeout_s)
 
     def _call_session(self, work: Callable[[], T]) -> T | None:
-        """Call the session; on an error set `trouble`, close the session and return None."""
+        """Call the session in a thread with a timeout; on an error set `failure`, close the session and return None."""
         try:
             return run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
         except (Exception, SystemExit) as error:
-            self.failure, self.done = f"{self._session.current_call} raised {type(error).__name__}: {error}", True
+            self.failure, self.done = f"{self._session.current_method} raised {type(error).__name__}: {error}", True
             self.close()
             return None
 

@@ -32,7 +32,7 @@ GenerateFunction = Callable[[Request], Awaitable[Completion]]
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """An episode in the format of trainers: the prompt, and the response with a mask.
+    """An episode in the format of other trainers: prompt ids, response ids with action mask and log-probabilities, and the verdict.
 
     >>> TokenRow([5], [6, 7], [1, 0], [-0.1, 0.0], Verdict(1.0, "right"), "terminated", 1).action_mask
     [1, 0]
@@ -53,7 +53,7 @@ class TokenRow:
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit ended it."""
+        """Whether a limit ended the conversation."""
         return self.stop_reason == StopReason.TRUNCATED.value
 
 
@@ -88,10 +88,10 @@ def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, sto
     return Completion(said, [0.0] * len(said) if logprobs is None else list(logprobs), "stop" if said[-1] in stop_ids else "length")
 
 
-def make_player(
+def make_token_conversation_runner(
     environment: Environment, tokenizer: Any, *, stop_ids: Iterable[int] = (), max_new_tokens: int | None = None,
     max_length: int | None = None, workers: int = 32, call_timeout_s: float = 600.0,
-) -> ConversationPlayer:  # fmt: skip
+) -> TokenConversationRunner:  # fmt: skip
     """Make a runner for the Hugging Face tokenizer of a framework.
 
     Args:
@@ -104,11 +104,11 @@ def make_player(
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
     mdp = TokenMDP(environment, HFTokenizer(tokenizer, stop_ids), max_new_tokens=max_new_tokens, max_length=max_length)
-    return ConversationPlayer(mdp, workers=workers, call_timeout_s=call_timeout_s)
+    return TokenConversationRunner(mdp, workers=workers, call_timeout_s=call_timeout_s)
 
 
-class ConversationPlayer:
-    """Run conversations of one environment; the framework decides how many run concurrently."""
+class TokenConversationRunner:
+    """Runs whole conversations of one environment on token ids, with a coroutine that samples each turn; many may run concurrently."""
 
     def __init__(self, mdp: TokenMDP, *, workers: int = 32, call_timeout_s: float = 600.0) -> None:
         """Set the limits.
@@ -123,9 +123,9 @@ class ConversationPlayer:
         self.closing_sessions = set[Future[Any]]()
         """Jobs that close sessions."""
 
-    async def play(self, draw: RolloutRequest, generate: GenerateFunction) -> Episode:
+    async def run_conversation(self, request: RolloutRequest, generate: GenerateFunction) -> Episode:
         """Run one conversation and verify it. Errors give a failed episode; the session is always closed."""
-        talk = Conversation.begin(0, draw, self.mdp)
+        talk = Conversation.begin(0, request, self.mdp)
         try:
             if self.mdp.has_sessions and not talk.error and await self._run_session_step(talk, talk.open_session):
                 talk.render_prompt()
@@ -151,15 +151,15 @@ class ConversationPlayer:
         if not talk.error and talk.state.stop_reason is None and await self._run_session_step(talk, talk.step_session):
             talk.append_reply()
 
-    async def _run_session_step(self, talk: Conversation, work: Callable[[], Any]) -> bool:
+    async def _run_session_step(self, conversation: Conversation, session_call: Callable[[], Any]) -> bool:
         """Call the session; on an error store it in the conversation and return False."""
         try:
-            await self._run_with_timeout(self.session_executor, work)
+            await self._run_with_timeout(self.session_executor, session_call)
         except TimeoutError:
-            talk.error = f"{talk.current_call} returned nothing within {self.call_timeout_s:g} s"
+            conversation.error = f"{conversation.current_method} returned nothing within {self.call_timeout_s:g} s"
         except (Exception, SystemExit) as error:
-            talk.error = f"{talk.current_call} raised {type(error).__name__}: {error}"
-        return not talk.error
+            conversation.error = f"{conversation.current_method} raised {type(error).__name__}: {error}"
+        return not conversation.error
 
     async def _verify(self, talk: Conversation) -> Verdict:
         try:

@@ -14,10 +14,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from rlvr.contracts import Environment, Sampler, Sampling, Verifier
+from rlvr.contracts import Environment, Sampler, SamplingParams, Verifier
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import find_task, warn_if_untested
-from rlvr.integrations.texts import Conversation, ConversationRunner, Scorer, extract_final_text
+from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory, extract_final_text
 from rlvr.integrations.tokens import make_token_row
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
@@ -49,7 +49,7 @@ def make_reward_function(
         workers: number of concurrent verifications.
         call_timeout_s: timeout of one verification, in seconds.
     """
-    scorer = Scorer(env_or_verifier, workers=workers, call_timeout_s=call_timeout_s)
+    scorer = FinalTextVerifier(env_or_verifier, workers=workers, call_timeout_s=call_timeout_s)
 
     def task_at(place: int, prompt: Any, columns: Mapping[str, Any]) -> Task:
         if scorer.environment is not None:
@@ -76,7 +76,7 @@ def make_reward_function(
 
 
 class EnvironmentFactory:
-    """A factory for `environment_factory=`; pass its `reward` to `reward_funcs=`.
+    """Makes environments for TRL's `environment_factory=`: objects with a method for each tool. Pass its `reward` to `reward_funcs=`.
 
     TRL calls tools as methods. Each call is one turn of the session, so parallel calls count separately towards `max_turns`.
     """
@@ -93,7 +93,7 @@ class EnvironmentFactory:
             raise ConfigError(
                 f"{type(environment).__name__} replies to the policy's texts, and TRL's environments have tools only; use RolloutFunction"
             )
-        self.runner = ConversationRunner(environment, workers=workers, call_timeout_s=call_timeout_s)
+        self.runner = TextConversationFactory(environment, workers=workers, call_timeout_s=call_timeout_s)
         probe = self.runner.start_conversation(environment.task(environment.splits[0], 0))
         self.specs, trouble = probe.tools, probe.failure
         probe.close()
@@ -101,11 +101,11 @@ class EnvironmentFactory:
             why = trouble or "its sessions have none"
             self.runner.close()
             raise ConfigError(f"{type(environment).__name__} has no tools ({why}); use reward_function or RolloutFunction")
-        self._environments: list[_Environment] = []
+        self._environments: list[_TrlEnvironment] = []
         methods = {spec.name: _make_tool_method(spec) for spec in self.specs}
         if taken := sorted(set(methods) & {"reset", "get_reward"}):
             raise ConfigError(f"a tool is called {taken[0]!r}, which TRL reserves; give it another name")
-        self._environment_class = type(f"Rlvr{type(environment).__name__}", (_Environment,), methods)
+        self._environment_class = type(f"Rlvr{type(environment).__name__}", (_TrlEnvironment,), methods)
 
     def __call__(self) -> Any:
         """Make an environment for the pool of TRL."""
@@ -113,7 +113,7 @@ class EnvironmentFactory:
         return self._environments[-1]
 
     def reward(self, completions: Sequence[Any], environments: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score a batch: verify the final text of each conversation, with the evidence of its session."""
+        """Score a batch: verify the final text of each conversation, with the artifacts of its session."""
         for environment, completion in zip(environments, completions, strict=True):
             environment._step_final_text(completion)
         return [environment._get_score() for environment in environments]
@@ -129,12 +129,12 @@ class EnvironmentFactory:
         self.runner.close()
 
 
-class _Environment:
+class _TrlEnvironment:
     """An environment in the pool of TRL. Subclasses have a method for each tool, since TRL treats every public method as a tool."""
 
-    def __init__(self, world: ConversationRunner) -> None:
+    def __init__(self, world: TextConversationFactory) -> None:
         self._runner = world
-        self._conversation: Conversation | None = None
+        self._conversation: TextConversation | None = None
 
     def reset(self, **row: Any) -> str | None:
         """Begin the conversation of a row; return the first messages of the session, to append to the question."""
@@ -162,7 +162,7 @@ class _Environment:
             self._conversation.step(Turn(text, content=text))
 
     def _get_score(self) -> float | None:
-        return None if self._conversation is None else self._conversation.get_verdict().score
+        return None if self._conversation is None else self._conversation.finish_and_verify().score
 
     def _close(self) -> None:
         if self._conversation is not None:
@@ -172,7 +172,7 @@ class _Environment:
 def _make_tool_method(spec: ToolSpec) -> Callable[..., str]:
     """Make a method for a tool, with the signature and the docstring that TRL needs to describe it."""
 
-    def method(self: _Environment, **arguments: Any) -> str:
+    def method(self: _TrlEnvironment, **arguments: Any) -> str:
         return self._call_tool(spec.name, {key: value for key, value in arguments.items() if value is not None})
 
     properties, required = spec.parameters.get("properties", {}), set(spec.parameters.get("required", ()))
@@ -208,7 +208,8 @@ def _schema_to_type(schema: Mapping[str, Any]) -> Any:
 
 
 class RolloutFunction:
-    """A function for `rollout_func=`; pass its `reward` to `reward_funcs=`.
+    """Callable for TRL's `rollout_func=`: runs conversations; returns token ids, mask and log-probabilities. Pass its `reward` to
+    `reward_funcs=`.
 
     rlvr runs the conversations, with its sampler on the model of TRL. TRL gets the exact token ids, mask (`env_mask`) and log-probabilities
     of the sampled tokens. Tested with one process, which must have the full model (no ZeRO-3, no FSDP).
@@ -246,7 +247,7 @@ class RolloutFunction:
         draws = [self._make_request(prompt, place, trainer) for place, prompt in enumerate(prompts)]
         self.num_calls += 1
         args, stops = trainer.args, rollout.mdp.tokenizer.stop_ids
-        sampling = Sampling(temperature=args.temperature, top_p=args.top_p, top_k=max(args.top_k or 0, 0), stop_ids=stops)
+        sampling = SamplingParams(temperature=args.temperature, top_p=args.top_p, top_k=max(args.top_k or 0, 0), stop_ids=stops)
         rows = [make_token_row(episode, rollout.mdp.tokenizer.eos_id) for episode in rollout.collect(draws, sampling)]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],

@@ -15,7 +15,7 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import VerifierError
 from rlvr.integrations.rows import find_task, make_row, warn_if_untested
-from rlvr.integrations.texts import Scorer, extract_final_text
+from rlvr.integrations.texts import FinalTextVerifier, extract_final_text
 from rlvr.mdp.token_mdp import check_task
 
 TESTED_VERSION = "0.4.0"
@@ -31,11 +31,11 @@ def make_task_rows(environment: Environment, split: str, count: int) -> list[dic
 
 
 class TasksetRewards:
-    """The reward of a single-turn environment."""
+    """Scores answers to the tasks of a single-turn environment, for the reward function of a verifiers `Taskset`."""
 
     def __init__(self, environment: Environment, *, workers: int = 8, call_timeout_s: float = 600.0) -> None:
         self.environment = environment
-        self.scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
+        self.scorer = FinalTextVerifier(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     async def score(self, split: str, index: int, messages: Sequence[Any]) -> float:
         """Return the score of the last of these messages of verifiers; VerifierError if it could not be verified."""

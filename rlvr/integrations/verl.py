@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import EnvError
-from rlvr.integrations.rows import find_task, make_label, make_row, parse_label, require_score, warn_if_untested
-from rlvr.integrations.texts import Scorer
-from rlvr.integrations.tokens import ConversationPlayer, TokenRow, make_completion, make_player
+from rlvr.integrations.rows import find_task, make_row, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.texts import FinalTextVerifier
+from rlvr.integrations.tokens import TokenConversationRunner, TokenRow, make_completion, make_token_conversation_runner
 from rlvr.integrations.tokens import make_token_row as played_row
 from rlvr.rollout.rollout_request import RolloutRequest
 
@@ -37,14 +37,14 @@ def make_verl_row(environment: Environment, split: str, index: int) -> dict[str,
         "data_source": DATA_SOURCE,
         "agent_name": DATA_SOURCE,
         "prompt": row["prompt"],
-        "reward_model": {"style": "rule", "ground_truth": make_label(split, index, row["prompt"])},
+        "reward_model": {"style": "rule", "ground_truth": make_task_label(split, index, row["prompt"])},
         "extra_info": extra,
     }
 
 
 def make_compute_score(environment: Environment, *, workers: int = 8, call_timeout_s: float = 600.0) -> Callable[..., dict[str, float]]:
     """Make `compute_score` for a single-turn environment. Rows with more turns raise an error: their text includes tool output."""
-    scorer = Scorer(environment, workers=workers, call_timeout_s=call_timeout_s)
+    scorer = FinalTextVerifier(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     def compute_score(
         data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, **settings: Any
@@ -52,7 +52,7 @@ def make_compute_score(environment: Environment, *, workers: int = 8, call_timeo
         turns = (extra_info or {}).get("num_turns")
         if turns is not None and int(turns) > SINGLE_TURN_COUNT:
             raise EnvError(f"the text of {int(turns)} turns includes tool output, so it cannot be verified; use the agent loop")
-        task = find_task(environment, parse_label(ground_truth))
+        task = find_task(environment, parse_task_label(ground_truth))
         return {"score": require_score(scorer.verify_all([task], [solution_str])[0], "verl")}
 
     setattr(compute_score, "close", scorer.close)  # noqa: B010 -- a function has no such attribute for type checkers
@@ -71,14 +71,14 @@ def make_agent_loop_class(
         stop_ids: stop token ids of the engine besides EOS.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    players: list[ConversationPlayer] = []  # one per process; verl makes an instance of the class for each row
+    players: list[TokenConversationRunner] = []  # one per process; verl makes an instance of the class for each row
 
-    def player_in(loop: Any) -> ConversationPlayer:
+    def player_in(loop: Any) -> TokenConversationRunner:
         if not players:
             limits = loop.config.actor_rollout_ref.rollout
             room = int(limits.response_length)
             longest = int(limits.prompt_length) + room
-            made = make_player(
+            made = make_token_conversation_runner(
                 environment, loop.tokenizer, stop_ids=stop_ids, max_new_tokens=room, max_length=longest, call_timeout_s=call_timeout_s
             )
             players.append(made)
@@ -90,7 +90,7 @@ def make_agent_loop_class(
         async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
             """Run the conversation of a row, and return the output of verl."""
             player = player_in(self)
-            named = {**parse_label(row["extra_info"]), "prompt": [dict(message) for message in row["raw_prompt"]]}
+            named = {**parse_task_label(row["extra_info"]), "prompt": [dict(message) for message in row["raw_prompt"]]}
             task, request_id = find_task(environment, named), uuid4().hex
             known: list[bool] = []
 
@@ -100,32 +100,32 @@ def make_agent_loop_class(
                 known.append(bool(said.log_probs))
                 return make_completion(said.token_ids, said.log_probs or None, player.mdp.tokenizer.stop_ids)
 
-            episode = await player.play(RolloutRequest(task, task.id, seed=0), generate)
+            episode = await player.run_conversation(RolloutRequest(task, task.id, seed=0), generate)
             played = played_row(episode, player.mdp.tokenizer.eos_id)
             _check_length(played, task.id, int(self.config.actor_rollout_ref.rollout.response_length))
-            return output(**_make_output(played, known=all(known)))
+            return output(**_make_output(played, has_logprobs=all(known)))
 
     return RlvrLoop
 
 
-def _check_length(played: TokenRow, task: str, room: int) -> None:
-    """Raise EnvError for a conversation that verl would cut."""
-    if len(played.response_ids) > room:
+def _check_length(row: TokenRow, task_id: str, max_response_tokens: int) -> None:
+    """Raise EnvError if a conversation has more tokens after its prompt than verl keeps."""
+    if len(row.response_ids) > max_response_tokens:
         raise EnvError(
-            f"task {task!r} took {len(played.response_ids)} tokens after its prompt, and verl keeps {room}; raise "
+            f"task {task_id!r} took {len(row.response_ids)} tokens after its prompt, and verl keeps {max_response_tokens}; raise "
             "data.max_response_length, or lower data.max_prompt_length, which limits the sum of both"
         )
 
 
-def _make_output(played: TokenRow, *, known: bool) -> dict[str, Any]:
+def _make_output(row: TokenRow, *, has_logprobs: bool) -> dict[str, Any]:
     """Make the fields of the output of verl."""
     return {
-        "prompt_ids": played.prompt_ids,
-        "response_ids": played.response_ids,
-        "response_mask": played.action_mask,
-        "response_logprobs": played.logprobs if known else None,
-        "reward_score": require_score(played.verdict, "verl"),
-        "num_turns": 2 * played.turns,
+        "prompt_ids": row.prompt_ids,
+        "response_ids": row.response_ids,
+        "response_mask": row.action_mask,
+        "response_logprobs": row.logprobs if has_logprobs else None,
+        "reward_score": require_score(row.verdict, "verl"),
+        "num_turns": 2 * row.turns,
         "metrics": {},
         "extra_fields": {"turn_scores": [], "tool_rewards": []},
     }

@@ -7,8 +7,7 @@
 
 The reward is 0.0 until the episode ends, then the verifier's score, also if the verdict has step rewards (`Verdict.step_rewards`; the
 learner assigns them to their tokens). An episode that could not be verified ends truncated with reward 0.0 and `info["is_scored"]` False:
-exclude it, because it is not a wrong answer.
-No TimeLimit wrapper is registered: it would end the episode without running the verifier.
+exclude it, because it is not a wrong answer. No TimeLimit wrapper is registered: it would end the episode without running the verifier.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gymnasium import spaces
 
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import StopReason
-from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.hints import explain_call
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
@@ -63,9 +62,9 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         render_mode: str | None = None,
     ) -> None:
         if obs not in OBSERVATION_KINDS:
-            raise ConfigError(f"obs is {obs!r}; {suggest(str(obs), OBSERVATION_KINDS)}")
+            raise ConfigError(f"obs is {obs!r}; {format_suggestion(str(obs), OBSERVATION_KINDS)}")
         if on_length not in ("truncate", "terminate"):
-            raise ConfigError(f"on_length is {on_length!r}; {suggest(str(on_length), ('truncate', 'terminate'))}")
+            raise ConfigError(f"on_length is {on_length!r}; {format_suggestion(str(on_length), ('truncate', 'terminate'))}")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; allowed: ansi, or none")
         self.tokenizer = load_tokenizer(tokenizer)
@@ -76,7 +75,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             )
             split = split or self.environment.splits[0]  # evaluation environments have no "train" split
             if split not in self.environment.splits:
-                raise ConfigError(f"split is {split!r}; {suggest(str(split), self.environment.splits)}")
+                raise ConfigError(f"split is {split!r}; {format_suggestion(str(split), self.environment.splits)}")
         except ConfigError:
             if self.environment is not env and isinstance(self.environment, Plugin):
                 self.environment.close()  # close only what was built here
@@ -97,7 +96,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         unknown = next((key for key in options or {} if key != "index"), None)
         if unknown is not None:
-            raise EnvError(f"reset() has no option {unknown!r}; {suggest(str(unknown), ('index',))}")
+            raise EnvError(f"reset() has no option {unknown!r}; {format_suggestion(str(unknown), ('index',))}")
         size = get_num_tasks(self.environment, self.split)
         index = (options or {}).get("index")
         if index is None:
@@ -218,7 +217,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return {
             "task_id": self.state.task.id,
             "turns": len(self.state.completions),
-            "text": self.mdp.get_answer(self.state) if verdict else "",
+            "text": self.mdp.get_verified_answer(self.state) if verdict else "",
             "stop_reason": ""
             if self.state.stop_reason is None
             else "failed"

@@ -38,14 +38,14 @@ def turn_from_json(row: Mapping[str, Any]) -> Turn:
     return _from_json(Turn, {"content": row["text"], **row, "calls": calls})
 
 
-def step_result_to_json(heard: StepResult) -> dict[str, Any]:
+def step_result_to_json(step_result: StepResult) -> dict[str, Any]:
     """Convert a step result, with its tool results, to JSON.
 
     >>> step_result_to_json(StepResult(done=True))
     {'messages': [], 'done': True}
     """
-    row: dict[str, Any] = {"messages": [dict(message) for message in heard.messages], "done": heard.done}
-    return row | ({"tool_results": [_to_json(result) for result in heard.tool_results]} if heard.tool_results else {})
+    row: dict[str, Any] = {"messages": [dict(message) for message in step_result.messages], "done": step_result.done}
+    return row | ({"tool_results": [_to_json(result) for result in step_result.tool_results]} if step_result.tool_results else {})
 
 
 def step_result_from_json(row: Mapping[str, Any]) -> StepResult:

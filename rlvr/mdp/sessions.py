@@ -36,7 +36,7 @@ class SessionHandle:
         self.environment, self.task, self.seed = environment, task, seed
         self.warnings = ""
         """Problems that do not change the verdict, for the record."""
-        self.current_call = f"{type(environment).__name__}.new_session"
+        self.current_method = f"{type(environment).__name__}.new_session"
         """The name of the last method called, for error messages when it raises or hangs."""
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools of the session; known once it is open, like `initial_messages`."""
@@ -58,7 +58,7 @@ class SessionHandle:
         if not isinstance(heard, StepResult):
             raise TypeError(f"step returned {heard!r:.80}; it must be a StepResult, or None to end the conversation")
         if any(LONE_SURROGATE.search(message["content"]) for message in heard.messages):
-            self.add_warning(f"{self.current_call} returned lone surrogates, which are invalid in text; they were replaced")
+            self.add_warning(f"{self.current_method} returned lone surrogates, which are invalid in text; they were replaced")
             messages = ({**message, "content": LONE_SURROGATE.sub("\ufffd", message["content"])} for message in heard.messages)
             return replace(heard, messages=cast("tuple[Message, ...]", tuple(messages)))
         return heard
@@ -72,7 +72,7 @@ class SessionHandle:
         try:
             return self._call_session("artifacts", lambda session: _collect_transcript(session, turns, step_results))
         except (Exception, SystemExit) as error:
-            return Verdict(None, f"{self.current_call} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+            return Verdict(None, f"{self.current_method} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +101,7 @@ class SessionHandle:
             plain = isinstance(self._session, StatelessSession)
             if not (plain or self._is_initialized):
                 self._initialize(self._session)
-            self.current_call = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
+            self.current_method = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
             return work(self._session)
         finally:
             with self._lock:
@@ -112,11 +112,11 @@ class SessionHandle:
 
     def _initialize(self, session: Session) -> None:
         """Query the tools and the initial messages of the session."""
-        self.current_call = f"{type(session).__name__}.tools"
+        self.current_method = f"{type(session).__name__}.tools"
         self.tools = tuple(session.tools())
         if wrong := [spec for spec in self.tools if not isinstance(spec, ToolSpec)]:
             raise TypeError(f"tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
-        self.current_call = f"{type(session).__name__}.initial_messages"
+        self.current_method = f"{type(session).__name__}.initial_messages"
         self.initial_messages = tuple(session.initial_messages())
         if wrong_messages := [
             said for said in self.initial_messages if not isinstance(said, Mapping) or not {"role", "content"} <= said.keys()
@@ -140,7 +140,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     asked = "answer"
     try:
-        answer = require_text(session.answer(turns))
+        answer = require_string(session.answer(turns))
         asked = "artifacts"
         left = session.artifacts()
         try:
@@ -239,10 +239,12 @@ def load_recorded_transcript(record: Mapping[str, Any]) -> Transcript | Verdict:
     return Transcript(str(record["answer"]), RecordedSession(record).artifacts(), turns, heard)
 
 
-def verify_answer_safely(verifier: Verifier, task: Task, answer: Callable[[], str]) -> Verdict:
-    """Verify a text. If the verifier raises, exits or returns a wrong type, the verdict has no score and an infrastructure fault."""
+def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[], str]) -> Verdict:
+    """Verify the text that `get_answer` returns. If it or the verifier raises, exits or returns a wrong type, the verdict has no score
+    and an infrastructure fault.
+    """
     try:
-        text = require_text(answer())
+        text = require_string(get_answer())
     except (Exception, SystemExit) as error:
         return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
     return verify_transcript_safely(verifier, task, text)
@@ -273,12 +275,12 @@ def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:
     return Verdict(None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA)
 
 
-def require_text(answer: object) -> str:
+def require_string(value: object) -> str:
     """Return the value if it is a string; raise TypeError otherwise.
 
-    >>> require_text("4")
+    >>> require_string("4")
     '4'
     """
-    if not isinstance(answer, str):
-        raise TypeError(f"it returned {answer!r:.80}, not a text")
-    return answer
+    if not isinstance(value, str):
+        raise TypeError(f"it returned {value!r:.80}, not a text")
+    return value

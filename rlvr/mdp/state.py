@@ -65,7 +65,7 @@ def find_turn_positions(state: ConversationState, stop_ids: frozenset[int]) -> l
     return turns
 
 
-def place_step_rewards(state: ConversationState, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
+def place_step_rewards_on_tokens(state: ConversationState, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
     """Compute the reward of each token from step rewards: each amount is paid on the token that completes its position."""
     rewards, turns = [0.0] * len(state.tokens), find_turn_positions(state, tokenizer.stop_ids)
     for part in verdict.step_rewards:
@@ -81,6 +81,6 @@ def place_step_rewards(state: ConversationState, verdict: Verdict, tokenizer: To
     return rewards
 
 
-def find_last_action(action_mask: Sequence[bool]) -> int:
+def find_last_policy_token(action_mask: Sequence[bool]) -> int:
     """Return the position of the policy's last token, where a terminal reward is paid."""
     return len(action_mask) - 1 - list(reversed(action_mask)).index(True)

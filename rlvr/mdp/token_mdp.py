@@ -27,7 +27,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.limits import validate_environment_limits
 from rlvr.mdp.sessions import SessionHandle, build_session_record, verify_transcript_safely
-from rlvr.mdp.state import DONE_RESULT, find_last_action, place_step_rewards
+from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
 from rlvr.mdp.state import ConversationState as ConversationState
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
@@ -83,14 +83,14 @@ class TokenMDP:
         if environment.max_turns > 1:
             tokenizer.render_reply("a")  # fails early if the chat template cannot continue a conversation
 
-    def history_note(self) -> str:
+    def describe_history_difference(self) -> str:
         """Describe how the context of a conversation differs from that of a chat server; empty if it does not."""
-        note = getattr(self.tokenizer, "history_note", None)
+        note = getattr(self.tokenizer, "describe_history_difference", None)
         return str(note()) if note and self.environment.max_turns > 1 else ""
 
     def start_conversation(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
         """Create the state before the policy's first token, and open the session. Close the state if it is not verified."""
-        state = self.create_state(check_task(task), seed=seed, session=session)
+        state = self.create_unopened_state(check_task(task), seed=seed, session=session)
         try:
             if self.has_sessions and state.session_handle:
                 state.session_handle.open()
@@ -100,7 +100,7 @@ class TokenMDP:
             raise
         return state
 
-    def create_state(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
+    def create_unopened_state(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
         """Create a conversation without opening its session and without a prompt."""
         asked = self.is_interactive or session is not None
         return ConversationState(
@@ -124,7 +124,7 @@ class TokenMDP:
         if self.has_sessions and self._preview_tools is None:
             with closing(self.start_conversation(task)) as state:
                 self._preview_tools = state.session_handle.tools if state.session_handle else ()
-        state = self.create_state(check_task(task))
+        state = self.create_unopened_state(check_task(task))
         if state.session_handle:
             state.session_handle.tools = self._preview_tools or ()
         self.render_prompt(state)
@@ -231,7 +231,7 @@ class TokenMDP:
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, spent
             return
         room = self.max_length - len(state.tokens)
-        closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.end_of_turn_tokens
+        closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.turn_end_ids
         ids = [*closing, *self._render_reply(state.step_results[-1].messages, room - len(closing))]
         if room <= len(ids):  # replies use the context window, not the policy's token limit
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "window"
@@ -321,10 +321,10 @@ class TokenMDP:
     def compute_token_rewards(self, state: ConversationState, verdict: Verdict) -> list[float]:
         """Compute the reward of each token: the score on the policy's last token, or each step reward on the token that completes it."""
         if verdict.step_rewards:
-            return place_step_rewards(state, verdict, self.tokenizer)
+            return place_step_rewards_on_tokens(state, verdict, self.tokenizer)
         rewards = [0.0] * len(state.tokens)
         if verdict.score is not None:
-            rewards[find_last_action(state.action_mask)] = verdict.score
+            rewards[find_last_policy_token(state.action_mask)] = verdict.score
         return rewards
 
     def build_episode(
@@ -343,23 +343,23 @@ class TokenMDP:
             stop_reason=state.stop_reason if verdict.is_scored else StopReason.FAILED,
             policy_version=version,
             verdict=verdict,
-            text=self.get_answer(state),
+            text=self.get_verified_answer(state),
             turns=len(state.turns),
             error="" if verdict.is_scored else verdict.reason,
             meta=({"truncated": state.truncation_reason} if state.truncation_reason else {})
             | (self._build_session_meta(state, state.session_handle) if state.session_handle else {}),
         )
 
-    def _build_session_meta(self, state: ConversationState, lease: SessionHandle) -> dict[str, Any]:
+    def _build_session_meta(self, state: ConversationState, session_handle: SessionHandle) -> dict[str, Any]:
         """Build the metadata of a session: warnings, the turns with malformed calls, and the session record."""
-        meta: dict[str, Any] = {"trouble": lease.warnings} if lease.warnings else {}
+        meta: dict[str, Any] = {"trouble": session_handle.warnings} if session_handle.warnings else {}
         if malformed := [index for index, turn in enumerate(state.turns) if turn.has_malformed_call]:
             meta["malformed_turns"] = malformed
         if self.has_sessions:
-            meta["session"] = build_session_record(lease, state.turns, state.step_results, state.collected)
+            meta["session"] = build_session_record(session_handle, state.turns, state.step_results, state.collected)
         return meta
 
-    def get_answer(self, state: ConversationState) -> str:
+    def get_verified_answer(self, state: ConversationState) -> str:
         """Return the text that was verified; empty if it could not be collected."""
         ending = self.collect_transcript(state)
         return ending.answer if isinstance(ending, Transcript) else ""
@@ -372,6 +372,6 @@ def check_task(task: object) -> Task:
     return task
 
 
-def build_task_error(given: object) -> EnvError:
+def build_task_error(returned_value: object) -> EnvError:
     """Build the error for an environment that returned something other than a Task."""
-    return EnvError(f"the environment returned {given!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")
+    return EnvError(f"the environment returned {returned_value!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")

@@ -77,7 +77,7 @@ def build_chat_messages(
     for place, turn in enumerate(turns):
         calls = [
             {"id": format_tool_call_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _format_arguments(call)}}
-            for call in turn.open_calls
+            for call in turn.calls_needing_result
         ]
         found.append({"role": "assistant", "content": turn.content if calls else turn.text} | ({"tool_calls": calls} if calls else {}))
         for message in step_results[place].messages if place < len(step_results) else ():
@@ -86,13 +86,13 @@ def build_chat_messages(
     return found
 
 
-def format_tool_call_id(call: str) -> str:
+def format_tool_call_id(call_id: str) -> str:
     """Convert the id of a call to nine letters and digits, as some servers require.
 
     >>> format_tool_call_id("2.1")
     'call00201'
     """
-    turn, _, number = call.partition(".")
+    turn, _, number = call_id.partition(".")
     return f"call{turn:0>3}{number:0>2}"
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlvr.contracts import Environment, Tokenizer
-from rlvr.errors import ConfigError, EnvError, suggest
+from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.mdp.env import TokenEnv, split_token_env_settings
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
@@ -105,14 +105,14 @@ class TokenVectorEnv(SyncVectorEnv):
         super().close_extras(**kwargs)
 
 
-def _parse_autoreset_mode(wanted: str | AutoresetMode) -> AutoresetMode:
+def _parse_autoreset_mode(mode_name: str | AutoresetMode) -> AutoresetMode:
     """Parse an autoreset mode: a Gymnasium member, its value ("NextStep") or its name ("next_step")."""
-    if isinstance(wanted, AutoresetMode):
-        return wanted
+    if isinstance(mode_name, AutoresetMode):
+        return mode_name
     known = {name: mode for mode in AutoresetMode for name in (mode.value, mode.name.lower())}
-    if wanted not in known:
-        raise ConfigError(f"autoreset_mode is {wanted!r}; {suggest(str(wanted), [mode.value for mode in AutoresetMode])}")
-    return known[wanted]
+    if mode_name not in known:
+        raise ConfigError(f"autoreset_mode is {mode_name!r}; {format_suggestion(str(mode_name), [mode.value for mode in AutoresetMode])}")
+    return known[mode_name]
 
 
 def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:

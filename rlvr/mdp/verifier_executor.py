@@ -47,7 +47,7 @@ class TimedFuture(Future[Any]):
 
 
 class VerifierExecutor:
-    """Runs submitted functions in order in up to `workers` daemon threads, which are started on demand.
+    """Runs submitted functions in order in up to `max_workers` daemon threads, which are started on demand.
 
     A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread; what blocks in them
     (`THREAD_RUNNER`) runs in the daemon threads, too.
@@ -103,7 +103,7 @@ class VerifierExecutor:
                 self._start_thread_if_needed()
 
     @property
-    def is_exhausted(self) -> bool:
+    def has_too_many_hung_threads(self) -> bool:
         """Whether too many threads hang, so that no further one is replaced."""
         return len(self._abandoned) >= MAX_HUNG_THREADS
 
@@ -149,7 +149,7 @@ class VerifierExecutor:
             with self._lock:
                 self._num_unfinished -= 1
                 if job in self._abandoned:
-                    self._remove_thread(job)
+                    self._remove_replaced_thread(job)
                     return
 
     def _schedule_coroutine(self, job: TimedFuture, work: Coroutine[Any, Any, Any]) -> None:
@@ -186,7 +186,7 @@ class VerifierExecutor:
         else:
             job.set_exception(error)
 
-    def _remove_thread(self, future: Future[Any]) -> None:
+    def _remove_replaced_thread(self, future: Future[Any]) -> None:
         """Remove a thread that was replaced while it ran a task."""
         self._abandoned.remove(future)
         self.max_workers -= 1

@@ -46,9 +46,9 @@ class Batch:
 
 
 class TokenRows:
-    """All rows of a step: their tokens, action masks, and the position of each row's entries in the flat vectors.
+    """The token rows of one step, with their action masks. Values per policy token are kept in flat vectors over all rows.
 
-    >>> TokenRows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).num_entries
+    >>> TokenRows([[5, 6, 2], [5, 7]], [[False, True, True], [False, True]]).num_policy_tokens
     3
     """
 
@@ -61,21 +61,21 @@ class TokenRows:
         self.input_lengths = np.array([p[-1] if len(p) else 0 for p in self.acted_positions], dtype=np.int64)
 
     @property
-    def num_entries(self) -> int:
+    def num_policy_tokens(self) -> int:
         """The total number of policy tokens."""
         return int(self.entry_starts[-1])
 
-    def flatten(self, values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+    def flatten_policy_tokens(self, token_values: Sequence[Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
         """Flatten values per token to one entry per policy token."""
-        parts = [np.asarray(row, dtype=np.float64)[p] for row, p in zip(values, self.acted_positions, strict=True)]
+        parts = [np.asarray(row, dtype=np.float64)[p] for row, p in zip(token_values, self.acted_positions, strict=True)]
         return torch.from_numpy(np.concatenate([np.zeros(0), *parts])).to(dtype)  # also works without rows
 
-    def repeat_per_entry(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    def repeat_per_policy_token(self, per_row: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
         """Repeat one number per row for each of its entries."""
         return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.num_acted)).to(dtype)
 
-    def unflatten(self, flat: Tensor) -> list[list[float]]:
-        """Invert `flatten`: one list per row over all its tokens, 0.0 at non-policy tokens."""
+    def unflatten_policy_tokens(self, flat: Tensor) -> list[list[float]]:
+        """Invert `flatten_policy_tokens`: one list per row over all its tokens, 0.0 at non-policy tokens."""
         values = flat.detach().double().cpu().numpy()
         out = []
         for i, places in enumerate(self.acted_positions):
@@ -110,12 +110,17 @@ class TokenRows:
         return self.build_batch(row_indices, ids, [r * width + self.acted_positions[i] - 1 for r, i in enumerate(row_indices)], device)
 
     def build_batch(
-        self, row_indices: Sequence[int], ids: Numbers, source: Sequence[Numbers], device: torch.device | str, layout: Any = None
+        self,
+        row_indices: Sequence[int],
+        token_ids: Numbers,
+        predicting_positions: Sequence[Numbers],
+        device: torch.device | str,
+        layout: Any = None,
     ) -> Batch:
         """Build one micro-batch from rows, given the arranged tokens and the positions that predict each row's entries."""
         target = np.concatenate([self.tokens[i][self.acted_positions[i]] for i in row_indices])
         row = np.repeat(np.arange(len(row_indices)), self.num_acted[list(row_indices)])
         take = np.concatenate([np.arange(self.entry_starts[i], self.entry_starts[i + 1]) for i in row_indices])
-        columns = (ids, np.concatenate(source), target, row)
+        columns = (token_ids, np.concatenate(predicting_positions), target, row)
         ids_t, source_t, target_t, row_t = (copy_to_device(torch.from_numpy(column), device) for column in columns)
         return Batch(ids_t, len(row_indices), source_t, target_t, row_t, torch.from_numpy(take), layout)

@@ -2,8 +2,7 @@
 
 Norm, rotary embedding, gate and residual of a layer are fused into a few kernels. Attention is not compiled: it is computed by a layout
 (`rlvr.models.layout_attention`) in Python. Compiled layers are used only inside `use_compiled_layers`, in the learner's forward pass. The
-sampler
-runs the same model with new shapes at every token, and would trigger recompilation.
+sampler runs the same model with new shapes at every token, and would trigger recompilation.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     return select_forward(self)(self, *args, **kwargs)
 
 
-def compile_layers(model: nn.Module, score: Callable[[], Tensor], precision: str = "no") -> str:
+def try_compile_layers(model: nn.Module, compute_logprobs: Callable[[], Tensor], precision: str = "no") -> str:
     """Compile the decoder layers of a model; return '', or the reason why they stay uncompiled.
 
     `score` computes some log-probabilities, with autocast to `precision`; they are compared with and without compilation, and
@@ -76,13 +75,13 @@ def compile_layers(model: nn.Module, score: Callable[[], Tensor], precision: str
     if not layers:
         return f"a {type(model).__name__} has no known decoder layers"
     with torch.no_grad():
-        truth = score().float()
+        truth = compute_logprobs().float()
     for layer in layers:
         layer.rlvr_compiled = True
         if "forward" not in vars(layer):  # otherwise gradient checkpointing has set it, and calls `select_forward` itself
             layer.forward = MethodType(_forward, layer)  # bound: a copy of the model gets its own
     wide = precision == "no" and next(model.parameters()).dtype == torch.float32
-    reason = _find_compile_mismatch(model, layers, score, truth, FP32_TOLERANCE if wide else LOW_PRECISION_TOLERANCE)
+    reason = _find_compile_mismatch(model, layers, compute_logprobs, truth, FP32_TOLERANCE if wide else LOW_PRECISION_TOLERANCE)
     if reason:
         for layer in layers:
             layer.rlvr_compiled = False

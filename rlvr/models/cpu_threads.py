@@ -15,7 +15,7 @@ WAIT_POLICY_VARIABLE = "OMP_WAIT_POLICY"
 CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
-def set_passive_wait_policy() -> None:
+def set_openmp_passive_wait() -> None:
     """Make OpenMP threads wait passively. OpenMP reads this when torch is imported; a user's setting is kept."""
     if not any(name in os.environ for name in (WAIT_POLICY_VARIABLE, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")):
         os.environ[WAIT_POLICY_VARIABLE] = "passive"

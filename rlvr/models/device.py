@@ -68,12 +68,12 @@ def free_cached_memory() -> None:
         getattr(torch, found.type).empty_cache()
 
 
-def get_device_random_state(restore_first: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Return the random state of the accelerator, if there is one; restore `restore_first` first if given."""
+def restore_and_get_device_rng_state(state_to_restore: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Return the random state of the accelerator, if there is one; restore `state_to_restore` first if given."""
     if (found := find_accelerator()) is None:
         return None
     module: Any = getattr(torch, found.type)
-    if restore_first is not None:
-        module.set_rng_state(restore_first.clone())
+    if state_to_restore is not None:
+        module.set_rng_state(state_to_restore.clone())
     current: torch.Tensor = module.get_rng_state()
     return current

@@ -75,10 +75,10 @@ def resolve_mixed_precision(requested: str, device: torch.device, dtype: str = "
     return get_device_defaults(device).mixed_precision if dtype == "float32" else "no"
 
 
-def resolve_token_budget(requested: TokenBudget, device: torch.device) -> int:
+def resolve_microbatch_tokens(requested: TokenBudget, device: torch.device) -> int:
     """Resolve `train.max_tokens_per_microbatch` for a device.
 
-    >>> resolve_token_budget("auto", torch.device("cpu")), resolve_token_budget(100, torch.device("cpu"))
+    >>> resolve_microbatch_tokens("auto", torch.device("cpu")), resolve_microbatch_tokens(100, torch.device("cpu"))
     (4096, 100)
     """
     return get_device_defaults(device).tokens_per_microbatch if requested == "auto" else requested
@@ -101,6 +101,6 @@ def describe_precision(config: Any, device: torch.device, mixed_precision: str) 
         parts.append("output head in float32")
     if device.type == "cpu":
         parts.append(f"{torch.get_num_threads()} threads")
-    tokens = resolve_token_budget(train.max_tokens_per_microbatch, device)
+    tokens = resolve_microbatch_tokens(train.max_tokens_per_microbatch, device)
     parts.append(f"{tokens:,} tokens a forward pass" + (" (auto)" if train.max_tokens_per_microbatch == "auto" else ""))
     return ", ".join(parts + (["fused AdamW"] if own.fused_optimizer else []))

@@ -4,7 +4,7 @@ The learner packs rows into one sequence; the sampler keeps a KV cache in slots.
 argument `rlvr_layout`, the model forwards it to this attention function, and the layout computes the output. Without a layout
 (generation, evaluation) this is PyTorch's own attention. Requirements: the model forwards keyword arguments (the usual families do) and
 has no other exchange between tokens. A sliding window or a soft cap needs a layout that supports it, and a model that passes it as an
-argument. `enable_layout` tests all of this.
+argument. `try_enable_layout` tests all of this.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def compute_attention(
     rlvr_layout: AttentionLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:
-    """Compute attention with the layout, or with PyTorch's attention if there is none. Models call this function."""
+    """Compute attention with the layout, or with PyTorch's attention if there is none; registered in transformers as the attention
+    function of models.
+    """
     if rlvr_layout is None:
         return cast(tuple[Tensor, Any], sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs))
     shape = {name: kwargs[name] for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None}
@@ -92,7 +94,7 @@ class SelfOnlyLayout:
 
 
 @torch.enable_grad()
-def find_token_mixing(model: Any) -> str:
+def find_mixing_outside_attention(model: Any) -> str:
     """Find out whether tokens of a model influence each other outside of attention; return the reason, or '' if they do not.
 
     A state along the sequence (a convolution, a recurrence) would leak from one packed row into the next, and would be lost
@@ -133,14 +135,14 @@ def get_local_attention_kinds(config: Any) -> list[str]:
     return [kind if "sliding" in kind or "chunk" in kind or "local" in kind else "" for kind in kinds]
 
 
-def are_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+def are_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     """Return whether two computations of log-probabilities or logits agree up to rounding in the model's precision."""
     room = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
-    return bool(torch.allclose(found, expected, rtol=0.0, atol=room * (1 + float(expected.abs().max()))))
+    return bool(torch.allclose(actual, expected, rtol=0.0, atol=room * (1 + float(expected.abs().max()))))
 
 
 @torch.no_grad()
-def enable_layout(
+def try_enable_layout(
     model: Any, compute_expected: Callable[[], Tensor], compute_with_layout: Callable[[], Tensor], dtype: torch.dtype | None = None
 ) -> str:
     """Enable layouts in the model if `compute_with_layout`, which uses one, agrees with `compute_expected`; return '', or the reason why
@@ -155,7 +157,7 @@ def enable_layout(
     try:
         expected = compute_expected()
         model.set_attn_implementation(ATTENTION_NAME)
-        reason = find_token_mixing(model)
+        reason = find_mixing_outside_attention(model)
         if not reason and not are_close(compute_with_layout(), expected, dtype or model.dtype):
             reason = "its results differ in a test on a few tokens"
     except Exception as error:  # each family fails in its own way, and then uses the slower path

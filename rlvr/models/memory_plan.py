@@ -15,7 +15,7 @@ from rlvr.config.config import RunConfig
 from rlvr.config.hub import resolve_model_folder
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.models.device_defaults import get_device_defaults, resolve_mixed_precision, resolve_token_budget
+from rlvr.models.device_defaults import get_device_defaults, resolve_microbatch_tokens, resolve_mixed_precision
 from rlvr.models.model_loading import MODEL_LOAD_LOCK
 
 BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -79,7 +79,7 @@ def plan_memory(
     ]
     if sharded:
         parts.append(
-            plan_gathered_weights(model, BYTES_PER_NUMBER[computed], wide if config.model.fp32_head else BYTES_PER_NUMBER[computed])
+            estimate_gathered_weights(model, BYTES_PER_NUMBER[computed], wide if config.model.fp32_head else BYTES_PER_NUMBER[computed])
         )
     elif computed != dtype:
         parts.append(
@@ -89,20 +89,20 @@ def plan_memory(
         parts.append(MemoryItem("optimizer step", trained * wide / share, "temporary tensors of an optimizer that is not fused"))
     if reference and config.model.lora is None:
         parts.append(MemoryItem("reference", weights * wide / share, f"a frozen copy{over or ' in each process'}"))
-    tokens = resolve_token_budget(config.train.max_tokens_per_microbatch, device)
+    tokens = resolve_microbatch_tokens(config.train.max_tokens_per_microbatch, device)
     kept = estimate_activation_bytes(model, tokens, wide, BYTES_PER_NUMBER[computed], checkpointing=config.train.gradient_checkpointing)
     parts.append(MemoryItem("activations", kept, f"{tokens:,} tokens in {computed}"))
     logits = min(own.max_head_logits, tokens * shape.vocab_size)
     parts.append(MemoryItem("logits", 3 * 4 * logits, f"three tiles of {logits:,} in float32"))
-    return sorted([*parts, *plan_engine(config, shape, weights, BYTES_PER_NUMBER[computed])], key=lambda part: -part.bytes)
+    return sorted([*parts, *estimate_engine_memory(config, shape, weights, BYTES_PER_NUMBER[computed])], key=lambda part: -part.bytes)
 
 
-def plan_gathered_weights(model: Any, size: int, size_of_rest: int) -> MemoryItem:
+def estimate_gathered_weights(model: Any, layer_bytes_per_number: int, other_bytes_per_number: int) -> MemoryItem:
     """Estimate what FSDP2 gathers at a time: the current and the next layer, the gradient of one, embedding, norm and head."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [sum(p.numel() for p in module.parameters()) for module in model.modules() if type(module).__name__ in names]
     largest, rest = max(layers, default=0), sum(p.numel() for p in model.parameters()) - sum(layers)
-    needed = (2 * size + size + 4) * largest + size_of_rest * rest
+    needed = (2 * layer_bytes_per_number + layer_bytes_per_number + 4) * largest + other_bytes_per_number * rest
     return MemoryItem(
         "gathered weights", float(needed), f"two layers of {largest:,}, the gradient of one, and {rest:,} of embedding and head"
     )
@@ -118,8 +118,7 @@ def count_adapter_parameters(model: Any, config: RunConfig) -> int:
 
 def estimate_activation_bytes(model: Any, tokens: int, weight_bytes: int, compute_bytes: int, *, checkpointing: bool) -> float:
     """Estimate the activations of one micro-batch: residual stream and norms in the precision of the weights (`weight_bytes` bytes), the
-    rest
-    in the compute precision. `tests/models/test_plan.py` compares the estimate with counted tensors.
+    rest in the compute precision. `tests/models/test_plan.py` compares the estimate with counted tensors.
     """
     shape = model.config.get_text_config()
     width, heads = shape.hidden_size, shape.num_attention_heads
@@ -136,12 +135,12 @@ def estimate_activation_bytes(model: Any, tokens: int, weight_bytes: int, comput
     return float(tokens * shape.num_hidden_layers * layer)
 
 
-def plan_engine(config: RunConfig, shape: Any, weights: int, size: int) -> list[MemoryItem]:
+def estimate_engine_memory(config: RunConfig, model_config: Any, num_weights: int, bytes_per_number: int) -> list[MemoryItem]:
     """Estimate the engine of the hf or vllm sampler, if it runs in the training process."""
     sampler = config.rollout.sampler
-    kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    token = 2 * shape.num_hidden_layers * kv_heads * head * size
+    kv_heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
+    head = getattr(model_config, "head_dim", None) or model_config.hidden_size // model_config.num_attention_heads
+    token = 2 * model_config.num_hidden_layers * kv_heads * head * bytes_per_number
     length = config.rollout.max_length or config.rollout.max_new_tokens or 0
     if sampler["name"] == "hf":
         rows = min(512, config.rollout.prompts_per_step * config.rollout.num_generations)
@@ -149,7 +148,9 @@ def plan_engine(config: RunConfig, shape: Any, weights: int, size: int) -> list[
             MemoryItem("KV cache", float(token * rows * length), f"hf: up to {rows} answers of {length} tokens, {token:,} bytes a token")
         ]
     if sampler["name"] == "vllm" and sampler.get("placement", "colocated") == "colocated" and sampler.get("sleep", True) is False:
-        return [MemoryItem("engine", float(weights * size), "vllm: its weights, beside the trainer's, as it does not sleep")]
+        return [
+            MemoryItem("engine", float(num_weights * bytes_per_number), "vllm: its weights, beside the trainer's, as it does not sleep")
+        ]
     return []
 
 

@@ -43,7 +43,7 @@ def build_meta_model(config: ModelConfig, tokenizer: TokenizerContract | None = 
             model = _build_new_model(config, tokenizer)
         else:
             try:
-                settings = AutoConfig.from_pretrained(config.folder, trust_remote_code=config.trust_remote_code)
+                settings = AutoConfig.from_pretrained(config.local_folder, trust_remote_code=config.trust_remote_code)
                 model = AutoModelForCausalLM.from_config(
                     settings, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
                 )
@@ -52,8 +52,8 @@ def build_meta_model(config: ModelConfig, tokenizer: TokenizerContract | None = 
             except Exception as error:  # each library raises its own error
                 raise _build_load_error(config.path, error) from error
     model.tie_weights()
-    if config.path is not None and (config.folder / "generation_config.json").is_file():
-        model.generation_config = _make_savable(GenerationConfig.from_pretrained(config.folder))
+    if config.path is not None and (config.local_folder / "generation_config.json").is_file():
+        model.generation_config = _make_savable(GenerationConfig.from_pretrained(config.local_folder))
     return model
 
 
@@ -75,7 +75,7 @@ def _build_new_model(config: ModelConfig, tokenizer: TokenizerContract | None) -
 def _load_model_folder(config: ModelConfig, dtype: torch.dtype) -> Any:
     """Load a model from a folder or the Hub; check that no weight is missing, and make its generation config savable."""
     logging.disable_progress_bar()  # only our own progress bar
-    name, folder = str(config.path), config.folder
+    name, folder = str(config.path), config.local_folder
     try:
         with MODEL_LOAD_LOCK:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -97,13 +97,13 @@ def _build_load_error(folder: str, error: Exception) -> ConfigError:
     return ConfigError(f"model.path {folder!r} contains no causal language model: {' '.join(str(error).split())[:300]}")
 
 
-def _make_savable(usual: Any) -> Any:
+def _make_savable(generation_config: Any) -> Any:
     """Return a generation config that can be saved; one with a temperature but without do_sample, for example, cannot."""
     try:
-        usual.validate(strict=True)
+        generation_config.validate(strict=True)
     except ValueError:
-        return GenerationConfig(**{name: getattr(usual, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")})
-    return usual
+        return GenerationConfig(**{name: getattr(generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    return generation_config
 
 
 def to_transformers_tokenizer(tokenizer: TokenizerContract) -> Any:

@@ -26,7 +26,7 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.models.batch import TokenRows
 from rlvr.models.layout_attention import ATTENTION_NAME, SelfOnlyLayout, build_layout_kwargs
 
-ScoreFunction = Callable[[TokenRows], Tensor]
+LogprobFunction = Callable[[TokenRows], Tensor]
 """Computes the log-probability of every policy token of some rows, in the order of their entries."""
 TRAINING_MODE_CHECK = "rows in training mode"
 FP32_TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-5, 2e-2
@@ -39,7 +39,8 @@ RUN_MISMATCH_LIMIT = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One result of the check: a way of computing the model, and its difference from the plain forward pass.
+    """One result of the numerics check: how log-probabilities were computed, their difference from a plain forward pass, and the
+    allowed difference.
 
     >>> CheckResult("packed rows", gap=2e-7, allowed=3e-5).passed
     True
@@ -47,7 +48,7 @@ class CheckResult:
 
     way: str
     gap: float | None = None
-    """The difference of the log-probabilities (see `compute_difference`); None if nothing was compared."""
+    """The difference of the log-probabilities (see `compute_max_or_rms_difference`); None if nothing was compared."""
     allowed: float = 0.0
     note: str = ""
     wrong: bool = False
@@ -67,8 +68,7 @@ def build_check_rows(model: Any, max_length: int = MAX_ROW_LENGTH, *, change_fir
     """Build five test rows: three answers to one prompt, and answers to a prompt of one token and to a longer one.
 
     `longest`: the maximum row length of the run, because a model may compute longer rows differently. `change_first_answer`: use a
-    different first
-    answer.
+    different first answer.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     max_length = max(
@@ -100,17 +100,17 @@ def compute_plain_logprobs(model: Any, rows: TokenRows, temperature: float = 1.0
     return torch.cat(found).cpu()
 
 
-def is_full_precision(dtype: torch.dtype, device: torch.device) -> bool:
+def has_full_precision_matmul(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether products are computed in float32 or better."""
     return dtype in (torch.float32, torch.float64) and (device.type == "cpu" or torch.get_float32_matmul_precision() == "highest")
 
 
-def compute_tolerance(values: Tensor, full_precision: bool) -> float:
+def compute_rounding_tolerance(logprobs: Tensor, full_precision: bool) -> float:
     """Return the rounding tolerance between two computations of these log-probabilities."""
-    return (FP32_TOLERANCE if full_precision else LOW_PRECISION_TOLERANCE) * (1 + float(values.abs().max()))
+    return (FP32_TOLERANCE if full_precision else LOW_PRECISION_TOLERANCE) * (1 + float(logprobs.abs().max()))
 
 
-def compute_difference(a: Tensor, b: Tensor, full_precision: bool) -> float:
+def compute_max_or_rms_difference(a: Tensor, b: Tensor, full_precision: bool) -> float:
     """Return the maximum difference; in low precision the RMS, because rounding can change one unlikely token a lot."""
     gaps = (a.double().cpu() - b.double().cpu()).abs()
     gap = float(gaps.max() if full_precision else gaps.square().mean().sqrt())
@@ -118,7 +118,7 @@ def compute_difference(a: Tensor, b: Tensor, full_precision: bool) -> float:
 
 
 @contextmanager
-def preserve_model_state(model: Any) -> Iterator[None]:
+def use_evaluation_mode(model: Any) -> Iterator[None]:
     """Set evaluation mode in this block; restore the mode and all random states afterwards."""
     training, device = model.training, next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -131,7 +131,9 @@ def preserve_model_state(model: Any) -> Iterator[None]:
 
 @contextmanager
 def wrap_model_errors(model: Any, operation: str) -> Iterator[None]:
-    """Convert errors of a model's code to ConfigError, except out-of-memory errors; `operation` is the operation."""
+    """Convert errors of a model's code in this block to ConfigError, except out-of-memory errors; `operation` says in the message what
+    was attempted.
+    """
     try:
         yield
     except (RlvrError, torch.OutOfMemoryError):
@@ -146,34 +148,37 @@ def wrap_model_errors(model: Any, operation: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def compare_scoring_paths(
+def compare_logprob_functions(
     model: Any,
-    score_functions: Mapping[str, ScoreFunction],
+    logprob_functions: Mapping[str, LogprobFunction],
     *,
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
     max_length: int = MAX_ROW_LENGTH,
 ) -> Iterator[CheckResult]:
-    """Yield one result for a second plain pass, and two for each way: against the plain pass, and for independence of rows.
+    """Compare each function that computes log-probabilities with a plain forward pass, and check that changing one row does not change
+    the others; yield one result per check.
 
     `dtype`: the compute precision, if it is not that of the weights. Raises ConfigError if the model's own code fails.
     """
-    exact = is_full_precision(dtype or model.dtype, next(model.parameters()).device)
+    exact = has_full_precision_matmul(dtype or model.dtype, next(model.parameters()).device)
     rows, changed = build_check_rows(model, max_length), build_check_rows(model, max_length, change_first_answer=True)
     with wrap_model_errors(model, "a plain pass"):
         expected = compute_plain_logprobs(model, rows, temperature)
-    room = compute_tolerance(expected, exact)
-    yield CheckResult("a second pass", compute_difference(compute_plain_logprobs(model, rows, temperature), expected, exact), room)
+    room = compute_rounding_tolerance(expected, exact)
+    yield CheckResult(
+        "a second pass", compute_max_or_rms_difference(compute_plain_logprobs(model, rows, temperature), expected, exact), room
+    )
     others = slice(int(rows.num_acted[0]), None)
-    for name, way in score_functions.items():
+    for name, way in logprob_functions.items():
         found = way(rows)
-        yield CheckResult(name, compute_difference(found, expected, exact), room)
+        yield CheckResult(name, compute_max_or_rms_difference(found, expected, exact), room)
         if name == TRAINING_MODE_CHECK:
             continue
-        leak, allowed, note = compute_difference(way(changed)[others], found[others], full_precision=True), 0.0, ""
+        leak, allowed, note = compute_max_or_rms_difference(way(changed)[others], found[others], full_precision=True), 0.0, ""
         if leak and has_experts(model):
             allowed, note = room, "experts get other tokens"
-        elif leak and (noise := compute_difference(way(rows)[others], found[others], full_precision=True)):
+        elif leak and (noise := compute_max_or_rms_difference(way(rows)[others], found[others], full_precision=True)):
             allowed, note = 10 * noise, "repeating the same rows differs too: sums on this device have no fixed order"
         yield CheckResult(f"{name}, another row changed", leak, allowed, note)
 
@@ -185,7 +190,7 @@ def has_experts(model: Any) -> bool:
 
 
 @torch.no_grad()
-def count_attending_layers(model: Any) -> CheckResult:
+def check_attending_layers(model: Any) -> CheckResult:
     """Count the layers that call the layout attention, compared to the configuration."""
     config, layout = model.config.get_text_config(), SelfOnlyLayout()
     layers = int(config.num_hidden_layers)
@@ -221,23 +226,25 @@ def check_stop_ids(model: Any, tokenizer: Tokenizer) -> CheckResult:
     return CheckResult("end ids", note=shown)
 
 
-def find_refusal_reason(family: str, results: Sequence[CheckResult], advice: str = "") -> str:
+def find_untrainable_reason(model_family: str, results: Sequence[CheckResult], advice: str = "") -> str:
     """Return why the model cannot be trained, in one sentence; '' if it can."""
     for bad in (finding for finding in results if not finding.passed):
         if bad.wrong:
-            return f"a model of the family {family} cannot be trained: {bad.note}"
+            return f"a model of the family {model_family} cannot be trained: {bad.note}"
         if bad.way == "a second pass":
             cause = "two passes over the same tokens differ, so dropout or router noise stays on"
         elif bad.way.endswith("another row changed"):
             cause = f"{bad.way.partition(',')[0]} depend on the other rows of their batch"
         else:
             cause = f"{bad.way} do not give the probabilities of a plain forward pass"
-        return f"a model of the family {family} cannot be trained: {cause} (by {bad.gap:.2g}; allowed {bad.allowed:.1g}){advice}"
+        return f"a model of the family {model_family} cannot be trained: {cause} (by {bad.gap:.2g}; allowed {bad.allowed:.1g}){advice}"
     return ""
 
 
 def format_check_results(results: Sequence[CheckResult]) -> str:
-    """Format the results in one line: the difference of each way, attending layers, stop ids."""
+    """Format the results in one line: the largest difference of each way to compute log-probabilities, the attending layers, the stop
+    ids.
+    """
     plain_pass = [f for f in results if f.gap is not None and "," not in f.way and f.way != "a second pass"]
     gaps = ", ".join(f"{f.way} {f.gap:.0e}" for f in plain_pass)
     layers = [f"layers that attend {f.note}" for f in results if f.way == "layers that attend"]
@@ -245,7 +252,7 @@ def format_check_results(results: Sequence[CheckResult]) -> str:
     return "; ".join([*([f"furthest from a plain forward pass: {gaps}"] if gaps else []), *layers, *ends])
 
 
-def compute_run_limit(results: Sequence[CheckResult], temperature: float) -> float:
+def compute_max_logprob_mismatch(results: Sequence[CheckResult], temperature: float) -> float:
     """Compute the allowed difference of sampler and trainer in a float32 run; larger only if the model itself rounds more."""
     measured = max((f.gap for f in results if f.gap is not None), default=0.0)
     return max(RUN_MISMATCH_LIMIT, 20 * measured) / min(1.0, temperature)
@@ -256,7 +263,7 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
     settings = config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, max_prompt_length + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
-    kind, original = get_rope_scaling(settings)
+    kind, original = get_rope_type_and_length(settings)
     if kind == "longrope" and original and reached > original:
         raise ConfigError(
             f"prompt and answer may reach {reached} tokens, and beyond {original} {name} encodes positions with another factor, which "
@@ -269,8 +276,8 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
         )
 
 
-def get_rope_scaling(settings: Any) -> tuple[str, int]:
+def get_rope_type_and_length(model_config: Any) -> tuple[str, int]:
     """Return a model's RoPE scaling type, and its original number of positions."""
-    rope = getattr(settings, "rope_parameters", None) or getattr(settings, "rope_scaling", None) or {}
-    original = rope.get("original_max_position_embeddings") or getattr(settings, "original_max_position_embeddings", None)
+    rope = getattr(model_config, "rope_parameters", None) or getattr(model_config, "rope_scaling", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(model_config, "original_max_position_embeddings", None)
     return str(rope.get("rope_type", "")), int(original or 0)

@@ -24,7 +24,7 @@ class PlainWeights(Weights):
 
     @property
     def model_structure(self) -> Any:
-        """The model itself; it may be run."""
+        """The model itself, to read its module tree and config; its forward pass may be run."""
         return self._model
 
     def gather_model(self) -> Any:
@@ -39,14 +39,14 @@ class PlainWeights(Weights):
 
         self.run_on_main(written)
 
-    def list_tensor_shapes(self, dtype: str | None = None) -> dict[str, Any]:
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
         """Return names, dtypes and shapes of the saved tensors."""
-        return list_saved_shapes(self._model, self._iter_unique_tensors(), dtype)
+        return build_file_meta_tensors(self._model, self._iter_unique_tensors(), dtype)
 
     def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """Yield the model's own tensors; converted ones are copies, one at a time."""
         for name, tensor in self._iter_unique_tensors():
-            yield from to_file_tensors(self._model, name, cast_matrix(tensor.detach(), dtype)).items()
+            yield from to_file_tensors(self._model, name, cast_if_matrix(tensor.detach(), dtype)).items()
 
     def _iter_unique_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all tensors; tied weights once, under their first name."""
@@ -81,7 +81,7 @@ def compute_model_logprobs(model: Any, tokens: Sequence[int], precision: str | N
         model.train(training)
 
 
-def cast_matrix(weight: torch.Tensor, dtype: str | None) -> torch.Tensor:
+def cast_if_matrix(weight: torch.Tensor, dtype: str | None) -> torch.Tensor:
     """Cast a matrix to the engine's precision. Vectors are not converted: engines keep some of them in float32."""
     return weight.to(getattr(torch, dtype)) if dtype and weight.is_floating_point() and weight.ndim > 1 else weight
 
@@ -95,17 +95,17 @@ def cast_state_dict(model: Any, dtype: str | None) -> dict[str, torch.Tensor] | 
     for name, weight in model.state_dict().items():
         key = weight.data_ptr(), weight.shape  # tied weights stay tied
         if key not in made:
-            made[key] = cast_matrix(weight, dtype).to("cpu")
+            made[key] = cast_if_matrix(weight, dtype).to("cpu")
         cast[name] = made[key]
     return cast
 
 
-def list_saved_shapes(model: Any, named: Iterable[tuple[str, torch.Tensor]], dtype: str | None) -> dict[str, torch.Tensor]:
+def build_file_meta_tensors(model: Any, named_tensors: Iterable[tuple[str, torch.Tensor]], dtype: str | None) -> dict[str, torch.Tensor]:
     """Return meta tensors with the names, dtypes and shapes of a model's files."""
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in named:
+    for name, tensor in named_tensors:
         like = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-        found |= to_file_tensors(model, name, cast_matrix(like, dtype))
+        found |= to_file_tensors(model, name, cast_if_matrix(like, dtype))
     return found
 
 

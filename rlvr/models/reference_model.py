@@ -35,7 +35,7 @@ def check_reference_model(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP
         raise ConfigError(
             "algorithm.ref_model_sync_steps moves the reference toward the policy, and reference.path is another model; remove one"
         )
-    folder = reference.folder
+    folder = reference.local_folder
     _check_same_vocabulary(reference.path, folder, mdp.tokenizer)
     try:
         settings = AutoConfig.from_pretrained(folder)

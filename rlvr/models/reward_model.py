@@ -31,7 +31,7 @@ def build_reward_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> 
         if config.path is not None:
             with MODEL_LOAD_LOCK:
                 made, found = AutoModelForSequenceClassification.from_pretrained(
-                    config.folder, num_labels=1, dtype=dtype, pad_token_id=None, output_loading_info=True
+                    config.local_folder, num_labels=1, dtype=dtype, pad_token_id=None, output_loading_info=True
                 )
             if lost := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
                 raise ConfigError(f"{len(lost)} weights are missing there, such as {lost[0]}, and would be random")

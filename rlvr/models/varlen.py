@@ -16,10 +16,10 @@ from torch import Tensor
 from rlvr.models.device_defaults import copy_to_device
 
 
-class SegmentLengths(NamedTuple):
+class SegmentBoundaries(NamedTuple):
     """The segment boundaries of packed queries and of packed keys.
 
-    >>> build_segment_lengths([2, 3], [2, 5], "cpu").key_offsets.tolist()
+    >>> build_segment_boundaries([2, 3], [2, 5], "cpu").key_offsets.tolist()
     [0, 2, 7]
     """
 
@@ -31,24 +31,27 @@ class SegmentLengths(NamedTuple):
     max_key_length: int
 
 
-class Kernel(Protocol):
+class VarlenAttentionKernel(Protocol):
     """A function that computes attention over segments."""
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, *, scale: float | None, window: int, softcap: float
+        self, query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
     ) -> Tensor:
         """Compute attention of queries [tokens, heads, size]; keys and values may have fewer heads. `window` 0, `softcap` 0: none."""
         ...
 
 
-def build_segment_lengths(queries: list[int], keys: list[int], device: torch.device | str) -> SegmentLengths:
+def build_segment_boundaries(query_lengths: list[int], key_lengths: list[int], device: torch.device | str) -> SegmentBoundaries:
     """Build the segment boundaries in the format of the kernels."""
-    ends = [copy_to_device(torch.tensor([0, *part], dtype=torch.int32).cumsum(0, dtype=torch.int32), device) for part in (queries, keys)]
-    return SegmentLengths(ends[0], ends[1], max(queries, default=0), max(keys, default=0))
+    ends = [
+        copy_to_device(torch.tensor([0, *part], dtype=torch.int32).cumsum(0, dtype=torch.int32), device)
+        for part in (query_lengths, key_lengths)
+    ]
+    return SegmentBoundaries(ends[0], ends[1], max(query_lengths, default=0), max(key_lengths, default=0))
 
 
 def attend_with_torch(
-    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, *, scale: float | None, window: int, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
     """Compute attention with torch's kernel; it has no soft cap, so flash_attn is used for that."""
     if softcap and not importlib.util.find_spec("flash_attn"):
@@ -64,7 +67,7 @@ def attend_with_torch(
 
 
 def attend_with_flash_attn(
-    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, *, scale: float | None, window: int, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
     """Compute attention with the kernel of flash_attn."""
     out: Tensor = importlib.import_module("flash_attn").flash_attn_varlen_func(
@@ -75,8 +78,8 @@ def attend_with_flash_attn(
     return out
 
 
-def attend_reference(
-    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, *, scale: float | None, window: int, softcap: float
+def attend_with_matmul(
+    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
     """Compute attention segment by segment with plain matrix products: the slow reference for testing kernels."""
     out = torch.empty_like(query)
@@ -98,13 +101,13 @@ def attend_reference(
     return out
 
 
-def choose_kernel(device: torch.device, dtype: torch.dtype) -> tuple[Kernel | None, str]:
+def choose_kernel(device: torch.device, dtype: torch.dtype) -> tuple[VarlenAttentionKernel | None, str]:
     """Choose the kernel for packed rows on a device; return None and the reason if there is none."""
     if device.type != "cuda":
         return None, "only CUDA has kernels for it"
     if dtype not in (torch.bfloat16, torch.float16):
         return None, f"the kernels compute in bfloat16 or float16, not in {str(dtype).removeprefix('torch.')}"
-    kernels: dict[str, Kernel] = {"torch.nn.attention.varlen": attend_with_torch, "flash_attn": attend_with_flash_attn}
+    kernels: dict[str, VarlenAttentionKernel] = {"torch.nn.attention.varlen": attend_with_torch, "flash_attn": attend_with_flash_attn}
     why = "neither torch.nn.attention.varlen nor flash_attn is installed"
     for name, kernel in kernels.items():
         try:
@@ -117,9 +120,9 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> tuple[Kernel | No
 
 
 @torch.no_grad()
-def find_kernel_mismatch(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
+def find_kernel_mismatch(kernel: VarlenAttentionKernel, device: torch.device, dtype: torch.dtype) -> str:
     """Compare a kernel with plain products on random numbers; return '' if they agree, else the problem."""
-    dice, lengths = torch.Generator().manual_seed(0), build_segment_lengths([5, 3, 9, 1], [5, 8, 9, 6], device)
+    dice, lengths = torch.Generator().manual_seed(0), build_segment_boundaries([5, 3, 9, 1], [5, 8, 9, 6], device)
     query, key, value = (torch.randn(n, heads, 64, generator=dice).to(device, dtype) for n, heads in ((18, 4), (28, 2), (28, 2)))
     for window in (0, 3):
         how: dict[str, Any] = {"scale": 0.3, "window": window, "softcap": 0.0}
@@ -127,7 +130,7 @@ def find_kernel_mismatch(kernel: Kernel, device: torch.device, dtype: torch.dtyp
             found = kernel(query, key, value, lengths, **how).float()
         except Exception as error:  # each kernel raises its own error on an unsupported device
             return f"its kernel fails ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-        gap = float((found - attend_reference(query.float(), key.float(), value.float(), lengths, **how)).abs().max())
+        gap = float((found - attend_with_matmul(query.float(), key.float(), value.float(), lengths, **how)).abs().max())
         if not gap < 0.05:
             return f"its kernel differs from plain products by {gap:.2g}" + (f" with a window of {window}" if window else "")
     return ""

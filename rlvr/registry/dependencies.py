@@ -11,16 +11,18 @@ from rlvr.errors import ConfigError
 LIST_KINDS: Mapping[str, str] = {"tools": "tool", "verifiers": "verifier"}
 """Names in `needs` that take a list, and the kind of the list items."""
 WITH_TOOLS_SETTINGS = ("tools", "sandbox", "max_turns", "max_new_tokens", "dialect")
-"""The settings of `wrap_with_tools` other than the environment."""
+"""The settings of `build_with_tools_settings` other than the environment."""
 
 
-def fill_dependencies(needs: Mapping[str, Any], settings: dict[str, Any], make: Callable[[str, Any], Any], built: list[Any]) -> None:
+def build_dependencies(
+    needs: Mapping[str, Any], settings: dict[str, Any], make: Callable[[str, Any], Any], built_plugins: list[Any]
+) -> None:
     """Replace the plugin names in `settings`, and the defaults of `needs`, by plugins. New plugins are also appended to `built`."""
 
     def one(kind: str, wanted: Any) -> Any:
         made = make(kind, wanted)
         if made is not wanted:
-            built.append(made)
+            built_plugins.append(made)
         return made
 
     for name, default in needs.items():
@@ -33,31 +35,35 @@ def fill_dependencies(needs: Mapping[str, Any], settings: dict[str, Any], make: 
             settings[name] = one(name, wanted)
 
 
-def wrap_with_tools(name: str | Callable[..., Any], fields: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return settings for `wrap_with_tools` if tools are given to an environment that does not support them; else None.
+def build_with_tools_settings(
+    name: str | Callable[..., Any], known_settings: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the settings of the environment `with_tools` around this one, if tools are given to an environment that does not support
+    them; else None.
 
-    >>> wrap_with_tools("gsm8k", {"path": None}, {"path": "data", "tools": ["python"], "max_turns": 6})
+    >>> build_with_tools_settings("gsm8k", {"path": None}, {"path": "data", "tools": ["python"], "max_turns": 6})
     {'tools': ['python'], 'max_turns': 6, 'env': {'name': 'gsm8k', 'path': 'data'}}
     """
-    if "tools" not in settings or "tools" in fields:
+    if "tools" not in settings or "tools" in known_settings:
         return None
-    own = {key: value for key, value in settings.items() if key in WITH_TOOLS_SETTINGS and key not in fields}
+    own = {key: value for key, value in settings.items() if key in WITH_TOOLS_SETTINGS and key not in known_settings}
     return {**own, "env": {"name": name, **{key: value for key, value in settings.items() if key not in own}}}
 
 
-def wrap_with_audit(name: str, fields: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
-    """Replace the setting `audit_verifier: {verifier: symbolic, fraction: 0.05}` of an environment by a `with_audit` around its verifier.
+def apply_audit_setting(name: str, known_settings: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
+    """Replace an environment's setting `audit_verifier: {verifier: NAME, fraction: 0.05}`, in place, by the verifier `with_audit`
+    around its own verifier.
 
     >>> given = {"audit_verifier": {"verifier": "symbolic"}}
-    >>> wrap_with_audit("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]
+    >>> apply_audit_setting("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]
     {'name': 'with_audit', 'verifier': 'numeric', 'audit_with': 'symbolic'}
     """
-    if "audit_verifier" not in settings or "audit_verifier" in fields:
+    if "audit_verifier" not in settings or "audit_verifier" in known_settings:
         return
     section = settings.pop("audit_verifier")
     if not isinstance(section, Mapping) or "verifier" not in section or section.keys() - {"verifier", "fraction"}:
         raise ConfigError(f"audit_verifier is {section!r:.120}; write audit_verifier: {{verifier: NAME, fraction: 0.05}}")
-    if "verifier" not in fields:
+    if "verifier" not in known_settings:
         raise ConfigError(f"env {name!r} has no verifier of its own to set; write `audit_verifier` on the environments in it")
     fraction = {"fraction": section["fraction"]} if "fraction" in section else {}
     settings["verifier"] = {

@@ -4,8 +4,8 @@ A name is resolved, in this order, as
   1. `path/to/file.py:Object`                      an object in a user's file
   2. a file of that name in a folder of the kind     `verifiers/numeric.py`; environments also in `envs/external`
   3. an entry point of that name in `rlvr.verifiers`  an installed package
-Listing plugins reads only metadata; building one imports only that one.
-The constructor's signature is the configuration schema; the plugins that `needs` names are built here.
+Listing plugins reads only metadata; building one imports only that one. The constructor's signature is the configuration schema; the
+plugins that `needs` names are built here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, suggest
+from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
 from rlvr.hints import find_plugin
 from rlvr.registry import third_party as foreign
-from rlvr.registry.dependencies import fill_dependencies, wrap_with_audit, wrap_with_tools
+from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, build_with_tools_settings
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 FILE_MODULE_PREFIX = "_rlvr_plugin_"
@@ -51,7 +51,7 @@ class PluginKind:
     """The base class of every plugin of the kind."""
 
     @property
-    def group(self) -> str:
+    def entry_point_group(self) -> str:
         """The entry-point group for third-party packages."""
         return f"rlvr.{self.plural}"
 
@@ -108,14 +108,14 @@ def get_kind(name: str) -> PluginKind:
     for kind in PLUGIN_KINDS.values():
         if name in (kind.name, kind.plural):
             return kind
-    raise NotFound(f"there is no kind of plugin {name!r}; {suggest(name, [k.plural for k in PLUGIN_KINDS.values()])}")
+    raise NotFound(f"there is no kind of plugin {name!r}; {format_suggestion(name, [k.plural for k in PLUGIN_KINDS.values()])}")
 
 
 def list_entries(kind: str) -> list[PluginEntry]:
     """List all registered plugins of one kind, sorted by name, without importing them."""
     k = get_kind(kind)
     found = {path.stem: PluginEntry(path.stem, k.name, "rlvr", _read_summary(path)) for path in list_builtin_files(k)}
-    for name, points in foreign.find_entry_points(k.group).items():
+    for name, points in foreign.find_entry_points(k.entry_point_group).items():
         owners = sorted({foreign.get_package_name(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
         if len(owners) > 1:
             clash = f"{' and '.join(owners)} both define the {k.name} {name!r}; uninstall one, or write path/to/file.py:Object"
@@ -125,7 +125,7 @@ def list_entries(kind: str) -> list[PluginEntry]:
     return sorted(found.values(), key=lambda entry: entry.name)
 
 
-def list_imported_entries(kind: str) -> list[PluginEntry]:
+def list_entries_with_import_errors(kind: str) -> list[PluginEntry]:
     """List the plugins of one kind, and import those of other packages, so that a broken one shows its error."""
     rows = []
     for entry in list_entries(kind):
@@ -152,7 +152,7 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
     if entry is None:
         names = [e.name for e in list_entries(kind)]
         known = find_plugin(name, names)
-        hint = f"did you mean {known!r}?" if known else f"{suggest(name, names)}."
+        hint = f"did you mean {known!r}?" if known else f"{format_suggestion(name, names)}."
         raise NotFound(f"no {k.name} is called {name!r}; {hint} `rlvr list {k.plural}` shows all")
     if entry.error:
         raise PluginError(entry.error)
@@ -180,15 +180,15 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     name = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", repr(plugin))
     given = dict(kwargs)
     fields = get_parameters(factory)
-    if k.name == "env" and (around := wrap_with_tools(plugin, fields, given)):
+    if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
         return build("env", "with_tools", **around)
     if k.name == "env":
-        wrap_with_audit(name, fields, getattr(factory, "needs", {}), given)
+        apply_audit_setting(name, fields, getattr(factory, "needs", {}), given)
     if not getattr(factory, "validates_settings", False):  # a factory that checks its settings itself
         check_settings(k.name, name, fields, given)
     built: list[Any] = []
     try:
-        fill_dependencies(
+        build_dependencies(
             {other: default for other, default in getattr(factory, "needs", {}).items() if other in fields}, given, build_from_config, built
         )
         missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
@@ -215,7 +215,7 @@ def build_from_config(kind: str, config: Any) -> Any:
     if isinstance(config, str):
         return build(kind, config)
     if isinstance(config, Mapping):
-        if kind == "verifier" and _is_weighted_mix(config):
+        if kind == "verifier" and _is_verifier_mix(config):
             return build("verifier", "composite", components=config)  # {symbolic: 0.9, format: 0.1}
         if not config.get("name") or not (isinstance(config["name"], str) or callable(config["name"])):
             raise ConfigError(f"a {kind} needs a 'name'; got {dict(config)!r}; write {{name: ..., setting: value}}")
@@ -233,10 +233,10 @@ def build_from_config(kind: str, config: Any) -> Any:
     return config
 
 
-def _is_weighted_mix(wanted: Mapping[str, Any]) -> bool:
+def _is_verifier_mix(config: Mapping[str, Any]) -> bool:
     """Return whether a mapping gives weights of verifiers, in contrast to settings without a `name`."""
     known = {entry.name for entry in list_entries("verifier")}
-    return any(name in known or ":" in name for name in wanted) and all(type(weight) in (int, float) for weight in wanted.values())
+    return any(name in known or ":" in name for name in config) and all(type(weight) in (int, float) for weight in config.values())
 
 
 def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -249,11 +249,11 @@ def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in signature.parameters.items() if p.kind not in skip and name != "self"}
 
 
-def check_settings(kind: str, name: str, fields: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]) -> None:
+def check_settings(kind: str, name: str, known_settings: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]) -> None:
     """Raise ConfigError for an unknown setting, with the nearest known one."""
     for key in settings:
-        if key not in fields:
-            raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {suggest(key, fields)}")
+        if key not in known_settings:
+            raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {format_suggestion(key, known_settings)}")
 
 
 def split_target(target: str) -> tuple[Path, str]:
@@ -341,7 +341,7 @@ EXTRA_BY_PACKAGE: Mapping[str, str] = {
 def _get_factory(module: ModuleType, attribute: str, kind: PluginKind, name: str) -> Callable[..., Any]:
     if not hasattr(module, attribute):
         public = [n for n in vars(module) if not n.startswith("_")]
-        raise PluginError(f"{kind.name} {name!r}: {module.__name__} has no {attribute!r}; {suggest(attribute, public)}")
+        raise PluginError(f"{kind.name} {name!r}: {module.__name__} has no {attribute!r}; {format_suggestion(attribute, public)}")
     return _require_callable(getattr(module, attribute), kind, name)
 
 

@@ -35,10 +35,10 @@ def get_package_name(dist: Distribution | None) -> str:
         return "?"
 
 
-def find_packages(groups: Iterable[str]) -> set[str]:
+def find_plugin_packages(groups: Iterable[str]) -> set[str]:
     """Find the top-level packages that the entry points of these groups import.
 
-    >>> find_packages(["rlvr.nothing"])
+    >>> find_plugin_packages(["rlvr.nothing"])
     set()
     """
     found = (point for group in groups for named in find_entry_points(group).values() for point in named)

@@ -35,7 +35,7 @@ class Phase(StrEnum):
     """The conversation is over, and its transcript is being collected."""
     CLOSING = "closing"
     """The session is being closed."""
-    VERIFYING = "judging"
+    VERIFYING = "verifying"
     DONE = "done"
 
 
@@ -70,7 +70,7 @@ class Conversation:
         """Begin a conversation. Its prompt is rendered at once, unless a session must be opened first."""
         error = ""
         try:
-            state = mdp.create_state(request.task, seed=request.session_seed if mdp.is_interactive else 0)
+            state = mdp.create_unopened_state(request.task, seed=request.session_seed if mdp.is_interactive else 0)
             if not mdp.has_sessions:
                 mdp.render_prompt(state)
         except EnvError as problem:  # a prompt that is too long fails only this episode
@@ -156,16 +156,16 @@ class Conversation:
         verdict = await averify_transcript_safely(self.mdp.environment.verifier, self.rollout_request.task, transcript)
         return self.mdp.add_step_rewards(self.state, verdict)
 
-    def cancel(self) -> None:
+    def cancel_job(self) -> None:
         """Cancel the current job."""
         job, self.future = self.future, None
         if job is not None and self.executor is not None:
             self.executor.abandon(job)
 
     @property
-    def current_call(self) -> str:
+    def current_method(self) -> str:
         """The name of the last session method called, for timeout messages."""
-        return self.state.session_handle.current_call if self.state.session_handle else ""
+        return self.state.session_handle.current_method if self.state.session_handle else ""
 
     def build_episode(self, version: int) -> Episode:
         """Build the episode of the conversation."""

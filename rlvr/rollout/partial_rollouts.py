@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Request, RequestQueue, Sampler, SamplingParams, Tokenizer
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.episode import LOGPROB_EPS, Episode, StopReason
 from rlvr.mdp.token_mdp import TokenMDP
@@ -22,16 +22,20 @@ CONTINUES_ERROR = "the answer continues in the next step"
 
 
 class PartialSampler(Sampler):
-    """Wraps a sampler: inside `cut_completions`, completions are interrupted after `max_tokens`. Requests are identified by their seed."""
+    """Wraps a sampler: inside `interrupt_completions`, completions are interrupted after `max_tokens`. Requests are identified by their
+    seed.
+    """
 
     def __init__(self, inner: Sampler, max_tokens: int, tokenizer: Tokenizer) -> None:
         self.inner, self.max_tokens, self.version, self.rollout_tokenizer = inner, max_tokens, 0, tokenizer
         self.partial_by_seed: dict[int, PartialCompletion] | None = None
-        """The partial completion of each request, by seed; None outside of `cut_completions`."""
+        """The partial completion of each request, by seed; None outside of `interrupt_completions`."""
         self.info, self.tokenizer = inner.info, inner.tokenizer
 
     @contextmanager
-    def cut_completions(self, partial_by_seed: Mapping[int, PartialCompletion], version: int) -> Iterator[dict[int, PartialCompletion]]:
+    def interrupt_completions(
+        self, partial_by_seed: Mapping[int, PartialCompletion], version: int
+    ) -> Iterator[dict[int, PartialCompletion]]:
         """Interrupt completions in this block, and continue the given partial ones; yields the dict of partial completions."""
         self.partial_by_seed, self.version = dict(partial_by_seed), version
         try:
@@ -39,16 +43,16 @@ class PartialSampler(Sampler):
         finally:
             self.partial_by_seed = None
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each request's completion, complete or interrupted."""
         shorter = [self._shorten_request(request) for request in requests]
         for place, completion in self.inner.stream(shorter, sampling):
             yield place, self._join_completion(requests[place], completion)
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions, complete or interrupted, while new requests arrive."""
         asked = dict[int, Request]()
-        for given in self.inner.serve(_ShortenedQueue(self, queue, asked), sampling):
+        for given in self.inner.serve(_ShortenedRequestQueue(self, queue, asked), sampling):
             known = given is not None and given[0] in asked  # an unknown number is rejected by the caller
             yield (given[0], self._join_completion(asked.pop(given[0]), given[1])) if given and known else given
 
@@ -71,14 +75,14 @@ class PartialSampler(Sampler):
         self.partial_by_seed[request.seed] = part
         return replace(completion, tokens=part.tokens, logprobs=part.logprobs) if ended else Completion([], [], "error", CONTINUES_ERROR)
 
-    def _can_continue(self, part: PartialCompletion) -> bool:
+    def _can_continue(self, partial_completion: PartialCompletion) -> bool:
         """Return whether a partial completion can be continued: no stop id, no invalid token and no invalid log-probability."""
         among = (
-            self.rollout_tokenizer.stop_ids.isdisjoint(part.tokens)
-            and min(part.tokens) >= 0
-            and max(part.tokens) < self.rollout_tokenizer.vocab_size
+            self.rollout_tokenizer.stop_ids.isdisjoint(partial_completion.tokens)
+            and min(partial_completion.tokens) >= 0
+            and max(partial_completion.tokens) < self.rollout_tokenizer.vocab_size
         )
-        return among and all(-math.inf < p <= LOGPROB_EPS for p in part.logprobs)
+        return among and all(-math.inf < p <= LOGPROB_EPS for p in partial_completion.logprobs)
 
     def _find_part_budget(self, request: Request, partial_by_seed: Mapping[int, PartialCompletion]) -> tuple[PartialCompletion, int]:
         """Return the partial completion of a request, and the token limit of its next part."""
@@ -96,13 +100,13 @@ class PartialRollout(Rollout):
         self.partial_sampler = PartialSampler(sampler, max_tokens, mdp.tokenizer)
         super().__init__(mdp, sampler=self.partial_sampler, **settings)
 
-    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Generator[tuple[int, Episode]]:
+    def stream(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> Generator[tuple[int, Episode]]:
         """Yield the index of each request with its episode."""
         begun = {_derive_request_seed(draw): draw.partial_completion for draw in requests if draw.partial_completion is not None}
         if not begun:
             yield from super().stream(requests, sampling, version=version)
             return
-        with self.partial_sampler.cut_completions(begun, version) as known:
+        with self.partial_sampler.interrupt_completions(begun, version) as known:
             for number, episode in super().stream(requests, sampling, version=version):
                 yield number, _record_versions(episode, known.get(_derive_request_seed(requests[number]), PartialCompletion()))
 
@@ -128,41 +132,43 @@ def get_partial_completion(episode: Episode) -> PartialCompletion | None:
     return PartialCompletion(episode.tokens[begin:], episode.logprobs[begin:], episode.meta["versions"])
 
 
-def is_continuation(episode: Episode, part: PartialCompletion) -> bool:
+def is_continuation(episode: Episode, partial_completion: PartialCompletion) -> bool:
     """Return whether an episode continues this partial completion. True for failed episodes, which may have no tokens."""
     begin, versions = episode.prompt_length, episode.meta.get("versions") or [[episode.policy_version, episode.num_policy_tokens]]
     if episode.stop_reason is StopReason.FAILED and episode.error != CONTINUES_ERROR:
         return True
-    end, spans = begin + len(part.tokens), len(part.version_spans)
-    same = episode.tokens[begin:end] == part.tokens and episode.logprobs[begin:end] == part.logprobs
-    ages = [version for version, _ in versions[:spans]] == [version for version, _ in part.version_spans]
-    longer = all(count <= more for (_, count), (_, more) in zip(part.version_spans, versions, strict=False))
-    return same and ages and longer and versions[: spans - 1] == part.version_spans[: spans - 1] if spans else True
+    end, spans = begin + len(partial_completion.tokens), len(partial_completion.version_spans)
+    same = episode.tokens[begin:end] == partial_completion.tokens and episode.logprobs[begin:end] == partial_completion.logprobs
+    ages = [version for version, _ in versions[:spans]] == [version for version, _ in partial_completion.version_spans]
+    longer = all(count <= more for (_, count), (_, more) in zip(partial_completion.version_spans, versions, strict=False))
+    return same and ages and longer and versions[: spans - 1] == partial_completion.version_spans[: spans - 1] if spans else True
 
 
-def _record_versions(episode: Episode, part: PartialCompletion) -> Episode:
+def _record_versions(episode: Episode, partial_completion: PartialCompletion) -> Episode:
     """Record the weight versions of an episode, if there are several; add the tokens so far to an interrupted one."""
     if episode.error == CONTINUES_ERROR:
-        before, count = len(episode.tokens), len(part.tokens)
+        before, count = len(episode.tokens), len(partial_completion.tokens)
         lists: dict[str, Any] = {
-            "tokens": [*episode.tokens, *part.tokens],
+            "tokens": [*episode.tokens, *partial_completion.tokens],
             "action_mask": [False] * before + [True] * count,
-            "logprobs": [0.0] * before + part.logprobs,
+            "logprobs": [0.0] * before + partial_completion.logprobs,
             "rewards": [0.0] * (before + count),
         }
-        return replace(episode, **lists, meta=episode.meta | {"versions": part.version_spans})
-    sampled = sum(count for _, count in part.version_spans)
-    if len(part.version_spans) < 2 or sampled != episode.num_policy_tokens:  # a failed answer has none of its tokens, or not all
+        return replace(episode, **lists, meta=episode.meta | {"versions": partial_completion.version_spans})
+    sampled = sum(count for _, count in partial_completion.version_spans)
+    if (
+        len(partial_completion.version_spans) < 2 or sampled != episode.num_policy_tokens
+    ):  # a failed answer has none of its tokens, or not all
         return episode
-    return replace(episode, meta=episode.meta | {"versions": part.version_spans})
+    return replace(episode, meta=episode.meta | {"versions": partial_completion.version_spans})
 
 
-def _derive_request_seed(draw: RolloutRequest) -> int:
+def _derive_request_seed(rollout_request: RolloutRequest) -> int:
     """Return the seed of the sampler request for the only turn of a rollout request."""
-    return derive_seed(draw.seed, 0)
+    return derive_seed(rollout_request.seed, 0)
 
 
-class _ShortenedQueue(RequestQueue):
+class _ShortenedRequestQueue(RequestQueue):
     """A request queue that replaces each request by the request for its next part."""
 
     def __init__(self, parts: PartialSampler, feed: RequestQueue, asked: dict[int, Request]) -> None:
@@ -177,12 +183,12 @@ class _ShortenedQueue(RequestQueue):
     def pop(self, max_requests: int) -> NumberedRequests | None:
         return self._shorten_requests(self.queue.pop(max_requests))
 
-    def pop_all(self) -> NumberedRequests | None:
-        return self._shorten_requests(self.queue.pop_all())
+    def pop_all_when_idle(self) -> NumberedRequests | None:
+        return self._shorten_requests(self.queue.pop_all_when_idle())
 
     @property
-    def num_pending(self) -> int:
-        return self.queue.num_pending
+    def max_additional_requests(self) -> int:
+        return self.queue.max_additional_requests
 
     def _shorten_requests(self, asked: NumberedRequests | None) -> NumberedRequests | None:
         self.requests.update(asked or ())

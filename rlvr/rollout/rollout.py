@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.hints import Hinted, explain_call
@@ -83,9 +83,7 @@ class Rollout(Hinted):
             call_timeout_s: the timeout of one verification or one session call; after it the episode has no verdict.
             episode_timeout_s: after this time a conversation ends with its current turn and is verified; None: no limit.
             straggler_policy: "truncate" ends the last conversation of a group when the others are done and it has as many turns as the
-                longest
-                of
-                them; it is verified as it is. "wait" lets it finish.
+                longest of them; it is verified as it is. "wait" lets it finish.
             sync_turns: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
                 depend on the batch composition (`Sampler.eval_batch_size`), and without synchronous turns the composition depends on
                 timing. None: only for such samplers, with a stateless interactive environment.
@@ -138,13 +136,13 @@ class Rollout(Hinted):
         if n < 1:
             raise ConfigError(f"n is {n}; at least one episode of each task must be sampled")
         requests = make_group_requests([tasks] if isinstance(tasks, Task) else tasks, n, seed)
-        episodes = self.collect(requests, Sampling(temperature, top_p, top_k), version=self.version)
+        episodes = self.collect(requests, SamplingParams(temperature, top_p, top_k), version=self.version)
         return [episodes[start : start + n] for start in range(0, len(episodes), n)]
 
     async def stream_groups(self, tasks: Sequence[Task], *, n: int = 1, seed: int = 0, **sampling: Any) -> AsyncIterator[list[Episode]]:
         """Yield each group as soon as its episodes are verified; the arguments are those of `sample`. Order is by completion."""
         requests = make_group_requests(tasks, n, seed)
-        stream = self.stream(requests, Sampling(**sampling), version=self.version)
+        stream = self.stream(requests, SamplingParams(**sampling), version=self.version)
         found: dict[int, dict[int, Episode]] = {}
         try:
             while (item := await asyncio.to_thread(next, stream, None)) is not None:
@@ -165,12 +163,12 @@ class Rollout(Hinted):
         else:
             self.sampler.update_weights(weights, self.version)
 
-    def collect(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> list[Episode]:
+    def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
         """Return one episode per request, in order."""
         found = dict(self.stream(requests, sampling, version=version))
         return [found[i] for i in range(len(requests))]
 
-    def stream(self, requests: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> Generator[tuple[int, Episode]]:
+    def stream(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> Generator[tuple[int, Episode]]:
         """Yield the index of each request with its episode, as soon as it is verified. All sessions are closed at the end.
 
         The stop ids of the tokenizer are filled in where `sampling` has none: without them, a completion would go on after its end.
@@ -184,7 +182,7 @@ class Rollout(Hinted):
         finally:
             schedule.close()
 
-    def _fill_stop_ids(self, sampling: Sampling) -> Sampling:
+    def _fill_stop_ids(self, sampling: SamplingParams) -> SamplingParams:
         stop_ids = self.mdp.tokenizer.stop_ids
         if sampling.stop_ids and sampling.stop_ids != stop_ids:
             raise ConfigError(
@@ -193,7 +191,7 @@ class Rollout(Hinted):
             )
         return sampling if sampling.stop_ids else replace(sampling, stop_ids=stop_ids)
 
-    def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
+    def compute_timing_metrics(self, step_times: Mapping[str, float]) -> dict[str, float]:
         """Return additional timing metrics of a step, given its times; for remote rollouts."""
         return {}
 

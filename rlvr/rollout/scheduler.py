@@ -19,7 +19,7 @@ from time import perf_counter
 from typing import Any, Protocol
 from weakref import ref
 
-from rlvr.contracts import Completion, RequestQueue, Sampler, Sampling
+from rlvr.contracts import Completion, RequestQueue, Sampler, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import SamplerError
 from rlvr.mdp.token_mdp import TokenMDP
@@ -68,31 +68,31 @@ class RolloutScheduler(RequestQueue):
 
     def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return pending requests, oldest conversations first."""
-        if not self.num_may_request:
+        if not self.num_requesting_conversations:
             return None
         taken = [self.ready_by_number.pop(number) for number in sorted(self.ready_by_number)[:max_requests]]
         for talk in taken:
             self._set_phase(talk, Phase.SAMPLING)
         return [(talk.number, talk.build_request()) for talk in taken]
 
-    def pop_all(self) -> NumberedRequests | None:
+    def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all pending requests, once no conversation is being sampled or is waiting for its session."""
         under_way = any(self.phase_counts[stage] for stage in (Phase.OPENING, Phase.SAMPLING, Phase.STEPPING_SESSION))
         return self.pop(0 if under_way else len(self.ready_by_number))
 
     @property
-    def num_pending(self) -> int:
+    def max_additional_requests(self) -> int:
         """The number of conversations outside the sampler that may still send requests."""
-        return self.num_may_request - self.phase_counts[Phase.SAMPLING]
+        return self.num_requesting_conversations - self.phase_counts[Phase.SAMPLING]
 
     @property
-    def num_may_request(self) -> int:
+    def num_requesting_conversations(self) -> int:
         """The number of conversations that may still send requests to the sampler."""
         return sum(self.phase_counts[stage] for stage in SAMPLER_PHASES)
 
     # ---- the run
 
-    def run(self, sampling: Sampling) -> Iterator[Conversation]:
+    def run(self, sampling: SamplingParams) -> Iterator[Conversation]:
         """Run all conversations; yield each one when it is verified."""
         began, sampler = perf_counter(), self.settings.sampler
         served = Sampler.serve(sampler, self, sampling) if self.settings.sync_turns else sampler.serve(self, sampling)
@@ -106,7 +106,7 @@ class RolloutScheduler(RequestQueue):
             if isinstance(served, Generator):
                 served.close()  # release its resources now, not at garbage collection
         sampled = perf_counter()
-        if self.num_may_request:
+        if self.num_requesting_conversations:
             self._on_sampler_end()
         while self.finished or self.phase_counts[Phase.DONE] < len(self.conversations):
             yield from self._poll(wait=not self.finished)
@@ -118,12 +118,12 @@ class RolloutScheduler(RequestQueue):
         if self.phase_counts[Phase.DONE] < len(self.conversations):
             self._cancel_conversations(self.conversations, "the rollout was closed")
 
-    def _cancel_conversations(self, talks: Sequence[Conversation], reason: str) -> None:
+    def _cancel_conversations(self, conversations: Sequence[Conversation], reason: str) -> None:
         """Cancel unfinished conversations with an error."""
-        for talk in talks:
+        for talk in conversations:
             if talk.phase is not Phase.DONE:
                 talk.error = talk.error or reason
-                talk.cancel()
+                talk.cancel_job()
                 self._finish(talk)
 
     def _on_sampler_end(self) -> None:
@@ -153,54 +153,54 @@ class RolloutScheduler(RequestQueue):
         talk.append_completion(completion)
         self._advance(talk)
 
-    def _advance(self, talk: Conversation) -> None:
+    def _advance(self, conversation: Conversation) -> None:
         """Move a conversation to its next phase."""
-        if talk.error or talk.phase is Phase.VERIFYING:
-            self._finish(talk)
-        elif talk.state.stop_reason is None:
-            self._set_phase(talk, Phase.READY)
-            self.ready_by_number[talk.number] = talk
+        if conversation.error or conversation.phase is Phase.VERIFYING:
+            self._finish(conversation)
+        elif conversation.state.stop_reason is None:
+            self._set_phase(conversation, Phase.READY)
+            self.ready_by_number[conversation.number] = conversation
         else:
             self._submit_job(
-                talk,
+                conversation,
                 Phase.VERIFYING,
-                talk.verify_async if self.settings.has_async_verifier else partial(self.settings.mdp.verify, talk.state),
+                conversation.verify_async if self.settings.has_async_verifier else partial(self.settings.mdp.verify, conversation.state),
             )
 
-    def _submit_job(self, talk: Conversation, stage: Phase, work: Callable[[], Any]) -> None:
+    def _submit_job(self, conversation: Conversation, phase: Phase, work: Callable[[], Any]) -> None:
         """Submit slow work to a thread. The thread accesses only this conversation."""
-        executor = talk.executor = self.settings.verifier_executor if stage is Phase.VERIFYING else self.settings.session_executor
-        talk.submitted_at = perf_counter()
-        self._set_phase(talk, stage)
-        talk.future = executor.submit(work)
-        talk.future.add_done_callback(partial(_post_job_event, ref(self), talk))
+        executor = conversation.executor = self.settings.verifier_executor if phase is Phase.VERIFYING else self.settings.session_executor
+        conversation.submitted_at = perf_counter()
+        self._set_phase(conversation, phase)
+        conversation.future = executor.submit(work)
+        conversation.future.add_done_callback(partial(_post_job_event, ref(self), conversation))
 
-    def _on_job_done(self, talk: Conversation, job: TimedFuture, ended: float) -> None:
+    def _on_job_done(self, conversation: Conversation, job: TimedFuture, end_time: float) -> None:
         """Handle the end of a job."""
-        if talk.future is not job:
+        if conversation.future is not job:
             return  # the job was cancelled
-        talk.future = None
+        conversation.future = None
         if job.cancelled() or job.exception() is not None:
-            self._on_job_failed(talk, job)
-        elif talk.phase is Phase.VERIFYING:
-            talk.verdict = job.result()
-            self.timing.verification_spans.append((job.started_at, ended))
-        self._advance(talk)
+            self._on_job_failed(conversation, job)
+        elif conversation.phase is Phase.VERIFYING:
+            conversation.verdict = job.result()
+            self.timing.verification_spans.append((job.started_at, end_time))
+        self._advance(conversation)
 
-    def _on_job_failed(self, talk: Conversation, job: TimedFuture) -> None:
+    def _on_job_failed(self, conversation: Conversation, job: TimedFuture) -> None:
         """Handle a job that raised, or was cancelled because the rollout was closed."""
         error = None if job.cancelled() else job.exception()
         if error is None:
-            talk.error = talk.error or "the rollout was closed"
-        elif talk.phase is Phase.VERIFYING:
-            talk.verdict = Verdict(None, f"verification raised {error!r}", fault=Fault.INFRA)
+            conversation.error = conversation.error or "the rollout was closed"
+        elif conversation.phase is Phase.VERIFYING:
+            conversation.verdict = Verdict(None, f"verification raised {error!r}", fault=Fault.INFRA)
         else:
-            talk.error = f"{talk.current_call} raised {type(error).__name__}: {error}"
+            conversation.error = f"{conversation.current_method} raised {type(error).__name__}: {error}"
 
-    def _finish(self, talk: Conversation) -> None:
+    def _finish(self, conversation: Conversation) -> None:
         """Mark a conversation as done."""
-        self._set_phase(talk, Phase.DONE)
-        self.finished.append(talk)
+        self._set_phase(conversation, Phase.DONE)
+        self.finished.append(conversation)
 
     # ---- time
 
@@ -213,30 +213,30 @@ class RolloutScheduler(RequestQueue):
         now = perf_counter()
         if now - self.last_poll_at >= min(POLL_INTERVAL_S, self.settings.call_timeout_s / 10):
             self.last_poll_at = now
-            self._cancel_overdue(now)
+            self._cancel_overdue_jobs(now)
         over, self.finished = self.finished, []
         return over
 
-    def _cancel_overdue(self, now: float) -> None:
+    def _cancel_overdue_jobs(self, now: float) -> None:
         """Handle timeouts. The timeout of a queued job restarts whenever its pool starts or ends a job."""
         busy = [(talk, talk.future, talk.executor) for talk in self.conversations if talk.future is not None and talk.executor is not None]
         for talk, job, executor in sorted(busy, key=lambda row: not row[1].started_at):  # running jobs first: cancelling one frees a thread
             if now - (job.started_at or max(executor.last_progress_at, talk.submitted_at)) > self.settings.call_timeout_s:
                 self._on_timeout(talk)
 
-    def _on_timeout(self, talk: Conversation) -> None:
+    def _on_timeout(self, conversation: Conversation) -> None:
         """Handle a job that exceeded its timeout."""
-        if talk.phase is Phase.VERIFYING:
-            talk.verdict = build_timeout_verdict(self.settings.call_timeout_s)
+        if conversation.phase is Phase.VERIFYING:
+            conversation.verdict = build_timeout_verdict(self.settings.call_timeout_s)
         else:
-            talk.error = f"{talk.current_call} gave nothing within {self.settings.call_timeout_s:g} s"
-        talk.cancel()
-        self._finish(talk)
+            conversation.error = f"{conversation.current_method} gave nothing within {self.settings.call_timeout_s:g} s"
+        conversation.cancel_job()
+        self._finish(conversation)
 
 
-def _post_job_event(schedule: ref[RolloutScheduler], talk: Conversation, job: Any) -> None:
+def _post_job_event(scheduler: ref[RolloutScheduler], conversation: Conversation, job: Any) -> None:
     """Post the end of a job to the scheduler, if it still exists. Runs in the job's thread."""
-    if (alive := schedule()) is not None:
-        alive.events.put((talk, job, perf_counter()))
+    if (alive := scheduler()) is not None:
+        alive.events.put((conversation, job, perf_counter()))
         if notify := alive.on_requests_ready:
             notify()

@@ -57,10 +57,10 @@ class SessionRolloutScheduler(RolloutScheduler):
         self.pending_closes = {job for job in self.pending_closes if not job.done()}
         return len(self.conversations) - sum(self.phase_counts[stage] for stage in INACTIVE_PHASES) + len(self.pending_closes)
 
-    def pop_all(self) -> NumberedRequests | None:
+    def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all pending requests. Waits for ending conversations if they make room for new ones."""
         ending = self.not_started and any(self.phase_counts[stage] for stage in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING))
-        return self.pop(0) if ending else super().pop_all()
+        return self.pop(0) if ending else super().pop_all_when_idle()
 
     def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return pending requests, oldest first, and start the timer of each turn."""
@@ -73,36 +73,38 @@ class SessionRolloutScheduler(RolloutScheduler):
         self._add_elapsed(self.conversations[number], completion.seconds or perf_counter() - self.conversations[number].requested_at)
         super()._on_completion(number, completion)
 
-    def _on_job_done(self, talk: Conversation, job: TimedFuture, ended: float) -> None:
-        if talk.future is job:
-            self._add_elapsed(talk, ended - (job.started_at or ended))
-        super()._on_job_done(talk, job, ended)
+    def _on_job_done(self, conversation: Conversation, job: TimedFuture, end_time: float) -> None:
+        if conversation.future is job:
+            self._add_elapsed(conversation, end_time - (job.started_at or end_time))
+        super()._on_job_done(conversation, job, end_time)
 
-    def _add_elapsed(self, talk: Conversation, seconds: float) -> None:
+    def _add_elapsed(self, conversation: Conversation, seconds: float) -> None:
         """Add the duration of a turn or a reply to a conversation."""
-        talk.elapsed_s += seconds
-        talk.state.is_timed_out = self.settings.episode_timeout_s is not None and talk.elapsed_s >= self.settings.episode_timeout_s
+        conversation.elapsed_s += seconds
+        conversation.state.is_timed_out = (
+            self.settings.episode_timeout_s is not None and conversation.elapsed_s >= self.settings.episode_timeout_s
+        )
 
-    def _advance(self, talk: Conversation) -> None:
-        if talk.phase is Phase.OPENING and not talk.error:
-            talk.render_prompt()
-        if talk.phase is Phase.STEPPING_SESSION and not talk.error:
-            talk.append_reply()
-        over, stage = talk.state.stop_reason is not None, talk.phase
-        if talk.error or stage in (Phase.VERIFYING, Phase.CLOSING):
-            super()._advance(talk)
+    def _advance(self, conversation: Conversation) -> None:
+        if conversation.phase is Phase.OPENING and not conversation.error:
+            conversation.render_prompt()
+        if conversation.phase is Phase.STEPPING_SESSION and not conversation.error:
+            conversation.append_reply()
+        over, stage = conversation.state.stop_reason is not None, conversation.phase
+        if conversation.error or stage in (Phase.VERIFYING, Phase.CLOSING):
+            super()._advance(conversation)
         elif not over and self.has_sampler_ended:
-            self._cancel_conversations([talk], NO_COMPLETION_ERROR)
+            self._cancel_conversations([conversation], NO_COMPLETION_ERROR)
         elif stage is Phase.WAITING and self.has_sessions:
-            self._submit_job(talk, Phase.OPENING, talk.open_session)
+            self._submit_job(conversation, Phase.OPENING, conversation.open_session)
         elif stage is Phase.SAMPLING and not over:
-            self._submit_job(talk, Phase.STEPPING_SESSION, talk.step_session)
+            self._submit_job(conversation, Phase.STEPPING_SESSION, conversation.step_session)
         elif over and stage is not Phase.COLLECTING:
-            self._submit_job(talk, Phase.COLLECTING, talk.collect_transcript)
+            self._submit_job(conversation, Phase.COLLECTING, conversation.collect_transcript)
         elif over and self.has_sessions:
-            self._submit_job(talk, Phase.CLOSING, talk.state.close)
+            self._submit_job(conversation, Phase.CLOSING, conversation.state.close)
         else:
-            super()._advance(talk)
+            super()._advance(conversation)
 
     def _on_sampler_end(self) -> None:
         self.has_sampler_ended = True
@@ -111,47 +113,49 @@ class SessionRolloutScheduler(RolloutScheduler):
     def _poll(self, *, wait: bool) -> list[Conversation]:
         began = perf_counter()
         over = super()._poll(wait=wait)
-        if wait and self.num_may_request:
+        if wait and self.num_requesting_conversations:
             self.timing.sampler_idle_s += perf_counter() - began
         self._start_conversations()
         return over
 
-    def _on_timeout(self, talk: Conversation) -> None:
-        if talk.phase is Phase.CLOSING and talk.state.session_handle is not None:  # a close timeout does not affect the verdict
-            talk.cancel()
-            talk.state.session_handle.add_warning(f"the session was not closed within {self.settings.call_timeout_s:g} s")
-            self._advance(talk)
+    def _on_timeout(self, conversation: Conversation) -> None:
+        if (
+            conversation.phase is Phase.CLOSING and conversation.state.session_handle is not None
+        ):  # a close timeout does not affect the verdict
+            conversation.cancel_job()
+            conversation.state.session_handle.add_warning(f"the session was not closed within {self.settings.call_timeout_s:g} s")
+            self._advance(conversation)
         else:
-            super()._on_timeout(talk)
+            super()._on_timeout(conversation)
 
-    def _finish(self, talk: Conversation) -> None:
-        super()._finish(talk)
+    def _finish(self, conversation: Conversation) -> None:
+        super()._finish(conversation)
         if self.settings.straggler_policy == "truncate":
-            self._limit_straggler(talk)
-        if talk.state.session_handle is not None:
-            self._close_session(talk.state.session_handle)
+            self._limit_straggler(conversation)
+        if conversation.state.session_handle is not None:
+            self._close_session(conversation.state.session_handle)
 
-    def _limit_straggler(self, talk: Conversation) -> None:
-        """Limit the last conversation of a group to the number of turns of the longest of the others."""
-        group = self.conversations_by_group[talk.rollout_request.group]
+    def _limit_straggler(self, conversation: Conversation) -> None:
+        """If only one conversation of this one's group is left, limit it to the number of turns of the longest of the others."""
+        group = self.conversations_by_group[conversation.rollout_request.group]
         left = [other for other in group if other.phase is not Phase.DONE]
         if len(left) == 1:
             left[0].state.straggler_max_turns = max(
                 (len(other.state.turns) for other in group if other.phase is Phase.DONE and not other.error), default=0
             )
 
-    def _close_session(self, lease: SessionHandle) -> None:
+    def _close_session(self, session_handle: SessionHandle) -> None:
         """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""
-        if not lease.is_idle:
-            lease.close()  # not open, or closed later by the thread that uses it
+        if not session_handle.is_idle:
+            session_handle.close()  # not open, or closed later by the thread that uses it
             return
         try:
-            self.pending_closes.add(self.settings.session_executor.submit(lease.close))
+            self.pending_closes.add(self.settings.session_executor.submit(session_handle.close))
         except RuntimeError:
             closed: Future[None] = Future()
 
             def close() -> None:
-                lease.close()
+                session_handle.close()
                 closed.set_result(None)
 
             Thread(target=close, daemon=True).start()

@@ -36,10 +36,10 @@ class RolloutTiming:
         return measure_covered_time(self.verification_spans)
 
     @property
-    def hidden_fraction(self) -> float:
+    def hidden_verify_fraction(self) -> float:
         """The fraction of the verification time that was hidden behind sampling.
 
-        >>> RolloutTiming(sampling_s=2.0, verify_tail_s=0.25, verification_spans=[(0.0, 1.0), (0.5, 1.0)]).hidden_fraction
+        >>> RolloutTiming(sampling_s=2.0, verify_tail_s=0.25, verification_spans=[(0.0, 1.0), (0.5, 1.0)]).hidden_verify_fraction
         0.75
         """
         busy = self.verify_busy_s

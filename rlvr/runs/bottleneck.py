@@ -15,25 +15,26 @@ from typing import Any
 """Limits, as fractions of a step: trainer waits, rollout workers idle, missing, or loading weights, verifier workers busy."""
 
 
-def find_bottleneck(rows: Sequence[Mapping[str, Any]], max_staleness: int) -> tuple[str, str]:
+def find_bottleneck(step_timings: Sequence[Mapping[str, Any]], max_staleness: int) -> tuple[str, str]:
     """Find the bottleneck of some steps: one word and a sentence; two empty strings for runs without rollout workers.
 
     `rows` are the steps' times (timings.jsonl), `max_staleness` is that of the section `rollout`.
 
-    >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling": 0.97, "cluster/idle": 0.03}
+    >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling_fraction": 0.97, "cluster/idle_fraction": 0.03}
     >>> find_bottleneck([row], max_staleness=1)
     ('rollout_workers', 'the trainer waits for rollout workers 62% of the step, and they sample 97% of it: add rollout workers')
     """
-    rows = [row for row in rows if "cluster/sampling" in row]
-    seconds = float(sum(row["step_time"] for row in rows))
+    step_timings = [row for row in step_timings if "cluster/sampling_fraction" in row]
+    seconds = float(sum(row["step_time"] for row in step_timings))
     if not seconds:
         return "", ""
 
     def share(name: str) -> float:
-        return float(sum(row.get(name, 0.0) * row["step_time"] for row in rows)) / seconds
+        return float(sum(row.get(name, 0.0) * row["step_time"] for row in step_timings)) / seconds
 
-    samples, idles, loads, judges = (share(f"cluster/{name}") for name in ("sampling", "idle", "loading", "judging"))
-    waits = sum(row.get("time/wait_for_batch", 0.0) for row in rows) / seconds
+    samples, idles, loads = (share(f"cluster/{state}_fraction") for state in ("sampling", "idle", "loading"))
+    judges = share("cluster/verifier_busy_fraction")
+    waits = sum(row.get("time/wait_for_batch", 0.0) for row in step_timings) / seconds
     missing = max(0.0, 1.0 - samples - idles - loads)
     if missing > MAX_WORKER_MISSING_FRACTION:
         return "missing", f"rollout workers are missing {missing:.0%} of the time, because they start or failed: see rollout_workers.jsonl"

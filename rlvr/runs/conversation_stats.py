@@ -31,22 +31,22 @@ class ConversationStats:
     """The number of calls of each available tool; unknown names are not counted."""
 
 
-def count_conversation(turns: int, record: Mapping[str, Any] | None) -> ConversationStats:
+def count_turns_and_calls(num_turns: int, record: Mapping[str, Any] | None) -> ConversationStats:
     """Count the turns and calls of a conversation, from its session record if there is one.
 
-    >>> count_conversation(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "step_results": []})
+    >>> count_turns_and_calls(1, {"tools": [{"name": "now"}], "turns": [{"text": "4"}], "step_results": []})
     ConversationStats(turns=1, calls=0, errors=0, seconds=0.0, by_tool={'now': 0})
-    >>> count_conversation(2, None).calls is None
+    >>> count_turns_and_calls(2, None).calls is None
     True
     """
     if not record or not record.get("tools"):
-        return ConversationStats(turns)
-    calls = [call for row in record.get("turns", ()) for call in turn_from_json(row).open_calls]
+        return ConversationStats(num_turns)
+    calls = [call for row in record.get("turns", ()) for call in turn_from_json(row).calls_needing_result]
     results = {result.call: result for row in record["step_results"] for result in step_result_from_json(row).tool_results}
     failed = [call for call in calls if call.status is not CallStatus.OK or (call.id in results and not results[call.id].ok)]
     named = Counter(call.name for call in calls)
     by_tool = {tool["name"]: named[tool["name"]] for tool in record["tools"]}
-    return ConversationStats(turns, len(calls), len(failed), sum((result.seconds for result in results.values()), 0.0), by_tool)
+    return ConversationStats(num_turns, len(calls), len(failed), sum((result.seconds for result in results.values()), 0.0), by_tool)
 
 
 def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -58,20 +58,23 @@ def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float
     if not episodes:
         return {}
     count = len(episodes)
-    row = {"turns/mean": sum(episode.turns for episode in episodes) / count}
+    row = {"turns/mean_per_episode": sum(episode.turns for episode in episodes) / count}
     if talks := _count_tool_conversations(episodes):
-        row |= {"tools/calls": sum(talk.calls or 0 for talk in talks) / count, "tools/errors": sum(talk.errors for talk in talks) / count}
+        row |= {
+            "tools/calls_per_episode": sum(talk.calls or 0 for talk in talks) / count,
+            "tools/errors_per_episode": sum(talk.errors for talk in talks) / count,
+        }
         for name in sorted({name for talk in talks for name in talk.by_tool}):
             row[f"tools/{name}/calls"] = sum(talk.by_tool.get(name, 0) for talk in talks) / count
     return row
 
 
-def compute_tool_times(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Compute the total time of all tools; empty if there are none."""
+def compute_tool_time_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Compute the metric `tools/time`, the total seconds of all tools; empty if there are no tools."""
     talks = _count_tool_conversations(episodes)
-    return {"tools/time": sum(talk.seconds for talk in talks)} if talks else {}
+    return {"tools/total_time": sum(talk.seconds for talk in talks)} if talks else {}
 
 
 def _count_tool_conversations(episodes: Sequence[Episode]) -> list[ConversationStats]:
-    talks = [count_conversation(episode.turns, episode.meta.get("session")) for episode in episodes]
+    talks = [count_turns_and_calls(episode.turns, episode.meta.get("session")) for episode in episodes]
     return [talk for talk in talks if talk.calls is not None]

@@ -11,7 +11,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward", "reward_std"),
     "accuracy": ("eval/accuracy", "accuracy"),
     "answer length, tokens": ("completions/mean_length", "completions/max_length"),
-    "turns and calls per answer": ("turns/mean", "tools/calls", "tools/errors"),
+    "turns and calls per answer": ("turns/mean_per_episode", "tools/calls_per_episode", "tools/errors_per_episode"),
     "fraction truncated": ("completions/clipped_ratio",),
     "KL to the reference": ("kl",),
     "KL of sampler and trainer": ("mismatch_kl",),
@@ -21,16 +21,21 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "gradient norm": ("grad_norm",),
     "groups with zero variance": ("frac_reward_zero_std",),
     "canary tasks: rewarded answers": ("canary/rewarded_total", "canary/rewarded"),
-    "reward against the audit verifier": ("audit_verifier/correlation", "audit_verifier/gap"),
-    "activity, fraction of a step": ("cluster/sampling", "cluster/idle", "cluster/loading", "cluster/trainer"),
-    "rollout workers": ("cluster/rollout_workers", "cluster/workers_lost", "cluster/retries", "cluster/failures"),
+    "reward against the audit verifier": ("audit_verifier/correlation", "audit_verifier/mean_gap"),
+    "activity, fraction of a step": (
+        "cluster/sampling_fraction",
+        "cluster/idle_fraction",
+        "cluster/loading_fraction",
+        "cluster/trainer_busy_fraction",
+    ),
+    "rollout workers": ("cluster/rollout_workers", "cluster/workers_lost", "cluster/retried_tasks", "cluster/abandoned_tasks"),
     "token staleness, steps": ("staleness/mean",),
-    "step time by phase, seconds": ("step_time", "time/sample", "time/verify_wait", "time/update"),
+    "step time by phase, seconds": ("step_time", "time/sample", "time/verify_after_sampling", "time/update"),
 }
 """The title of each panel and its metrics. A panel without data is not shown."""
 
 
-def build_panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def build_curve_panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Build the panels that have data, from one row per step.
 
     >>> build_panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])

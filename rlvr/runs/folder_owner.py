@@ -16,7 +16,7 @@ OWNER_FILE = "owner"
 
 
 def create_owned_folder(prefix: str, parent: str | None = None) -> Path:
-    """Create a folder owned by this process, in `within` or in the folder for temporary files."""
+    """Create a folder owned by this process, in `parent` or in the folder for temporary files."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     (folder / OWNER_FILE).write_text(get_owner_label(os.getpid()), "utf-8")
     return folder

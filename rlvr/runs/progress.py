@@ -41,10 +41,10 @@ class ProgressReporter:
         """Restart the estimate of the remaining time, to exclude preparation."""
         self._started_at, self._num_done_at_start = time.monotonic(), self.num_done
 
-    def advance(self, numbers: Mapping[str, float | str], by: int = 1) -> None:
-        """Count `by` finished steps and show the numbers."""
-        self.num_done += by
-        text = "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items())
+    def advance(self, metrics: Mapping[str, float | str], num_steps: int = 1) -> None:
+        """Count `num_steps` more finished steps and show the metrics."""
+        self.num_done += num_steps
+        text = "  ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items())
         if self._bar is not None:
             self._bar.update(self._task, completed=self.num_done, numbers=text)
             return

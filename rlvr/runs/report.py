@@ -43,8 +43,8 @@ def plot_braille(values: Sequence[float], *, width: int = 60, height: int = 8, t
     return f"{title}\n{body}\n{'':>6} └{'─' * width}\n{'':>8}step 1{f'step {len(values)}':>{width - 6}}"
 
 
-def save_reward_plot(path: Path, rewards: Sequence[float], before: float | None, after: float | None) -> None:
-    """Save the reward curve as a PNG."""
+def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: float | None, accuracy_after: float | None) -> None:
+    """Save the reward curve as a PNG, with the held-out accuracy before and after training as lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -55,7 +55,7 @@ def save_reward_plot(path: Path, rewards: Sequence[float], before: float | None,
     steps = range(1, len(rewards) + 1)
     axes.plot(steps, rewards, color="#9db8d9", linewidth=1, label="mean reward of each step")
     axes.plot(steps, compute_trailing_mean(rewards, 10), color="#1f4e8c", linewidth=2, label="mean reward of the last 10 steps")
-    for value, name, style, colour in ((before, "before", ":", "#6b6b6b"), (after, "after", "--", "#b5541c")):
+    for value, name, style, colour in ((accuracy_before, "before", ":", "#6b6b6b"), (accuracy_after, "after", "--", "#b5541c")):
         if value is not None:
             axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=f"held-out accuracy {name} training: {value:.1%}")
     axes.set(xlabel="step", ylabel="reward, accuracy", ylim=(-0.02, 1.02), xlim=(1, max(len(rewards), 2)))

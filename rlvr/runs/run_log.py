@@ -32,7 +32,7 @@ from rlvr.config.section import Section
 from rlvr.config.yamlfile import read_yaml
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
-from rlvr.mdp.state import find_last_action
+from rlvr.mdp.state import find_last_policy_token
 
 LOG_FILES = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "canaries.jsonl")
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
@@ -71,7 +71,7 @@ class RunLog:
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
         """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for cluster settings."""
-        changed = find_differences(adopt_cluster_settings(load_run_config(folder), config), config)
+        changed = list_config_differences(adopt_cluster_settings(load_run_config(folder), config), config)
         if changed:
             longer = len(changed) == 1 and changed[0].startswith("train.steps")
             further = f" and continue training with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
@@ -144,7 +144,9 @@ def episode_to_json(step: int, episode: Episode, advantages: Sequence[float], lo
     told: dict[str, Sequence[float]] = {} if log_ratio is None else {"log_ratio": log_ratio}
     if len({value for value, own in zip(advantages, episode.action_mask, strict=False) if own}) > 1:
         told["advantages"] = advantages
-    if any(episode.action_mask) and any(episode.rewards[: find_last_action(episode.action_mask)]):  # the reward is not only at the end
+    if any(episode.action_mask) and any(
+        episode.rewards[: find_last_policy_token(episode.action_mask)]
+    ):  # the reward is not only at the end
         told["rewards"] = episode.rewards
     return {
         "step": step,
@@ -153,7 +155,7 @@ def episode_to_json(step: int, episode: Episode, advantages: Sequence[float], lo
         "group": episode.group,
         "text": episode.text,
         "reward": episode.reward,
-        "advantage": advantages[find_last_action(episode.action_mask)] if advantages and any(episode.action_mask) else 0.0,
+        "advantage": advantages[find_last_policy_token(episode.action_mask)] if advantages and any(episode.action_mask) else 0.0,
         "stop_reason": episode.stop_reason.value,
         "turns": episode.turns,
         "policy_version": episode.policy_version,
@@ -238,7 +240,7 @@ def adopt_cluster_settings(old: RunConfig, new: RunConfig) -> RunConfig:
     return old.model_copy(update={"cluster": new.cluster.model_copy(update={"groups_per_task": old.cluster.groups_per_task})})
 
 
-def find_differences(old: Section, new: Section) -> list[str]:
+def list_config_differences(old: Section, new: Section) -> list[str]:
     """Return all keys that differ, as `key: old -> new`."""
     a, b = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
     return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlvr.errors import ConfigError
-from rlvr.models.layout_attention import are_close, enable_layout
+from rlvr.models.layout_attention import are_close, try_enable_layout
 from rlvr.samplers._length_grouped_cache import LengthGroupedCache
 from rlvr.samplers._padded_cache import PaddedCache
 from rlvr.samplers._recomputing_cache import RecomputingCache
@@ -34,9 +34,9 @@ PERTURBATION_SCALE, PERTURBED_TOLERANCE, LOW_PRECISION_PERTURBED_TOLERANCE = 8.0
 16 bits."""
 
 
-def find_slot_problem(model: Any) -> str:
+def find_slot_cache_problem(model: Any) -> str:
     """Return why the slot cache cannot be used for a model; empty if it can."""
-    return enable_layout(model, lambda: _compute_reference_logits(model), lambda: _compute_cache_logits(model, SlotCache(model)))
+    return try_enable_layout(model, lambda: _compute_reference_logits(model), lambda: _compute_cache_logits(model, SlotCache(model)))
 
 
 @torch.no_grad()
@@ -50,9 +50,9 @@ def choose_fallback_cache(model: Any) -> type[PaddedCache] | type[LengthGroupedC
             try:
                 memory = kind(model)
                 found = _compute_cache_logits(model, memory)
-                held = isinstance(memory, RecomputingCache) or memory.has_all_layer_states
-                unfit = (kind is LengthGroupedCache and has_inconsistent_steps(model)) or (
-                    kind is PaddedCache and fails_without_padding(model)
+                held = isinstance(memory, RecomputingCache) or memory.supports_all_layers
+                unfit = (kind is LengthGroupedCache and has_inconsistent_cached_steps(model)) or (
+                    kind is PaddedCache and is_wrong_without_padding(model)
                 )
                 if held and are_close(found, expected, model.dtype) and not unfit:
                     return kind
@@ -81,7 +81,7 @@ def perturb_linear_layers(model: Any) -> Iterator[None]:
             hook.remove()
 
 
-def has_inconsistent_steps(model: Any) -> bool:
+def has_inconsistent_cached_steps(model: Any) -> bool:
     """Return whether a model's cached steps differ from its forward pass.
 
     In a new model a difference may be small and grow when training changes the weights; so the two are compared with perturbed weights. One
@@ -95,7 +95,7 @@ def has_inconsistent_steps(model: Any) -> bool:
     return not bool((found - expected).abs().max() <= room * expected.abs().max())
 
 
-def fails_without_padding(model: Any) -> bool:
+def is_wrong_without_padding(model: Any) -> bool:
     """Return whether `PaddedCache` differs from a plain forward pass for prompts of equal length.
 
     transformers drops a mask without padding. An attention with a mask of its own may then look ahead: Doge does in version 4.56.
@@ -105,28 +105,28 @@ def fails_without_padding(model: Any) -> bool:
     )
 
 
-def _make_test_tokens(model: Any, lengths: tuple[int, int]) -> tuple[list[list[int]], list[int]]:
+def _make_test_tokens(model: Any, prompt_lengths: tuple[int, int]) -> tuple[list[list[int]], list[int]]:
     """Make two prompts, and the tokens that follow: one for the first, two for the second."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    return [[(7 * j + 3) % vocabulary for j in range(length)] for length in lengths], [k % vocabulary for k in (5, 2, 9)]
+    return [[(7 * j + 3) % vocabulary for j in range(length)] for length in prompt_lengths], [k % vocabulary for k in (5, 2, 9)]
 
 
-def _compute_reference_logits(model: Any, lengths: tuple[int, int] = PADDED_LENGTHS) -> Tensor:
+def _compute_reference_logits(model: Any, prompt_lengths: tuple[int, int] = PADDED_LENGTHS) -> Tensor:
     """Compute the logits after the prompts and each following token, with plain forward passes of one row."""
-    (long, short), (a, b, c) = _make_test_tokens(model, lengths)
+    (long, short), (a, b, c) = _make_test_tokens(model, prompt_lengths)
     rows = (torch.tensor([row], device=model.device) for row in ([*long, a], [*short, b, c]))
     return torch.cat([model(input_ids=row, use_cache=False).logits[0, -n:].float() for row, n in zip(rows, (2, 3), strict=True)])
 
 
-def _compute_cache_logits(model: Any, memory: KVCache, lengths: tuple[int, int] = PADDED_LENGTHS) -> Tensor:
+def _compute_cache_logits(model: Any, cache: KVCache, prompt_lengths: tuple[int, int] = PADDED_LENGTHS) -> Tensor:
     """Compute the reference logits with a cache: two steps of both rows, then the first row ends and the second moves to its slot."""
-    prompts, (a, b, c) = _make_test_tokens(model, lengths)
+    prompts, (a, b, c) = _make_test_tokens(model, prompt_lengths)
     long, short = map(len, prompts)
 
     tensor = partial(torch.tensor, device=model.device)
-    memory.add_rows(prompts, [0, 1], start=0, rows=2)
-    first = memory.step(tensor([prompt[-1] for prompt in prompts]), tensor([long - 1, short - 1]))
-    then = memory.step(tensor([a, b]), tensor([long, short]))
-    memory.compact(1, tensor([0]), tensor([1]))
-    last = memory.step(tensor([c]), tensor([short + 1]))
+    cache.add_rows(prompts, [0, 1], first_row=0, max_rows=2)
+    first = cache.step(tensor([prompt[-1] for prompt in prompts]), tensor([long - 1, short - 1]))
+    then = cache.step(tensor([a, b]), tensor([long, short]))
+    cache.compact(1, tensor([0]), tensor([1]))
+    last = cache.step(tensor([c]), tensor([short + 1]))
     return torch.stack([first[0], then[0], first[1], then[1], last[0]])

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
+from rlvr.contracts import Completion, Request, RequestQueue, SamplingParams, Weights
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.models.device import find_accelerator, free_cached_memory
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from rlvr.samplers._local.rendezvous import redirect_rendezvous
-from rlvr.samplers._vllm_format import check_request_length, make_completion, make_sampling_settings
+from rlvr.samplers._vllm_format import check_request_length, make_completion, make_vllm_sampling_params
 
 FOLDER_PREFIX = "rlvr-vllm-"
 SLEEP_TAGS = ["weights", "kv_cache"]
@@ -142,11 +142,11 @@ class ColocatedEngine:
     def _list_weights(self, model: Any) -> list[tuple[str, Any]]:
         return [(name, weight.detach()) for name, weight in [*model.named_parameters(), *self._list_untied_head(model)]]
 
-    def _wake_up(self, only: str = "") -> None:
-        """Restore the engine's memory, or only the memory with the tag `only`."""
+    def _wake_up(self, only_tag: str = "") -> None:
+        """Restore the engine's memory: all that it released, or only that with the given tag."""
         if self._sleeping_tags == SLEEP_TAGS:
             free_cached_memory()  # the trainer's; the engine then allocates its own again
-        for tag in [tag for tag in self._sleeping_tags if only in ("", tag)]:
+        for tag in [tag for tag in self._sleeping_tags if only_tag in ("", tag)]:
             self._llm.wake_up(tags=[tag])
             self._sleeping_tags.remove(tag)
 
@@ -161,7 +161,7 @@ class ColocatedEngine:
             self._sleeping_tags = list(SLEEP_TAGS)
             free_cached_memory()
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes, and add new requests before each engine step.
 
         The engine runs only while this iterator is consumed. It accepts all requests at once and schedules them itself.
@@ -186,7 +186,12 @@ class ColocatedEngine:
                 engine.abort_request([output.request_id for output in ended if not output.finished])
                 for output in ended:
                     number, request = running.pop(output.request_id)
-                    yield number, convert_output(output.outputs[0], sampling, early=not output.finished or has_turn_ended(output, request))
+                    yield (
+                        number,
+                        convert_vllm_output(
+                            output.outputs[0], sampling, ended_early=not output.finished or has_turn_ended(output, request)
+                        ),
+                    )
                     until = time.monotonic() + self.completion_timeout_s
                 if running and time.monotonic() > until:
                     raise SamplerError(
@@ -198,11 +203,11 @@ class ColocatedEngine:
             if running:
                 engine.abort_request(list(running))
 
-    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_logprob_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return the scoring function of the one engine, by name."""
-        return {self.name: self.score_tokens}
+        return {self.name: self.compute_logprobs}
 
-    def score_tokens(self, tokens: Sequence[int]) -> list[float]:
+    def compute_logprobs(self, tokens: Sequence[int]) -> list[float]:
         """Return the engine's log-probability of each token except the first."""
         params = _vllm().SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
         output = self._llm.generate([{"prompt_token_ids": list(tokens)}], params, use_tqdm=False, lora_request=self._adapter)[0]
@@ -235,7 +240,7 @@ class ColocatedEngine:
                 folder,
                 load_format="auto" if isinstance(model, str) else "dummy",  # the trainer's weights are loaded later
                 skip_tokenizer_init=True,  # requests and completions are token ids
-                generation_config="vllm",  # ignore the defaults in the model's folder: `Sampling` sets everything
+                generation_config="vllm",  # ignore the defaults in the model's folder: `SamplingParams` sets everything
                 logprobs_mode="processed_logprobs",
                 enable_prefix_caching=True,
                 dtype=place.dtype,
@@ -243,7 +248,7 @@ class ColocatedEngine:
                 max_num_seqs=place.max_num_seqs,
                 distributed_executor_backend="uni" if place.tensor_parallel_size == 1 else "mp",
                 tensor_parallel_size=place.tensor_parallel_size,
-                worker_extension_cls="rlvr.samplers._local.weight_loading.Reload",
+                worker_extension_cls="rlvr.samplers._local.weight_loading.WeightReloadExtension",
                 enforce_eager=place.enforce_eager or not self.is_on_gpu,
                 **memory,
             )
@@ -261,11 +266,11 @@ class ColocatedEngine:
         """
         return [(self._tied_weights[0], model.get_output_embeddings().weight)] if self._tied_weights and not self.is_on_gpu else []
 
-    def _make_sampling_params(self, request: Request, sampling: Sampling) -> Any:
+    def _make_sampling_params(self, request: Request, sampling: SamplingParams) -> Any:
         kinds = _vllm().sampling_params.RequestOutputKind
         kind = kinds.CUMULATIVE if request.stop_criterion else kinds.FINAL_ONLY
         # flat: a few lists per completion instead of a dict per token, which would burden the garbage collector
-        return _vllm().SamplingParams(**make_sampling_settings(request, sampling), output_kind=kind, flat_logprobs=True)
+        return _vllm().SamplingParams(**make_vllm_sampling_params(request, sampling), output_kind=kind, flat_logprobs=True)
 
     @contextmanager
     def _restore_process_state(self) -> Iterator[None]:
@@ -335,9 +340,9 @@ def has_turn_ended(output: Any, request: Request) -> bool:
     return bool(request.stop_criterion and tokens and request.stop_criterion.may_stop(tokens[-1]) and request.stop_criterion(list(tokens)))
 
 
-def convert_output(output: Any, sampling: Sampling, *, early: bool = False) -> Completion:
+def convert_vllm_output(output: Any, sampling: SamplingParams, *, ended_early: bool = False) -> Completion:
     """Convert a vLLM output to a Completion. The finish is `error` unless it ended by a stop id, by the limit, or `early`."""
     tokens, flat = list(output.token_ids), output.logprobs
     if list(flat.token_ids) != tokens:
         return Completion([], [], "error", f"the engine returned {len(tokens)} tokens, and log-probabilities of others")
-    return make_completion(tokens, list(map(float, flat.logprobs)), "early" if early else str(output.finish_reason), sampling)
+    return make_completion(tokens, list(map(float, flat.logprobs)), "early" if ended_early else str(output.finish_reason), sampling)

@@ -92,7 +92,7 @@ class HttpClient:
         self._closed = False
 
     def request(self, method: str, path: str, body: Any = None, *, deadline: float) -> HttpResponse:
-        """Send one request and return the response; NoReply after the deadline `deadline` (on the monotonic clock)."""
+        """Send one request and return the response; raise NoReply if it does not arrive before `deadline` (a `time.monotonic` value)."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := self._read_key():
             headers["Authorization"] = f"Bearer {key}"
@@ -142,15 +142,15 @@ class HttpClient:
         self._closed = True
         self.abort()
 
-    def format_error(self, reply: HttpResponse) -> str:
+    def format_error(self, response: HttpResponse) -> str:
         """Format an error response: its status and the beginning of its text, without the key."""
         try:
-            said = reply.json()
+            said = response.json()
             said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
             said = said.get("message", said) if isinstance(said, dict) else said
         except ValueError:
-            said = reply.body.decode("utf-8", "replace")
-        return f"{self.url} returned {reply.status}: {self._remove_secrets(' '.join(str(said).split()))[:MAX_SHOWN_CHARS] or '(empty)'}"
+            said = response.body.decode("utf-8", "replace")
+        return f"{self.url} returned {response.status}: {self._remove_secrets(' '.join(str(said).split()))[:MAX_SHOWN_CHARS] or '(empty)'}"
 
     def _connect(self, connection: http.client.HTTPConnection, deadline: float) -> None:
         held: Any = connection  # untyped: its socket is a _DeadlineSocket
@@ -292,15 +292,15 @@ class _DeadlineReader(io.RawIOBase):
         super().close()
 
 
-def _read_response(answer: http.client.HTTPResponse) -> HttpResponse:
+def _read_response(response: http.client.HTTPResponse) -> HttpResponse:
     """Read a complete response; an incomplete one is an error."""
-    with answer:
-        content = answer.read(MAX_RESPONSE_BYTES + 1)
+    with response:
+        content = response.read(MAX_RESPONSE_BYTES + 1)
         if len(content) > MAX_RESPONSE_BYTES:
             raise http.client.HTTPException(f"a response of more than {MAX_RESPONSE_BYTES} bytes")
-        if answer.length:
-            raise http.client.IncompleteRead(content, answer.length)
-        return HttpResponse(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+        if response.length:
+            raise http.client.IncompleteRead(content, response.length)
+        return HttpResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, content)
 
 
 def _seconds_left(deadline: float) -> float:

@@ -44,19 +44,21 @@ class LengthGroupedCache:
         """Name of the cache argument of the model's forward pass."""
         self.logits_arguments = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
-    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Compute each prompt without its last token, and start a row for each owner."""
-        assert not start and rows, "rows can only be added to an empty batch"
+    def add_rows(self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], *, first_row: int, max_rows: int) -> None:
+        """Prefill each prompt without its last token, and start rows from `first_row` on: one for each entry of `prompt_indices`, with
+        that prompt.
+        """
+        assert not first_row and max_rows, "rows can only be added to an empty batch"
         self.groups = []
-        for length in sorted({len(prompts[owner]) for owner in owners}):
+        for length in sorted({len(prompts[owner]) for owner in prompt_indices}):
             lane = LengthGroup(
-                DynamicCache(config=self.model.config), [row for row, owner in enumerate(owners) if len(prompts[owner]) == length]
+                DynamicCache(config=self.model.config), [row for row, owner in enumerate(prompt_indices) if len(prompts[owner]) == length]
             )
             if length > 1:
-                place = {owner: k for k, owner in enumerate(dict.fromkeys(owners[row] for row in lane.rows))}
+                place = {owner: k for k, owner in enumerate(dict.fromkeys(prompt_indices[row] for row in lane.rows))}
                 ids = torch.tensor([list(prompts[owner][:-1]) for owner in place], device=self.model.device)
                 self._forward(ids, torch.arange(length - 1, device=ids.device)[None], lane.cache)
-                lane.cache.reorder_cache(torch.tensor([place[owners[row]] for row in lane.rows], device=ids.device))
+                lane.cache.reorder_cache(torch.tensor([place[prompt_indices[row]] for row in lane.rows], device=ids.device))
             self.groups.append(lane)
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ class LengthGroupedCache:
         return logits
 
     @property
-    def has_all_layer_states(self) -> bool:
+    def supports_all_layers(self) -> bool:
         """Whether every layer stores its state in these caches: a state kept elsewhere would be lost, or shared by groups."""
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layers_block_type", None) or [""] * config.num_hidden_layers
@@ -83,10 +85,10 @@ class LengthGroupedCache:
             kind in STATELESS_LAYER_KINDS or _has_state(layer) for cache in caches for kind, layer in cache
         )
 
-    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
-        source = list(range(left))
-        for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
+    def compact(self, num_kept: int, target_rows: Tensor, source_rows: Tensor) -> None:
+        """Move the rows `source_rows` to the indices `target_rows`; keep the first `num_kept` rows."""
+        source = list(range(num_kept))
+        for hole, mover in zip(target_rows.tolist(), source_rows.tolist(), strict=True):
             source[hole] = mover
         now = {old: new for new, old in enumerate(source)}
         for lane in self.groups:

@@ -24,12 +24,14 @@ class PaddedCache:
         self.cache: Any = None
         self.mask_BL = torch.zeros(0, 0, dtype=torch.long)
 
-    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Compute each prompt without its last token, and start a row for each owner."""
-        assert not start and rows, "rows can only be added to an empty batch"
+    def add_rows(self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], *, first_row: int, max_rows: int) -> None:
+        """Prefill each prompt without its last token, and start rows from `first_row` on: one for each entry of `prompt_indices`, with
+        that prompt.
+        """
+        assert not first_row and max_rows, "rows can only be added to an empty batch"
         device, width = self.model.device, max(map(len, prompts)) - 1
         self.cache = DynamicCache(config=self.model.config)
-        owner_B = torch.tensor(owners, device=device)
+        owner_B = torch.tensor(prompt_indices, device=device)
         mask_PL = torch.zeros(len(prompts), width, dtype=torch.long)
         ids_PL = torch.zeros_like(mask_PL)
         for row, prompt in enumerate(prompts):
@@ -48,7 +50,7 @@ class PaddedCache:
             self.cache.batch_select_indices(owner_B)
 
     @property
-    def has_all_layer_states(self) -> bool:
+    def supports_all_layers(self) -> bool:
         """Whether every layer stores only keys and values: padding would leak into any other state."""
         return bool(self.cache.layers) and all(
             type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.get_seq_length() for layer in self.cache.layers
@@ -63,9 +65,9 @@ class PaddedCache:
         )  # fmt: skip
         return output.logits[:, -1].float()
 
-    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
-        order = torch.arange(left, device=holes.device)
-        order[holes] = movers
+    def compact(self, num_kept: int, target_rows: Tensor, source_rows: Tensor) -> None:
+        """Move the rows `source_rows` to the indices `target_rows`; keep the first `num_kept` rows."""
+        order = torch.arange(num_kept, device=target_rows.device)
+        order[target_rows] = source_rows
         self.mask_BL = self.mask_BL[order]
         self.cache.batch_select_indices(order)

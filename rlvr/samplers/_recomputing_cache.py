@@ -25,10 +25,12 @@ class RecomputingCache:
         self.model, self.rows = model, list[Tensor]()
         self.logits_arguments = {"logits_to_keep": 1} if "logits_to_keep" in signature(model.forward).parameters else {}
 
-    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Start a row for each owner with its prompt, without the last token."""
-        assert not start and rows, "rows can only be added to an empty batch"
-        self.rows = [torch.tensor(prompts[owner][:-1], dtype=torch.long, device=self.model.device) for owner in owners]
+    def add_rows(self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], *, first_row: int, max_rows: int) -> None:
+        """Start rows from `first_row` on, one for each entry of `prompt_indices`, with that prompt without its last token; nothing is
+        computed yet.
+        """
+        assert not first_row and max_rows, "rows can only be added to an empty batch"
+        self.rows = [torch.tensor(prompts[owner][:-1], dtype=torch.long, device=self.model.device) for owner in prompt_indices]
 
     def step(self, token_B: Tensor, position_B: Tensor) -> Tensor:
         """Add one token to each row and return the logits of the next. Rows of equal length are batched, so none is padded."""
@@ -44,8 +46,8 @@ class RecomputingCache:
                 found |= dict(zip(part, logits, strict=True))
         return torch.stack([found[place] for place in range(len(self.rows))])
 
-    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the indices `holes`; keep the first `left` rows."""
-        for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
+    def compact(self, num_kept: int, target_rows: Tensor, source_rows: Tensor) -> None:
+        """Move the rows `source_rows` to the indices `target_rows`; keep the first `num_kept` rows."""
+        for hole, mover in zip(target_rows.tolist(), source_rows.tolist(), strict=True):
             self.rows[hole] = self.rows[mover]
-        del self.rows[left:]
+        del self.rows[num_kept:]

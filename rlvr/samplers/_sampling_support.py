@@ -38,10 +38,10 @@ def compute_support_mask(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return stays
 
 
-class SamplingSupport:
+class SamplingSupportMask:
     """Masks the trainer's logits of each scored token to the tokens that the sampler could have chosen.
 
-    >>> s = SamplingSupport(top_k=2, top_p=1.0)
+    >>> s = SamplingSupportMask(top_k=2, top_p=1.0)
     >>> s.mask_logits(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([0]))[0, 2].item() == MASKED_LOGIT
     True
     """
@@ -94,7 +94,7 @@ def _keep_logits(logits: Tensor, part: slice) -> Tensor:
     return logits
 
 
-def make_support(config: RunConfig, algorithm: Algorithm) -> SamplingSupport | None:
+def make_sampling_support_mask(config: RunConfig, algorithm: Algorithm) -> SamplingSupportMask | None:
     """Make the support for the sampler's `top_p` and `top_k`; None if they are off. Raises ConfigError if the trainer cannot apply it."""
     asked = config.rollout
     if (asked.top_p == 1 and not asked.top_k) or config.data is not None or algorithm.traits.is_supervised:
@@ -115,4 +115,4 @@ def make_support(config: RunConfig, algorithm: Algorithm) -> SamplingSupport | N
             f"{name}, and the trainer must restrict its probabilities to the same tokens as the sampler; but {cause}, so they are unknown; "
             "set rollout.top_p=1 and rollout.top_k=0, or change the other setting"
         )
-    return SamplingSupport(asked.top_k, asked.top_p, recorded=early or (not once and not algorithm.traits.use_rollout_logprobs))
+    return SamplingSupportMask(asked.top_k, asked.top_p, recorded=early or (not once and not algorithm.traits.use_rollout_logprobs))

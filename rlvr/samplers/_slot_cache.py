@@ -40,16 +40,18 @@ class SlotCache:
         self.lengths = np.zeros(0, dtype=np.int64)
         """Number of tokens of each row, kept on the CPU so that no step waits for the device."""
 
-    def add_rows(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], *, start: int, rows: int) -> None:
-        """Prefill each prompt without its last token, into the slots from `start` on, one for each owner, in order."""
-        self.rows, longest = rows, max(map(len, prompts)) - 1
-        self.lengths = np.append(self.lengths[:start], [len(prompts[owner]) - 1 for owner in owners])
-        self._reserve(start, longest)
+    def add_rows(self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], *, first_row: int, max_rows: int) -> None:
+        """Prefill each prompt without its last token, and start rows from `first_row` on: one for each entry of `prompt_indices`, with
+        that prompt.
+        """
+        self.rows, longest = max_rows, max(map(len, prompts)) - 1
+        self.lengths = np.append(self.lengths[:first_row], [len(prompts[owner]) - 1 for owner in prompt_indices])
+        self._reserve_length(first_row, longest)
         together = max(1, PREFILL_TOKENS // max(1, longest))
         for first in range(0, len(prompts), together):
-            here = [owner - first for owner in owners if first <= owner < first + together]
-            self._prefill(prompts[first : first + together], here, start)
-            start += len(here)
+            here = [owner - first for owner in prompt_indices if first <= owner < first + together]
+            self._prefill(prompts[first : first + together], here, first_row)
+            first_row += len(here)
 
     def _prefill(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], start: int) -> None:
         longest, device = max(map(len, prompts)) - 1, self.model.device
@@ -73,18 +75,18 @@ class SlotCache:
         """Append one token to each of the first rows; return the logits of the next token."""
         rows = len(token_B)
         self.lengths = self.lengths[:rows] + 1
-        self._reserve(rows, int(self.lengths.max()))
+        self._reserve_length(rows, int(self.lengths.max()))
         self.row_B, self.position_B = torch.arange(rows, device=token_B.device), position_B
         self.masks = {}
         output = self.model(input_ids=token_B[:, None], **build_layout_kwargs(self, position_B[:, None]))
         return output.logits[:, -1].float()
 
-    def compact(self, left: int, holes: Tensor, movers: Tensor) -> None:
-        """Move the rows `movers` to the slots `holes`; keep the first `left` rows."""
+    def compact(self, num_kept: int, target_rows: Tensor, source_rows: Tensor) -> None:
+        """Move the rows `source_rows` to the indices `target_rows`; keep the first `num_kept` rows."""
         for memory in (*self.keys, *self.values):
-            memory[holes] = memory[movers]
-        self.lengths[holes.cpu().numpy()] = self.lengths[movers.cpu().numpy()]
-        self.lengths = self.lengths[:left]
+            memory[target_rows] = memory[source_rows]
+        self.lengths[target_rows.cpu().numpy()] = self.lengths[source_rows.cpu().numpy()]
+        self.lengths = self.lengths[:num_kept]
 
     shapes = {"sliding_window"}
 
@@ -98,11 +100,11 @@ class SlotCache:
             start, owner_B = self.prefill_target
             slots, length = slice(start, start + len(owner_B)), key.shape[2]
             keys[slots, :, :length], values[slots, :, :length] = key[owner_B], value[owner_B]
-            near = self._make_window_mask(length, sliding_window, query.device) if 0 < sliding_window < length else None
+            near = self._make_sliding_window_mask(length, sliding_window, query.device) if 0 < sliding_window < length else None
             causal = near is None and length > 1
             seen = scaled_dot_product_attention(query, key, value, attn_mask=near, is_causal=causal, scale=scale, enable_gqa=True)
             return seen.transpose(1, 2).contiguous()
-        mask_BW = self._get_mask(sliding_window, key.dtype)
+        mask_BW = self._get_step_mask(sliding_window, key.dtype)
         rows, width = mask_BW.shape
         keys[self.row_B, :, self.position_B], values[self.row_B, :, self.position_B] = key[:, :, 0], value[:, :, 0]
         shared = query.reshape(rows, key.shape[1], -1, query.shape[3])
@@ -111,7 +113,7 @@ class SlotCache:
         )
         return seen.reshape(rows, 1, query.shape[1], -1)
 
-    def _get_mask(self, window: int, dtype: torch.dtype) -> Tensor:
+    def _get_step_mask(self, window: int, dtype: torch.dtype) -> Tensor:
         """Return the mask of a step: 0 where a row's new token attends to its own tokens, else minus infinity."""
         if window not in self.masks:
             place = torch.arange(int(self.lengths.max()), device=self.position_B.device)
@@ -122,18 +124,18 @@ class SlotCache:
         return self.masks[window]
 
     @staticmethod
-    def _make_window_mask(length: int, window: int, device: torch.device) -> Tensor:
+    def _make_sliding_window_mask(length: int, window: int, device: torch.device) -> Tensor:
         """Return which prompt token attends to which, under a sliding window."""
         back = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
         return (back >= 0) & (back < window)
 
-    def _reserve(self, live: int, width: int) -> None:
-        """Reserve memory for longer rows; keep the first `live` rows."""
+    def _reserve_length(self, num_live: int, width: int) -> None:
+        """Reserve memory for longer rows; keep the first `num_live` rows."""
         if width <= self.width:
             return
         old, self.width = self.width, max(16, int(width * GROWTH_FACTOR))
         if self.keys:
-            self._grow(live, old)
+            self._grow(num_live, old)
 
     def _grow(self, live: int, old: int) -> None:
         for memories in (self.keys, self.values):

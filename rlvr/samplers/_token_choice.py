@@ -7,20 +7,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Request, SamplingParams
 from rlvr.samplers._sampling_support import compute_support_mask
 
 
-def draw_uniforms(requests: Sequence[Request], width: int) -> Tensor:
+def draw_uniforms(requests: Sequence[Request], num_columns: int) -> Tensor:
     """Draw one row of uniform random numbers per request, from its own seed."""
-    generator, numbers_BT = torch.Generator(), torch.zeros(len(requests), width)
+    generator, numbers_BT = torch.Generator(), torch.zeros(len(requests), num_columns)
     for row, request in zip(numbers_BT, requests, strict=True):
         # row by row, so that the first n numbers do not depend on how many are drawn
         row[: request.max_tokens] = torch.rand(request.max_tokens, generator=generator.manual_seed(request.seed % 2**63))
     return numbers_BT
 
 
-def choose_tokens(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits_BV: Tensor, sampling: SamplingParams, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
     """Sample one token per row, by inverting the cumulative distribution; return it with its log-probability."""
     if sampling.temperature == 0:
         return logits_BV.argmax(dim=-1), torch.zeros_like(uniform_B)
@@ -29,7 +29,7 @@ def choose_tokens(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> t
         logits_BV = logits_BV.masked_fill(~compute_support_mask(logits_BV, sampling.top_k, sampling.top_p), -torch.inf)
     logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     odds_BV = logits_BV.exp()
-    cumulative_BV = odds_BV.cumsum(dim=-1) if odds_BV.device.type == "cpu" else compute_running_sum(odds_BV)
+    cumulative_BV = odds_BV.cumsum(dim=-1) if odds_BV.device.type == "cpu" else compute_cumulative_sum(odds_BV)
     total_B = cumulative_BV[:, -1]
     below_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))  # it may round up to the total
     chosen_B1 = torch.searchsorted(cumulative_BV, below_B[:, None], right=True).clamp(max=logits_BV.shape[-1] - 1)
@@ -37,7 +37,7 @@ def choose_tokens(logits_BV: Tensor, sampling: Sampling, uniform_B: Tensor) -> t
     return chosen_B1[:, 0], logprob_B.clamp(max=0.0)
 
 
-def compute_running_sum(odds_BV: Tensor) -> Tensor:
+def compute_cumulative_sum(odds_BV: Tensor) -> Tensor:
     """Compute the cumulative sum of each row on an accelerator. A single row is duplicated, because its summation order varies."""
     if len(odds_BV) > 1:
         return odds_BV.cumsum(dim=-1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, SamplingParams
 from rlvr.errors import ConfigError
 
 
-def make_sampling_settings(request: Request, sampling: Sampling) -> dict[str, Any]:
+def make_vllm_sampling_params(request: Request, sampling: SamplingParams) -> dict[str, Any]:
     """Make vLLM's sampling parameters for one request: its seed, exactly the given stop ids, log-probabilities of sampled tokens."""
     return {
         "max_tokens": request.max_tokens,
@@ -35,11 +35,13 @@ def check_request_length(request: Request, engine_name: str, max_length: int) ->
         )
 
 
-def make_completion(tokens: list[int], logprobs: list[float], reason: str, sampling: Sampling) -> Completion:
-    """Make a completion after checking that the finish reason agrees with the last token; `early`: the stop criterion ended it."""
-    known = reason in ("stop", "length") and tokens and (tokens[-1] in sampling.stop_ids) == (reason == "stop")
-    if not known and reason != "early":
-        return Completion([], [], "error", f"the engine ended an answer by {reason!r} with the token {tokens[-1:] or 'nothing'}")
+def make_completion(tokens: list[int], logprobs: list[float], finish_reason: str, sampling: SamplingParams) -> Completion:
+    """Make a completion after checking that `finish_reason` agrees with the last token; the reason `early` means that the stop
+    criterion ended it.
+    """
+    known = finish_reason in ("stop", "length") and tokens and (tokens[-1] in sampling.stop_ids) == (finish_reason == "stop")
+    if not known and finish_reason != "early":
+        return Completion([], [], "error", f"the engine ended an answer by {finish_reason!r} with the token {tokens[-1:] or 'nothing'}")
     if sampling.temperature == 0:  # greedy: each token has probability 1
         logprobs = [0.0] * len(tokens)
-    return Completion(tokens, [min(logprob, 0.0) for logprob in logprobs], "length" if reason == "length" else "stop")
+    return Completion(tokens, [min(logprob, 0.0) for logprob in logprobs], "length" if finish_reason == "length" else "stop")

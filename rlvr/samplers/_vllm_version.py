@@ -22,16 +22,16 @@ def get_installed_version() -> str:
     raise MissingExtra("vllm", "vllm", "use the sampler hf")
 
 
-def check_version(found: str, where: str = "this machine", kind: str = "engine") -> None:
+def check_vllm_version(vllm_version: str, location: str = "this machine", kind: str = "engine") -> None:
     """Raise ConfigError if the version of vLLM is not supported.
 
-    >>> check_version("0.32.1")
+    >>> check_vllm_version("0.32.1")
     """
-    parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    parts = tuple(int(part) for part in vllm_version.split("+")[0].split(".")[:2] if part.isdigit())
     low, high = VERSION_RANGES[kind]
     if not low <= parts < high:
         asked = format_supported_range(kind)
-        raise ConfigError(f"vLLM on {where} is {found}; this sampler supports {asked}: `pip install 'vllm{asked}'`")
+        raise ConfigError(f"vLLM on {location} is {vllm_version}; this sampler supports {asked}: `pip install 'vllm{asked}'`")
 
 
 def format_supported_range(kind: str = "engine") -> str:

@@ -29,7 +29,7 @@ MIN_TRAINER_CHANGES = {"both in float32": 1e-6, "trainer in float32": 1e-3, "tra
 """Change of the trainer's scores above which an engine with unchanged scores counts as stale."""
 
 
-class WeightProbe:
+class WeightSyncProbe:
     """Compares the scores of trainer and engine on fixed tokens, and stores both from the engine's last change."""
 
     def __init__(
@@ -47,9 +47,9 @@ class WeightProbe:
         """Reset the differences before new weights are checked."""
         self.mean_difference, self.max_difference = 0.0, 0.0
 
-    def metrics(self) -> dict[str, float]:
+    def get_difference_metrics(self) -> dict[str, float]:
         """Return the differences as metrics."""
-        return {"probe/difference_mean": self.mean_difference, "probe/difference": self.max_difference}
+        return {"weight_probe/logprob_difference_mean": self.mean_difference, "weight_probe/logprob_difference_max": self.max_difference}
 
     def get_tolerance(self, model: Any) -> tuple[float, float]:
         """Return the allowed difference of engine and trainer, in the mean and on one token."""
@@ -60,7 +60,7 @@ class WeightProbe:
         far = model.device.type != "cpu" or resolve_device().type != "cpu"  # the engine's, if a copy of the weights is on the CPU
         return LOGPROB_TOLERANCES[f"{lower} on an accelerator" if lower == "float32" and far else lower]
 
-    def get_min_change(self, model: Any) -> float:
+    def get_stale_threshold(self, model: Any) -> float:
         """Return the change of the trainer's scores above which an engine with unchanged scores counts as stale."""
         if self._get_trainer_dtype(model) != "float32":
             return MIN_TRAINER_CHANGES["trainer below"]
@@ -83,12 +83,12 @@ class WeightProbe:
             compute_model_logprobs(model, self.tokens, self.precision) if trainer_logprobs is None else trainer_logprobs,
             score(self.tokens),
         )
-        mean, largest = compare_logprobs(trainer_logprobs, theirs)
+        mean, largest = compute_logprob_differences(trainer_logprobs, theirs)
         self.mean_difference, self.max_difference = max(self.mean_difference, mean), max(self.max_difference, largest)
         last = self._last_scores.get(engine_name)
         if last is not None and theirs == last[1]:
-            _, moved = compare_logprobs(trainer_logprobs, last[0])
-            if moved > self.get_min_change(model):
+            _, moved = compute_logprob_differences(trainer_logprobs, last[0])
+            if moved > self.get_stale_threshold(model):
                 raise SamplerError(
                     f"{engine_name} still samples from old weights: its log-probabilities of the probe did not change, but the trainer's changed "
                     f"by {moved:.3g}, and version {version} was sent. The reload had no effect; resume the run to load again"
@@ -105,7 +105,7 @@ class WeightProbe:
             )
 
 
-def compare_logprobs(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+def compute_logprob_differences(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the largest absolute difference; NaN if any is NaN."""
-    gaps = (torch.tensor(one) - torch.tensor(other)).abs()
+    gaps = (torch.tensor(first) - torch.tensor(second)).abs()
     return float(gaps.mean()), float(gaps.max())

@@ -9,12 +9,12 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rlvr.contracts import Completion, Environment, Request, Sampler, SamplerInfo, Sampling, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 
 
 def answer_nothing(prompt: str) -> str:
-    """Return an empty completion: the default, which has no use but to be replaced."""
+    """Return an empty completion: the default function of a FunctionSampler, to be replaced by yours."""
     return ""
 
 
@@ -43,7 +43,7 @@ class FunctionSampler(Sampler):
         """Store the tokenizer."""
         self._tokenizer = tokenizer
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request, in order."""
         for number, request in enumerate(requests):
             yield number, self._complete(request)

@@ -26,17 +26,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.models.device import free_cached_memory, resolve_device
 from rlvr.models.device_defaults import get_device_defaults
 from rlvr.models.model_loading import load_model
-from rlvr.samplers._cache_selection import KVCache, choose_fallback_cache, find_slot_problem
+from rlvr.samplers._cache_selection import KVCache, choose_fallback_cache, find_slot_cache_problem
 from rlvr.samplers._length_grouped_cache import LengthGroupedCache
 from rlvr.samplers._padded_cache import PaddedCache
 from rlvr.samplers._recomputing_cache import RecomputingCache
 from rlvr.samplers._slot_cache import GROWTH_FACTOR, SlotCache
-from rlvr.samplers._token_choice import choose_tokens, draw_uniforms
+from rlvr.samplers._token_choice import draw_uniforms, sample_tokens
 
 FREE_MEMORY_FRACTION = 0.7
 """Fraction of the free accelerator memory for keys and values; rows grow by copying, layer by layer."""
@@ -96,7 +96,7 @@ class HFSampler(Sampler):
             device = self.model.device
             self.is_memory_limited, every = device.type == "cuda", get_device_defaults(device).stop_check_interval_tokens
             self.make_batch = partial(_LazyStopBatch, every=every) if every > 1 else _RunningBatch
-            self.slots_problem = find_slot_problem(self.model)
+            self.slots_problem = find_slot_cache_problem(self.model)
             self.cache_class = choose_fallback_cache(self.model) if self.slots_problem else SlotCache
         elif self.model is not model:
             copy_weights(model, self.model)
@@ -124,11 +124,11 @@ class HFSampler(Sampler):
         self.load_model(model, 0)
         return f"each token computes its whole row again, since {self.slots_problem}" if self.cache_class is RecomputingCache else ""
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
         yield from (ended for ended in HFSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
             self.check_ready()
@@ -142,10 +142,12 @@ class HFSampler(Sampler):
                     waiting = sorted([*waiting, *arrived], key=lambda asked: (-asked[1].turn, len(asked[1].prompt), tuple(asked[1].prompt)))
                 if waiting and not batch:
                     most = self._compute_max_rows(waiting) if self.is_memory_limited else self.batch_size
-                    batch = self.make_batch(self.cache_class(self.model), sampling, rows=min(most, len(waiting) + queue.num_pending))
-                if batch and waiting and (free := batch.num_free_rows):
+                    batch = self.make_batch(
+                        self.cache_class(self.model), sampling, rows=min(most, len(waiting) + queue.max_additional_requests)
+                    )
+                if batch and waiting and (free := batch.num_startable_rows):
                     admitted, waiting = waiting[:free], waiting[free:]
-                    batch.admit(admitted)
+                    batch.add_requests(admitted)
                 yield from (batch.step() if batch else []) or (None,)
                 if batch and not batch.num_live and not waiting:
                     batch = None  # later requests start with an empty cache, as if they came alone
@@ -158,28 +160,28 @@ class HFSampler(Sampler):
         return min(self.batch_size, count_rows_that_fit(self.model, width))
 
 
-def copy_weights(model: Any, into: Any) -> None:
+def copy_weights(model: Any, target: Any) -> None:
     """Copy new weights into a model of another precision."""
     with torch.no_grad():
-        for own, weight in zip(into.state_dict().values(), model.state_dict().values(), strict=True):
+        for own, weight in zip(target.state_dict().values(), model.state_dict().values(), strict=True):
             own.copy_(weight)
 
 
-def count_rows_that_fit(model: Any, width: int) -> int:
+def count_rows_that_fit(model: Any, row_length: int) -> int:
     """Return how many sequences of this length fit into the accelerator's free memory with their keys and values."""
     shape = model.config.get_text_config()
     own = getattr(shape, "num_attention_heads", None) or 1  # without attention, the state is about as large as one row of keys
     heads = getattr(shape, "num_key_value_heads", None) or own
     wide = getattr(shape, "head_dim", None) or shape.hidden_size // own
-    each = 2 * shape.num_hidden_layers * heads * wide * model.dtype.itemsize * int(width * GROWTH_FACTOR)
+    each = 2 * shape.num_hidden_layers * heads * wide * model.dtype.itemsize * int(row_length * GROWTH_FACTOR)
     free_cached_memory()
     return max(1, int(torch.cuda.mem_get_info(model.device)[0] * FREE_MEMORY_FRACTION) // each)
 
 
 class _RunningBatch:
-    """The running batch: completions in the first `live` rows. B = rows, T = the largest token limit of a completion."""
+    """The running batch: completions in the first `num_live` rows. B = rows, T = the largest token limit of a completion."""
 
-    def __init__(self, memory: KVCache, sampling: Sampling, *, rows: int) -> None:
+    def __init__(self, memory: KVCache, sampling: SamplingParams, *, rows: int) -> None:
         self.cache, self.sampling = memory, sampling
         self.max_rows, self.num_live = rows, 0
         self.requests = list[tuple[int, Request]]()
@@ -193,19 +195,21 @@ class _RunningBatch:
         self.stopped_B = torch.zeros(self.max_rows, dtype=torch.bool, device=device)
 
     @property
-    def num_free_rows(self) -> int:
+    def num_startable_rows(self) -> int:
         """Number of rows that may start now: several at a time or none, because a prefill for one row would delay all others."""
         free = self.max_rows - self.num_live
         return free if not self.num_live or (self.cache.can_add_rows and free >= max(1, self.max_rows // 8)) else 0
 
     @torch.inference_mode()
-    def admit(self, requests: Sequence[tuple[int, Request]]) -> None:
+    def add_requests(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Start a row for each request; a prompt that a live row already has is copied from there."""
         prompts = [tuple(request.prompt) for _, request in requests]
         known = self._copy_known_prompt(self.cache, prompts) if self.num_live and isinstance(self.cache, SlotCache) else 0
         if new := prompts[known:]:
             distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(new))}
-            self.cache.add_rows(list(distinct), [distinct[prompt] for prompt in new], start=self.num_live + known, rows=self.max_rows)
+            self.cache.add_rows(
+                list(distinct), [distinct[prompt] for prompt in new], first_row=self.num_live + known, max_rows=self.max_rows
+            )
         here = slice(self.num_live, self.num_live + len(requests))
         asked, device = [request for _, request in requests], self.token_B.device
         self.requests += requests
@@ -219,13 +223,13 @@ class _RunningBatch:
         self.uniform_BT[here] = draw_uniforms(asked, self.uniform_BT.shape[1]).to(device)
         self.num_live += len(requests)
 
-    def _copy_known_prompt(self, memory: SlotCache, prompts: Sequence[tuple[int, ...]]) -> int:
+    def _copy_known_prompt(self, cache: SlotCache, prompts: Sequence[tuple[int, ...]]) -> int:
         """Copy the first prompt from a live row that has it; return how many of the (adjacent) prompts are equal to it."""
         source = next((row for row, (_, live) in enumerate(self.requests) if tuple(live.prompt) == prompts[0]), None)
         if source is None:
             return 0
         known = prompts.count(prompts[0])
-        memory.copy_prompt(source, start=self.num_live, count=known, length=len(prompts[0]) - 1)
+        cache.copy_prompt(source, start=self.num_live, count=known, length=len(prompts[0]) - 1)
         return known
 
     @torch.inference_mode()
@@ -234,7 +238,7 @@ class _RunningBatch:
         live = slice(0, self.num_live)
         at, count_B = torch.arange(self.num_live, device=self.token_B.device), self.count_B[live]
         logits_BV = self.cache.step(self.token_B[live], self.position_B[live])
-        chosen_B, logprob_B = choose_tokens(logits_BV, self.sampling, self.uniform_BT[at, count_B])
+        chosen_B, logprob_B = sample_tokens(logits_BV, self.sampling, self.uniform_BT[at, count_B])
         self.tokens_BT[at, count_B], self.logprob_BT[at, count_B] = chosen_B, logprob_B
         self.token_B[live] = chosen_B
         self.position_B[live] += 1
@@ -266,32 +270,32 @@ class _RunningBatch:
             for row, ((_, request), token) in enumerate(zip(self.requests, chosen, strict=True))
         ]
 
-    def _compact(self, ended_B: Tensor, left: int) -> None:
+    def _compact(self, ended_B: Tensor, num_kept: int) -> None:
         """Move the last live rows to the indices of finished rows."""
-        holes, movers = ended_B[:left].nonzero()[:, 0], (~ended_B[left:]).nonzero()[:, 0] + left
+        holes, movers = ended_B[:num_kept].nonzero()[:, 0], (~ended_B[num_kept:]).nonzero()[:, 0] + num_kept
         self.state_4B[:, holes] = self.state_4B[:, movers]
         for state in (self.uniform_BT, self.logprob_BT, self.tokens_BT, self.stopped_B):
             state[holes] = state[movers]
         for hole, mover in zip(holes.tolist(), movers.tolist(), strict=True):
             self.requests[hole] = self.requests[mover]
-        del self.requests[left:]
-        self.cache.compact(left, holes, movers)
-        self.num_live = left
+        del self.requests[num_kept:]
+        self.cache.compact(num_kept, holes, movers)
+        self.num_live = num_kept
 
 
 class _LazyStopBatch(_RunningBatch):
     """Running batch for an asynchronous device, which is queried only every few tokens for the rows that have ended."""
 
-    def __init__(self, memory: KVCache, sampling: Sampling, *, rows: int, every: int) -> None:
+    def __init__(self, memory: KVCache, sampling: SamplingParams, *, rows: int, every: int) -> None:
         super().__init__(memory, sampling, rows=rows)
         self.check_interval, self.num_unchecked, self.num_sampled = every, 0, 0
         """Tokens between two checks, tokens sampled since the last check, and tokens sampled in all."""
         self.end_by_request = dict[int, int]()
         """By request: the value of `sampled` at which it reaches its token limit, so that no row exceeds it."""
 
-    def admit(self, requests: Sequence[tuple[int, Request]]) -> None:
+    def add_requests(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Start rows for these requests, and record when each reaches its token limit."""
-        super().admit(requests)
+        super().add_requests(requests)
         self.end_by_request |= {number: self.num_sampled + request.max_tokens for number, request in requests}
 
     def _collect_ended(self) -> list[tuple[int, Completion]]:

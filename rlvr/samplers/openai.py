@@ -3,10 +3,10 @@
 {name: openai, url: "https://api.openai.com/v1", model: gpt-4.1-mini}              conversations in, text out
 {name: openai, url: "http://localhost:8000/v1", model: tiny, tokenizer: DIR}       token ids in and out, with log-probabilities
 
-With text, the endpoint counts tokens: `max_new_tokens` is sent to it, the whole text is verified, `finish_reason` says whether
-it was truncated, and token counts come from `usage`. Reasoning that the endpoint returns separately is recorded, and not verified.
-With token ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must
-return them with the log-probabilities of the sampling distribution: `vllm serve DIR --logprobs-mode processed_logprobs`.
+With text, the endpoint counts tokens: `max_new_tokens` is sent to it, the whole text is verified, `finish_reason` says whether it was
+truncated, and token counts come from `usage`. Reasoning that the endpoint returns separately is recorded, and not verified. With token
+ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must return them with the log-probabilities of the sampling
+distribution: `vllm serve DIR --logprobs-mode processed_logprobs`.
 
 The key is read from the environment (OPENAI_API_KEY, or the variable named by `key_variable`) at every request and is never
 written. A request to a busy endpoint (408, 409, 425, 429, 5xx, no response) is retried with exponential backoff and jitter;
@@ -29,8 +29,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rlvr.chat.dialects.table import get_dialect
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue, Tokenizer
-from rlvr.errors import ConfigError, SamplerError, suggest
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue, Tokenizer
+from rlvr.errors import ConfigError, SamplerError, format_suggestion
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
 from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, parse_chat_reply
 from rlvr.samplers._chat_calls import format_messages_as_text, parse_text_turn, parse_tool_turn
@@ -124,7 +124,7 @@ class OpenAISampler(Sampler):
             name = "stop" if stops else "dialect"
             raise ConfigError(f"{name} is for text, and with a tokenizer the policy's own tokens are used; remove one of the two")
         if unknown := [name for name in ([omit] if isinstance(omit, str) else omit) if name not in REQUEST_FIELDS]:
-            raise ConfigError(f"omit has {unknown[0]!r}, which is not sent; {suggest(str(unknown[0]), REQUEST_FIELDS)}")
+            raise ConfigError(f"omit has {unknown[0]!r}, which is not sent; {format_suggestion(str(unknown[0]), REQUEST_FIELDS)}")
         url = url.rstrip("/").removesuffix("/chat/completions")
         self.http, self.model, self.tokenizer = HttpClient(url, key_variable=key_variable, headers=headers), model, tokenizer
         self.extra_body = ({"stop": stops} if stops else {}) | dict(extra_body or {})
@@ -158,11 +158,11 @@ class OpenAISampler(Sampler):
         """Raise ConfigError: an endpoint cannot load the trainer's weights."""
         raise ConfigError("the sampler openai cannot load new weights, so it cannot train; use vllm (placement: server) or hf")
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as it arrives."""
         yield from (ended for ended in OpenAISampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests, which may grow meanwhile."""
         asked: dict[Future[Completion], int] = {}
         ended: SimpleQueue[Future[Completion] | None] = SimpleQueue()
@@ -188,7 +188,7 @@ class OpenAISampler(Sampler):
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.http.close()
 
-    def _complete(self, request: Request, sampling: Sampling) -> Completion:
+    def _complete(self, request: Request, sampling: SamplingParams) -> Completion:
         began = time.monotonic()
         try:
             made = self._complete_as_text(request, sampling) if self.tokenizer is None else self._complete_as_tokens(request, sampling)
@@ -196,7 +196,7 @@ class OpenAISampler(Sampler):
         except NoReply as error:
             return Completion([], [], "error", str(error))
 
-    def _complete_as_text(self, request: Request, sampling: Sampling) -> Completion:
+    def _complete_as_text(self, request: Request, sampling: SamplingParams) -> Completion:
         """Send the conversation and return the whole text; its length is the endpoint's own token count."""
         if self._tokenizer is None or request.task is None:
             raise SamplerError("the sampler openai got a request before `attach`, or one without a task")
@@ -228,7 +228,7 @@ class OpenAISampler(Sampler):
             tokens.append(self._tokenizer.eos_id)
         return Completion(tokens, [0.0] * len(tokens), "length" if cut else "stop", usage=said.usage, turn=turn)
 
-    def _complete_as_tokens(self, request: Request, sampling: Sampling) -> Completion:
+    def _complete_as_tokens(self, request: Request, sampling: SamplingParams) -> Completion:
         """Send token ids and return token ids."""
         body = {"prompt": list(request.prompt), "logprobs": 0, "return_token_ids": True, "stop_token_ids": sorted(sampling.stop_ids)}
         reply = self._post_with_retries("/completions", body | {"ignore_eos": True} | self._make_body(request, sampling))
@@ -246,7 +246,7 @@ class OpenAISampler(Sampler):
             return Completion([], [], "error", f"the endpoint returned {len(tokens)} tokens and {len(logprobs)} log-probabilities")
         return make_completion([int(token) for token in tokens], logprobs, reason, sampling)
 
-    def _make_body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+    def _make_body(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
         settings: dict[str, Any] = {"model": self.model, "temperature": sampling.temperature, "seed": request.seed, "n": 1}
         settings |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         settings |= {"top_k": sampling.top_k} if sampling.top_k else {}

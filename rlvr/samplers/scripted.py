@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlvr.chat.tool_calling import ToolFormat
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, Tokenizer
-from rlvr.errors import ConfigError, EnvError, SamplerError, suggest
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, Tokenizer
+from rlvr.errors import ConfigError, EnvError, SamplerError, format_suggestion
 
 SCRIPTS = ("gold", "noop", "random")
 
@@ -44,7 +44,7 @@ class ScriptedSampler(Sampler):
             answers: these texts instead, one per turn.
         """
         if answers is None and answer not in SCRIPTS:
-            raise ConfigError(f"there is no script {answer!r}; {suggest(answer, SCRIPTS)}; or give answers: [text, ...]")
+            raise ConfigError(f"there is no script {answer!r}; {format_suggestion(answer, SCRIPTS)}; or give answers: [text, ...]")
         if answers is not None and not answers:
             raise ConfigError("answers is an empty list; give at least one text")
         self.answer, self.answers = answer, answers
@@ -57,12 +57,12 @@ class ScriptedSampler(Sampler):
         self._environment, self._tokenizer = environment, tokenizer
         self._calls = ToolFormat(tokenizer, environment)
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request."""
         for index, request in enumerate(requests):
             yield index, self._complete(request)
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests."""
         while (asked := queue.pop(sys.maxsize)) is not None:
             yield from ((number, self._complete(request)) for number, request in asked)

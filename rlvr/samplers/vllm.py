@@ -23,8 +23,19 @@ from typing import Any, Protocol
 from transformers import AutoConfig
 
 from rlvr.config.hub import resolve_model_folder
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, StaticQueue, Tokenizer, Weights
-from rlvr.errors import ConfigError, SamplerError, suggest
+from rlvr.contracts import (
+    Completion,
+    Environment,
+    Request,
+    RequestQueue,
+    Sampler,
+    SamplerInfo,
+    SamplingParams,
+    StaticQueue,
+    Tokenizer,
+    Weights,
+)
+from rlvr.errors import ConfigError, SamplerError, format_suggestion
 from rlvr.models.device import resolve_device
 from rlvr.models.plain_weights import PlainWeights
 from rlvr.samplers._colocated import LORA_RANKS, ColocatedEngine, EngineConfig
@@ -36,8 +47,8 @@ from rlvr.samplers._servers.server_engine import ServerEngine
 from rlvr.samplers._servers.server_pool import get_address
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers._servers.weight_transfer import TRANSFER_BACKENDS
-from rlvr.samplers._vllm_version import check_version, get_installed_version
-from rlvr.samplers._weight_probe import PROBE_TOKENS, WeightProbe
+from rlvr.samplers._vllm_version import check_vllm_version, get_installed_version
+from rlvr.samplers._weight_probe import PROBE_TOKENS, WeightSyncProbe
 
 PLACEMENTS = ("colocated", "local", "server")
 START_TIMEOUTS_S = {"colocated": 600.0, "local": 600.0, "server": 120.0}
@@ -58,11 +69,11 @@ class Engine(Protocol):
     def sleep(self) -> None:
         """Release memory until the next weights."""
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and start new requests of the queue in between."""
         ...
 
-    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_logprob_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return, by engine name, a function that returns the log-probability of each token except the first."""
         ...
 
@@ -95,7 +106,7 @@ class VLLMSampler(Sampler):
         ),
     )
     _engine: Engine | None = None
-    _probe: WeightProbe | None = None
+    _probe: WeightSyncProbe | None = None
     _precision: str | None = None
     _max_length = 0
 
@@ -155,7 +166,7 @@ class VLLMSampler(Sampler):
             probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.
         """
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)
-        check_transfer(transfer, placement, weights_folder)
+        check_weight_transfer(transfer, placement, weights_folder)
         concurrency, start_timeout_s = (
             concurrency if concurrency is not None else max_num_seqs,
             START_TIMEOUTS_S[placement] if start_timeout_s is None else start_timeout_s,
@@ -193,9 +204,9 @@ class VLLMSampler(Sampler):
         if self._engine is None and self._model is not None:
             self._engine = self._start_engine(self._model)
 
-    def metrics(self) -> dict[str, float]:
+    def get_weight_load_metrics(self) -> dict[str, float]:
         """Return how much the log-probabilities of the probe differ between trainer and engine."""
-        return {} if self._probe is None else self._probe.metrics()
+        return {} if self._probe is None else self._probe.get_difference_metrics()
 
     def load_model(self, model: Any, version: int) -> None:
         """Load the weights of a model in this process."""
@@ -211,10 +222,10 @@ class VLLMSampler(Sampler):
         if self._probe is None:
             vocabulary = model.get_input_embeddings().num_embeddings
             room, dtype = self._engine.max_model_len - 1, self._resolve_dtype(model)
-            self._probe = WeightProbe(vocabulary, dtype, precision=self._precision, tolerance=self.probe_tolerance, max_tokens=room)
+            self._probe = WeightSyncProbe(vocabulary, dtype, precision=self._precision, tolerance=self.probe_tolerance, max_tokens=room)
         self._probe.reset()
         ours = weights.compute_logprobs(self._probe.tokens, self._precision)
-        for where, score in self._engine.get_scorers().items():
+        for where, score in self._engine.get_logprob_scorers().items():
             with suppress(BadServerReply):  # a server that was lost meanwhile; others are left
                 self._probe.check_engine(score, model, where, version, trainer_logprobs=ours)
 
@@ -223,11 +234,11 @@ class VLLMSampler(Sampler):
         if self._engine is not None:
             self._engine.sleep()
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as soon as it finishes."""
         yield from (ended for ended in VLLMSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; the engine batches new requests with the running ones."""
         self.check_ready()
         if self._engine is None:
@@ -296,39 +307,41 @@ def check_positive(max_value: float = math.inf, **values: float) -> None:
             raise ConfigError(f"{name} is {value}; it must be above 0" + (f" and at most {max_value:g}" if max_value < math.inf else ""))
 
 
-def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, width: int) -> None:
+def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, tensor_parallel_size: int) -> None:
     """Raise ConfigError for settings that do not fit the placement, and for an unsupported local version of vLLM.
 
     >>> check_placement("local", None, 2, None, 1)                              # doctest: +SKIP
     """
     if placement not in PLACEMENTS:
-        raise ConfigError(f"placement is {placement!r}; {suggest(placement, PLACEMENTS)}")
+        raise ConfigError(f"placement is {placement!r}; {format_suggestion(placement, PLACEMENTS)}")
     at = [get_address(HttpClient(url)) for url in urls or ()]  # rejects a URL with a password before it is shown
     if twice := sorted({one for one in at if at.count(one) > 1}):
         raise ConfigError(f"urls names {twice[0]} {at.count(twice[0])} times; name each server once")
     if (placement == "server") != bool(urls):
         raise ConfigError(f"placement is {placement!r} and urls is {urls!r}; a server needs URLs (urls: [...]), the others have none")
-    if placement != "local" and (engines, gpus, width) != (None, None, 1):
+    if placement != "local" and (engines, gpus, tensor_parallel_size) != (None, None, 1):
         raise ConfigError(
-            f"placement is {placement!r}, and tensor_parallel_size is {width}, engines {engines} and gpus {gpus}; these are settings of "
+            f"placement is {placement!r}, and tensor_parallel_size is {tensor_parallel_size}, engines {engines} and gpus {gpus}; these are settings of "
             "engines that this process starts: set placement: local, or start servers with their own settings"
         )
-    if (engines is not None and engines < 1) or width < 1 or (gpus is not None and (not gpus or min(gpus) < 0)):
-        raise ConfigError(f"engines is {engines}, tensor_parallel_size {width} and gpus {gpus}; at least one of each is needed")
+    if (engines is not None and engines < 1) or tensor_parallel_size < 1 or (gpus is not None and (not gpus or min(gpus) < 0)):
+        raise ConfigError(
+            f"engines is {engines}, tensor_parallel_size {tensor_parallel_size} and gpus {gpus}; at least one of each is needed"
+        )
     if placement != "server":
-        check_version(get_installed_version())
+        check_vllm_version(get_installed_version())
 
 
 make = VLLMSampler
 
 
-def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
+def check_weight_transfer(transfer: str, placement: str, folder: str | None) -> None:
     """Raise ConfigError for a weight transfer that the placement does not support.
 
-    >>> check_transfer("files", "local", None)
+    >>> check_weight_transfer("files", "local", None)
     """
     if transfer not in (known := ("files", *TRANSFER_BACKENDS)):
-        raise ConfigError(f"transfer is {transfer!r}; {suggest(transfer, known)}")
+        raise ConfigError(f"transfer is {transfer!r}; {format_suggestion(transfer, known)}")
     if transfer == "files":
         return
     if placement != "server" or folder is not None:
@@ -336,4 +349,4 @@ def check_transfer(transfer: str, placement: str, folder: str | None) -> None:
             f"transfer is {transfer!r}, placement {placement!r} and weights_folder {folder!r}; it sends weights to servers (placement: "
             "server), without a folder"
         )
-    check_version(get_installed_version())
+    check_vllm_version(get_installed_version())

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 
 import rlvr
-from rlvr.errors import suggest
+from rlvr.errors import format_suggestion
 from rlvr.serve import trainer_formats as shapes
 from rlvr.serve.guard import RequestError
-from rlvr.serve.jobs import JobStore, KeyMismatch, Overloaded, VerifyJob
-from rlvr.serve.openapi import build_document
+from rlvr.serve.jobs import IdempotencyKeyReused, JobStore, Overloaded, VerifyJob
+from rlvr.serve.openapi import build_openapi_document
 from rlvr.serve.pool import ServicePool
 from rlvr.serve.sessions import SessionManager
 
@@ -29,15 +29,15 @@ CLIENT_CLOSED_STATUS = 499
 """The status of a request whose client disconnected, for the metrics only."""
 
 
-class Service:
-    """The HTTP routes for the verifiers, sessions and programs of a pool."""
+class ServiceRoutes:
+    """The HTTP routes of `rlvr serve`: verdicts, sessions of environments, and programs, with the pool that does the work."""
 
     def __init__(self, pool: ServicePool, sessions: SessionManager, *, max_rows: int) -> None:
         self.pool, self.sessions, self.max_rows = pool, sessions, max_rows
         self.jobs = JobStore(pool, max_rows=max_rows)
         self.gauges: dict[str, Callable[[], float]] = {
             "rows_waiting": lambda: pool.num_waiting_rows,
-            "workers_ready": lambda: pool.num_ready,
+            "workers_ready": lambda: pool.num_ready_workers,
             "sessions_open": lambda: len(sessions.sessions),
         }
 
@@ -50,10 +50,10 @@ class Service:
             Route("/openrlhf", self.openrlhf, methods=post),
             Route("/seed_session", self.seed_session, methods=post),
             Route("/run_code", self.run_code, methods=post),
-            Route("/tasks", self.task, methods=post),
-            Route("/sessions", self.open, methods=post),
-            Route("/sessions/{session}/step", self.step, methods=post),
-            Route("/sessions/{session}/close", self.close, methods=post),
+            Route("/tasks", self.get_task_prompt, methods=post),
+            Route("/sessions", self.open_session, methods=post),
+            Route("/sessions/{session}/step", self.step_session, methods=post),
+            Route("/sessions/{session}/close", self.close_session, methods=post),
             Route("/healthz", self.healthz, methods=get),
             Route("/metrics", self.metrics, methods=get),
             Route("/openapi.json", self.openapi, methods=get),
@@ -120,7 +120,7 @@ class Service:
             return await ending if ending.done() else []
         finally:
             if not ending.done() and not _get_idempotency_key(request):
-                job.cancel()
+                job.cancel_queued_rows()
             for task in (ending, leaving):
                 task.cancel()
                 with suppress(asyncio.CancelledError, TimeoutError, OSError):
@@ -130,9 +130,9 @@ class Service:
         known = self.pool.settings["verifiers"]
         name = request.query_params.get("verifier") or verifier or next(iter(known), "")
         if not isinstance(name, str) or name not in known:
-            raise RequestError(422, f"there is no verifier {name!r:.80} here; {suggest(str(name), known)}")
+            raise RequestError(422, f"there is no verifier {name!r:.80} here; {format_suggestion(str(name), known)}")
         self._check_row_count(rows)
-        if not self.pool.num_ready and self.pool.setup_error:
+        if not self.pool.num_ready_workers and self.pool.setup_error:
             raise RequestError(503, "no worker process is ready; see the log of the service", **{"Retry-After": "5"})
         try:
             return self.jobs.get_or_start(name, rows, _get_idempotency_key(request))
@@ -142,7 +142,7 @@ class Service:
             raise RequestError(
                 429, f"{self.pool.num_waiting_rows} rows wait already; try again later", **{"Retry-After": str(wait)}
             ) from None
-        except KeyMismatch as error:
+        except IdempotencyKeyReused as error:
             raise RequestError(422, str(error)) from None
 
     def _check_row_count(self, rows: Sequence[object]) -> None:
@@ -158,21 +158,21 @@ class Service:
 
     # ---- environments and programs
 
-    async def task(self, request: Request) -> Response:
+    async def get_task_prompt(self, request: Request) -> Response:
         """Return the prompt of a task, without its reference."""
         return await self._call_worker({**await _read_object(request), "what": "task"})
 
-    async def open(self, request: Request) -> Response:
+    async def open_session(self, request: Request) -> Response:
         """Open a session of an environment."""
-        return _make_response(await self.sessions.open(await _read_object(request)), 201)
+        return _make_response(await self.sessions.open_session(await _read_object(request)), 201)
 
-    async def step(self, request: Request) -> Response:
+    async def step_session(self, request: Request) -> Response:
         """Step a session with a turn and return the reply."""
-        return _make_response(await self.sessions.step(request.path_params["session"], await _read_object(request)))
+        return _make_response(await self.sessions.step_session(request.path_params["session"], await _read_object(request)))
 
-    async def close(self, request: Request) -> Response:
+    async def close_session(self, request: Request) -> Response:
         """Close a session; the reply has the verdict unless the request excludes it."""
-        return _make_response(await self.sessions.close(request.path_params["session"], await _read_object(request)))
+        return _make_response(await self.sessions.close_session(request.path_params["session"], await _read_object(request)))
 
     async def run_code(self, request: Request) -> Response:
         """Run a program, with request and reply in the format of verl's sandbox."""
@@ -189,8 +189,8 @@ class Service:
 
     async def healthz(self, request: Request) -> Response:
         """Return 200 if a worker process is ready, else 503."""
-        well = self.pool.num_ready > 0
-        told = {"ok": well, "workers": self.pool.num_ready, "version": rlvr.__version__}
+        well = self.pool.num_ready_workers > 0
+        told = {"ok": well, "workers": self.pool.num_ready_workers, "version": rlvr.__version__}
         return JSONResponse(told, 200 if well else 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -200,7 +200,7 @@ class Service:
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI description of the routes."""
         names = (list(self.pool.settings["verifiers"]), list(self.pool.settings.get("envs", {})))
-        return JSONResponse(build_document(rlvr.__version__, *names))
+        return JSONResponse(build_openapi_document(rlvr.__version__, *names))
 
 
 class _VerdictStream:
@@ -220,7 +220,7 @@ class _VerdictStream:
                 with suppress(asyncio.CancelledError, TimeoutError, OSError):
                     await task
             if not whole and not self.has_key:
-                self.job.cancel()
+                self.job.cancel_queued_rows()
         if not whole and sending.done() and not sending.cancelled():
             raise ConnectionError("the client took too long")
 

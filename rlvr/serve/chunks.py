@@ -43,7 +43,7 @@ class RowChunk:
         self.pending_rows, self.slot = set(range(len(rows))), 0
 
     @property
-    def is_isolated(self) -> bool:
+    def needs_own_process(self) -> bool:
         """Whether the chunk needs a process of its own, because one of its rows may have killed a process."""
         return self.num_deaths_verifying > 0 or self.num_deaths_holding >= MAX_SHARED_DEATHS
 
@@ -63,10 +63,10 @@ class RowChunk:
         )
 
 
-def to_ranges(numbers: Iterable[int]) -> list[range]:
+def group_into_ranges(numbers: Iterable[int]) -> list[range]:
     """Group ascending numbers into ranges without gaps.
 
-    >>> to_ranges([0, 1, 2, 5, 7, 8])
+    >>> group_into_ranges([0, 1, 2, 5, 7, 8])
     [range(0, 3), range(5, 6), range(7, 9)]
     """
     found: list[range] = []

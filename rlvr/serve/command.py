@@ -64,7 +64,7 @@ class ServeConfig:
             raise ConfigError(f"memory is {self.memory} bytes, less than one body may have ({self.max_body}); raise it")
 
     def build_worker_settings(self) -> dict[str, Any]:
-        """Build the settings of a worker process."""
+        """Build the settings that a worker process gets: the plugins to build, the number of threads and the timeout of a verdict."""
         verifiers, envs = parse_plugins("verifier", self.verifiers), parse_plugins("env", self.envs)
         if not verifiers and not envs and not self.sandbox:
             raise ConfigError("there is nothing to serve; name a verifier, such as `rlvr serve symbolic`, or --env, or --sandbox")
@@ -96,7 +96,7 @@ def serve(serve_config: ServeConfig) -> int:
 async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: str) -> int:
     import uvicorn
 
-    from rlvr.serve.app import Service
+    from rlvr.serve.app import ServiceRoutes
     from rlvr.serve.connection import make_protocol_class
     from rlvr.serve.guard import RequestGuard
     from rlvr.serve.metrics import ServiceMetrics
@@ -118,8 +118,8 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
         session_timeout_s=serve_config.session_timeout_s,
         call_timeout_s=serve_config.verify_timeout_s,
     )
-    sweeping = asyncio.create_task(sessions.close_expired())
-    router = Service(pool, sessions, max_rows=serve_config.queue).build_router()
+    sweeping = asyncio.create_task(sessions.run_expiry_loop())
+    router = ServiceRoutes(pool, sessions, max_rows=serve_config.queue).build_router()
     app = RequestGuard(
         router,
         token=token,
@@ -154,7 +154,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
 
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop)
-    telling = asyncio.create_task(_announce(server, serve_config, settings, bool(token)))
+    telling = asyncio.create_task(_print_url_when_listening(server, serve_config, settings, bool(token)))
     try:
         await server.serve()
     except SystemExit:
@@ -168,7 +168,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
     return 0
 
 
-async def _announce(server: Any, serve_config: ServeConfig, settings: Mapping[str, Any], token: bool) -> None:
+async def _print_url_when_listening(server: Any, serve_config: ServeConfig, settings: Mapping[str, Any], has_token: bool) -> None:
     """Print the URL of the service as soon as it listens."""
     while not server.started:
         await asyncio.sleep(0.01)
@@ -179,32 +179,36 @@ async def _announce(server: Any, serve_config: ServeConfig, settings: Mapping[st
         "verifiers": list(settings["verifiers"]),
         "envs": list(settings["envs"]),
         "workers": serve_config.workers,
-        "token": token,
+        "token": has_token,
     }
     if serve_config.json:
         print(json.dumps(told, ensure_ascii=False, allow_nan=False, default=str), flush=True)
         sys.stdout.flush()
     else:
         names = ", ".join([*told["verifiers"], *told["envs"], *([serve_config.sandbox] if serve_config.sandbox else [])])
-        log_line(f"serving {names} at {url} ({'with a token' if token else 'without a token, for this machine only'}); stop with Ctrl-C")
+        log_line(
+            f"serving {names} at {url} ({'with a token' if has_token else 'without a token, for this machine only'}); stop with Ctrl-C"
+        )
 
 
-def load_token(file: Path | None, variable: str, host: str) -> str:
+def load_token(token_file: Path | None, env_variable: str, host: str) -> str:
     """Load the bearer token from a file or an environment variable; a host that other machines can reach requires one."""
-    if file is not None:
+    if token_file is not None:
         try:
-            token = file.read_text("utf-8").strip()
+            token = token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--token-file {file} cannot be read: {error}") from error
-        source = str(file)
+            raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from error
+        source = str(token_file)
     else:
-        token, source = os.environ.get(variable, "").strip(), f"the environment variable {variable}"
+        token, source = os.environ.get(env_variable, "").strip(), f"the environment variable {env_variable}"
     if token and (len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token):
         raise ConfigError(f"the token in {source} must be at least {MIN_TOKEN_CHARS} printable ASCII characters without spaces")
-    if file is not None and not token:
-        raise ConfigError(f"--token-file {file} is empty")
+    if token_file is not None and not token:
+        raise ConfigError(f"--token-file {token_file} is empty")
     if not token and host not in LOCAL_HOSTS:
-        raise ConfigError(f"host is {host!r}, which other machines can reach, and there is no token; set {variable} or give --token-file")
+        raise ConfigError(
+            f"host is {host!r}, which other machines can reach, and there is no token; set {env_variable} or give --token-file"
+        )
     return token
 
 

@@ -16,7 +16,7 @@ Base: Any = AutoHTTPProtocol
 
 
 def make_protocol_class(head_timeout_s: float) -> Any:
-    """Make the protocol class for `uvicorn.Config(http=...)`.
+    """Make uvicorn's HTTP protocol class with limits on the time and the size of a request's head, for `uvicorn.Config(http=...)`.
 
     >>> make_protocol_class(30.0).__name__
     'Patient'

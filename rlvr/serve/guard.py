@@ -68,7 +68,7 @@ class RequestGuard:
         self.num_requests += 1
         try:
             self._check_token(scope["path"], headers.get(b"authorization", b""))
-            size = self._estimate_size(headers)
+            size = self._compute_reserved_bytes(headers)
             self.held_bytes += size
             await self.app(scope, _LimitedReceive(receive, self.max_body_bytes, self.body_timeout_s), reply)
         except RequestError as error:
@@ -94,7 +94,7 @@ class RequestGuard:
             self.metrics.count("refused", reason="token")
             raise RequestError(401, "a bearer token is needed: Authorization: Bearer TOKEN", **{"WWW-Authenticate": "Bearer"})
 
-    def _estimate_size(self, headers: Mapping[bytes, bytes]) -> int:
+    def _compute_reserved_bytes(self, headers: Mapping[bytes, bytes]) -> int:
         """Return the bytes to reserve for a request: its content length, or the maximum if the length is unknown."""
         said = headers.get(b"content-length", b"")
         chunked = b"transfer-encoding" in headers

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from rlvr.serve.chunks import OnLines
 from rlvr.serve.pool import ServicePool
-from rlvr.serve.rows import parse_index, strip_index
+from rlvr.serve.rows import parse_row_index, strip_row_index
 
 MAX_REMEMBERED_BYTES = 64 << 20
 """The maximum size of the jobs that are kept for repeated requests."""
@@ -26,7 +26,7 @@ class Overloaded(Exception):
     """The queue has no room for the rows of a request."""
 
 
-class KeyMismatch(ValueError):
+class IdempotencyKeyReused(ValueError):
     """An `Idempotency-Key` was used before with other content."""
 
 
@@ -59,7 +59,7 @@ class VerifyJob:
         return self.num_done == len(self.rows)
 
     @property
-    def has_failures(self) -> bool:
+    def has_infra_failures(self) -> bool:
         """Whether a row has no score because of an infrastructure failure."""
         return any(_is_failed_line(line) for block in self.line_blocks if NO_SCORE in block for line in block.splitlines())
 
@@ -69,7 +69,7 @@ class VerifyJob:
         good = [line for line in b"".join(self.line_blocks).splitlines() if not _is_failed_line(line)]
         if good:
             fresh._add_lines(b"\n".join([*good, b""]), len(good))
-        fresh.done_rows = frozenset(map(parse_index, good))
+        fresh.done_rows = frozenset(map(parse_row_index, good))
         return fresh
 
     async def iter_lines(self) -> AsyncIterator[bytes]:
@@ -86,9 +86,9 @@ class VerifyJob:
     async def collect_lines(self) -> list[bytes]:
         """Wait for all lines and return them in the order of the rows, without the index."""
         lines = [line async for block in self.iter_lines() for line in block.splitlines()]
-        return [strip_index(line) for line in sorted(lines, key=parse_index)]
+        return [strip_row_index(line) for line in sorted(lines, key=parse_row_index)]
 
-    def cancel(self) -> None:
+    def cancel_queued_rows(self) -> None:
         """Cancel the rows that no process has yet."""
         self.pool.cancel_rows(self.on_lines)
 
@@ -106,26 +106,26 @@ class JobStore:
         self.new_bytes = 0
         """Bytes added since the last removal of old jobs."""
 
-    def get_or_start(self, verifier: str, rows: Sequence[bytes], key: str) -> VerifyJob:
+    def get_or_start(self, verifier: str, rows: Sequence[bytes], idempotency_key: str) -> VerifyJob:
         """Return a started job: the job of this key, or a new one."""
-        if not key:
+        if not idempotency_key:
             return self._start(VerifyJob(self.pool, verifier, rows))
         sums = hashlib.sha256(verifier.encode())
         for row in rows:
             sums.update(b"\n" + row)
-        known, digest = self.jobs_by_key.get(key), sums.hexdigest()
+        known, digest = self.jobs_by_key.get(idempotency_key), sums.hexdigest()
         if known is None:
             fresh = self._start(VerifyJob(self.pool, verifier, rows, digest))
-            self.jobs_by_key[key] = fresh
+            self.jobs_by_key[idempotency_key] = fresh
             self.new_bytes += fresh.size_bytes
             if self.new_bytes > MAX_REMEMBERED_BYTES // 16:
                 self._forget_old_jobs()
             return fresh
         if known.digest != digest:
-            raise KeyMismatch("this Idempotency-Key was used for a request with other content; use a new key for each request")
-        self.jobs_by_key.move_to_end(key)
-        if known.is_done and known.has_failures:
-            known = self.jobs_by_key[key] = self._start(known.make_retry())
+            raise IdempotencyKeyReused("this Idempotency-Key was used for a request with other content; use a new key for each request")
+        self.jobs_by_key.move_to_end(idempotency_key)
+        if known.is_done and known.has_infra_failures:
+            known = self.jobs_by_key[idempotency_key] = self._start(known.make_retry())
         return known
 
     def _start(self, job: VerifyJob) -> VerifyJob:

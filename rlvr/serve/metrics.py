@@ -30,10 +30,10 @@ class ServiceMetrics:
         """Add to a counter."""
         self.counts[name, tuple(sorted(labels.items()))] += amount
 
-    def observe(self, seconds_per_row: float, rows: int) -> None:
+    def observe(self, seconds_per_row: float, num_rows: int) -> None:
         """Add the verdict time of some rows to the histogram."""
-        self.histogram[next((bound for bound in HISTOGRAM_BOUNDS_S if seconds_per_row <= bound), float("inf"))] += rows
-        self.total_s += seconds_per_row * rows
+        self.histogram[next((bound for bound in HISTOGRAM_BOUNDS_S if seconds_per_row <= bound), float("inf"))] += num_rows
+        self.total_s += seconds_per_row * num_rows
 
     def to_prometheus(self, gauges: Mapping[str, Callable[[], float]]) -> str:
         """Format all metrics in Prometheus' text format."""

@@ -43,10 +43,10 @@ KEY_PARAMETER: Mapping[str, Any] = {
 }
 
 
-def build_document(version: str, verifiers: Sequence[str], envs: Sequence[str]) -> dict[str, Any]:
+def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequence[str]) -> dict[str, Any]:
     """Build the document for the served verifiers and environments.
 
-    >>> build_document("0.1.0", ["numeric"], [])["openapi"]
+    >>> build_openapi_document("0.1.0", ["numeric"], [])["openapi"]
     '3.1.0'
     """
     which = {"name": "verifier", "in": "query", "schema": {"enum": list(verifiers)}, "description": "Default: the first verifier."}

@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from rlvr.errors import ConfigError
-from rlvr.serve.chunks import OnLines, ProgressMarks, RowChunk, to_ranges
+from rlvr.serve.chunks import OnLines, ProgressMarks, RowChunk, group_into_ranges
 from rlvr.serve.metrics import ServiceMetrics
 from rlvr.serve.rows import format_verdict_line, get_row_id
 from rlvr.task import Fault, Verdict
@@ -43,7 +43,7 @@ KILL_STATUSES = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 class WorkerProcess:
-    """One worker process: its socket, its chunks and calls, and its restarts."""
+    """The server's handle of one worker process: its socket, the chunks and calls that it works on, and its restarts."""
 
     def __init__(self, pool: ServicePool) -> None:
         self.pool = pool
@@ -56,9 +56,9 @@ class WorkerProcess:
         self.marks = ProgressMarks(self.file.fileno(), slots=pool.max_chunks)
 
     @property
-    def is_isolated(self) -> bool:
+    def has_quarantined_row(self) -> bool:
         """Whether the process has a quarantined row, so that it gets no others."""
-        return any(chunk.is_isolated for chunk in self.running_chunks.values())
+        return any(chunk.needs_own_process for chunk in self.running_chunks.values())
 
     async def run_forever(self) -> None:
         """Start the process, read its messages, and start another when it dies, until the pool closes."""
@@ -120,16 +120,16 @@ class WorkerProcess:
             return
         self.is_ready, self.pool.batching_verifiers, self.pool.setup_error = True, set(said["batches"]), ""
 
-    def send_chunk(self, number: int, chunk: RowChunk) -> None:
-        """Send a chunk."""
+    def send_chunk(self, chunk_number: int, chunk: RowChunk) -> None:
+        """Send a chunk of rows to the process for verification."""
         assert self.writer is not None
         chunk.slot = min(set(range(self.pool.max_chunks)) - {other.slot for other in self.running_chunks.values()})
-        self.running_chunks[number] = chunk
+        self.running_chunks[chunk_number] = chunk
         size = sum(map(len, chunk.rows)) + len(chunk.rows) - 1
-        head = f"V {number} {chunk.slot} {chunk.first_index} {chunk.verifier} {size}\n".encode()
+        head = f"V {chunk_number} {chunk.slot} {chunk.first_index} {chunk.verifier} {size}\n".encode()
         self.writer.write(head + b"\n".join(chunk.rows))
 
-    def start_call(self, number: int, body: Mapping[str, Any]) -> asyncio.Future[dict[str, Any]]:
+    def start_call(self, call_number: int, body: Mapping[str, Any]) -> asyncio.Future[dict[str, Any]]:
         """Send a call and return a future of its result."""
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         if self.writer is None or not self.is_ready:
@@ -140,15 +140,15 @@ class WorkerProcess:
         except RecursionError:
             answer.set_result({"error": "the body is nested too deeply", "status": 422})
             return answer
-        self.pending_calls[number] = answer
-        self.writer.write(b"C %d %d\n" % (number, len(data)) + data)
+        self.pending_calls[call_number] = answer
+        self.writer.write(b"C %d %d\n" % (call_number, len(data)) + data)
         return answer
 
-    def abandon_call(self, number: int) -> None:
+    def abandon_call(self, call_number: int) -> None:
         """Abandon a call; the worker replaces its thread."""
-        self.pending_calls.pop(number, None)
+        self.pending_calls.pop(call_number, None)
         if self.writer is not None:
-            self.writer.write(b"X %d 0\n" % number)
+            self.writer.write(b"X %d 0\n" % call_number)
 
     def kill(self) -> None:
         """Kill the process group; the reading loop then starts a new process."""
@@ -219,8 +219,8 @@ class ServicePool:
         self.tasks.append(asyncio.create_task(self._watch_processes()))
 
     def submit(self, verifier: str, rows: Sequence[bytes], on_lines: OnLines, *, done_rows: Collection[int] = ()) -> None:
-        """Queue rows for verification, except those with an index in `done`; `told` is called with verdict lines in any order."""
-        every = to_ranges(place for place in range(len(rows)) if place not in done_rows) if done_rows else [range(len(rows))]
+        """Queue rows for verification, except those with an index in `done_rows`; `on_lines` is called with verdict lines in any order."""
+        every = group_into_ranges(place for place in range(len(rows)) if place not in done_rows) if done_rows else [range(len(rows))]
         size = self._compute_chunk_size(verifier, len(rows) - len(done_rows))
         self.num_waiting_rows += len(rows) - len(done_rows)
         for run in every:
@@ -239,11 +239,11 @@ class ServicePool:
         even = -(-count // len(self.worker_processes))
         return max(1, min(MAX_CHUNK_ROWS, even, int(TARGET_CHUNK_S / max(self.seconds_per_row.get(verifier, 0.005), 1e-6))))
 
-    def record_duration(self, verifier: str, count: int, seconds: float) -> None:
+    def record_duration(self, verifier: str, num_rows: int, seconds: float) -> None:
         """Update the moving average of the time per row."""
-        each = seconds / count
+        each = seconds / num_rows
         self.seconds_per_row[verifier] = 0.8 * self.seconds_per_row.get(verifier, each) + 0.2 * each
-        self.metrics.observe(each, count)
+        self.metrics.observe(each, num_rows)
 
     def estimate_wait_s(self) -> float:
         """Estimate the seconds until all waiting rows are verified."""
@@ -256,7 +256,7 @@ class ServicePool:
         for hand in ready:
             if self.quarantined and not hand.running_chunks:
                 self._send_chunk(hand, self.quarantined.popleft())
-        open_to = [hand for hand in ready if not hand.is_isolated]
+        open_to = [hand for hand in ready if not hand.has_quarantined_row]
         if self.quarantined and open_to and len(open_to) == len(ready):
             open_to.remove(
                 min(open_to, key=lambda hand: len(hand.running_chunks))
@@ -279,11 +279,11 @@ class ServicePool:
                 self.quarantined.append(one)
             else:
                 self.fail_chunk(one, f"the worker process died {MAX_DEATHS_VERIFYING} times while verifying this answer")
-        for run in to_ranges(sorted(chunk.pending_rows.difference(rows_in_progress))):
+        for run in group_into_ranges(sorted(chunk.pending_rows.difference(rows_in_progress))):
             rest = chunk.slice_rows(run, num_deaths_verifying=tries, num_deaths_holding=lost)
             if lost >= MAX_DEATHS_HOLDING:
                 self.fail_chunk(rest, f"the worker processes that held this answer died {MAX_DEATHS_HOLDING} times")
-            elif rest.is_isolated:
+            elif rest.needs_own_process:
                 self.quarantined += [
                     rest.slice_rows(range(row, row + 1), num_deaths_verifying=tries, num_deaths_holding=lost) for row in range(len(run))
                 ]
@@ -297,10 +297,12 @@ class ServicePool:
         self.num_waiting_rows -= len(lines)
         chunk.on_lines(b"\n".join([*lines, b""]), len(lines))
 
-    def cancel_rows(self, on_lines: OnLines) -> None:
-        """Remove the queued rows of a client that disconnected; rows that a process has already are finished."""
+    def cancel_rows(self, client_callback: OnLines) -> None:
+        """Remove the queued rows of a client that disconnected, which are found by its callback; rows that a process already has are
+        finished.
+        """
         for line in (self.queue, self.quarantined):
-            for chunk in [chunk for chunk in line if chunk.on_lines == on_lines]:
+            for chunk in [chunk for chunk in line if chunk.on_lines == client_callback]:
                 line.remove(chunk)
                 self.num_waiting_rows -= len(chunk.pending_rows)
 
@@ -315,7 +317,7 @@ class ServicePool:
             return {"error": f"no reply within {timeout_s:g} s", "status": 504}
 
     @property
-    def num_ready(self) -> int:
+    def num_ready_workers(self) -> int:
         """The number of ready processes."""
         return sum(hand.is_ready for hand in self.worker_processes)
 
@@ -330,7 +332,7 @@ class ServicePool:
                     self.log(f"worker process {hand.process and hand.process.pid} was silent for {HEARTBEAT_TIMEOUT_S:g} s and is killed")
                     hand.has_setup_error = not hand.is_ready
                     hand.kill()
-            served = now if self.num_ready else served
+            served = now if self.num_ready_workers else served
             if all(hand.num_failed_starts >= MAX_START_FAILURES for hand in self.worker_processes) or now - served > START_TIMEOUT_S:
                 why = self.setup_error or (f"none was ready for {START_TIMEOUT_S:g} s" if now - served > START_TIMEOUT_S else "see the log")
                 while self.queue or self.quarantined:

@@ -115,19 +115,19 @@ def format_error_line(message: str, index: int) -> bytes:
     return dumps({"index": index, "id": None, "error": message}).encode()
 
 
-def parse_index(line: bytes) -> int:
-    """Parse the index of a line.
+def parse_row_index(line: bytes) -> int:
+    """Parse the row's index, which a verdict line begins with.
 
-    >>> parse_index(b'{"index": 12, "id": null, "error": "no answer"}')
+    >>> parse_row_index(b'{"index": 12, "id": null, "error": "no answer"}')
     12
     """
     return int(line[10 : line.index(b",")])
 
 
-def strip_index(line: bytes) -> bytes:
+def strip_row_index(line: bytes) -> bytes:
     """Remove the index from a line, for the reply to a single row.
 
-    >>> strip_index(b'{"index": 12, "id": null, "error": "no answer"}')
+    >>> strip_row_index(b'{"index": 12, "id": null, "error": "no answer"}')
     b'{"id": null, "error": "no answer"}'
     """
     return b"{" + line[line.index(b", ") + 2 :]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
 from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
 from rlvr.registry.plugins import build_from_config
@@ -23,7 +23,7 @@ MAX_RUN_S, MAX_RUN_MEMORY_MB = 60.0, 1024
 
 @dataclass(slots=True)
 class OpenSession:
-    """An open session of a client: its environment session, and the turns with their replies."""
+    """A worker's record of an open session: its environment session, and the turns with their replies."""
 
     session_handle: SessionHandle
     dialect: Dialect
@@ -34,7 +34,9 @@ class OpenSession:
 
 
 class SessionHost:
-    """Holds environments, their open sessions, and a sandbox; `answer` handles one request as a dictionary."""
+    """Holds, in a worker process, the served environments, their open sessions and a sandbox; `handle_request` handles one request as a
+    dictionary.
+    """
 
     def __init__(self, envs: Mapping[str, Any], sandbox: Any = None) -> None:
         self.envs: dict[str, Environment] = {name: build_from_config("env", wanted) for name, wanted in envs.items()}
@@ -46,7 +48,7 @@ class SessionHost:
         """Handle one request and return the reply; a ConfigError is the client's mistake."""
         what = request["what"]
         if what == "task":
-            return _public_task(self._get_task(request))
+            return _task_to_public_json(self._get_task(request))
         if what == "open":
             return self._open_session(request)
         if what == "run":
@@ -70,13 +72,13 @@ class SessionHost:
     def _get_env(self, request: Mapping[str, Any]) -> Environment:
         name = request.get("env") or next(iter(self.envs), "")
         if name not in self.envs:
-            raise ConfigError(f"there is no environment {name!r} here; {suggest(str(name), self.envs)}")
+            raise ConfigError(f"there is no environment {name!r} here; {format_suggestion(str(name), self.envs)}")
         return self.envs[name]
 
     def _get_task(self, request: Mapping[str, Any]) -> Task:
         env, split, index = self._get_env(request), request.get("split", "train"), request.get("index", 0)
         if split not in env.splits:
-            raise ConfigError(f"split is {split!r}; {suggest(str(split), env.splits)}")
+            raise ConfigError(f"split is {split!r}; {format_suggestion(str(split), env.splits)}")
         size = env.num_tasks(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < (size or 1 << 62):
             raise ConfigError(f"index is {index!r}; it must be a whole number from 0" + (f" to {size - 1}" if size else ""))
@@ -96,7 +98,7 @@ class SessionHost:
         with self.lock:
             self.sessions[str(request["session"])] = OpenSession(lease, dialect, task)
         tools = {"tools": [tool_spec_to_json(spec) for spec in lease.tools]} if lease.tools else {}
-        shown = _public_task(task)
+        shown = _task_to_public_json(task)
         shown["prompt"] += [dict(message) for message in lease.initial_messages]
         return {**shown, **tools, "max_turns": env.max_turns}
 
@@ -142,7 +144,7 @@ class SessionHost:
             raise ConfigError("this service runs no programs; start it with --sandbox docker")
         language = LANGUAGES.get(str(request.get("language", "python")))
         if language is None:
-            raise ConfigError(f"language is {request.get('language')!r}; {suggest(str(request.get('language')), LANGUAGES)}")
+            raise ConfigError(f"language is {request.get('language')!r}; {format_suggestion(str(request.get('language')), LANGUAGES)}")
         wall, memory = (
             _read_number(request, name, usual, most)
             for name, usual, most in (("run_timeout", 10, MAX_RUN_S), ("memory_limit_MB", 256, MAX_RUN_MEMORY_MB))
@@ -174,7 +176,7 @@ class SessionHost:
         }
 
 
-def _public_task(task: Task) -> dict[str, Any]:
+def _task_to_public_json(task: Task) -> dict[str, Any]:
     """Convert a task for the client, without its reference, which no client may see."""
     return {"task_id": task.id, "prompt": [dict(message) for message in task.prompt]}
 

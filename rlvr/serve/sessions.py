@@ -18,7 +18,7 @@ MAX_CALLS_PER_THREAD = 4
 
 @dataclass(slots=True)
 class LeasedSession:
-    """An open session: its worker process, and the time when it expires."""
+    """The server's record of an open session: the worker process that holds it, and the time when it expires."""
 
     worker: WorkerProcess
     expires_at: float
@@ -26,13 +26,13 @@ class LeasedSession:
 
 
 class SessionManager:
-    """Opens sessions in the least loaded worker process, and closes expired ones."""
+    """The server's table of open sessions: opens each in the least loaded worker process, and closes expired ones."""
 
     def __init__(self, pool: ServicePool, *, max_sessions: int, session_timeout_s: float, call_timeout_s: float) -> None:
         self.pool, self.max_sessions, self.session_timeout_s, self.call_timeout_s = pool, max_sessions, session_timeout_s, call_timeout_s
         self.sessions: dict[str, LeasedSession] = {}
 
-    async def open(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def open_session(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session; the reply has its id, its prompt and its tools."""
         if len(self.sessions) >= self.max_sessions:
             self.pool.metrics.count("refused", reason="sessions")
@@ -49,24 +49,24 @@ class SessionManager:
         self.sessions[session].expires_at, self.sessions[session].is_busy = time.monotonic() + self.session_timeout_s, False
         return {"session": session, "session_timeout_s": self.session_timeout_s, **said}
 
-    async def step(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def step_session(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Step a session with a turn of the policy."""
-        held = self._get_session(session)
+        held = self._get_session(session_id)
         self._check_call_limit(held.worker)
         held.is_busy = True
-        said = await self._call_worker(held.worker, {**body, "what": "step", "session": session})
+        said = await self._call_worker(held.worker, {**body, "what": "step", "session": session_id})
         held.is_busy, held.expires_at = False, time.monotonic() + self.session_timeout_s
         if said.get("status") in (410, 500, 504):  # the process died, or the session's state is unknown
-            self._drop_session(session, held.worker)
+            self._drop_session(session_id, held.worker)
         return said
 
-    async def close(self, session: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def close_session(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Close a session, and verify it unless `judge` is false."""
-        held = self._get_session(session)
+        held = self._get_session(session_id)
         self._check_call_limit(held.worker)
-        del self.sessions[session]
+        del self.sessions[session_id]
         what = "drop" if body.get("judge") is False else "close"
-        return await self._call_worker(held.worker, {"what": what, "session": session})
+        return await self._call_worker(held.worker, {"what": what, "session": session_id})
 
     async def call_any_worker(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Run a call that needs no session, in the least loaded worker process."""
@@ -74,7 +74,7 @@ class SessionManager:
         self._check_call_limit(hand)
         return await self._call_worker(hand, body)
 
-    async def close_expired(self) -> None:
+    async def run_expiry_loop(self) -> None:
         """Close expired sessions periodically, as long as the service runs."""
         while True:
             await asyncio.sleep(min(1.0, self.session_timeout_s / 4))

@@ -67,7 +67,7 @@ class WorkerChunk:
 
 
 class ServiceWorker:
-    """Serves the verifiers, sessions and sandbox over one socket until it closes."""
+    """Main object of a worker process: serves verifiers, sessions and a sandbox to the server over one socket, until it closes."""
 
     def __init__(self, connection: socket.socket, settings: dict[str, Any], progress_marks: ProgressMarks) -> None:
         self.connection, self.verify_timeout_s, self.progress_marks = connection, float(settings["verify_timeout_s"]), progress_marks
@@ -86,7 +86,7 @@ class ServiceWorker:
         self.lock, self.send_lock = Lock(), Lock()
         self.stopping = Event()
 
-    def serve(self, lines: Any) -> None:
+    def serve(self, stream: Any) -> None:
         """Read and execute messages until the server closes the socket."""
         for verifier in self.verifiers.values():
             verifier.check_ready()
@@ -94,8 +94,8 @@ class ServiceWorker:
         self.send(b"R 0 %d\n" % len(told) + told)
         Thread(target=self._run_watchdog, name="watch", daemon=True).start()
         keys = 0
-        while head := lines.readline().split():
-            body = lines.read(int(head[-1]))
+        while head := stream.readline().split():
+            body = stream.read(int(head[-1]))
             if head[0] == b"V":
                 number, slot, place = map(int, head[1:4])
                 keys += 1
@@ -148,7 +148,7 @@ class ServiceWorker:
                 chunk.unsent_lines.append(told)
                 chunk.current_row, chunk.row_start_time = row + 1, now if row < last else 0.0
             if now - chunk.last_flush_time > FLUSH_INTERVAL_S:
-                self._flush(chunk)
+                self._send_unsent_verdicts(chunk)
         self._finish_chunk(key, chunk)
 
     def _verify_line(self, verifier: Verifier, line: bytes, place: int) -> bytes:
@@ -158,7 +158,7 @@ class ServiceWorker:
             return format_error_line(str(error), place)
         return format_verdict_line(name, verify_transcript_safely(verifier, task, answer), place)
 
-    def _verify_batch(self, key: int, chunk: WorkerChunk) -> None:
+    def _verify_batch(self, chunk_key: int, chunk: WorkerChunk) -> None:
         """Verify all rows of a chunk together, with a verifier that implements `verify_many`."""
         chunk.row_start_time = chunk.last_flush_time = time.monotonic()
         self.progress_marks.mark_all_rows(chunk.slot)
@@ -175,15 +175,15 @@ class ServiceWorker:
             if chunk.is_abandoned:
                 return
             chunk.unsent_lines, chunk.row_start_time = [told[row] for row in sorted(told)], 0.0
-        self._finish_chunk(key, chunk)
+        self._finish_chunk(chunk_key, chunk)
 
     def _finish_chunk(self, key: int, chunk: WorkerChunk) -> None:
         with self.lock:
             del self.chunks[key]
         self.progress_marks.clear(chunk.slot)  # before the last verdicts are sent: after them the server reuses the slot for another chunk
-        self._flush(chunk)
+        self._send_unsent_verdicts(chunk)
 
-    def _flush(self, chunk: WorkerChunk) -> None:
+    def _send_unsent_verdicts(self, chunk: WorkerChunk) -> None:
         """Send the unsent verdicts of a chunk."""
         now = time.monotonic()
         with self.lock:
@@ -217,7 +217,7 @@ class ServiceWorker:
     # ---- time
 
     def _run_watchdog(self) -> None:
-        """Send heartbeats and unsent verdicts, and time out rows that exceed the deadline."""
+        """Thread of the worker: send heartbeats and unsent verdicts, and time out rows that are verified for too long."""
         beat = 0.0
         while not self.stopping.wait(min(POLL_INTERVAL_S, self.verify_timeout_s / 4)):
             now = time.monotonic()
@@ -232,30 +232,30 @@ class ServiceWorker:
                     chunk.is_abandoned = True
                     del self.chunks[key]
             for chunk in waiting:
-                self._flush(chunk)
+                self._send_unsent_verdicts(chunk)
             for key, chunk in overdue:
                 self._time_out_row(key, chunk)
             if (
-                self.executor.is_exhausted or self.call_executor.is_exhausted
+                self.executor.has_too_many_hung_threads or self.call_executor.has_too_many_hung_threads
             ):  # too many threads hang: end the process before waiting jobs wait for ever
                 os._exit(1)
             if now - beat >= HEARTBEAT_INTERVAL_S:
                 beat = now
                 self.send(b"H 0\n")
 
-    def _time_out_row(self, key: int, chunk: WorkerChunk) -> None:
+    def _time_out_row(self, chunk_key: int, chunk: WorkerChunk) -> None:
         """Report a timed-out row as unscored, and verify the rows after it in another thread."""
         if chunk.job is not None:
             self.executor.abandon(chunk.job)
         gone = range(len(chunk.rows)) if chunk.is_batched else range(chunk.current_row, chunk.current_row + 1)
-        self._flush(chunk)
+        self._send_unsent_verdicts(chunk)
         self.progress_marks.clear(chunk.slot)
         verdict, first = build_timeout_verdict(self.verify_timeout_s), chunk.row_offset + gone.start
         lines = [format_verdict_line(get_row_id(chunk.rows[row]), verdict, chunk.first_index + row) for row in gone]
         self._send_lines(chunk, first, 0.0, lines)  # 0 s: a timeout must not change the average time per row
         if rest := chunk.rows[gone.stop :]:
             self._start_chunk(
-                key, WorkerChunk(chunk.number, chunk.slot, chunk.verifier, rest, chunk.first_index + gone.stop, first + len(gone))
+                chunk_key, WorkerChunk(chunk.number, chunk.slot, chunk.verifier, rest, chunk.first_index + gone.stop, first + len(gone))
             )
 
 
@@ -277,7 +277,7 @@ def verify_batch(verifier: Verifier, rows: Sequence[tuple[int, Any, Task, str]])
 
 
 def main(socket_fd: int, marks_fd: int) -> None:
-    """Run the worker process; the output of plugins is redirected to standard error."""
+    """Run the worker process: read the settings from the socket, build the plugins and serve; plugin output goes to standard error."""
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the server, which lets the workers finish
     link = socket.socket(fileno=socket_fd)

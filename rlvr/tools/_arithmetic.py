@@ -25,10 +25,10 @@ SIGN_REPLACEMENTS = {"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "�
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class CalculatorNumber:
     """A number, and whether it is exact.
 
-    >>> Value(Fraction(1, 3)).is_exact
+    >>> CalculatorNumber(Fraction(1, 3)).is_exact
     True
     """
 
@@ -36,7 +36,7 @@ class Value:
     is_exact: bool = True
 
 
-def evaluate(expression: str) -> Value:
+def evaluate(expression: str) -> CalculatorNumber:
     """Evaluate an expression. ToolError if it is invalid.
 
     >>> format_value(evaluate("2 * (3 + 4)"))
@@ -52,10 +52,10 @@ def evaluate(expression: str) -> Value:
     return value
 
 
-def format_value(value: Value) -> str:
+def format_value(value: CalculatorNumber) -> str:
     """Format a number: exact if its decimals end, otherwise as a fraction.
 
-    >>> format_value(Value(Fraction(22, 7))), format_value(Value(Fraction(-5, 4)))
+    >>> format_value(CalculatorNumber(Fraction(22, 7))), format_value(CalculatorNumber(Fraction(-5, 4)))
     ('22/7 (about 3.142857142857142857142857142857143)', '-1.25')
     """
     number = value.number
@@ -121,7 +121,7 @@ class _Parser:
                 raise ToolError("a comma only separates the arguments of a function; write 1000 for 1,000")
             raise ToolError(f"{self.peek()!r} is not expected after {' '.join(self.tokens[max(0, self.at - 3) : self.at])!r}")
 
-    def parse_sum(self, depth: int) -> Value:
+    def parse_sum(self, depth: int) -> CalculatorNumber:
         if depth > MAX_DEPTH:
             raise ToolError(f"the expression is nested more than {MAX_DEPTH} levels deep")
         left = self.parse_product(depth)
@@ -130,7 +130,7 @@ class _Parser:
             left = _apply_binary(SUM_OPERATIONS[sign], left, right)
         return left
 
-    def parse_product(self, depth: int) -> Value:
+    def parse_product(self, depth: int) -> CalculatorNumber:
         left = self.parse_signed(depth)
         while sign := self.accept("*", "/", "//", "%"):
             right = self.parse_signed(depth)
@@ -139,23 +139,23 @@ class _Parser:
             left = _apply_binary(PRODUCT_OPERATIONS[sign], left, right)
         return left
 
-    def parse_signed(self, depth: int) -> Value:
+    def parse_signed(self, depth: int) -> CalculatorNumber:
         if depth > MAX_DEPTH:
             raise ToolError(f"the expression has more than {MAX_DEPTH} consecutive signs")
         if self.accept("-"):
             inner = self.parse_signed(depth + 1)
-            return Value(-inner.number, inner.is_exact)
+            return CalculatorNumber(-inner.number, inner.is_exact)
         if self.accept("+"):
             return self.parse_signed(depth + 1)
         return self.parse_power(depth)
 
-    def parse_power(self, depth: int) -> Value:
+    def parse_power(self, depth: int) -> CalculatorNumber:
         base = self.parse_atom(depth)
         if self.accept("^", "**"):
             return _compute_power(base, self.parse_signed(depth + 1))
         return base
 
-    def parse_atom(self, depth: int) -> Value:
+    def parse_atom(self, depth: int) -> CalculatorNumber:
         token = self.peek()
         self.at += 1
         if not token:
@@ -165,14 +165,14 @@ class _Parser:
             self._expect_closing()
             return inner
         if token[0].isdigit() or token[0] == ".":
-            return Value(_parse_number(token))
+            return CalculatorNumber(_parse_number(token))
         if token in CONSTANTS and self.peek() != "(":
-            return Value(CONSTANTS[token], is_exact=False)
+            return CalculatorNumber(CONSTANTS[token], is_exact=False)
         if token in FUNCTIONS:
             return self._parse_function(token, depth)
         raise ToolError(f"{token!r} is not expected here; a number, a parenthesis or one of {', '.join((*FUNCTIONS, *CONSTANTS))} is")
 
-    def _parse_function(self, name: str, depth: int) -> Value:
+    def _parse_function(self, name: str, depth: int) -> CalculatorNumber:
         if not self.accept("("):
             raise ToolError(f"{name} must be followed by a parenthesis: {name}(...)")
         given = [self.parse_sum(depth + 1)]
@@ -184,7 +184,7 @@ class _Parser:
             wanted = str(fewest) if fewest == most else f"{fewest} or more" if most > 2 else f"{fewest} or {most}"
             raise ToolError(f"{name} takes {wanted} numbers, got {len(given)}")
         value = function(given)
-        return _check_size(Value(value.number, value.is_exact and all(one.is_exact for one in given)))
+        return _check_size(CalculatorNumber(value.number, value.is_exact and all(one.is_exact for one in given)))
 
     def _expect_closing(self) -> None:
         if not self.accept(")"):
@@ -198,17 +198,17 @@ def _parse_number(token: str) -> Fraction:
     return Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
 
 
-def _check_size(value: Value) -> Value:
+def _check_size(value: CalculatorNumber) -> CalculatorNumber:
     if max(value.number.numerator.bit_length(), value.number.denominator.bit_length()) > MAX_BITS:
         raise ToolError("the result is too large: more than about 3600 digits")
     return value
 
 
-def _apply_binary(work: Callable[[Fraction, Fraction], Fraction], left: Value, right: Value) -> Value:
-    return _check_size(Value(work(left.number, right.number), left.is_exact and right.is_exact))
+def _apply_binary(work: Callable[[Fraction, Fraction], Fraction], left: CalculatorNumber, right: CalculatorNumber) -> CalculatorNumber:
+    return _check_size(CalculatorNumber(work(left.number, right.number), left.is_exact and right.is_exact))
 
 
-def _compute_power(base: Value, exponent: Value) -> Value:
+def _compute_power(base: CalculatorNumber, exponent: CalculatorNumber) -> CalculatorNumber:
     exact = base.is_exact and exponent.is_exact
     if base.number == 0 and exponent.number < 0:
         raise ToolError("division by zero: 0 to a negative power")
@@ -218,7 +218,7 @@ def _compute_power(base: Value, exponent: Value) -> Value:
         if not trivial and (bits - 1) * abs(exponent.number) > MAX_BITS:
             raise ToolError("the result is too large: more than about 3600 digits")
         power = int(exponent.number) % 2 + 2 if trivial and exponent.number != 0 else int(exponent.number)
-        return _check_size(Value(base.number**power, exact))
+        return _check_size(CalculatorNumber(base.number**power, exact))
     if base.number < 0:
         raise ToolError("a root of a negative number is not a real number")
     if exact and exponent.number == Fraction(1, 2):
@@ -228,7 +228,7 @@ def _compute_power(base: Value, exponent: Value) -> Value:
     return _compute_decimal(lambda c, a, b: c.power(a, b), base, exponent)
 
 
-def _compute_decimal(work: Callable[..., Decimal], *given: Value) -> Value:
+def _compute_decimal(work: Callable[..., Decimal], *given: CalculatorNumber) -> CalculatorNumber:
     context = Context(prec=SIGNIFICANT_DIGITS + 6, Emax=4_000, Emin=-4_000)
     try:
         found = work(context, *(context.divide(Decimal(v.number.numerator), Decimal(v.number.denominator)) for v in given))
@@ -236,20 +236,20 @@ def _compute_decimal(work: Callable[..., Decimal], *given: Value) -> Value:
         raise ToolError("the result is too large, too small, or not a real number") from error
     if not found.is_finite():
         raise ToolError("the result is infinite or not a number")
-    return _check_size(Value(Fraction(found), is_exact=False))
+    return _check_size(CalculatorNumber(Fraction(found), is_exact=False))
 
 
-def _compute_sqrt(given: Sequence[Value]) -> Value:
+def _compute_sqrt(given: Sequence[CalculatorNumber]) -> CalculatorNumber:
     number = given[0].number
     if number < 0:
         raise ToolError("a root of a negative number is not a real number")
     top, bottom = math.isqrt(number.numerator), math.isqrt(number.denominator)
     if top * top == number.numerator and bottom * bottom == number.denominator:
-        return Value(Fraction(top, bottom))
+        return CalculatorNumber(Fraction(top, bottom))
     return _compute_decimal(lambda c, a: c.sqrt(a), given[0])
 
 
-def _require_integers(given: Sequence[Value], name: str, max_value: int = 0) -> list[int]:
+def _require_integers(given: Sequence[CalculatorNumber], name: str, max_value: int = 0) -> list[int]:
     for one in given:
         if one.number.denominator != 1 or one.number < 0:
             raise ToolError(f"{name} takes whole numbers from 0, got {format_value(one)[:40]}")
@@ -258,19 +258,19 @@ def _require_integers(given: Sequence[Value], name: str, max_value: int = 0) -> 
     return [int(one.number) for one in given]
 
 
-def _round_half_away(given: Sequence[Value]) -> Value:
+def _round_half_away(arguments: Sequence[CalculatorNumber]) -> CalculatorNumber:
     """Round half away from zero, as taught at school."""
     places = 0
-    if len(given) == 2:
-        if given[1].number.denominator != 1 or not -100 <= given[1].number <= 100:
+    if len(arguments) == 2:
+        if arguments[1].number.denominator != 1 or not -100 <= arguments[1].number <= 100:
             raise ToolError("round takes a number and how many decimals, from -100 to 100")
-        places = int(given[1].number)
-    scaled = abs(given[0].number) * Fraction(10) ** places
+        places = int(arguments[1].number)
+    scaled = abs(arguments[0].number) * Fraction(10) ** places
     rounded = Fraction(math.floor(scaled + Fraction(1, 2))) / Fraction(10) ** places
-    return Value(-rounded if given[0].number < 0 else rounded)
+    return CalculatorNumber(-rounded if arguments[0].number < 0 else rounded)
 
 
-def _make_picker(choose: Callable[..., Value]) -> Callable[[Sequence[Value]], Value]:
+def _make_picker(choose: Callable[..., CalculatorNumber]) -> Callable[[Sequence[CalculatorNumber]], CalculatorNumber]:
     return lambda given: choose(given, key=lambda one: one.number)
 
 
@@ -281,18 +281,18 @@ PRODUCT_OPERATIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {
     "//": lambda a, b: Fraction(a // b),
     "%": lambda a, b: a % b,
 }
-FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Sequence[Value]], Value]]] = {
+FUNCTIONS: Mapping[str, tuple[int, int, Callable[[Sequence[CalculatorNumber]], CalculatorNumber]]] = {
     "sqrt": (1, 1, _compute_sqrt),
-    "abs": (1, 1, lambda g: Value(abs(g[0].number))),
+    "abs": (1, 1, lambda g: CalculatorNumber(abs(g[0].number))),
     "min": (1, 99, _make_picker(min)),
     "max": (1, 99, _make_picker(max)),
-    "floor": (1, 1, lambda g: Value(Fraction(math.floor(g[0].number)))),
-    "ceil": (1, 1, lambda g: Value(Fraction(math.ceil(g[0].number)))),
+    "floor": (1, 1, lambda g: CalculatorNumber(Fraction(math.floor(g[0].number)))),
+    "ceil": (1, 1, lambda g: CalculatorNumber(Fraction(math.ceil(g[0].number)))),
     "round": (1, 2, _round_half_away),
-    "gcd": (2, 99, lambda g: Value(Fraction(math.gcd(*_require_integers(g, "gcd"))))),
-    "lcm": (2, 8, lambda g: Value(Fraction(math.lcm(*_require_integers(g, "lcm"))))),
-    "factorial": (1, 1, lambda g: Value(Fraction(math.factorial(*_require_integers(g, "factorial", 1_000))))),
-    "comb": (2, 2, lambda g: Value(Fraction(math.comb(*_require_integers(g, "comb", 5_000))))),
+    "gcd": (2, 99, lambda g: CalculatorNumber(Fraction(math.gcd(*_require_integers(g, "gcd"))))),
+    "lcm": (2, 8, lambda g: CalculatorNumber(Fraction(math.lcm(*_require_integers(g, "lcm"))))),
+    "factorial": (1, 1, lambda g: CalculatorNumber(Fraction(math.factorial(*_require_integers(g, "factorial", 1_000))))),
+    "comb": (2, 2, lambda g: CalculatorNumber(Fraction(math.comb(*_require_integers(g, "comb", 5_000))))),
     "exp": (1, 1, lambda g: _compute_decimal(lambda c, a: c.exp(a), g[0])),
     "ln": (1, 1, lambda g: _compute_decimal(lambda c, a: c.ln(a), g[0])),
     "log10": (1, 1, lambda g: _compute_decimal(lambda c, a: c.log10(a), g[0])),

@@ -17,9 +17,9 @@ STATUS_MESSAGES = {
 }
 
 
-def run_in_sandbox(box: SandboxSession, source: str, language: Literal["bash", "python"], timeout: float) -> str:
+def run_in_sandbox(sandbox_session: SandboxSession, source: str, language: Literal["bash", "python"], timeout: float) -> str:
     """Run a program in the sandbox and return its output as one text. ToolFailure if the sandbox itself failed."""
-    outcome = box.run(source, language=language, timeout=timeout)
+    outcome = sandbox_session.run(source, language=language, timeout=timeout)
     if outcome.status is ExitStatus.INTERNAL_ERROR:
         raise ToolFailure(f"the sandbox failed: {outcome.reason or 'no reason given'}")
     return format_result(outcome, timeout)
@@ -43,10 +43,10 @@ def format_result(outcome: ExecutionResult, timeout: float) -> str:
     return "\n".join(part for part in parts if part) or "[no output]"
 
 
-def check_timeout(timeout: float) -> float:
+def validate_timeout(timeout: float) -> float:
     """Check a timeout from a configuration and return it; ValueError if it is invalid.
 
-    >>> check_timeout(10)
+    >>> validate_timeout(10)
     10.0
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:

@@ -7,7 +7,7 @@ from rlvr.tools._arithmetic import evaluate, format_value
 
 
 class Calculator(Tool):
-    """Compute arithmetic expressions with an own parser; text of the policy is never evaluated as code.
+    """Tool that computes arithmetic expressions exactly, with its own parser; text of the policy is never evaluated as code.
 
     >>> Calculator().calculator("2^100 - 1")
     '1267650600228229401496703205375'

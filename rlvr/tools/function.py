@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlvr.contracts.schema import build_parameters_schema, parse_summary
+from rlvr.contracts.schema import build_parameters_schema, extract_docstring_summary
 from rlvr.contracts.tool import Tool, ToolExample
 from rlvr.errors import PluginError
 from rlvr.turns import ToolSpec
@@ -36,7 +36,7 @@ class FunctionTool(Tool):
         """
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        about = parse_summary(function.__doc__ or "")
+        about = extract_docstring_summary(function.__doc__ or "")
         if not about:
             raise PluginError(f"the function {self.name} has no docstring; describe in it what the tool does, for the policy")
         self._specs = (ToolSpec(self.name, about, build_parameters_schema(function)),)

@@ -9,12 +9,12 @@ from typing import Any
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, ToolFailure
 from rlvr.tools._mcp_connection import McpConnection
-from rlvr.tools._sandbox_run import check_timeout
+from rlvr.tools._sandbox_run import validate_timeout
 from rlvr.turns import ToolSpec
 
 
 class Mcp(Tool):
-    """All tools of a server, sorted by name. They are listed once, when the conversation starts, and fixed from then on.
+    """All tools of an MCP server, sorted by name. They are listed once, when the conversation starts, and stay the same.
 
     With `command`, a server process is started for each conversation, so its state belongs to the conversation. It runs as this user,
     outside any sandbox: only start servers that you trust. The policy sees errors of the server and timeouts; if the server exits, the
@@ -53,7 +53,7 @@ class Mcp(Tool):
             raise ValueError(f"cwd is {cwd!r}; there is no such folder")
         self.command, self.url, self.env, self.cwd = tuple(command), url, dict(env or {}), cwd
         self.prefix, self.only = prefix, tuple(only)
-        self.timeout, self.start_timeout = check_timeout(timeout), check_timeout(start_timeout)
+        self.timeout, self.start_timeout = validate_timeout(timeout), validate_timeout(start_timeout)
         self.connection: McpConnection | None = None
         self._specs: tuple[ToolSpec, ...] = ()
 
@@ -73,7 +73,7 @@ class Mcp(Tool):
             self.connection = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Return the tools of the server. They are known after `begin`."""
+        """Return the tools of the server. They are known after `setup`."""
         if self.connection is None:
             raise ConfigError("the tools of an MCP server are known after it has started; open the tool first")
         return self._specs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.tools._sandbox_run import check_timeout, run_in_sandbox
+from rlvr.tools._sandbox_run import run_in_sandbox, validate_timeout
 
 
 class Python(Tool):
@@ -21,7 +21,7 @@ class Python(Tool):
         Args:
             timeout: timeout of one call, in seconds.
         """
-        self.timeout = check_timeout(timeout)
+        self.timeout = validate_timeout(timeout)
 
     @tool
     def python(self, code: str) -> str:

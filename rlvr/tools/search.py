@@ -40,8 +40,7 @@ class Search(Tool):
     >>> own = ToolContext(data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})
     >>> with Search().session(own) as search:
     ...     print(search.search("snow"))
-    [1] Snow (b)
-    It melts.
+    [1] Snow (b) It melts.
     """
 
     def __init__(self, *, path: str = "", passage_chars: int = 1_000, shown_chars: int = 600) -> None:
@@ -63,7 +62,9 @@ class Search(Tool):
         self.index = _build_index(self.passages) if path else None
 
     def setup(self) -> None:
-        """Use the documents of the task, if it has some. Their index is cached: conversations of the same task share it."""
+        """Index the passages of the task, if it has some, instead of the configured documents. The index is cached: conversations of
+        the same task share it.
+        """
         if own := self.context.data.get("passages"):
             self.passages = tuple(own)
             self.index = _build_index(self.passages)
@@ -130,7 +131,7 @@ def _load_passages(path: Path, size: int) -> Iterator[Passage]:
         for file in sorted(path.rglob("*")):
             if file.suffix in SUFFIXES and file.is_file():
                 name = file.relative_to(path).as_posix()
-                for number, text in enumerate(_split_paragraphs(file.read_text("utf-8", "replace"), size)):
+                for number, text in enumerate(_split_into_passages(file.read_text("utf-8", "replace"), size)):
                     yield Passage(f"{name}#{number}", "", text)
     elif path.is_file():
         yield from _load_jsonl(path)
@@ -152,17 +153,17 @@ def _load_jsonl(path: Path) -> Iterator[Passage]:
             yield Passage(str(row.get("id", number)), str(row.get("title") or ""), row["text"])
 
 
-def _split_paragraphs(text: str, size: int) -> Iterator[str]:
+def _split_into_passages(text: str, max_chars: int) -> Iterator[str]:
     """Join paragraphs up to a size; split a longer paragraph."""
     held = ""
     for paragraph in filter(None, (part.strip() for part in text.split("\n\n"))):
-        if held and len(held) + len(paragraph) + 2 > size:
+        if held and len(held) + len(paragraph) + 2 > max_chars:
             yield held
             held = ""
         held = f"{held}\n\n{paragraph}" if held else paragraph
-        while len(held) > size:
-            yield held[:size]
-            held = held[size:]
+        while len(held) > max_chars:
+            yield held[:max_chars]
+            held = held[max_chars:]
     if held:
         yield held
 

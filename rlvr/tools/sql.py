@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, ToolError, ToolFailure
-from rlvr.tools._sandbox_run import check_timeout
+from rlvr.tools._sandbox_run import validate_timeout
 
 WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{4,})")
 MAX_CELL_CHARS = 200
@@ -44,10 +44,9 @@ READ_PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_
 class Sql(Tool):
     """Run one statement per call, with limits on time, rows and sizes. Other files cannot be accessed.
 
-    >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
+    >>> with Sql(script="create table t(n); insert target t values (1), (2)").session() as sql:
     ...     print(sql.sql("select sum(n) as total from t"))
-    total
-    3
+    total 3
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Sql(Tool):
         if path and script:
             raise ValueError("path and script are both given; give one of them")
         self.path, self.script, self.mode, self.max_rows = path, script, mode, max_rows
-        self.timeout = check_timeout(timeout)
+        self.timeout = validate_timeout(timeout)
         self.connection: sqlite3.Connection | None = None
 
     def setup(self) -> None:

@@ -5,7 +5,7 @@
     PartialRolloutSource     long completions are interrupted and continue in the next step
     OfflineSource            recorded groups or gold solutions; nothing is sampled
     PrefetchedSource         any of these that samples, ahead of the trainer and with older weights (`rollout.max_staleness`)
-    StreamedSource           the same with rollout workers, which accept new requests while they sample earlier ones
+    ConcurrentBatchSource           the same with rollout workers, which accept new requests while they sample earlier ones
 
 Each process samples its shard of the groups, or the main process all of them; then every process has all groups.
 """
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from rlvr.algorithms.functions.preferences import add_mismatched_answers
-from rlvr.contracts import Sampler, Sampling
+from rlvr.contracts import Sampler, SamplingParams
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.rollout.rollout import RolloutRequest, RolloutTiming, derive_seed
@@ -37,7 +37,7 @@ from rlvr.training.components import Components
 from rlvr.training.processes import map_sharded, run_on_main
 from rlvr.training.task_sampling.dynamic_sampling import DynamicSampling, Group
 from rlvr.training.task_sampling.offline_dataset import build_gold_groups
-from rlvr.training.task_sampling.partial_buffer import PartialBuffer
+from rlvr.training.task_sampling.partial_buffer import PartialRolloutBuffer
 from rlvr.training.task_sampling.task_sampler import IndexedTasks
 from rlvr.training.update.learner import Learner
 
@@ -82,7 +82,7 @@ class BatchSource(ABC):
     def next(self, step: int) -> RolloutBatch:
         """Return the batch of a step. All processes call this, in the order of the steps, and get the same batch."""
 
-    def drain(self) -> None:  # noqa: B027 -- a source that never samples beside the trainer has nothing to wait for
+    def wait_until_idle(self) -> None:  # noqa: B027 -- a source that never samples beside the trainer has nothing to wait for
         """Wait until nothing is being sampled, before the sampler gets other weights; raise any error."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class BatchSource(ABC):
 
 def make_batch_source(components: Components, learner: Learner) -> BatchSource:
     """Choose the batch source of a run from its configuration."""
-    check_batch_source(components)
+    check_sampling_supported(components)
     config, algorithm = components.config, components.algorithm
     source: SynchronousSource = (
         OfflineSource(components)
@@ -119,11 +119,11 @@ def make_batch_source(components: Components, learner: Learner) -> BatchSource:
         return source
     independent = isinstance(source, OnPolicySource) and not components.task_sampler.needs_previous_batch
     if independent and isinstance(components.rollout, AsyncRollout):
-        return StreamedSource(components, learner, source, components.rollout)
+        return ConcurrentBatchSource(components, learner, source, components.rollout)
     return PrefetchedSource(components, learner, source)
 
 
-def check_batch_source(components: Components) -> None:
+def check_sampling_supported(components: Components) -> None:
     """Raise ConfigError if this run cannot be sampled as configured, before anything is written."""
     check_partial_rollouts(components)
     staleness, sampler = components.config.rollout.max_staleness, components.sampler
@@ -160,7 +160,7 @@ def check_partial_rollouts(components: Components) -> None:
 
 
 class SynchronousSource(BatchSource):
-    """Samples the batch of a step when it is asked for; sampling and training alternate."""
+    """Samples the batch of a step when the trainer asks for it; sampling and training alternate."""
 
     def __init__(self, components: Components) -> None:
         self.components = components
@@ -186,7 +186,7 @@ class SynchronousSource(BatchSource):
 
 
 class OnPolicySource(SynchronousSource):
-    """One group for each of the next tasks, and nothing else."""
+    """Samples one group for each of the next tasks, with the current weights."""
 
     def collect(self, step: int, version: int) -> RolloutBatch:
         """Sample one round."""
@@ -195,7 +195,7 @@ class OnPolicySource(SynchronousSource):
 
 
 class DynamicSamplingSource(SynchronousSource):
-    """Rounds of sampling, until enough groups have a spread of rewards."""
+    """Samples groups in rounds, until enough of them have a spread of rewards."""
 
     def collect(self, step: int, version: int) -> RolloutBatch:
         """Sample rounds; what is not trained on is kept in the batch with the reason."""
@@ -203,7 +203,9 @@ class DynamicSamplingSource(SynchronousSource):
         collector = DynamicSampling(c.config.rollout.prompts_per_step, max_rounds=c.algorithm.traits.sampling_rounds)
         timing, canaries = RolloutTiming(), list[Group]()
         while not collector.is_done:
-            groups, dropped, spent = sample_groups(c, collector.next_num_groups, step, version, first=len(collector.sampled_groups))
+            groups, dropped, spent = sample_groups(
+                c, collector.next_num_groups, step, version, first_group_number=len(collector.sampled_groups)
+            )
             collector.add_groups(groups)
             canaries += dropped.get("canary", [])
             timing = timing + spent
@@ -212,21 +214,21 @@ class DynamicSamplingSource(SynchronousSource):
             for episode in (e for group in groups for e in group):
                 episode.meta["dropped"] = reason
         left_out |= {"canary": canaries} if canaries else {}
-        metrics = c.task_sampler.metrics() | collector.metrics() | c.sampler.metrics()
-        return add_kl_samples(c, RolloutBatch(collector.select_groups(), left_out, metrics, timing))
+        metrics = c.task_sampler.metrics() | collector.metrics() | c.sampler.get_weight_load_metrics()
+        return add_mismatched_kl_samples(c, RolloutBatch(collector.select_groups(), left_out, metrics, timing))
 
 
 class PartialRolloutSource(SynchronousSource):
-    """The groups whose last completion ends in this step; the others continue in the next one."""
+    """Interrupts long completions and continues them in the next step; a batch has the groups whose last completion ends in this step."""
 
     def __init__(self, components: Components) -> None:
         super().__init__(components)
-        self.buffer = PartialBuffer(components.environment)
+        self.buffer = PartialRolloutBuffer(components.environment)
 
     def collect(self, step: int, version: int) -> RolloutBatch:
         """Begin new groups, and sample the next part of every open completion."""
         c, buffer, timing = self.components, self.buffer, RolloutTiming()
-        resumed, plan = buffer.num_partial, plan_requests(c, c.config.rollout.prompts_per_step, step)
+        resumed, plan = buffer.num_partial, plan_sampling_round(c, c.config.rollout.prompts_per_step, step)
         buffer.add_groups(plan.tasks, plan.calls[0][0])
         while not (done := buffer.pop_finished()):
             found, spent = sample_requests(c, buffer.open_requests, c.sampling, version)
@@ -235,11 +237,13 @@ class PartialRolloutSource(SynchronousSource):
         groups = [[answer for answer in group.completions if isinstance(answer, Episode)] for group in done]
         c.task_sampler.on_verified([group.indexed_task for group in done], groups)
         metrics = {
-            "partial/resumed": float(resumed),
-            "partial/open": float(buffer.num_partial),
+            "partial/resumed_completions": float(resumed),
+            "partial/open_completions": float(buffer.num_partial),
             "partial/finished_groups": float(len(groups)),
         }
-        return add_kl_samples(c, RolloutBatch(groups, {}, c.task_sampler.metrics() | c.sampler.metrics() | metrics, timing))
+        return add_mismatched_kl_samples(
+            c, RolloutBatch(groups, {}, c.task_sampler.metrics() | c.sampler.get_weight_load_metrics() | metrics, timing)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the partial completions."""
@@ -251,7 +255,7 @@ class PartialRolloutSource(SynchronousSource):
 
 
 class OfflineSource(SynchronousSource):
-    """The recorded groups of another run, or the gold solutions of the next tasks."""
+    """Takes the recorded groups of another run, or the gold solutions of the next tasks; nothing is sampled."""
 
     def collect(self, step: int, version: int) -> RolloutBatch:
         """Take the groups of a step; nothing is sampled."""
@@ -260,7 +264,7 @@ class OfflineSource(SynchronousSource):
             groups = list(c.offline_dataset.get_groups(step * count, count))
         else:
             groups = list(build_gold_groups(c.task_sampler.next_tasks(count), c.mdp))
-        return add_kl_samples(c, RolloutBatch(groups, {}, {}, RolloutTiming()))
+        return add_mismatched_kl_samples(c, RolloutBatch(groups, {}, {}, RolloutTiming()))
 
 
 # ---- ahead of the trainer ---------------------------------------------------------------------------------------------
@@ -303,7 +307,7 @@ class PrefetchedSource(BatchSource):
         self._request_batches(step + 1, self._last_step(step), version=step)
         return batch
 
-    def drain(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait in all processes until nothing is being sampled; raise any error in all of them."""
 
         def wait_for_all() -> None:
@@ -323,7 +327,7 @@ class PrefetchedSource(BatchSource):
         They are stored because resampling them would need the older weights and a bitwise deterministic sampler. The next step must wait
         for the first of them in any case.
         """
-        PrefetchedSource.drain(self)
+        PrefetchedSource.wait_until_idle(self)
         batches = [batch_to_json(batch.result()) for batch in self._pending_batches] if self._is_requesting_process else []
         return {"batches": json.dumps(batches), "source": self.source.state_dict()}
 
@@ -338,9 +342,9 @@ class PrefetchedSource(BatchSource):
     def _last_step(self, step: int) -> int:
         return min(step + self.max_staleness, self.num_steps - 1)
 
-    def _request_batches(self, first: int, last: int, *, version: int) -> None:
+    def _request_batches(self, first_step: int, last_step: int, *, version: int) -> None:
         """Request the batches of these steps that are not requested yet, with the current weights."""
-        for step in range(first + len(self._pending_batches), last + 1):
+        for step in range(first_step + len(self._pending_batches), last_step + 1):
             model = self.learner.gather_model()
             self._pending_batches.append(
                 self._worker.submit(self._prepare_batch(model, step, version)) if self._is_requesting_process else Future()
@@ -360,7 +364,7 @@ class PrefetchedSource(BatchSource):
         return self.source.collect(step, version)
 
 
-class StreamedSource(PrefetchedSource):
+class ConcurrentBatchSource(PrefetchedSource):
     """Samples several batches concurrently, with rollout workers that accept new requests while they sample earlier ones.
 
     Batch t + k is requested as soon as version t exists, before batch t is complete, so an idle rollout worker starts the next batch
@@ -382,16 +386,16 @@ class StreamedSource(PrefetchedSource):
         self._request_batches(step, self._last_step(step), version=step)
         return super().next(step)
 
-    def drain(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait for nothing: each rollout worker loads the next weights when it has finished with its own."""
 
-    def _request_batches(self, first: int, last: int, *, version: int) -> None:
-        steps = range(first + len(self._pending_batches), last + 1)
+    def _request_batches(self, first_step: int, last_step: int, *, version: int) -> None:
+        steps = range(first_step + len(self._pending_batches), last_step + 1)
         if steps:
             self.components.sampler.update_weights(self.learner.weights, version)
         for step in steps:
             self._pending_batches.append(
-                self._worker.submit(start_batch(self.components, self._rollout, step, version=version))
+                self._worker.submit(request_batch(self.components, self._rollout, step, version=version))
                 if self._is_requesting_process
                 else Future()
             )
@@ -422,12 +426,12 @@ def copy_model_for_sampler(sampler: Sampler, model: Any) -> Any:
 class SamplePlan:
     """The requests of one sampling round.
 
-    >>> SamplePlan([], [([], Sampling())]).calls[0][1].temperature
+    >>> SamplePlan([], [([], SamplingParams())]).calls[0][1].temperature
     1.0
     """
 
     tasks: IndexedTasks
-    calls: list[tuple[list[list[RolloutRequest]], Sampling]]
+    calls: list[tuple[list[list[RolloutRequest]], SamplingParams]]
     """The calls of the round, each with its sampling parameters: the groups and canaries, then a greedy request per task if needed."""
 
 
@@ -445,62 +449,71 @@ class PendingRollout(Protocol):
 class AsyncRollout(Protocol):
     """A rollout that accepts new requests while it samples earlier ones."""
 
-    def start_rollout(self, draws: Sequence[RolloutRequest], sampling: Sampling, *, version: int = 0) -> PendingRollout:
+    def start_rollout(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> PendingRollout:
         """Request one episode per request, without waiting."""
         ...
 
 
-def start_batch(components: Components, rollout: AsyncRollout, step: int, *, version: int) -> Callable[[], RolloutBatch]:
+def request_batch(components: Components, rollout: AsyncRollout, step: int, *, version: int) -> Callable[[], RolloutBatch]:
     """Request the groups of one step; return a function that waits for the batch. Call these in the order of the steps."""
-    asked = plan_requests(components, components.config.rollout.prompts_per_step, step)
+    asked = plan_sampling_round(components, components.config.rollout.prompts_per_step, step)
     begun = [rollout.start_rollout(list(chain(*draws)), sampling, version=version) for draws, sampling in asked.calls]
 
     def finish() -> RolloutBatch:
-        found = [(unflatten(draws, call.result()), call.timing) for (draws, _), call in zip(asked.calls, begun, strict=True)]
-        return build_batch(components, *finish_round(components, asked, found))
+        found = [(group_like_requests(draws, call.result()), call.timing) for (draws, _), call in zip(asked.calls, begun, strict=True)]
+        return build_batch(components, *finish_sampling_round(components, asked, found))
 
     return finish
 
 
 def build_batch(components: Components, groups: list[Group], dropped: DroppedGroups, timing: RolloutTiming) -> RolloutBatch:
     """Build the batch of a step with one sampling round."""
-    return add_kl_samples(
-        components, RolloutBatch(groups, dropped, components.task_sampler.metrics() | components.sampler.metrics(), timing)
+    return add_mismatched_kl_samples(
+        components, RolloutBatch(groups, dropped, components.task_sampler.metrics() | components.sampler.get_weight_load_metrics(), timing)
     )
 
 
 def sample_groups(
-    components: Components, count: int, step: int, version: int, *, first: int = 0
+    components: Components, num_groups: int, step: int, version: int, *, first_group_number: int = 0
 ) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
     """Sample one group for each of the next tasks, and the canaries; members of a group differ only in their seed."""
-    asked = plan_requests(components, count, step, first=first)
-    return finish_round(components, asked, [sample_requests(components, draws, sampling, version) for draws, sampling in asked.calls])
+    asked = plan_sampling_round(components, num_groups, step, first_group_number=first_group_number)
+    return finish_sampling_round(
+        components, asked, [sample_requests(components, draws, sampling, version) for draws, sampling in asked.calls]
+    )
 
 
-def plan_requests(components: Components, count: int, step: int, *, first: int = 0) -> SamplePlan:
+def plan_sampling_round(components: Components, num_tasks: int, step: int, *, first_group_number: int = 0) -> SamplePlan:
     """Take the next tasks, and build the requests for them."""
-    tasks, draws, seed = components.task_sampler.next_tasks(count), list[list[RolloutRequest]](), components.config.seed
-    for place, (index, task) in enumerate(tasks, first):
-        meta = {"split": "train", "index": index, **build_reference_meta(task)}
+    tasks, draws, seed = components.task_sampler.next_tasks(num_tasks), list[list[RolloutRequest]](), components.config.seed
+    for place, (index, task) in enumerate(tasks, first_group_number):
+        meta = {"split": "train", "index": index, **build_reference_answer_meta(task)}
         members = range(components.config.rollout.num_generations)
         draws.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
     greedy = [plan_greedy_requests(draws, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
     if (watch := components.task_sampler.reward_monitor) is not None:
         draws += watch.make_canary_requests(
-            tasks, step=step, first=first, num_completions=count * components.config.rollout.num_generations
+            tasks,
+            step=step,
+            first_group_number=first_group_number,
+            num_regular_completions=num_tasks * components.config.rollout.num_generations,
         )
     return SamplePlan(tasks, [(draws, components.sampling), *greedy])
 
 
-def plan_greedy_requests(requests: Sequence[Sequence[RolloutRequest]], sampling: Sampling) -> tuple[list[list[RolloutRequest]], Sampling]:
+def plan_greedy_requests(
+    requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams
+) -> tuple[list[list[RolloutRequest]], SamplingParams]:
     """Build one greedy request per group, for a greedy baseline."""
     return [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in requests], replace(sampling, temperature=0.0)
 
 
-def finish_round(
+def finish_sampling_round(
     components: Components, plan: SamplePlan, results: Sequence[tuple[list[Group], RolloutTiming]]
 ) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
-    """Pass the results of a round to the task sampler; return the groups, the canary groups separately, and the timing."""
+    """Give the results of a sampling round to the task sampler; return the groups to train on, the canary groups as dropped ones, and
+    the timing.
+    """
     (groups, timing), *greedy = results
     groups, opened = groups[: len(plan.tasks)], groups[len(plan.tasks) :]
     for best, more in greedy:
@@ -509,10 +522,10 @@ def finish_round(
     return groups, {"canary": opened} if opened else {}, timing
 
 
-def build_reference_meta(task: Task) -> dict[str, object]:
+def build_reference_answer_meta(task: Task) -> dict[str, object]:
     """Return the reference as episode metadata for the viewer; empty for long references, such as many tests.
 
-    >>> build_reference_meta(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"))
+    >>> build_reference_answer_meta(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"))
     {'reference': '4'}
     """
     text = json.dumps(task.reference, ensure_ascii=False, default=str)
@@ -520,37 +533,39 @@ def build_reference_meta(task: Task) -> dict[str, object]:
 
 
 def sample_requests(
-    components: Components, requests: Sequence[Sequence[RolloutRequest]], sampling: Sampling, version: int
+    components: Components, requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams, version: int
 ) -> tuple[list[Group], RolloutTiming]:
     """Sample episodes in the nesting of their requests; return them and this process's timing."""
     if components.rollout.main_process_samples or components.accelerator.num_processes == 1:
-        return unflatten(requests, components.rollout.collect(list(chain(*requests)), sampling, version=version)), components.rollout.timing
+        return group_like_requests(
+            requests, components.rollout.collect(list(chain(*requests)), sampling, version=version)
+        ), components.rollout.timing
     return sample_sharded(components, requests, sampling, version)
 
 
 def sample_sharded(
-    components: Components, requests: Sequence[Sequence[RolloutRequest]], sampling: Sampling, version: int
+    components: Components, requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams, version: int
 ) -> tuple[list[Group], RolloutTiming]:
     """Sample episodes with each process sampling its shard of the groups."""
 
     def work(mine: Sequence[Sequence[RolloutRequest]]) -> list[Group]:
-        return unflatten(mine, components.rollout.collect(list(chain(*mine)), sampling, version=version))
+        return group_like_requests(mine, components.rollout.collect(list(chain(*mine)), sampling, version=version))
 
-    return map_sharded(components.accelerator, requests, work, main_only=False), components.rollout.timing
+    return map_sharded(components.accelerator, requests, work, on_main_only=False), components.rollout.timing
 
 
-def unflatten(requests: Sequence[Sequence[RolloutRequest]], episodes: Sequence[Episode]) -> list[Group]:
+def group_like_requests(requests: Sequence[Sequence[RolloutRequest]], episodes: Sequence[Episode]) -> list[Group]:
     """Return the episodes in the nesting of their requests."""
     fresh = iter(episodes)
     return [[next(fresh) for _ in group] for group in requests]
 
 
-def add_kl_samples(components: Components, batch: RolloutBatch) -> RolloutBatch:
-    """Add answers to other prompts to each group, if the algorithm needs them (KTO)."""
+def add_mismatched_kl_samples(components: Components, batch: RolloutBatch) -> RolloutBatch:
+    """Add episodes that pair each group's prompt with answers to another prompt, if the algorithm estimates a KL from them (KTO)."""
     return replace(batch, groups=list(add_mismatched_answers(batch.groups))) if components.algorithm.traits.needs_kl_samples else batch
 
 
-def count_tokens(groups: Sequence[Sequence[Episode]]) -> int:
+def count_policy_tokens(groups: Sequence[Sequence[Episode]]) -> int:
     """Return the total number of policy tokens."""
     return sum(episode.num_policy_tokens for group in groups for episode in group)
 

@@ -1,9 +1,7 @@
 """Callbacks: what happens beside the steps of a run. The shipped ones use the same interface as a user's own.
 
-class StopAtLowEntropy(rlvr.Callback):
-def on_step_end(self, trainer, record):
-if record.metrics["entropy"] < 0.1:
-trainer.stop("the entropy is below 0.1")
+class StopAtLowEntropy(rlvr.Callback): def on_step_end(self, trainer, record): if record.metrics["entropy"] < 0.1: trainer.stop("the
+entropy is below 0.1")
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_jsonl
 from rlvr.training.batch_sources import RolloutBatch
 from rlvr.training.processes import run_on_main
-from rlvr.training.task_sampling.canary import find_rewarded
+from rlvr.training.task_sampling.canary import select_rewarded_canaries
 from rlvr.training.train_report import TrainReport, format_closing_lines, format_turn_summary
 
 if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
 
-PROGRESS_FRACTIONS = {"workers": "cluster/sampling", "trainer": "cluster/trainer"}
+PROGRESS_FRACTIONS = {"workers": "cluster/sampling_fraction", "trainer": "cluster/trainer_busy_fraction"}
 """Fractions of a step that the progress line of a cluster run shows: sampling and training."""
 
 
@@ -88,11 +86,13 @@ class RunLogWriter(Callback):
         self.run_log = run_log
 
     def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
-        """Write the step; its metrics last, so that a step with a metrics line has all its episodes even if the run is killed."""
+        """Write the episodes and the metrics of a step; the metrics last, so that a step with a metrics line has all its episodes even
+        if the run is killed.
+        """
         if trainer.config.log.episodes:
             self.run_log.log_episodes(record.list_episode_rows())
         if "canary" in record.batch.dropped:
-            self.run_log.log_rewarded_canaries(record.step, find_rewarded(record.batch.dropped["canary"]))
+            self.run_log.log_rewarded_canaries(record.step, select_rewarded_canaries(record.batch.dropped["canary"]))
         self.run_log.log_metrics(record.metrics, record.timings)
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
@@ -163,7 +163,7 @@ class CanaryGuard(Callback):
     def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
         """Raise CheckFailed if the verifier has rewarded more canaries than allowed."""
         if trainer.task_sampler.reward_monitor is not None:
-            trainer.task_sampler.reward_monitor.raise_if_exceeded(record.metrics)
+            trainer.task_sampler.reward_monitor.raise_if_too_many_rewarded(record.metrics)
 
 
 class BestCheckpoint(Callback):
@@ -197,7 +197,7 @@ def _write_accuracy(folder: Path, step: int, accuracy: float) -> None:
 
 def select_progress_metrics(row: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, float | str]:
     """Select the metrics shown next to the progress bar."""
-    numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean")}
-    numbers |= {"calls": row.get("tools/calls"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
+    numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean_per_episode")}
+    numbers |= {"calls": row.get("tools/calls_per_episode"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
     cluster = {name: f"{times[key]:.0%}" for name, key in PROGRESS_FRACTIONS.items() if key in times}
     return {name: float(value) for name, value in numbers.items() if value is not None} | cluster

@@ -28,7 +28,7 @@ from typing import Any, Self
 import torch
 
 from rlvr.errors import ConfigError, NotFound, RlvrError
-from rlvr.models.device import get_device_random_state
+from rlvr.models.device import restore_and_get_device_rng_state
 from rlvr.training.distributed.group import is_peer_lost
 
 DEFAULT_SAVE_TOTAL_LIMIT, NUM_HASH_WORKERS = 2, 8
@@ -52,7 +52,7 @@ class Progress:
     """Values for the final report: accuracy_before, seconds so far."""
 
 
-def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> Path:
+def save_checkpoint(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> Path:
     """Write a checkpoint and make it the last. `state` has tensors and plain values, by component."""
     partial = create_partial_folder(folder, progress.num_completed_steps)
     with handle_write_errors(partial):
@@ -62,7 +62,7 @@ def save(folder: Path, model: Any, tokenizer: Any, state: Mapping[str, Any], pro
 
 def add_random_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Add the current state of the random generators to a state."""
-    return {**state, "rng": torch.get_rng_state(), "device_rng": get_device_random_state()}
+    return {**state, "rng": torch.get_rng_state(), "device_rng": restore_and_get_device_rng_state()}
 
 
 def create_partial_folder(folder: Path, step: int) -> Path:
@@ -215,14 +215,14 @@ def handle_write_errors(partial: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_files(place: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> None:
+def _write_files(checkpoint_folder: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress) -> None:
     """Write the files of a checkpoint other than its weights, and flush all to disk."""
     if tokenizer is not None:
-        tokenizer.save_pretrained(place)
-    torch.save(state, place / "learner.pt")
-    (place / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
-    (place / "manifest.json").write_text(json.dumps(_hash_files(place), indent=2), "utf-8")
-    for path in place.rglob("*"):
+        tokenizer.save_pretrained(checkpoint_folder)
+    torch.save(state, checkpoint_folder / "learner.pt")
+    (checkpoint_folder / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
+    (checkpoint_folder / "manifest.json").write_text(json.dumps(_hash_files(checkpoint_folder), indent=2), "utf-8")
+    for path in checkpoint_folder.rglob("*"):
         _fsync(path)
 
 
@@ -232,13 +232,13 @@ def _list_checkpoints(folder: Path) -> list[Path]:
     return sorted((place for place in found if place.name.removeprefix("step-").isdecimal()), key=parse_step)
 
 
-def parse_step(place: Path) -> int:
+def parse_step(checkpoint_folder: Path) -> int:
     """Parse the number of completed steps from the name of a checkpoint.
 
     >>> parse_step(Path("runs/a/checkpoints/step-000050"))
     50
     """
-    return int(place.name.removeprefix("step-"))
+    return int(checkpoint_folder.name.removeprefix("step-"))
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -263,30 +263,30 @@ def iter_complete_checkpoints(folder: Path) -> Iterator[Path]:
             yield place
 
 
-def find_damage(place: Path) -> str:
+def find_damage(checkpoint_folder: Path) -> str:
     """Return why a checkpoint cannot be used; empty if it is complete."""
     try:
-        manifest = json.loads((place / "manifest.json").read_text("utf-8"))
+        manifest = json.loads((checkpoint_folder / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError) as error:
         return f"its manifest cannot be read ({error})"
-    now = _hash_files(place)
+    now = _hash_files(checkpoint_folder)
     wrong = sorted(name for name in manifest.keys() | now.keys() if manifest.get(name) != now.get(name))
     return f"these files do not match the manifest: {', '.join(wrong)}" if wrong else ""
 
 
-def load_checkpoint(place: Path) -> tuple[dict[str, Any], Progress]:
+def load_checkpoint(checkpoint_folder: Path) -> tuple[dict[str, Any], Progress]:
     """Load the components' states and the progress. The model itself is loaded by transformers."""
-    with handle_load_errors(place):
+    with handle_load_errors(checkpoint_folder):
         # memory-mapped: each process copies only its part of the optimizer state
-        state = torch.load(place / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
-        progress = Progress(**json.loads((place / "progress.json").read_text("utf-8")))
+        state = torch.load(checkpoint_folder / "learner.pt", map_location="cpu", weights_only=True, mmap=True)
+        progress = Progress(**json.loads((checkpoint_folder / "progress.json").read_text("utf-8")))
         torch.set_rng_state(state.pop("rng").clone())
-        get_device_random_state(state.pop("device_rng", None))
+        restore_and_get_device_rng_state(state.pop("device_rng", None))
     return state, progress
 
 
 @contextmanager
-def handle_load_errors(place: Path) -> Iterator[None]:
+def handle_load_errors(checkpoint_folder: Path) -> Iterator[None]:
     """Raise a clear ConfigError if a checkpoint's state has another format, such as that of an earlier version."""
     try:
         yield
@@ -294,8 +294,8 @@ def handle_load_errors(place: Path) -> Iterator[None]:
         if isinstance(error, RlvrError | torch.OutOfMemoryError) or is_peer_lost(error):
             raise
         raise ConfigError(
-            f"{place} is not a checkpoint of this version of rlvr: {type(error).__name__}: {error}; resume with the version that wrote it "
-            f"(versions.json in the run folder), or start a new run with its weights: model.path={place}"
+            f"{checkpoint_folder} is not a checkpoint of this version of rlvr: {type(error).__name__}: {error}; resume with the version that wrote it "
+            f"(versions.json in the run folder), or start a new run with its weights: model.path={checkpoint_folder}"
         ) from error
 
 
@@ -308,11 +308,13 @@ def remove_partial_checkpoints(folder: Path) -> None:
             partial.unlink()
 
 
-def _hash_files(place: Path) -> dict[str, str]:
+def _hash_files(checkpoint_folder: Path) -> dict[str, str]:
     """Hash every file except the manifest, by its path in the checkpoint."""
-    files = [path for path in sorted(place.rglob("*")) if path.is_file() and path != place / "manifest.json"]
+    files = [path for path in sorted(checkpoint_folder.rglob("*")) if path.is_file() and path != checkpoint_folder / "manifest.json"]
     with ThreadPoolExecutor(NUM_HASH_WORKERS) as pool:
-        return {path.relative_to(place).as_posix(): digest for path, digest in zip(files, pool.map(_hash_file, files), strict=True)}
+        return {
+            path.relative_to(checkpoint_folder).as_posix(): digest for path, digest in zip(files, pool.map(_hash_file, files), strict=True)
+        }
 
 
 def _hash_file(path: Path) -> str:

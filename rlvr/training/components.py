@@ -15,15 +15,15 @@ from accelerate.utils import set_seed
 from transformers import AutoModelForCausalLM
 
 from rlvr.config.config import ModelConfig, RunConfig
-from rlvr.contracts import Environment, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.contracts.algorithm import Algorithm
-from rlvr.errors import ConfigError, EnvError, suggest
-from rlvr.evaluation.evaluate import count_tasks
+from rlvr.errors import ConfigError, EnvError, format_suggestion
+from rlvr.evaluation.evaluate import count_available_tasks
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.models import numerics_check as honesty
 from rlvr.models.batch import TokenRows
-from rlvr.models.compiled_layers import compile_layers
+from rlvr.models.compiled_layers import try_compile_layers
 from rlvr.models.determinism import is_deterministic
 from rlvr.models.device import get_trainer_precision
 from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model
@@ -31,7 +31,7 @@ from rlvr.models.reference_model import check_reference_model
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.partial_rollouts import build_rollout
 from rlvr.rollout.rollout import Rollout
-from rlvr.samplers._sampling_support import make_support
+from rlvr.samplers._sampling_support import make_sampling_support_mask
 from rlvr.training import sampler_mismatch as agreement
 from rlvr.training.processes import run_on_main
 from rlvr.training.run_inputs import RunInputs
@@ -46,7 +46,7 @@ from rlvr.training.task_sampling.task_sampler import TaskSampler, build_task_sam
 from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update import packing
 from rlvr.training.update.fsdp import FolderWeightLoader, MainProcessWeightLoader, WeightLoader
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 
 MAX_CHECKED_PROMPTS = 10_000
 """The maximum number of prompts whose length is checked before a run."""
@@ -69,7 +69,7 @@ class Components:
     sampler: Sampler
     rollout: Rollout
     task_sampler: TaskSampler
-    sampling: Sampling
+    sampling: SamplingParams
     slow_sampling_reason: str = ""
     """Why sampling from this model is slow; empty where it is not."""
     check_results: Sequence[honesty.CheckResult] = ()
@@ -102,11 +102,15 @@ class Components:
         )
         exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
         compared = any(finding.way == agreement.SAMPLER_CHECK_NAME for finding in self.check_results)
-        return honesty.compute_run_limit(self.check_results, rollout.temperature) if plain and wide and exact and compared else None
+        return (
+            honesty.compute_max_logprob_mismatch(self.check_results, rollout.temperature) if plain and wide and exact and compared else None
+        )
 
 
 class ComponentBuilder(Protocol):
-    """Builds the components of a run; a cluster passes its own, which samples elsewhere."""
+    """A function that builds the components of a run, such as `build_components`; a cluster passes its own, whose rollouts run on
+    rollout workers.
+    """
 
     def __call__(self, inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None) -> Components:
         """Build the components; what must be closed goes on the stack."""
@@ -131,18 +135,18 @@ def build_components(
     environment: Environment = inputs.environment or stack.enter_context(build_from_config("env", config.env))
     if config.eval.tasks and config.eval.split not in environment.splits:
         raise ConfigError(
-            f"eval.split is {config.eval.split!r}; {suggest(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing"
+            f"eval.split is {config.eval.split!r}; {format_suggestion(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing"
         )
     asked = config.rollout
     mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
     schedule, curriculum = TaskOrder(environment, "train", seed=config.seed), asked.curriculum
     questions = build_task_sampler(config.rollout, schedule)
     algorithm = inputs.algorithm if inputs.algorithm is not None else build_algorithm(config)
-    build_optimization(config).check_algorithm(
+    build_optimization_settings(config).check_and_configure_algorithm(
         algorithm, mdp.max_new_tokens, has_adapter=config.model.lora is not None, is_sharded=accelerator.is_fsdp2
     )
     check_group_size(config, algorithm, environment)
-    make_support(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
+    make_sampling_support_mask(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
     looks = (
         config.train.steps
         * config.rollout.prompts_per_step
@@ -150,14 +154,14 @@ def build_components(
         * (curriculum.oversample if curriculum else 1)
     )
     size = MAX_CHECKED_PROMPTS if schedule.num_tasks is None else min(schedule.num_tasks, MAX_CHECKED_PROMPTS)
-    longest = check_prompt_lengths(mdp, "train", map(schedule.get_index, range(min(looks, size))))
+    longest = compute_max_prompt_length(mdp, "train", map(schedule.get_index, range(min(looks, size))))
     if config.eval.tasks:
-        held_out = count_tasks(environment, config.eval.split, config.eval.tasks)
-        longest = max(longest, check_prompt_lengths(mdp, config.eval.split, range(min(held_out, MAX_CHECKED_PROMPTS))))
+        held_out = count_available_tasks(environment, config.eval.split, config.eval.tasks)
+        longest = max(longest, compute_max_prompt_length(mdp, config.eval.split, range(min(held_out, MAX_CHECKED_PROMPTS))))
     check_reference_model(config, algorithm, mdp, longest)
     environment.check_ready()
     sampler: Sampler = stack.enter_context(build_from_config("sampler", config.rollout.sampler))
-    if inputs.model is None and config.model.path is not None and (config.model.folder / "adapter_config.json").is_file():
+    if inputs.model is None and config.model.path is not None and (config.model.local_folder / "adapter_config.json").is_file():
         raise ConfigError(
             f"model.path {config.model.path!r} has an adapter without a model; name a folder with the merged model (peft: merge_and_unload)"
         )
@@ -174,10 +178,10 @@ def build_components(
     sampler.setup(environment, tokenizer, precision=precision, max_length=mdp.max_length)
     slow = "" if fill else sampler.validate_model(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
-    checks = agreement.check_model(model, sampler, mdp, config, **how)
+    checks = agreement.check_model_numerics(model, sampler, mdp, config, **how)
     sync_turns = choose_sync_turns(config, accelerator, mdp, sampler)
-    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=sync_turns, **asked.rollout_settings))
-    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
+    rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=sync_turns, **asked.rollout_kwargs))
+    sampling = SamplingParams(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
     dataset = None
     if config.data is not None and config.data.run is not None:
         recorded = load_recorded_groups(config, mdp)
@@ -237,7 +241,7 @@ def _source_of(config: RunConfig, checkpoint_folder: Path | None) -> ModelConfig
 
 def build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer: Tokenizer, seed: int) -> WeightLoader:
     """Build the weight loader of a model without weights: from its folder, or from the main process if weights must be converted."""
-    if source.path is not None and (rows := FolderWeightLoader.for_model(model, str(source.folder))):
+    if source.path is not None and (rows := FolderWeightLoader.for_model(model, str(source.local_folder))):
         return rows
     held: list[Any] = []
 
@@ -249,12 +253,12 @@ def build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerato
     return MainProcessWeightLoader(dict(held[0].state_dict()) if held else None)
 
 
-def build_learner(components: Components, folder: Path, *, is_resumed: bool) -> tuple[Learner, Components, str]:
+def build_learner(components: Components, run_folder: Path, *, is_resumed: bool) -> tuple[Learner, Components, str]:
     """Build the learner from the current weights; the reference, if needed, is a frozen copy of them.
 
     Args:
         components: the components, with the weights that training starts from.
-        folder: the run folder, which keeps the initial model where the reference needs it.
+        run_folder: the run folder, which keeps the initial model where the reference needs it.
         is_resumed: the initial model is already in the run folder.
 
     Returns:
@@ -262,22 +266,22 @@ def build_learner(components: Components, folder: Path, *, is_resumed: bool) -> 
     """
     config, algorithm, model, weight_loader = components.config, components.algorithm, components.model, components.weight_loader
     lora, reference, fill_reference = config.model.lora, None, None
-    home = folder / ("reference" if lora is None else "base")
+    home = run_folder / ("reference" if lora is None else "base")
     other = config.reference
     if kept := lora is not None or (algorithm.traits.needs_reference and other is None):
-        reference, fill_reference = load_initial_model(components, home, is_resumed=is_resumed)
+        reference, fill_reference = load_or_save_initial_model(components, home, is_resumed=is_resumed)
     if lora is not None:  # with the adapter off, the model is its own reference
         model, weight_loader = adapter.add_adapter(reference, lora), fill_reference or weight_loader
         reference = fill_reference = None
     elif reference is not None:
         reference = copy.deepcopy(reference) if reference is model else reference
     if other is not None:
-        reference, fill_reference = build_policy_model(config, components.accelerator, components.tokenizer, other.folder)
+        reference, fill_reference = build_policy_model(config, components.accelerator, components.tokenizer, other.local_folder)
     supervised = algorithm.traits.is_supervised or config.data is not None  # stored answers were not sampled at this run's temperature
     learner = Learner(
         model,
         algorithm,
-        build_optimization(config),
+        build_optimization_settings(config),
         accelerator=components.accelerator,
         total_steps=config.train.steps,
         temperature=1.0 if supervised else config.rollout.temperature,
@@ -291,18 +295,18 @@ def build_learner(components: Components, folder: Path, *, is_resumed: bool) -> 
     )
     checks = components.check_results
     if learner.is_sharded:
-        checks = [*agreement.check_sharded_model(learner, max_length=components.mdp.max_length), *checks]
+        checks = [*agreement.check_sharded_model_numerics(learner, max_length=components.mdp.max_length), *checks]
     if weight_loader is not None and kept and not is_resumed:
         learner.weights.save(home)
-    not_compiled_reason = compile_policy(learner) if config.model.compile is not None else ""
-    if (support := make_support(config, algorithm)) is not None:
+    not_compiled_reason = try_compile_policy(learner) if config.model.compile is not None else ""
+    if (support := make_sampling_support_mask(config, algorithm)) is not None:
         components.accelerator.unwrap_model(learner.policy).make_logit_filter = support.make_policy_mask
         if learner.reference is not None:
             learner.reference.policy.make_logit_filter = support.make_reference_mask
     return learner, replace(components, model=model, weight_loader=weight_loader, check_results=checks), not_compiled_reason
 
 
-def compile_policy(learner: Learner) -> str:
+def try_compile_policy(learner: Learner) -> str:
     """Compile the layers of a learner's model; return why they are not compiled, or ''."""
     if learner.is_sharded:
         return "the weights are sharded"
@@ -315,12 +319,12 @@ def compile_policy(learner: Learner) -> str:
         with learner.accelerator.autocast():
             return policy(lay(parts[0], learner.device)).logprobs
 
-    reason = compile_layers(policy.model, score, learner.accelerator.mixed_precision)
+    reason = try_compile_layers(policy.model, score, learner.accelerator.mixed_precision)
     policy.uses_compiled_layers = not reason
     return reason
 
 
-def load_initial_model(components: Components, reference_folder: Path, *, is_resumed: bool) -> tuple[Any, WeightLoader | None]:
+def load_or_save_initial_model(components: Components, reference_folder: Path, *, is_resumed: bool) -> tuple[Any, WeightLoader | None]:
     """Return the initial model: loaded from the run folder if resumed, otherwise the current one, which is saved there.
 
     A sharded model has no weights here; in a new run it is saved after its weights are loaded.
@@ -346,13 +350,13 @@ def load_initial_model(components: Components, reference_folder: Path, *, is_res
     return components.model, None
 
 
-def build_optimization(config: RunConfig) -> Optimization:
+def build_optimization_settings(config: RunConfig) -> OptimizationSettings:
     """Build the learner's settings from the configuration."""
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "deterministic", "collective_timeout_s"):
         del settings[key]
     settings["critic"] = config.train.critic  # `model_dump` has made a dict of it
-    return Optimization(**settings)
+    return OptimizationSettings(**settings)
 
 
 def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
@@ -382,7 +386,7 @@ def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Envir
         )
 
 
-def check_prompt_lengths(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
+def compute_max_prompt_length(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
     """Return the length of the longest prompt; raise ConfigError if one does not fit, before the run begins."""
     longest = 0
     for index in indices:

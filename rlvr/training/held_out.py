@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode
-from rlvr.evaluation.evaluate import compute_mean_reward, count_tasks, make_requests
+from rlvr.evaluation.evaluate import compute_mean_reward, count_available_tasks, make_eval_requests
 from rlvr.evaluation.statistics import estimate_mean
 from rlvr.task import Task
 from rlvr.training.components import Components
@@ -27,14 +27,14 @@ def sample_held_out(components: Components) -> list[Episode]:
     return sample_split(components, settings.split, settings.tasks, settings.temperature)
 
 
-def estimate_interval(components: Components, episodes: Sequence[Episode]) -> list[float] | None:
+def estimate_score_interval(components: Components, episodes: Sequence[Episode]) -> list[float] | None:
     """Estimate the 95 % interval of the mean score; None without scores. Tasks with the same question count as one."""
     questions = [components.environment.task(components.config.eval.split, index).question for index in range(len(episodes))]
     found = estimate_mean([episode.reward if episode.is_scored else None for episode in episodes], questions)
     return [found.low, found.high] if found else None
 
 
-def average_by_sub_environment(components: Components, episodes: Sequence[Episode]) -> dict[str, float | None]:
+def compute_mean_scores_by_env(components: Components, episodes: Sequence[Episode]) -> dict[str, float | None]:
     """Return the mean score on each environment of a mixture; empty for other environments."""
     return {
         name: compute_mean_reward([e for e in episodes if parse_sub_environment(e.task_id) == name])
@@ -42,9 +42,9 @@ def average_by_sub_environment(components: Components, episodes: Sequence[Episod
     }
 
 
-def evaluate_split(components: Components, split: str, tasks: int, temperature: float = 0.0) -> float | None:
+def evaluate_split(components: Components, split: str, num_tasks: int, temperature: float = 0.0) -> float | None:
     """Return the mean score on the first tasks of a split."""
-    return compute_mean_reward(sample_split(components, split, tasks, temperature))
+    return compute_mean_reward(sample_split(components, split, num_tasks, temperature))
 
 
 def build_sub_environment_metrics(names: Sequence[str], episodes: Sequence[Episode]) -> dict[str, float | None]:
@@ -61,24 +61,24 @@ def parse_sub_environment(task_id: str) -> str:
     return task_id.split("/")[1]
 
 
-def sample_split(components: Components, split: str, tasks: int, temperature: float) -> list[Episode]:
+def sample_split(components: Components, split: str, num_tasks: int, temperature: float) -> list[Episode]:
     """Sample a completion of each of the first tasks of a split, over all processes."""
-    sampling = Sampling(temperature, stop_ids=components.tokenizer.stop_ids)
-    asked = make_requests(components.environment, split, tasks, 1, components.config.seed)
+    sampling = SamplingParams(temperature, stop_ids=components.tokenizer.stop_ids)
+    asked = make_eval_requests(components.environment, split, num_tasks, 1, components.config.seed)
     return map_sharded(
         components.accelerator,
         asked,
         lambda mine: components.rollout.collect(mine, sampling),
-        main_only=components.rollout.main_process_samples,
+        on_main_only=components.rollout.main_process_samples,
     )
 
 
-def count_contamination(components: Components) -> tuple[int, int]:
+def count_held_out_and_contaminated(components: Components) -> tuple[int, int]:
     """Count the different held-out tasks, and those of them that were trained on."""
     config, environment = components.config, components.environment
     if not config.eval.tasks:
         return 0, 0
-    count = count_tasks(environment, config.eval.split, config.eval.tasks)
+    count = count_available_tasks(environment, config.eval.split, config.eval.tasks)
     held_out = {get_task_identity(environment.task(config.eval.split, index)) for index in range(count)}
     questions = {question for question, _ in held_out}
     passed = [(components.task_sampler.task_order, components.task_sampler.position)]

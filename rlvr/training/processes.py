@@ -21,10 +21,10 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
 from rlvr.config.config import RunConfig
-from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.errors import ConfigError, RlvrError, format_suggestion
 from rlvr.models.device import resolve_device
 from rlvr.models.device_defaults import resolve_mixed_precision
-from rlvr.training.distributed.group import all_gather_values, init_control_group, is_peer_lost, main_only
+from rlvr.training.distributed.group import all_gather_values, init_control_group, is_peer_lost, run_in_main_process
 from rlvr.training.distributed.peer_monitor import PeerMonitor
 from rlvr.training.update.malloc_settings import keep_freed_memory
 
@@ -69,31 +69,31 @@ def validate_trackers(names: Sequence[str]) -> list[str]:
     known, installed = ({str(getattr(name, "value", name)) for name in names} for names in (LOGGER_TYPE_TO_CLASS, get_available_trackers()))
     for name in names:
         if name not in known:
-            raise ConfigError(f"log.report_to names {name!r}; {suggest(name, known | {PROMETHEUS_NAME})}")
+            raise ConfigError(f"log.report_to names {name!r}; {format_suggestion(name, known | {PROMETHEUS_NAME})}")
         if name not in installed:
             raise ConfigError(f"log.report_to names {name!r}, which is not installed; `pip install {name}`, or leave it out")
     return list(names)
 
 
 def configure_deepspeed(accelerator: Accelerator, config: RunConfig) -> None:
-    """Pass DeepSpeed the settings that it applies itself: clipping and batch size."""
+    """Give DeepSpeed the settings that it applies instead of the trainer: gradient clipping and batch size."""
     told: Any = accelerator.state.deepspeed_plugin
     told.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": config.train.max_grad_norm}
 
 
-def local_shard(accelerator: Accelerator, items: Sequence[T]) -> list[T]:
+def get_local_shard(accelerator: Accelerator, items: Sequence[T]) -> list[T]:
     """Return the shard of a sequence that belongs to this process."""
     return list(items[accelerator.process_index :: accelerator.num_processes])
 
 
-def map_sharded(accelerator: Accelerator, items: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]], *, main_only: bool) -> list[T]:
-    """Run `work` in each process on its shard, or with `main_only` in the main process on everything; all processes get all results."""
-    if main_only:
+def map_sharded(accelerator: Accelerator, items: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]], *, on_main_only: bool) -> list[T]:
+    """Run `work` in each process on its shard, or with `run_in_main_process` in the main process on everything; all processes get all results."""
+    if on_main_only:
         return run_on_main(accelerator, lambda: list(work(items)))
-    return all_gather(accelerator, lambda: work(local_shard(accelerator, items)))
+    return run_and_all_gather(accelerator, lambda: work(get_local_shard(accelerator, items)))
 
 
-def all_gather(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:
+def run_and_all_gather(accelerator: Accelerator, work: Callable[[], Sequence[T]]) -> list[T]:
     """Run `work` in each process and all-gather the results, in order. If one process fails, all raise its error."""
     return list(work()) if accelerator.num_processes == 1 else _run_and_gather(work)
 
@@ -114,25 +114,25 @@ def _run_and_gather(work: Callable[[], Sequence[T]]) -> list[T]:
 
 def run_on_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
     """Run `work` in the main process; all processes get its result or raise its error."""
-    return work() if accelerator.num_processes == 1 else main_only(work)
+    return work() if accelerator.num_processes == 1 else run_in_main_process(work)
 
 
 @contextmanager
 def monitor_peers(accelerator: Accelerator) -> Iterator[None]:
     """Raise a clear error if another process is lost inside the block, with any backend. Enter it last."""
-    with collective_error_context(accelerator):
+    with explain_peer_loss(accelerator):
         watch = PeerMonitor.connect_all()
     if watch is None and accelerator.num_processes > 1 and accelerator.is_main_process:
         logger.warning(
             "the processes could not connect to the main one, so a lost process is noticed by the backend only; open the ports between "
             "the machines"
         )
-    with watch or nullcontext(), collective_error_context(accelerator, watch):
+    with watch or nullcontext(), explain_peer_loss(accelerator, watch):
         yield
 
 
 @contextmanager
-def collective_error_context(accelerator: Accelerator, monitor: PeerMonitor | None = None) -> Iterator[None]:
+def explain_peer_loss(accelerator: Accelerator, monitor: PeerMonitor | None = None) -> Iterator[None]:
     """Replace the network error after the loss of another process by a clear RlvrError."""
     try:
         yield

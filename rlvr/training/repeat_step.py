@@ -50,13 +50,15 @@ def repeat_one_step(
         )  # fmt: skip
         with trainer:
             done = trainer.num_completed_steps
-            steps = run_on_main(accelerator, lambda: find_recorded_steps(folder, done, config.rollout.max_staleness + 1))
+            steps = run_on_main(accelerator, lambda: find_recorded_next_steps(folder, done, config.rollout.max_staleness + 1))
             for _ in steps:
                 trainer.step()
             exact = trainer.components.is_bitwise_repeatable
         told = run_on_main(
             accelerator,
-            lambda: "\n".join(compare_step(folder, scratch, again, episodes=config.log.episodes, exact=exact) for again in steps),
+            lambda: "\n".join(
+                check_step_is_repeated(folder, scratch, again, compare_episodes=config.log.episodes, is_bitwise=exact) for again in steps
+            ),
         )
     accelerator.free_memory()
     return told
@@ -71,22 +73,26 @@ def find_repeatable_checkpoint(folder: Path) -> Path:
     return place
 
 
-def find_recorded_steps(folder: Path, step: int, limit: int) -> list[int]:
+def find_recorded_next_steps(folder: Path, after_step: int, max_steps: int) -> list[int]:
     """Return those of the next `limit` steps that are in the logs."""
-    return [row["step"] for row in read_jsonl(folder / "metrics.jsonl") if step < row["step"] <= step + limit]
+    return [row["step"] for row in read_jsonl(folder / "metrics.jsonl") if after_step < row["step"] <= after_step + max_steps]
 
 
-def compare_step(folder: Path, repeated_folder: Path, step: int, *, episodes: bool, exact: bool = True) -> str:
-    """Compare one step's log lines in two run folders; `exact`: bitwise, otherwise up to rounding."""
+def check_step_is_repeated(folder: Path, repeated_folder: Path, step: int, *, compare_episodes: bool, is_bitwise: bool = True) -> str:
+    """Compare the log lines of one step in two run folders, bitwise or up to rounding; return a summary, or raise CheckFailed if they
+    differ.
+    """
     before, again = (next(row for row in read_jsonl(home / "metrics.jsonl") if row["step"] == step) for home in (folder, repeated_folder))
-    same = operator.eq if exact else is_close
+    same = operator.eq if is_bitwise else is_close
     differs = [key for key in sorted(before.keys() | again.keys()) if not same(before.get(key), again.get(key))]
-    old, new = (_load_episodes(home, step) if episodes else [] for home in (folder, repeated_folder))
+    old, new = (_load_episodes(home, step) if compare_episodes else [] for home in (folder, repeated_folder))
     unlike = sum(not same(a, b) for a, b in zip(old, new, strict=False)) + abs(len(old) - len(new))
     if differs or unlike:
-        how = "compare versions.json with this machine" if exact else "without train.deterministic, rounding may change a sampled token"
+        how = (
+            "compare versions.json with this machine" if is_bitwise else "without train.deterministic, rounding may change a sampled token"
+        )
         raise CheckFailed(
-            f"step {step} of {folder} cannot be repeated {'exactly' if exact else 'up to rounding'}: {unlike} of {len(old)} episodes "
+            f"step {step} of {folder} cannot be repeated {'exactly' if is_bitwise else 'up to rounding'}: {unlike} of {len(old)} episodes "
             f"differ, and of its metrics {', '.join(differs) or 'none'}; {how}, or resume without --verify"
         )
     told = "exactly the same" if old == new and before == again else "the same up to rounding"

@@ -40,11 +40,11 @@ from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, is_empty_run, lock_run_folder, read_jsonl
 from rlvr.training import checkpoint
 from rlvr.training.checkpoint import Progress
-from rlvr.training.components import build_optimization
+from rlvr.training.components import build_optimization_settings
 from rlvr.training.processes import build_accelerator
 from rlvr.training.step_notes import explain_rounding_risk
-from rlvr.training.task_sampling.offline_dataset import Group, check_unchanged, compute_digest, load_recorded_groups
-from rlvr.training.task_sampling.task_order import shuffled_index
+from rlvr.training.task_sampling.offline_dataset import Group, check_episodes_unchanged, compute_digest, load_recorded_groups
+from rlvr.training.task_sampling.task_order import compute_shuffled_index
 from rlvr.training.update.reward_model_trainer import RewardModelTrainer
 
 Pair = tuple[list[int], list[int], float]
@@ -52,7 +52,7 @@ Pair = tuple[list[int], list[int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class RewardReport:
+class RewardModelReport:
     """The result of training a reward model: the last line that `rlvr train --json` prints.
 
     >>> RewardReport("runs/rm", steps=1, seconds=2.0, held_out_pairs=50, accuracy=0.94, correlation=0.8).status
@@ -90,14 +90,14 @@ class RewardModelData:
 
 
 def train_reward_model(
-    config: RunConfig, *, out: Path | None = None, resume: bool = False, verify: bool = False, console: Console | None = None
-) -> RewardReport:
+    config: RunConfig, *, out: Path | None = None, resume: bool = False, verify_repeatability: bool = False, console: Console | None = None
+) -> RewardModelReport:
     """Train a reward model as configured, and write a run folder."""
     transformers.utils.logging.disable_progress_bar()
     screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model
     assert settings is not None
-    check_settings(config)
-    if verify:
+    check_reward_model_settings(config)
+    if verify_repeatability:
         raise ConfigError("--verify repeats a step of sampling; a reward model does not sample: resume without --verify")
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
@@ -120,14 +120,14 @@ def train_reward_model(
             ModelConfig(path=str(place), dtype=config.model.dtype) if place else config.model, tokenizer, config.seed
         )
         trainer = RewardModelTrainer(
-            model, build_optimization(config), total_steps=config.train.steps, device=accelerator.device,
+            model, build_optimization_settings(config), total_steps=config.train.steps, device=accelerator.device,
             centering=settings.center_rewards_coefficient,
         )  # fmt: skip
         done = Progress(0)
         if place:
             checkpoint.remove_partial_checkpoints(folder)
             state, done = checkpoint.load_checkpoint(place)
-            check_unchanged(state.get("data"), data, config)
+            check_episodes_unchanged(state.get("data"), data, config)
             began -= done.report_values.get("seconds", 0.0)  # includes the earlier processes of the run
             trainer.load_state_dict(state)
         run.truncate_logs(done.log_offsets)
@@ -142,7 +142,7 @@ def train_reward_model(
                 run.log_metrics(row, {"step": step + 1, "seconds": seconds})
                 if step + 1 == config.train.steps or (step + 1) % config.log.save_every == 0:
                     state = {**trainer.state_dict(), "data": data}
-                    checkpoint.save(
+                    checkpoint.save_checkpoint(
                         folder,
                         model,
                         to_transformers_tokenizer(tokenizer),
@@ -153,7 +153,7 @@ def train_reward_model(
         return finish_run(trainer, material, run, config, screen, began)
 
 
-def check_settings(config: RunConfig) -> None:
+def check_reward_model_settings(config: RunConfig) -> None:
     """Raise ConfigError for settings that have no effect on a reward model."""
     for name, usual, reason in (
         ("mixed_precision", "auto", "it trains in the precision of its weights, model.dtype"),
@@ -187,7 +187,7 @@ def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings
     def of(wanted: bool) -> list[Pair]:
         chosen = [group for group, held in zip(groups, apart, strict=True) if held is wanted]
         picked = [(group, p) for group in chosen for p in select_pairs([e.reward for e in group], settings.pairs_per_group)]
-        return [(rows(g[a]), rows(g[b]), (g[a].reward - g[b].reward) * settings.margin) for g, (a, b) in picked]
+        return [(rows(g[a]), rows(g[b]), (g[a].reward - g[b].reward) * settings.margin_coefficient) for g, (a, b) in picked]
 
     answers = [(rows(e), e.reward) for group, held in zip(groups, apart, strict=True) if held for e in group]
     if not (training := of(False)):
@@ -198,7 +198,7 @@ def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings
 def run_training_step(trainer: RewardModelTrainer, data: RewardModelData, config: RunConfig, step: int) -> dict[str, Any]:
     """Train on one step's pairs (each pair once before any is repeated); return the metrics."""
     count, size = config.rollout.prompts_per_step, len(data.pairs)
-    batch = [data.pairs[shuffled_index(size, config.seed, "pairs", p)] for p in range(step * count, (step + 1) * count)]
+    batch = [data.pairs[compute_shuffled_index(size, config.seed, "pairs", p)] for p in range(step * count, (step + 1) * count)]
     row: dict[str, Any] = {"step": step + 1, **trainer.train_on_pairs(batch)}
     every = config.eval.every
     return row | (evaluate_held_out(trainer, data) if every and (step + 1) % every == 0 else {})
@@ -212,18 +212,18 @@ def evaluate_held_out(trainer: RewardModelTrainer, data: RewardModelData) -> dic
     varied = len(set(truth)) > 1 and len(set(scores)) > 1
     return {
         "eval/accuracy": sum(right) / len(right) if right else None,
-        "eval/correlation": statistics.correlation(scores, truth) if varied else None,
+        "eval/verifier_correlation": statistics.correlation(scores, truth) if varied else None,
     }
 
 
 def finish_run(
     trainer: RewardModelTrainer, data: RewardModelData, run: RunLog, config: RunConfig, console: Console, started_at: float
-) -> RewardReport:
+) -> RewardModelReport:
     """Evaluate the reward model, print the results, and write the report."""
     found = evaluate_held_out(trainer, data)
-    ended = RewardReport(
+    ended = RewardModelReport(
         str(run.folder), config.train.steps, round(time.monotonic() - started_at, 2), len(data.held_out_pairs),
-        found["eval/accuracy"], found["eval/correlation"],
+        found["eval/accuracy"], found["eval/verifier_correlation"],
     )  # fmt: skip
     run.write_json("report.json", ended.to_dict())
     curve = [row["accuracy"] for row in read_jsonl(run.folder / "metrics.jsonl")]

@@ -18,7 +18,7 @@ from rlvr.config.training import TrainConfig
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.hints import explain_keyword
 
 OBJECT_PREFIX = "object:"
@@ -114,7 +114,7 @@ def _find_section(key: str) -> str:
         if key in fields:
             return section
     known = [*RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields]
-    raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key) or suggest(key, known)}")
+    raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key) or format_suggestion(key, known)}")
 
 
 def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:

@@ -33,7 +33,9 @@ def build_run_table(components: Components, folder: Path) -> Table:
     processes = components.accelerator.num_processes
     lora = config.model.lora
     beside = ", ".join(lora.target_modules or list_linear_layers(components.model)) if lora else ""
-    careful = [*components.environment.warnings] + [note for note in (explain_rounding_risk(config), components.mdp.history_note()) if note]
+    careful = [*components.environment.warnings] + [
+        note for note in (explain_rounding_risk(config), components.mdp.describe_history_difference()) if note
+    ]
     departs = ", ".join(f"{name}={value}" for name, value, differs in components.algorithm.describe_settings() if differs)
     table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
     for name, value in (

@@ -1,7 +1,7 @@
 """Compare the log-probabilities that the sampler and the trainer give to the same tokens.
 
 The learner's ratios depend on the sampler's log-probabilities. Two implementations never agree exactly; this module measures the
-difference by precision, temperature and token position, and explains the result. `run_model_checks` is a short version that runs before
+difference by precision, temperature and token position, and explains the result. `run_numerics_checks` is a short version that runs before
 every run (see `rlvr.models.numerics_check`); `check_logprob_mismatch` is applied to every step.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rlvr.config.config import ModelConfig, RunConfig
-from rlvr.contracts import Completion, Request, Sampler, Sampling, Tokenizer
+from rlvr.contracts import Completion, Request, Sampler, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
@@ -27,7 +27,7 @@ from rlvr.models.device import autocast_to, resolve_device
 from rlvr.models.model_loading import load_model
 from rlvr.registry.plugins import build, get_parameters, load_factory
 from rlvr.rollout.rollout import derive_seed
-from rlvr.training.distributed.group import main_only
+from rlvr.training.distributed.group import run_in_main_process
 from rlvr.training.update import packing
 from rlvr.training.update.fsdp import get_compute_precision
 from rlvr.training.update.learner import Learner
@@ -53,7 +53,7 @@ def runs_trainer_model(sampler: Sampler) -> bool:
 SAMPLER_CHECK_NAME = "the sampler's tokens"
 
 
-def check_model(
+def check_model_numerics(
     model: Any, sampler: Sampler, mdp: TokenMDP, config: RunConfig, *, precision: str, autocast: Callable[[], Any]
 ) -> list[honesty.CheckResult]:
     """Check the model of a run; raise ConfigError if it cannot be trained. A model without weights gets only a check of its stop ids."""
@@ -63,14 +63,14 @@ def check_model(
     found = (
         [honesty.check_stop_ids(model, mdp.tokenizer)]
         if has_no_weights(model)
-        else run_model_checks(model, own, mdp.tokenizer, max_length=mdp.max_length, **how)
+        else run_numerics_checks(model, own, mdp.tokenizer, max_length=mdp.max_length, **how)
     )
-    if why := honesty.find_refusal_reason(model.config.model_type, found):
+    if why := honesty.find_untrainable_reason(model.config.model_type, found):
         raise ConfigError(why)
     return found
 
 
-def run_model_checks(
+def run_numerics_checks(
     model: Any,
     sampler: Sampler | None,
     tokenizer: Tokenizer,
@@ -86,26 +86,26 @@ def run_model_checks(
     `sampler`: a sampler in this process that runs the model; `precision`: the compute precision; `max_length`: the maximum row length.
     """
     device, dtype = next(model.parameters()).device, getattr(torch, precision)
-    with honesty.preserve_model_state(model), honesty.wrap_model_errors(model, "the check before a run"):
+    with honesty.use_evaluation_mode(model), honesty.wrap_model_errors(model, "the check before a run"):
         policy = Policy(model, temperature=temperature, fp32_head=fp32_head)
         how = packing.choose_packing([policy], device, precision, autocast)
 
-        ways = build_scoring_paths(policy, how, device, autocast)
+        ways = build_logprob_functions(policy, how, device, autocast)
         with autocast():
-            found = list(honesty.compare_scoring_paths(model, ways, temperature=temperature, dtype=dtype, max_length=max_length))
+            found = list(honesty.compare_logprob_functions(model, ways, temperature=temperature, dtype=dtype, max_length=max_length))
         found += [honesty.CheckResult("packed rows", note=f"not used: {how.padding_reason}")] if how.padding_reason else []
         if sampler is not None:
-            found.append(try_sampler(model, sampler, honesty.build_check_rows(model, max_length), temperature, dtype, autocast))
-        return [*found, honesty.count_attending_layers(model), honesty.check_stop_ids(model, tokenizer)]
+            found.append(try_compare_sampler(model, sampler, honesty.build_check_rows(model, max_length), temperature, dtype, autocast))
+        return [*found, honesty.check_attending_layers(model), honesty.check_stop_ids(model, tokenizer)]
 
 
-def build_scoring_paths(
-    policy: Any, packing_config: packing.PackingMode, device: torch.device, autocast: Callable[[], Any] = nullcontext
-) -> dict[str, honesty.ScoreFunction]:
+def build_logprob_functions(
+    policy: Any, packing_mode: packing.PackingMode, device: torch.device, autocast: Callable[[], Any] = nullcontext
+) -> dict[str, honesty.LogprobFunction]:
     """Return the functions by which a trainer scores rows: padded, in training mode, and packed if possible."""
 
     def scored(rows: TokenRows, batch: Batch) -> Tensor:
-        found = torch.zeros(rows.num_entries)
+        found = torch.zeros(rows.num_policy_tokens)
         with torch.no_grad(), autocast():
             found[batch.entry_positions] = policy(batch).logprobs.float().cpu()
         return found
@@ -114,27 +114,27 @@ def build_scoring_paths(
         return scored(rows, rows.build_padded_batch(range(len(rows.tokens)), device))
 
     def packed(rows: TokenRows) -> Tensor:
-        return scored(rows, packing.pack_rows(rows, range(len(rows.tokens)), device, packing_config))
+        return scored(rows, packing.pack_rows(rows, range(len(rows.tokens)), device, packing_mode))
 
     def in_training(rows: TokenRows) -> Tensor:
         policy.train()
         return padded(rows)
 
-    ways: dict[str, honesty.ScoreFunction] = {"padded rows": padded, honesty.TRAINING_MODE_CHECK: in_training}
-    return ways if packing_config.padding_reason else ways | {"packed rows": packed}
+    ways: dict[str, honesty.LogprobFunction] = {"padded rows": padded, honesty.TRAINING_MODE_CHECK: in_training}
+    return ways if packing_mode.padding_reason else ways | {"packed rows": packed}
 
 
-def broadcast_scores(score: honesty.ScoreFunction) -> honesty.ScoreFunction:
+def make_broadcast_logprob_function(compute_logprobs: honesty.LogprobFunction) -> honesty.LogprobFunction:
     """Broadcast the scores of the main process, so that all processes make the same decisions."""
 
     def scored(rows: TokenRows) -> Tensor:
-        mine = score(rows)
-        return main_only(lambda: mine)
+        mine = compute_logprobs(rows)
+        return run_in_main_process(lambda: mine)
 
     return scored
 
 
-def check_sharded_model(learner: Learner, *, max_length: int) -> list[honesty.CheckResult]:
+def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[honesty.CheckResult]:
     """Check a learner's sharded model, which had no weights before; raise ConfigError if it cannot be trained.
 
     A collective operation; the results of the main process decide for all.
@@ -142,34 +142,36 @@ def check_sharded_model(learner: Learner, *, max_length: int) -> list[honesty.Ch
     policy, model = learner.policy, learner.policy.model
     dtype = getattr(torch, get_compute_precision(model, learner.accelerator))
     how: dict[str, Any] = {"temperature": policy.temperature, "dtype": dtype, "max_length": max_length}
-    ways = {name: broadcast_scores(way) for name, way in build_scoring_paths(policy, learner.packing, learner.device).items()}
+    ways = {
+        name: make_broadcast_logprob_function(way) for name, way in build_logprob_functions(policy, learner.packing, learner.device).items()
+    }
 
     def table() -> list[honesty.CheckResult]:
-        with honesty.preserve_model_state(model):
-            return [*honesty.compare_scoring_paths(model, ways, **how), honesty.count_attending_layers(model)]
+        with honesty.use_evaluation_mode(model):
+            return [*honesty.compare_logprob_functions(model, ways, **how), honesty.check_attending_layers(model)]
 
     found: list[honesty.CheckResult] = policy.run_with_weights(table)
     reshard(policy)
-    if why := main_only(lambda: honesty.find_refusal_reason(model.config.model_type, found)):
+    if why := run_in_main_process(lambda: honesty.find_untrainable_reason(model.config.model_type, found)):
         raise ConfigError(why)
     return found
 
 
-def check_model_folder(folder: str, sampler: str, *, device: str | None = None) -> tuple[list[honesty.CheckResult], str]:
+def check_model_folder_numerics(folder: str, sampler_name: str, *, device: str | None = None) -> tuple[list[honesty.CheckResult], str]:
     """Check the model in a folder, in float32; return the results, and why it cannot be trained ('' if it can)."""
     tokenizer = load_tokenizer(folder)
     model = load_model(ModelConfig(path=folder)).eval().to(resolve_device(device))
-    with build("env", "arithmetic") as environment, build("sampler", sampler) as asked:  # any environment: no task is sampled
+    with build("env", "arithmetic") as environment, build("sampler", sampler_name) as asked:  # any environment: no task is sampled
         asked.setup(environment, tokenizer, precision="float32")
         asked.validate_model(model)
-        found = run_model_checks(model, asked if runs_trainer_model(asked) else None, tokenizer)
-    return found, honesty.find_refusal_reason(model.config.model_type, found)
+        found = run_numerics_checks(model, asked if runs_trainer_model(asked) else None, tokenizer)
+    return found, honesty.find_untrainable_reason(model.config.model_type, found)
 
 
-def try_sampler(model: Any, sampler: Sampler, *how: Any) -> honesty.CheckResult:
-    """Run `compare_sampler`; return a failed result if the sampler fails on this model."""
+def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> honesty.CheckResult:
+    """Run `compare_sampler_logprobs`; return a failed result if the sampler fails on this model."""
     try:
-        return compare_sampler(model, sampler, *how)
+        return compare_sampler_logprobs(model, sampler, *compare_args)
     except (RlvrError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each family fails in its own way
@@ -179,23 +181,23 @@ def try_sampler(model: Any, sampler: Sampler, *how: Any) -> honesty.CheckResult:
         )
 
 
-def compare_sampler(
+def compare_sampler_logprobs(
     model: Any, sampler: Sampler, rows: TokenRows, temperature: float, dtype: torch.dtype, autocast: Callable[[], Any]
 ) -> honesty.CheckResult:
     """Sample completions of some prompts, and compare their log-probabilities with a plain forward pass."""
     prompts = [tokens[: places[0]].tolist() for tokens, places in zip(rows.tokens, rows.acted_positions, strict=True)]
     limits = [min(4 + 2 * i, len(places)) for i, places in enumerate(rows.acted_positions)]
     requests = [Request(prompt, limit, seed=i) for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))]
-    said = sampler.sample(requests, Sampling(temperature or 1.0))
+    said = sampler.sample(requests, SamplingParams(temperature or 1.0))
     tokens = [[*request.prompt, *completion.tokens] for request, completion in zip(requests, said, strict=True)]
     acted = [[False] * len(request.prompt) + [True] * len(completion.tokens) for request, completion in zip(requests, said, strict=True)]
     with torch.no_grad(), autocast():
         expected = honesty.compute_plain_logprobs(model, TokenRows(tokens, acted), temperature or 1.0)
     theirs = torch.tensor([logprob for completion in said for logprob in completion.logprobs])
-    exact = honesty.is_full_precision(dtype, next(model.parameters()).device)
-    gap = honesty.compute_difference(theirs, expected, exact)
+    exact = honesty.has_full_precision_matmul(dtype, next(model.parameters()).device)
+    gap = honesty.compute_max_or_rms_difference(theirs, expected, exact)
     return honesty.CheckResult(
-        SAMPLER_CHECK_NAME, gap, honesty.compute_tolerance(expected, exact), str(getattr(sampler, "cache_description", ""))
+        SAMPLER_CHECK_NAME, gap, honesty.compute_rounding_tolerance(expected, exact), str(getattr(sampler, "cache_description", ""))
     )
 
 
@@ -203,8 +205,7 @@ def check_logprob_mismatch(metrics: Mapping[str, float], limit: float | None, *,
     """Raise RlvrError if sampler and trainer disagree although both compute the same model in float32 in this process.
 
     `check_every_token`: the limit applies to every token. Otherwise it applies to 98 % of them, because with experts or top_p a rounding
-    error can
-    change a discrete decision.
+    error can change a discrete decision.
     """
     if limit is None or "sampling/logp_difference_max" not in metrics:
         return
@@ -247,9 +248,9 @@ class LogprobGap:
 
 def measure_logprob_gaps(
     folder: str,
-    sampler: str,
+    sampler_name: str,
     *,
-    env: str,
+    env_name: str,
     num_completions: int = 64,
     temperatures: Sequence[float] = (0.7, 1.0, 1.3),
     precisions: Sequence[str] = (),
@@ -264,8 +265,8 @@ def measure_logprob_gaps(
     precisions = precisions or [name for name, (_, mixed) in PRECISIONS.items() if mixed is None or place.type != "cpu"]
     tokenizer = load_tokenizer(folder)
     # disable the sampler's own check of its log-probabilities
-    unheld = {"probe_tolerance": math.inf} if "probe_tolerance" in get_parameters(load_factory("sampler", sampler)) else {}
-    with build("env", env) as environment:
+    unheld = {"probe_tolerance": math.inf} if "probe_tolerance" in get_parameters(load_factory("sampler", sampler_name)) else {}
+    with build("env", env_name) as environment:
         mdp = TokenMDP(environment, tokenizer)
         states = [mdp.preview_prompt(environment.task("train", i // 4)) for i in range(num_completions)]
         requests = [
@@ -274,11 +275,11 @@ def measure_logprob_gaps(
         for precision in precisions:
             weights, mixed = PRECISIONS[precision]
             model = load_model(ModelConfig.model_validate({"path": folder, "dtype": weights})).eval().to(place)
-            with build("sampler", sampler, **unheld) as asked:
+            with build("sampler", sampler_name, **unheld) as asked:
                 asked.setup(environment, tokenizer, precision=mixed or weights, max_length=mdp.max_length)
                 asked.load_model(model, 0)
                 for temperature in temperatures:
-                    found = asked.sample(requests, Sampling(temperature, stop_ids=tokenizer.stop_ids))
+                    found = asked.sample(requests, SamplingParams(temperature, stop_ids=tokenizer.stop_ids))
                     yield from compute_logprob_gaps(model, requests, found, precision, temperature)
 
 
@@ -292,7 +293,7 @@ def compute_logprob_gaps(
         raise ConfigError(f"the sampler gave no answer at temperature {temperature:g}: {completions[0].error}")
     tokens = [[*request.prompt, *said.tokens] for request, said in pairs]
     rows = TokenRows(tokens, [[False] * len(request.prompt) + [True] * len(said.tokens) for request, said in pairs])
-    ours = torch.zeros(rows.num_entries)
+    ours = torch.zeros(rows.num_policy_tokens)
     policy = Policy(model, temperature=temperature)
     with autocast_to(model, PRECISIONS[precision][1]):
         for batch in rows.iter_batches(range(len(pairs)), max_tokens=8192, device=model.device):

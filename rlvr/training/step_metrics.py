@@ -9,21 +9,21 @@ from collections.abc import Sequence
 
 from rlvr.episode import Episode
 from rlvr.errors import RlvrError
-from rlvr.runs.conversation_stats import compute_tool_times
-from rlvr.training.batch_sources import RolloutBatch, count_tokens
+from rlvr.runs.conversation_stats import compute_tool_time_metrics
+from rlvr.training.batch_sources import RolloutBatch, count_policy_tokens
 from rlvr.training.task_sampling.dynamic_sampling import Group
 
 
-def check_token_accounting(metrics: dict[str, float], batch: RolloutBatch) -> dict[str, float]:
+def complete_token_counts(metrics: dict[str, float], batch: RolloutBatch) -> dict[str, float]:
     """Add dropped groups to the learner's token counts, and check sampled = trained + masked + dropped."""
     whole = dict(metrics)
     for reason, groups in batch.dropped.items():
-        if tokens := count_tokens(groups):
+        if tokens := count_policy_tokens(groups):
             whole[f"tokens/dropped_{reason}"] = float(tokens)
             whole["tokens/dropped"] += tokens
             whole["tokens/sampled"] += tokens
     counted = whole["tokens/trained"] + whole["tokens/masked"] + whole["tokens/dropped"]
-    seen, sampled = whole["tokens/sampled"], count_tokens(batch.all_groups)
+    seen, sampled = whole["tokens/sampled"], count_policy_tokens(batch.all_groups)
     if not sampled == seen == counted:
         raise RlvrError(f"tokens are not conserved: {sampled} sampled, {seen:g} trained on or dropped, {counted:g} accounted for")
     return whole
@@ -31,7 +31,7 @@ def check_token_accounting(metrics: dict[str, float], batch: RolloutBatch) -> di
 
 def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
     """Compute metrics of all sampled episodes, including dropped ones; the reward covers only scored episodes."""
-    everyone = select_counted_episodes(groups)
+    everyone = select_episodes_for_metrics(groups)
     rewards = [episode.reward for episode in everyone if episode.is_scored]
     lengths = [episode.num_policy_tokens for episode in everyone]
     mean = sum(rewards) / len(rewards) if rewards else None
@@ -47,15 +47,15 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
     }
 
 
-def select_counted_episodes(groups: Sequence[Group]) -> list[Episode]:
+def select_episodes_for_metrics(groups: Sequence[Group]) -> list[Episode]:
     """Return the episodes that metrics count: all except baselines and canaries."""
-    return [episode for group in groups for episode in group if not episode.auxiliary]
+    return [episode for group in groups for episode in group if not episode.is_auxiliary]
 
 
-def compute_session_times(batch: RolloutBatch) -> dict[str, float]:
+def compute_session_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Return the times of tools and sessions, and the maximum number of open sessions."""
-    asked = {"rollout/sampler_idle": batch.timing.sampler_idle_s, "rollout/open_sessions": float(batch.timing.max_open_sessions)}
-    return compute_tool_times(select_counted_episodes(batch.all_groups)) | (asked if batch.timing.sampling_s else {})
+    asked = {"time/sampler_idle": batch.timing.sampler_idle_s, "rollout/max_open_sessions": float(batch.timing.max_open_sessions)}
+    return compute_tool_time_metrics(select_episodes_for_metrics(batch.all_groups)) | (asked if batch.timing.sampling_s else {})
 
 
 def compute_staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
@@ -76,5 +76,5 @@ def compute_component_metrics(episodes: Sequence[Episode]) -> dict[str, float | 
     if {"learned", "true"} <= set(names):
         learned, true = ([part[name] for part in parts] for name in ("learned", "true"))
         varied = len(set(learned)) > 1 and len(set(true)) > 1
-        row["rewards/correlation"] = statistics.correlation(learned, true) if varied else None
+        row["rewards/learned_true_correlation"] = statistics.correlation(learned, true) if varied else None
     return row

@@ -47,10 +47,10 @@ def explain_rounding_risk(config: RunConfig) -> str:
     )
 
 
-class StepNotes(Callback):
+class UnusualMetricNotes(Callback):
     """Explains surprising metrics of a step, each kind once.
 
-    >>> StepNotes(config).find_notes({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
+    >>> UnusualMetricNotes(config).find_notes({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
     ['step 3 changed nothing: ...']
     """
 
@@ -99,7 +99,7 @@ class StepNotes(Callback):
                 "the loss is 0, which is correct: on-policy every ratio is 1 and the advantages of a group add up to 0. "
                 f"The gradient is not 0 (grad_norm {row['grad_norm']:.3g}); watch grad_norm and the reward"
             )
-        good, bad = (row.get(f"preference/{kind}", 0.0) * weight for kind, weight in zip(KTO_KINDS, self._weights, strict=True))
+        good, bad = (row.get(f"preference/num_{kind}", 0.0) * weight for kind, weight in zip(KTO_KINDS, self._weights, strict=True))
         if 0 < good < MIN_KTO_WEIGHT_RATIO * bad:
             found["balance"] = (
                 f"in step {step} the undesirable answers weigh {bad / good:.1f} times as much as the desirable ones, and training may "
@@ -111,7 +111,7 @@ class StepNotes(Callback):
                 f"{self.config.algorithm['name']} has no reward_weights, so its only reward is the score, and it is GRPO whitened over "
                 f"answers; give weights to the parts of the verdict: {', '.join(parts)}"
             )
-        if row.get("step/nonfinite"):
+        if row.get("step/nonfinite_minibatches"):
             found["nonfinite"] = f"in step {step} a gradient was not finite and was skipped; lower train.learning_rate if this continues"
         apart = (
             row.get("mismatch_kl", 0.0) > MAX_MISMATCH_KL or row.get("sampling/effective_sample_size", 1.0) < MIN_EFFECTIVE_SAMPLE_FRACTION
@@ -151,21 +151,22 @@ class StepNotes(Callback):
             )
         if row.get("canary/rewarded"):
             found["canaries"] = (
-                f"in step {step} {row['canary/rewarded']:.0f} of {row['canary/sampled']:.0f} answers to tasks that cannot be solved were "
+                f"in step {step} {row['canary/rewarded']:.0f} of {row['canary/scored']:.0f} answers to tasks that cannot be solved were "
                 "rewarded: the verifier has a loophole, and the policy is finding it. canaries.jsonl in the run folder has the answers"
             )
         if (
-            max(row.get("audit_verifier/gap", 0.0), row.get("audit_verifier/drop", 0.0) - 0.2) > MAX_AUDIT_GAP
-            and row["audit_verifier/pairs"] >= MIN_PAIRS
+            max(row.get("audit_verifier/mean_gap", 0.0), row.get("audit_verifier/correlation_drop", 0.0) - 0.2) > MAX_AUDIT_GAP
+            and row["audit_verifier/num_pairs"] >= MIN_PAIRS
         ):
             found["audit"] = (
-                f"the reward and the second verifier drift apart: over the last {row['audit_verifier/pairs']:.0f} answers that both judged the "
-                f"reward is higher by {row['audit_verifier/gap']:.2f}, and their correlation fell by {row.get('audit_verifier/drop', 0.0):.2f}; read such "
+                f"the reward and the second verifier drift apart: over the last {row['audit_verifier/num_pairs']:.0f} answers that both judged the "
+                f"reward is higher by {row['audit_verifier/mean_gap']:.2f}, and their correlation fell by "
+                f"{row.get('audit_verifier/correlation_drop', 0.0):.2f}; read such "
                 "answers in episodes.jsonl (components.audit): one of the two verifiers is wrong about them"
             )
         if row.get("dynamic_sampling/missing_groups"):
             found["short"] = (
-                f"in step {step} only {row['dynamic_sampling/kept_fraction']:.0%} of {row['dynamic_sampling/groups']:.0f} groups "
+                f"in step {step} only {row['dynamic_sampling/useful_fraction']:.0%} of {row['dynamic_sampling/sampled_groups']:.0f} groups "
                 f"had a spread of rewards; {row['dynamic_sampling/missing_groups']:.0f} without a gradient were added to complete the step"
             )
         elif self._wastes_zero_variance and row.get("frac_reward_zero_std", 0.0) > 0.5 and not row.get("step/skipped"):

@@ -29,7 +29,7 @@ MAX_TABLE_ROWS = 100
 
 
 class Trackers(Callback):
-    """The trackers of one run, used through accelerate.
+    """Sends metrics and episodes of a run to its experiment trackers, through accelerate.
 
     >>> Trackers(accelerator, config, Path("runs/a")).log_metrics({"step": 1, "reward": 0.5})        # doctest: +SKIP
     """

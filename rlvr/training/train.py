@@ -25,7 +25,7 @@ def train(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    verify: bool = False,
+    verify_repeatability: bool = False,
     console: Console | None = None,
     callbacks: Sequence[Callback] = (),
     component_builder: ComponentBuilder = build_components,
@@ -36,16 +36,16 @@ def train(
         config: the configuration of the run.
         out: the run folder; by default one in `runs/` with the time in its name.
         resume: continue the run in `out` from its newest checkpoint; start it if there is none.
-        verify: first repeat a recorded step of the run that is resumed, and compare it with the log.
+        verify_repeatability: first repeat a recorded step of the run that is resumed, and compare it with the log.
         console: where progress is shown; by default standard error.
         callbacks: called after the shipped ones; see `Callback`.
         component_builder: builds the components; a cluster passes its own.
     """
     accelerator = None
-    check_arguments(config, out, resume=resume, has_own_builder=component_builder is not build_components)
-    if verify and not resume:
+    check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
+    if verify_repeatability and not resume:
         raise ConfigError("--verify repeats a step of a run that is resumed; give --resume too")
-    if verify and out is not None:
+    if verify_repeatability and out is not None:
         configure_device(config, resolve_device())
         accelerator = build_accelerator(config, folder := Path(out))
         if run_on_main(accelerator, lambda: not is_empty_run(folder)):

@@ -67,10 +67,14 @@ def format_closing_lines(report: TrainReport, folder: Path) -> str:
 def format_turn_summary(row: Mapping[str, Any]) -> str:
     """Format the turns and calls of a step in one line; empty for single-turn environments.
 
-    >>> format_turn_summary({"turns/mean": 2.5, "tools/calls": 1.5, "tools/errors": 0.25})
+    >>> format_turn_summary({"turns/mean_per_episode": 2.5, "tools/calls_per_episode": 1.5, "tools/errors_per_episode": 0.25})
     'last step: 2.5 turns, 1.5 calls and 0.25 errors per answer'
     """
-    if "turns/mean" not in row:
+    if "turns/mean_per_episode" not in row:
         return ""
-    calls = f", {row['tools/calls']:.3g} calls and {row['tools/errors']:.3g} errors" if "tools/calls" in row else ""
-    return f"last step: {row['turns/mean']:.3g} turns{calls} per answer"
+    calls = (
+        f", {row['tools/calls_per_episode']:.3g} calls and {row['tools/errors_per_episode']:.3g} errors"
+        if "tools/calls_per_episode" in row
+        else ""
+    )
+    return f"last step: {row['turns/mean_per_episode']:.3g} turns{calls} per answer"

@@ -44,30 +44,30 @@ from rlvr.runs.conversation_stats import compute_conversation_metrics
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_jsonl
 from rlvr.training import checkpoint
-from rlvr.training.batch_sources import RolloutBatch, check_batch_source, count_tokens, make_batch_source
+from rlvr.training.batch_sources import RolloutBatch, check_sampling_supported, count_policy_tokens, make_batch_source
 from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, ProgressLine, RewardCurve, RunLogWriter, StepRecord
 from rlvr.training.components import ComponentBuilder, build_components, build_learner
 from rlvr.training.held_out import (
-    average_by_sub_environment,
     build_sub_environment_metrics,
-    count_contamination,
-    estimate_interval,
+    compute_mean_scores_by_env,
+    count_held_out_and_contaminated,
+    estimate_score_interval,
     sample_held_out,
 )
-from rlvr.training.processes import all_gather, build_accelerator, collective_error_context, local_shard, monitor_peers, run_on_main
+from rlvr.training.processes import build_accelerator, explain_peer_loss, get_local_shard, monitor_peers, run_and_all_gather, run_on_main
 from rlvr.training.run_inputs import resolve_run_inputs
 from rlvr.training.run_summary import build_run_table
 from rlvr.training.sampler_mismatch import check_logprob_mismatch
 from rlvr.training.sft_warmup import run_sft_warmup
 from rlvr.training.step_metrics import (
-    check_token_accounting,
+    complete_token_counts,
     compute_sampling_metrics,
-    compute_session_times,
+    compute_session_metrics,
     compute_staleness_metrics,
-    select_counted_episodes,
+    select_episodes_for_metrics,
 )
-from rlvr.training.step_notes import StepNotes
-from rlvr.training.task_sampling.offline_dataset import check_unchanged
+from rlvr.training.step_notes import UnusualMetricNotes
+from rlvr.training.task_sampling.offline_dataset import check_episodes_unchanged
 from rlvr.training.trackers import Trackers
 from rlvr.training.train_report import TrainReport
 from rlvr.training.update import lora_adapter as adapter
@@ -137,7 +137,7 @@ class Trainer(Hinted):
         self._started_at, self._seconds_before = time.monotonic(), 0.0
         inputs = resolve_run_inputs(recipe, settings, model=model, tokenizer=tokenizer, env=env, algorithm=algorithm, **sections)
         self.config = config = inputs.config
-        check_arguments(config, out, resume=resume, has_own_builder=component_builder is not build_components)
+        check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
         with ExitStack() as outer:  # closes everything again if the preparation fails
             if accelerator is None:
                 configure_device(config, resolve_device())
@@ -150,7 +150,7 @@ class Trainer(Hinted):
             self.console = (console or Console(stderr=True)) if main else Console(quiet=True)
             stack = outer.enter_context(ExitStack())
             outer.enter_context(monitor_peers(accelerator))  # leaves first, so that a lost process is told as such
-            stack.enter_context(collective_error_context(accelerator))
+            stack.enter_context(explain_peer_loss(accelerator))
             # the default name contains the time, which may differ between processes
             self.folder = folder = run_on_main(accelerator, lambda: Path(out or make_run_folder_path(config)))
             is_new = repeat_from is None and run_on_main(accelerator, lambda: not resume or is_empty_run(folder))
@@ -161,7 +161,7 @@ class Trainer(Hinted):
                 RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
 
             components = component_builder(inputs, accelerator, stack, checkpoint_folder=place)
-            check_batch_source(components)
+            check_sampling_supported(components)
             if repeat_from is None:
                 if is_new:
                     run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
@@ -222,7 +222,7 @@ class Trainer(Hinted):
         batch = self.batch_source.next(step)
         sampled = time.perf_counter()
         self._call("on_batch", step + 1, batch)
-        metrics = self.learner.update(local_shard(self.accelerator, batch.groups))
+        metrics = self.learner.update(get_local_shard(self.accelerator, batch.groups))
         updated = time.perf_counter()
         # experts are routed differently, and top_p and top_k filter differently, where rounding tips the balance: rare large differences
         rare = has_experts(self.model) or c.sampling.top_k or c.sampling.top_p < 1
@@ -230,20 +230,20 @@ class Trainer(Hinted):
 
         evaluates = bool(config.eval.every) and (step + 1) % config.eval.every == 0
         if evaluates or step + 1 == self.num_steps:
-            self.batch_source.drain()  # the sampler is about to need the newest weights
+            self.batch_source.wait_until_idle()  # the sampler is about to need the newest weights
         self.num_completed_steps = step + 1
         if evaluates or step + 1 == self.num_steps or not self.batch_source.sends_weights:
             self.sync_weights()
         row: dict[str, Any] = {
             "step": step + 1,
             **compute_sampling_metrics(batch.all_groups),
-            **check_token_accounting(metrics, batch),
+            **complete_token_counts(metrics, batch),
             **batch.metrics,
         }
         if self.environment.sub_environments:
-            row |= build_sub_environment_metrics(self.environment.sub_environments, select_counted_episodes(batch.all_groups))
+            row |= build_sub_environment_metrics(self.environment.sub_environments, select_episodes_for_metrics(batch.all_groups))
         if self.environment.max_turns > 1:
-            row |= compute_conversation_metrics(select_counted_episodes(batch.all_groups))
+            row |= compute_conversation_metrics(select_episodes_for_metrics(batch.all_groups))
         if config.rollout.is_off_policy:
             row |= compute_staleness_metrics(batch.all_groups, step, config.rollout.max_staleness)
         if evaluates:
@@ -325,7 +325,7 @@ class Trainer(Hinted):
         """Restore the state of a checkpoint, whose weights the model has already, and cut the logs to its step."""
         state, progress = checkpoint.load_checkpoint(checkpoint_folder)
         if self.components.offline_dataset is not None:
-            check_unchanged(state.get("data"), self.components.offline_dataset.digest, self.config)
+            check_episodes_unchanged(state.get("data"), self.components.offline_dataset.digest, self.config)
         with checkpoint.handle_load_errors(checkpoint_folder):
             adapter.load_adapter(self.model, state.get("adapter"))
             self.learner.load_state_dict(state["learner"], checkpoint_folder)
@@ -387,14 +387,14 @@ class Trainer(Hinted):
             "step_time": ended - began,
             "time/wait_for_batch": sampled - began,
             "time/sample": batch.timing.sampling_s,
-            "time/verify_wait": batch.timing.verify_tail_s,
-            "time/verify": batch.timing.total_verify_s,
-            "verify_hidden": batch.timing.hidden_fraction,
+            "time/verify_after_sampling": batch.timing.verify_tail_s,
+            "time/verify_total": batch.timing.total_verify_s,
+            "verify_hidden": batch.timing.hidden_verify_fraction,
             "time/update": updated - sampled,
-            "tokens_per_second": count_tokens(batch.all_groups) / (ended - began),
+            "tokens_per_second": count_policy_tokens(batch.all_groups) / (ended - began),
         }
-        times |= self.rollout.compute_extra_metrics(times)
-        return times | (compute_session_times(batch) if self.mdp.has_sessions else {})
+        times |= self.rollout.compute_timing_metrics(times)
+        return times | (compute_session_metrics(batch) if self.mdp.has_sessions else {})
 
     def _gather_diagnostics(self, batch: RolloutBatch) -> list[list[TokenDiagnostics]]:
         """Gather the advantages and log ratios of the tokens of each group, where episodes are logged; none for dropped groups."""
@@ -405,7 +405,7 @@ class Trainer(Hinted):
             by_group = zip(self.learner.advantages, self.learner.log_ratios, strict=True)
             return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
 
-        learned = all_gather(self.accelerator, of_this_process)
+        learned = run_and_all_gather(self.accelerator, of_this_process)
         none: list[list[TokenDiagnostics]] = [[((), None) for _ in group] for group in batch.all_groups[len(batch.groups) :]]
         return [*learned, *none]
 
@@ -425,7 +425,7 @@ class Trainer(Hinted):
         """Evaluate the trained policy, and make the report."""
         episodes, accuracy = self._evaluate()
         steps = run_on_main(self.accelerator, lambda: list(read_jsonl(self.folder / "metrics.jsonl")))
-        held_out, seen = count_contamination(self.components)
+        held_out, seen = count_held_out_and_contaminated(self.components)
         report = TrainReport(
             str(self.folder),
             self.num_completed_steps,
@@ -434,8 +434,8 @@ class Trainer(Hinted):
             accuracy,
             held_out,
             seen,
-            interval_after=estimate_interval(self.components, episodes),
-            members=average_by_sub_environment(self.components, episodes),
+            interval_after=estimate_score_interval(self.components, episodes),
+            members=compute_mean_scores_by_env(self.components, episodes),
             status=f"stopped: {self.stop_reason}" if self.stop_reason else "finished",
             rewards=[row["reward"] for row in steps if row["reward"] is not None],
         )
@@ -474,7 +474,7 @@ def make_callbacks(trainer: Trainer, console: Console) -> list[Callback]:
         RunLogWriter(trainer.run_log),
         Trackers(trainer.accelerator, trainer.config, trainer.folder),
         PeriodicCheckpoints(),
-        StepNotes(trainer.config, console),
+        UnusualMetricNotes(trainer.config, console),
         ProgressLine(console),
         RewardCurve(console),
         *guard,
@@ -487,11 +487,11 @@ def make_run_folder_path(config: RunConfig) -> Path:
     return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, has_own_builder: bool) -> None:
+def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, has_custom_builder: bool) -> None:
     """Raise ConfigError for inconsistent arguments of `Trainer`."""
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
-    if config.cluster is not None and not has_own_builder:
+    if config.cluster is not None and not has_custom_builder:
         raise ConfigError("cluster is set, which this trainer does not know; call rlvr.cluster.training.train, or use `rlvr train`")
     if config.reward_model is not None:
         raise ConfigError("reward_model is set, and a trainer trains a policy; call rlvr.training.reward_model.train_reward_model")

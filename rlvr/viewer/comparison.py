@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.errors import RlvrError
 from rlvr.evaluation.compare import EnvComparison, compare_evaluations
-from rlvr.evaluation.statistics import mean, t_quantile
+from rlvr.evaluation.statistics import mean, t_quantile_975
 from rlvr.runs.run_log import load_run_config
 from rlvr.viewer.run_summary import compute_share_interval, load_report
 
@@ -24,10 +24,10 @@ MAX_LABEL_CHARS = 48
 """Maximum characters of a condition's label."""
 
 
-def group_by_settings(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> tuple[list[str], list[int]]:
+def group_runs_into_conditions(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> tuple[list[str], list[int]]:
     """Group runs by their settings: return the labels of the conditions, and for each run the index of its condition.
 
-    >>> group_by_settings(["tool-0", "tool-1", "none"], [{"tools": "1"}, {"tools": "1"}, {"tools": "0"}])
+    >>> group_runs_into_conditions(["tool-0", "tool-1", "none"], [{"tools": "1"}, {"tools": "1"}, {"tools": "0"}])
     (['tool', 'none'], [0, 0, 1])
     """
     forms = [tuple(sorted(found.items())) for found in settings]
@@ -65,15 +65,15 @@ def _flatten(data: Any, key: str = "") -> list[tuple[str, str]]:
     return [pair for name, value in data.items() for pair in _flatten(value, f"{key}.{name}" if key else str(name))]
 
 
-def compare_training_runs(runs: Sequence[Path], labels: Sequence[str], group_indices: Sequence[int]) -> dict[str, Any]:
+def compare_training_runs(runs: Sequence[Path], labels: Sequence[str], condition_indices: Sequence[int]) -> dict[str, Any]:
     """Compare training runs: a line for each condition, and its difference to the first one."""
     reports = [load_report(run) for run in runs]
-    members = [[report for report, place in zip(reports, group_indices, strict=True) if place == nth] for nth in range(len(labels))]
+    members = [[report for report, place in zip(reports, condition_indices, strict=True) if place == nth] for nth in range(len(labels))]
     after = [_get_report_values(found, "accuracy_after") for found in members]
     lines = [
         [
             label,
-            str(group_indices.count(nth)),
+            str(condition_indices.count(nth)),
             _format_range(_get_report_values(members[nth], "accuracy_before")),
             _format_range(after[nth]),
         ]
@@ -121,7 +121,7 @@ def _compute_difference(
         if not error:
             return value, None, None, None, "All runs of a condition have the same accuracy, so there is no interval over seeds."
         freedom = max(int(error**4 / sum(part**2 / (len(found) - 1) for part, found in zip(parts, (a, b), strict=True))), 1)
-        half = t_quantile(freedom) * error
+        half = t_quantile_975(freedom) * error
         note = "Intervals over seeds by Welch's t; they cover the variation between seeds, not between tasks."
         return value, value - half, value + half, compute_two_sided_p(value / error, freedom), note
     counts = [report.get("held_out_tasks") or 0 for report in reports]

@@ -11,10 +11,10 @@ from rlvr.mdp.records import step_result_from_json, turn_from_json
 from rlvr.turns import Call, CallStatus, ToolResult, Turn
 
 
-def build_conversation(session: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Convert a recorded session into its tools, opening messages and turns; None if it has no turns, as in records of earlier versions.
+def build_conversation_view(session: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Convert a recorded session into plain data for the page: tools, initial messages and turns; None if it has no turns.
 
-    >>> build_conversation({"turns": [{"text": "4"}], "step_results": []})
+    >>> build_conversation_view({"turns": [{"text": "4"}], "step_results": []})
     {'tools': [], 'opening': [], 'turns': [{'said': '4'}]}
     """
     if not session.get("turns"):
@@ -27,15 +27,17 @@ def build_conversation(session: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _format_turn(turn: Turn, heard: StepResult) -> dict[str, Any]:
+def _format_turn(turn: Turn, step_result: StepResult) -> dict[str, Any]:
     """Convert a turn with the replies to it. Empty fields are left out."""
-    results = {result.call: result for result in heard.tool_results}
+    results = {result.call: result for result in step_result.tool_results}
     shown = {
         "said": turn.content if turn.calls or turn.reasoning else turn.text,
         "reasoning": turn.reasoning,
         "cut": turn.finish == "length",
-        "calls": [_format_call(call, results.get(call.id), was_run=call in turn.open_calls) for call in turn.calls],
-        "replies": [_format_message(message) for message in heard.messages if message["role"] != "tool" or not heard.tool_results],
+        "calls": [_format_call(call, results.get(call.id), was_run=call in turn.calls_needing_result) for call in turn.calls],
+        "replies": [
+            _format_message(message) for message in step_result.messages if message["role"] != "tool" or not step_result.tool_results
+        ],
     }
     if turn.text.strip() != str(shown["said"]).strip():
         shown["raw"] = turn.text

@@ -15,11 +15,11 @@ SOLVED_TITLE, COMPONENTS_TITLE = "groups by share of right answers", "reward by 
 
 
 class EpisodeCurves:
-    """Counts the scores of groups and the reward components by step, episode by episode.
+    """Collects episodes one by one, and builds curves by step: the share of groups by right answers, and the mean of each reward component.
 
     >>> rates = EpisodeCurves()
     >>> for score in (1.0, 0.0): rates.add_episode({"step": 1, "group": "1:0", "verdict": {"score": score}})
-    >>> rates.build_panels()[0]["lines"]["some right"]
+    >>> rates.build_panels()[0]["lines"]["rows right"]
     [1.0]
     """
 

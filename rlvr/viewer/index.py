@@ -10,9 +10,9 @@ from typing import Any
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, load_plan
 from rlvr.runs.run_log import load_run_config
-from rlvr.viewer.comparison import group_by_settings, load_settings
+from rlvr.viewer.comparison import group_runs_into_conditions, load_settings
 from rlvr.viewer.run_summary import list_held_out_accuracies, load_metrics, load_report
-from rlvr.viewer.view import COMMON_SCRIPTS, WrittenPage, get_log_size, is_own_page, render_page, write_page_file
+from rlvr.viewer.view import COMMON_SCRIPTS, WrittenPage, get_log_size, may_write_page, render_page, write_page_file
 
 MAX_DEPTH = 3
 """The maximum depth of the search for runs."""
@@ -44,7 +44,7 @@ def write_index(folder: str | Path, out: str | Path | None = None, *, reload_s: 
     `served`: link a page for every run, because the server writes it on request; otherwise link only existing pages.
     """
     folder, out = Path(folder), Path(out) if out else Path(folder) / "index.html"
-    if not is_own_page(out):
+    if not may_write_page(out):
         raise ConfigError(f"{out} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
     found = find_runs(folder)
     if not found:
@@ -52,13 +52,13 @@ def write_index(folder: str | Path, out: str | Path | None = None, *, reload_s: 
             f"{folder} is not a run and contains none; name a folder that `rlvr train` or `rlvr eval` wrote, or a folder of such folders"
         )
     entries = [_make_index_entry(folder, run, has_page_server=has_page_server) for run in found]
-    _assign_groups(found, entries)
+    _add_conditions(found, entries)
     head = {"name": folder.resolve().name, "entries": entries, "reload_s": reload_s, "varied": _find_varied_settings(found, entries)}
     text = render_page("index.html", SCRIPTS, head, {})
     return WrittenPage(out, len(entries), write_page_file(out, text))
 
 
-def get_folder_state(folder: Path) -> tuple[tuple[str, int], ...]:
+def get_run_log_sizes(folder: Path) -> tuple[tuple[str, int], ...]:
     """Return the names of the runs under a folder with the sizes of their logs; the value changes when a run makes progress."""
     return tuple((str(run), get_log_size(run) + (run / REPORT_FILE).is_file()) for run in find_runs(folder))
 
@@ -98,12 +98,14 @@ def _make_evaluation_entry(run: Path) -> dict[str, Any]:
     return found | {"accuracy_after": sum(scores) / len(scores) if scores and len(scores) == len(envs) else None}
 
 
-def _assign_groups(runs: Sequence[Path], entries: Sequence[dict[str, Any]]) -> None:
+def _add_conditions(runs: Sequence[Path], entries: Sequence[dict[str, Any]]) -> None:
     """Add to each training run its condition: the group of runs with equal settings except the seed."""
     trained = [(run, entry) for run, entry in zip(runs, entries, strict=True) if entry["kind"] == "training"]
     if not trained:
         return
-    labels, at = group_by_settings([entry["name"].rpartition("/")[2] for _, entry in trained], [load_settings(run) for run, _ in trained])
+    labels, at = group_runs_into_conditions(
+        [entry["name"].rpartition("/")[2] for _, entry in trained], [load_settings(run) for run, _ in trained]
+    )
     for (_, entry), place in zip(trained, at, strict=True):
         entry |= {"condition": place, "label": labels[place]}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlvr.errors import RlvrError
 from rlvr.evaluation.samples import REPORT_FILE
-from rlvr.viewer.index import PAGE_NAME, find_runs, get_folder_state, write_index
+from rlvr.viewer.index import PAGE_NAME, find_runs, get_run_log_sizes, write_index
 from rlvr.viewer.serve import PageServer
 from rlvr.viewer.view import POLL_INTERVAL_S, WrittenPage, get_log_size, watch_run, write_page
 
@@ -28,7 +28,9 @@ def serve_run(
     on_written: Callable[[str, WrittenPage], None] = lambda url, written: None,
     poll_interval_s: float = POLL_INTERVAL_S,
 ) -> WrittenPage:
-    """Serve the page of the first run, compared with the others, until it is finished or Ctrl-C. `told` is called with each new page."""
+    """Serve the page of the first run, compared with the others, until that run is finished or Ctrl-C; `on_written` is called with each
+    new page.
+    """
     page = out or runs[0] / PAGE_NAME
     with PageServer(lambda path: page if not path and page.is_file() else None, port) as served:
         last = watch_run(
@@ -55,7 +57,7 @@ def serve_index(
     poll_interval_s: float = POLL_INTERVAL_S,
     max_polls: int | None = None,
 ) -> WrittenPage:
-    """Serve the index of a folder and the pages of its runs, each written on request, until Ctrl-C or for `turns` polls."""
+    """Serve the index page of a folder and the pages of its runs, each written on request, until Ctrl-C or for `max_polls` polls."""
     place, writing = out or folder / "index.html", threading.Lock()
 
     def page_of(path: str) -> Path | None:
@@ -73,7 +75,7 @@ def serve_index(
         before: object = None
         with suppress(KeyboardInterrupt):
             while max_polls is None or max_polls > 0:
-                if (now := get_folder_state(folder)) != before:
+                if (now := get_run_log_sizes(folder)) != before:
                     before = now
                     on_written(served.url, write_index(folder, out, reload_s=math.ceil(poll_interval_s), has_page_server=True))
                 max_polls = None if max_polls is None else max_polls - 1

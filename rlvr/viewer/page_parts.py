@@ -20,8 +20,8 @@ from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError
 from rlvr.evaluation.samples import ROWS_FILE, count_tokens
 from rlvr.mdp.tokenizers import SPECIALS
-from rlvr.runs.conversation_stats import count_conversation
-from rlvr.viewer.conversation_view import build_conversation
+from rlvr.runs.conversation_stats import count_turns_and_calls
+from rlvr.viewer.conversation_view import build_conversation_view
 from rlvr.viewer.episode_curves import EpisodeCurves
 
 EPISODES_PER_CHUNK = 500
@@ -56,7 +56,7 @@ class DictionaryColumn:
 
 
 class EpisodeColumns:
-    """The columns of the episode list.
+    """The columns of the page's list of episodes: one array of numbers or of words for each.
 
     >>> EpisodeColumns().count
     0
@@ -79,7 +79,7 @@ class EpisodeColumns:
         sample = row.get("sample", self._group_sizes[group])
         numbers = {"step": row["step"], "sample": f"{sample}.{nth}" if nth else sample, "score": verdict.get("score")}
         numbers |= {"advantage": round(row["advantage"], 4), "tokens": count_tokens(row)[1]}
-        talk = count_conversation(row["turns"], row.get("session"))
+        talk = count_turns_and_calls(row["turns"], row.get("session"))
         numbers |= {"turns": talk.turns, "calls": talk.calls}
         numbers |= {"glimpse": " ".join(row["text"][: 2 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]}
         words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["stop_reason"]))}
@@ -99,7 +99,7 @@ class EpisodeColumns:
 
 @dataclass(frozen=True, slots=True)
 class PackedEpisodes:
-    """The packed episodes of a run: the parts of the page, their number, and curves computed from them.
+    """The episodes of a run as compressed parts of its page, with the number of episodes and the curves computed from them.
 
     >>> PackedEpisodes({"columns": "H4sI..."}, count=0, panels=[]).count
     0
@@ -148,7 +148,7 @@ def _collect_texts(row: Mapping[str, Any]) -> dict[str, Any]:
     verdict = row["verdict"] or {}
     found = {name: row.get(name) for name in ("text", "prompt", "reference", "reasoning", "error", "reward", "turns", "policy_version")}
     found |= {name: verdict.get(name) for name in ("reason", "components", "detail")}
-    found["talk"] = build_conversation(row.get("session") or {})
+    found["talk"] = build_conversation_view(row.get("session") or {})
     return {name: value for name, value in found.items() if value not in (None, "", {}, [])}
 
 

@@ -14,7 +14,7 @@ from rlvr.evaluation.export import iter_latest_rows, list_conversation_metrics
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, ROWS_FILE, load_plan
 from rlvr.evaluation.statistics import wilson_interval
 from rlvr.runs.bottleneck import find_bottleneck
-from rlvr.runs.curves import build_panels
+from rlvr.runs.curves import build_curve_panels
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
 METRICS_FILE, TIMINGS_FILE, COLLECTORS_FILE = "metrics.jsonl", "timings.jsonl", "rollout_workers.jsonl"
@@ -22,10 +22,10 @@ TABLE_HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "sa
 
 
 @dataclass(frozen=True, slots=True)
-class RunSource:
+class ViewedRun:
     """A run to show: its folder, the summary for the head of the page, its episodes, and its tokenizer.
 
-    >>> RunSource(Path("runs/a"), {"name": "a", "kind": "training"}, iter(()), "bytes").head["name"]
+    >>> ViewedRun(Path("runs/a"), {"name": "a", "kind": "training"}, iter(()), "bytes").head["name"]
     'a'
     """
 
@@ -36,18 +36,18 @@ class RunSource:
     """The name of the policy's tokenizer."""
 
 
-def load_source(run: Path) -> RunSource:
+def load_viewed_run(run: Path) -> ViewedRun:
     """Load a run: its summary, an iterator of its episodes, and the name of its tokenizer."""
     if (run / PLAN_FILE).is_file():
         plan = load_plan(run)
         rows = iter_latest_rows(run) if (run / ROWS_FILE).is_file() else iter(())
-        return RunSource(run, _build_evaluation_head(run), rows, plan.policy.partition(":")[2])
+        return ViewedRun(run, _build_evaluation_summary(run), rows, plan.policy.partition(":")[2])
     if (run / "config.yaml").is_file():
-        return RunSource(run, _build_training_head(run), iter(_read_log(run, ROWS_FILE)), load_run_config(run).tokenizer_name)
+        return ViewedRun(run, _build_training_summary(run), iter(_read_log(run, ROWS_FILE)), load_run_config(run).tokenizer_name)
     raise NotFound(f"{run} is not a run: it has neither config.yaml nor {PLAN_FILE}; name a folder that `rlvr train` or `rlvr eval` wrote")
 
 
-def _build_training_head(run: Path) -> dict[str, Any]:
+def _build_training_summary(run: Path) -> dict[str, Any]:
     """Build the summary of a training run: its curves, and its accuracy on held-out tasks."""
     rows, report = load_metrics(run), load_report(run)
     facts: dict[str, Any] = {"steps": len(rows)}
@@ -56,15 +56,15 @@ def _build_training_head(run: Path) -> dict[str, Any]:
     head = {
         "name": run.resolve().name,
         "kind": "training",
-        "facts": facts | get_run_state(run),
-        "panels": build_panels(rows),
+        "facts": facts | get_unfinished_fact(run),
+        "panels": build_curve_panels(rows),
         "figures": None,
     }
     return head | {"held_out": list_held_out_accuracies(rows, report), "settings": (run / "config.yaml").read_text("utf-8")}
 
 
 def _collect_cluster_facts(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Count the events of a run's rollout_workers, and name the bottleneck of its speed; empty for a run without rollout_workers."""
+    """Count what happened to a run's rollout workers, and name the bottleneck of its speed; empty for a run without rollout workers."""
     events = Counter(row.get("event") for row in _read_log(run, COLLECTORS_FILE))
     named = {"rollout_workers_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
     _, limit = find_bottleneck(rows, load_run_config(run).rollout.max_staleness)
@@ -93,26 +93,26 @@ def list_held_out_accuracies(rows: Sequence[Mapping[str, Any]], report: Mapping[
     ]
 
 
-def compute_share_interval(share: float, tasks: int) -> tuple[float | None, float | None]:
-    """Compute the 95 % interval of a share of tasks.
+def compute_share_interval(share: float, num_tasks: int) -> tuple[float | None, float | None]:
+    """Compute the 95 % Wilson interval (low, high) of the share of tasks that were solved; (None, None) if it is unknown.
 
     >>> [round(end, 2) for end in compute_share_interval(0.5, 100)]
     [0.4, 0.6]
     """
-    if tasks < 1 or not 0 <= share <= 1:
+    if num_tasks < 1 or not 0 <= share <= 1:
         return None, None
-    right = round(share * tasks)
-    return wilson_interval([1.0] * right + [0.0] * (tasks - right))
+    right = round(share * num_tasks)
+    return wilson_interval([1.0] * right + [0.0] * (num_tasks - right))
 
 
-def _build_evaluation_head(run: Path) -> dict[str, Any]:
+def _build_evaluation_summary(run: Path) -> dict[str, Any]:
     """Build the summary of an evaluation: a line of metrics for each environment, once it is finished."""
     plan, envs = load_plan(run), load_report(run).get("envs", {})
     talk = list_conversation_metrics(envs)
     lines = [
         [*_format_env_row(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in talk)] for name, env in envs.items()
     ]
-    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.sampling_summary, "seed": plan.seed} | get_run_state(run)
+    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.sampling_summary, "seed": plan.seed} | get_unfinished_fact(run)
     bars = [
         {"label": name, "value": env["avg"]["value"], "low": env["avg"]["low"], "high": env["avg"]["high"]}
         for name, env in envs.items()
@@ -122,7 +122,7 @@ def _build_evaluation_head(run: Path) -> dict[str, Any]:
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.to_yaml()}
 
 
-def get_run_state(run: Path) -> dict[str, str]:
+def get_unfinished_fact(run: Path) -> dict[str, str]:
     """Return the fact that a run is unfinished (it has no report yet); empty for a finished run."""
     return {} if (run / REPORT_FILE).is_file() else {"state": "unfinished"}
 

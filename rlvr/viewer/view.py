@@ -22,9 +22,9 @@ from typing import Any
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.samples import REPORT_FILE, ROWS_FILE, write_atomic
 from rlvr.mdp.transcript import load_tokenizer_or_none
-from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_by_settings, load_settings
+from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_runs_into_conditions, load_settings
 from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, pack_episodes
-from rlvr.viewer.run_summary import METRICS_FILE, load_source
+from rlvr.viewer.run_summary import METRICS_FILE, load_viewed_run
 
 PAGE_FOLDER = Path(__file__).parent / "page"
 STYLES = ("page.css", "list.css")
@@ -66,14 +66,14 @@ def write_page(
     """
     folders = [Path(folder) for folder in (run, *others, *([against] if against else []))]
     out = Path(out) if out else None
-    if out and not is_own_page(out):
+    if out and not may_write_page(out):
         raise ConfigError(f"{out} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
     out = out or folders[0] / "view.html"
     _check_distinct(folders)
     heads: list[dict[str, Any]] = []
     parts: dict[str, str] = {}
     for nth, folder in enumerate(folders):
-        source = load_source(folder)
+        source = load_viewed_run(folder)
         mine = pack_episodes(source.rows, load_tokenizer_or_none(source.tokenizer), f"{nth}-" if nth else "")
         if not mine.count and not source.head["panels"]:
             raise NotFound(f"{folder} has nothing to show yet: it has no step and no episode; try again later")
@@ -82,7 +82,9 @@ def write_page(
         parts |= mine.parts
         if heads[0]["kind"] != heads[-1]["kind"]:
             raise ConfigError(f"{folders[0]} and {folder} cannot be compared: one is a training run, the other an evaluation")
-    head = {"runs": heads, "chunk": EPISODES_PER_CHUNK, "reload_s": reload_s} | _describe_runs(folders, heads, is_last_alone=bool(against))
+    head = {"runs": heads, "chunk": EPISODES_PER_CHUNK, "reload_s": reload_s} | _build_runs_data(
+        folders, heads, last_is_own_condition=bool(against)
+    )
     return WrittenPage(out, heads[0]["episodes"], write_page_file(out, render_page("page.html", SCRIPTS, head, parts)))
 
 
@@ -93,8 +95,10 @@ def _check_distinct(folders: Sequence[Path]) -> None:
         raise ConfigError(f"{twice[0]} is given twice; name each run once")
 
 
-def _describe_runs(folders: Sequence[Path], heads: list[dict[str, Any]], *, is_last_alone: bool) -> dict[str, Any]:
-    """Build the data of several runs: distinct names, conditions and differences. `alone`: the last run is a condition of its own."""
+def _build_runs_data(folders: Sequence[Path], heads: list[dict[str, Any]], *, last_is_own_condition: bool) -> dict[str, Any]:
+    """Build the data of several runs: distinct names, conditions and differences. `last_is_own_condition`: no other run belongs to its
+    condition.
+    """
     names = [head["name"] for head in heads]
     for folder, head in zip(folders, heads, strict=True):
         if names.count(head["name"]) > 1:
@@ -104,9 +108,9 @@ def _describe_runs(folders: Sequence[Path], heads: list[dict[str, Any]], *, is_l
             {"compared": compare_eval_runs(folders)} if len(heads) > 1 else {}
         )
     settings = [load_settings(folder) for folder in folders]
-    if is_last_alone:
+    if last_is_own_condition:
         settings[-1] |= {"": "B"}
-    labels, at = group_by_settings([head["name"] for head in heads], settings)
+    labels, at = group_runs_into_conditions([head["name"] for head in heads], settings)
     return {"labels": labels, "at": at} | ({"compared": compare_training_runs(folders, labels, at)} if len(heads) > 1 else {})
 
 
@@ -121,7 +125,7 @@ def watch_run(
 ) -> WrittenPage:
     """Rewrite the page whenever the run's logs grow, until the run is finished or Ctrl-C; the last page does not reload."""
     run = Path(run)
-    load_source(run)
+    load_viewed_run(run)
     size = -1
     pause = poll_interval_s
     with suppress(KeyboardInterrupt):
@@ -136,7 +140,7 @@ def watch_run(
     return write_page(run, out, others=others, against=against)
 
 
-def is_own_page(path: Path) -> bool:
+def may_write_page(path: Path) -> bool:
     """Whether a page may be written to a path: the path is free, or holds an earlier page."""
     if not path.is_file():
         return True
@@ -158,13 +162,13 @@ def write_page_file(out: Path, text: str) -> int:
     return out.stat().st_size
 
 
-def render_page(frame: str, scripts: Sequence[str], head: Mapping[str, Any], parts: Mapping[str, str]) -> str:
+def render_page(template_file: str, scripts: Sequence[str], head_data: Mapping[str, Any], parts: Mapping[str, str]) -> str:
     """Build the complete page. Its content security policy allows only the page's own script, by digest, and no network access."""
     style, script = ("".join((PAGE_FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
     policy = f"default-src 'none'; script-src '{_compute_csp_digest(script)}'; style-src '{_compute_csp_digest(style)}'; base-uri 'none'; form-action 'none'"
     data = "\n".join(_make_data_element(name, text) for name, text in parts.items())
-    first = _make_data_element("head", base64.b64encode(json.dumps(head).encode()).decode())
-    page = (PAGE_FOLDER / frame).read_text("utf-8")
+    first = _make_data_element("head", base64.b64encode(json.dumps(head_data).encode()).decode())
+    page = (PAGE_FOLDER / template_file).read_text("utf-8")
     for mark, text in (("POLICY", policy), ("STYLE", style), ("HEAD", first), ("SCRIPT", script), ("DATA", data)):
         before, _, after = page.partition(f"<!--{mark}-->")
         page = before + text + after

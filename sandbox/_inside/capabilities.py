@@ -15,9 +15,9 @@ def get_effective() -> int:
         return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
 
 
-def keep_only(wanted: int) -> None:
-    """Permanently drop every capability outside the mask `wanted`; none is inherited across an exec."""
-    left = get_effective() & wanted
+def keep_only_capabilities(kept_mask: int) -> None:
+    """Permanently drop every capability outside `kept_mask`; none is inherited across an exec."""
+    left = get_effective() & kept_mask
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     low, high = left & 0xFFFFFFFF, left >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
@@ -25,7 +25,7 @@ def keep_only(wanted: int) -> None:
         raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
 
 
-def drop_all() -> None:
+def drop_all_capabilities() -> None:
     """Drop all capabilities of this process."""
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     if libc.capset(head, (ctypes.c_uint32 * 6)()) != 0:

@@ -23,7 +23,7 @@ def list_descendants(root: int, spared_pids: set[int]) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             fields = read_process_stat(int(name))
-            if fields and not is_dead(fields):
+            if fields and not is_process_dead(fields):
                 parents[int(name)] = int(fields[1])
     below = []
     for pid in parents:
@@ -44,9 +44,9 @@ def read_process_stat(pid: int) -> list[str]:
         return []
 
 
-def is_dead(fields: list[str]) -> bool:
+def is_process_dead(stat_fields: list[str]) -> bool:
     """Return whether a process is dead. State Z alone is not enough: a living process whose first thread has exited has it too."""
-    return fields[0] == "X" or (fields[0] == "Z" and int(fields[17]) <= 1)
+    return stat_fields[0] == "X" or (stat_fields[0] == "Z" and int(stat_fields[17]) <= 1)
 
 
 def find_exiting_status(pid: int) -> int | None:
@@ -82,17 +82,21 @@ class CgroupMeter:
             raise OSError("the control group cannot be read")
 
     def set_baseline(self) -> int:
-        """Record the memory in use before a program starts (such as kernel caches of earlier programs), so that it is not charged."""
+        """Record the memory in use before a program starts, so that it is not charged; return what `get_memory_bytes` still shows (page
+        cache), to be subtracted from later readings.
+        """
         self._baseline_bytes = self.get_unreclaimable_bytes()
         return self.get_memory_bytes()
 
     def get_memory_bytes(self) -> int:
-        """Return the bytes in use above the baseline; `over` excludes the page cache, which this cheap reading does not."""
+        """Return the bytes in use above the baseline, including the page cache: a cheap reading; `exceeds_memory` excludes the page
+        cache.
+        """
         return int(os.pread(self._memory, 64, 0)) - self._baseline_bytes
 
-    def exceeds_memory(self, limit: int) -> bool:
+    def exceeds_memory(self, max_bytes: int) -> bool:
         """Return whether more than `limit` bytes are in use: a cheap check first, an exact one if the limit looks exceeded."""
-        return self.get_memory_bytes() > limit and self.get_unreclaimable_bytes() - self._baseline_bytes > limit
+        return self.get_memory_bytes() > max_bytes and self.get_unreclaimable_bytes() - self._baseline_bytes > max_bytes
 
     def get_unreclaimable_bytes(self) -> int:
         """Return the bytes in use without the page cache, which the kernel could free at any time."""
@@ -130,9 +134,9 @@ class ProcessTableMeter:
                     break
         return total
 
-    def exceeds_memory(self, limit: int) -> bool:
+    def exceeds_memory(self, max_bytes: int) -> bool:
         """Return whether more than `limit` bytes are in use: an upper bound first, because the exact count is slow."""
-        return self._estimate_max_memory_bytes() > limit and self.get_memory_bytes() > limit
+        return self._estimate_max_memory_bytes() > max_bytes and self.get_memory_bytes() > max_bytes
 
     def _estimate_max_memory_bytes(self) -> int:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""

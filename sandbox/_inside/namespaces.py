@@ -40,10 +40,10 @@ def enter_namespaces(disk_mb: int) -> list[str]:
     return held
 
 
-def _mount_tmpfs_over(place: str, size_mb: int, mode: int) -> bool:
+def _mount_tmpfs_over(folder: str, size_mb: int, mode: int) -> bool:
     """Mount a small empty tmpfs of ours over a world-writable folder."""
     options = f"mode={mode:o},size={size_mb}m,nr_inodes=4096".encode()
-    return not os.path.isdir(place) or bool(libc.mount(b"tmpfs", place.encode(), b"tmpfs", NOSUID | NODEV, options) == 0)
+    return not os.path.isdir(folder) or bool(libc.mount(b"tmpfs", folder.encode(), b"tmpfs", NOSUID | NODEV, options) == 0)
 
 
 def _enter_user_namespace() -> bool:

@@ -37,7 +37,7 @@ class PeerExited(Exception):
     """Raised when our owner, zygote or namespace helper has exited: there is nothing left to do here."""
 
 
-class NamespaceHelper:
+class NamespaceHelperClient:
     """Supervisor's connection to the namespace helper: requests a PID namespace for each program, and learns when its init is dead."""
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -53,7 +53,7 @@ class NamespaceHelper:
             self.connection.send(b"+")
             self._num_requested += 1
 
-    def take_namespace(self) -> int:
+    def take_namespace_init(self) -> int:
         """Return the pid of the init of an unused namespace."""
         if not self._ready_pids and not self._num_requested:
             self.request_namespaces(1)
@@ -66,7 +66,7 @@ class NamespaceHelper:
         return pid
 
     def wait_until_ended(self, seconds: float) -> bool:
-        """Return whether all inits, and with them everything in their namespaces, are dead; wait up to `seconds` for it."""
+        """Wait up to `seconds` until all inits, and with them everything in their namespaces, are dead; return whether they are."""
         deadline = time.monotonic() + seconds
         for pid, number in list(self.live_inits.items()):
             if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
@@ -89,10 +89,10 @@ class NamespaceHelper:
 
 def run_namespace_helper(connection: socket.socket) -> NoReturn:
     """Run the namespace helper's main loop: create one init for every byte received."""
-    rights.keep_only(rights.CAP_SYS_ADMIN)
+    rights.keep_only_capabilities(rights.CAP_SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while connection.recv(1):
-        connection.send(PID_STRUCT.pack(retry_fork(lambda: create_init(home))))
+        connection.send(PID_STRUCT.pack(retry_fork(lambda: fork_namespace_init(home))))
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -111,7 +111,7 @@ def retry_fork(fork: Callable[[], int]) -> int:
             time.sleep(0.01)
 
 
-def create_init(own_namespace: int) -> int:
+def fork_namespace_init(own_namespace: int) -> int:
     """Fork an init in a new PID namespace; return its pid in our namespace."""
     if libc.unshare(NEW_PID) != 0:
         raise OSError(ctypes.get_errno(), "no PID namespace")
@@ -132,7 +132,7 @@ def create_init(own_namespace: int) -> int:
 
 
 def fork_into_namespace(init: int, own_namespace: int) -> int:
-    """Fork the zygote like `os.fork_into_namespace`, with the child in the namespace of `init`. The child must still call `settle`."""
+    """Fork the zygote, with the child in the PID namespace of the process `init`. The child must still call `mount_own_proc`."""
     space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.setns(space, NEW_PID) != 0:
@@ -179,7 +179,7 @@ def has_namespace_support() -> bool:
             signal.alarm(int(FORK_TIMEOUT_S))
             home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             unshare_zygote_mounts()
-            init = create_init(home)
+            init = fork_namespace_init(home)
             os.close(os.pidfd_open(init))
             child = fork_into_namespace(init, home)
             if child == 0:
@@ -192,7 +192,7 @@ def has_namespace_support() -> bool:
     return os.waitstatus_to_exitcode(ended) == 0
 
 
-def start_namespace_helper() -> NamespaceHelper:
+def start_namespace_helper() -> NamespaceHelperClient:
     """Fork the namespace helper and return the connection to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
@@ -203,4 +203,4 @@ def start_namespace_helper() -> NamespaceHelper:
         finally:
             os._exit(1)
     theirs.close()
-    return NamespaceHelper(ours, pid)
+    return NamespaceHelperClient(ours, pid)

@@ -17,7 +17,7 @@ import signal
 import time
 
 from rlvr.sandbox._inside import meter
-from rlvr.sandbox._inside.pid_namespace import NamespaceHelper
+from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient
 
 PID_COUNT_FILES = ("pids/pids.current", "pids.current")
 BY_NAMESPACE, BY_USER_ID, BY_PROCESS_TABLE = "a process space of its own", "its user id and the count of processes", "the process table"
@@ -30,7 +30,9 @@ class ProcessKiller:
     'the process table'
     """
 
-    def __init__(self, namespace_helper: NamespaceHelper | None, *, use_cgroup: bool, spared_pids: set[int], has_own_users: bool) -> None:
+    def __init__(
+        self, namespace_helper: NamespaceHelperClient | None, *, use_cgroup: bool, spared_pids: set[int], has_own_users: bool
+    ) -> None:
         self._pid_count_fd, self._spared_pids, self._namespace_helper = -1, spared_pids, namespace_helper
         for name in PID_COUNT_FILES if use_cgroup else ():
             with contextlib.suppress(OSError):

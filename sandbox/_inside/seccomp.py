@@ -1,10 +1,9 @@
 # ruff: noqa: RUF005
 """A seccomp filter that the supervisor installs on itself and, in a stricter form, on every program.
 
-It is added to the engine's own profile and blocks calls by which a program could affect the next program or attack the
-kernel: shared memory and queues that outlive a process, tracing, sockets other than local pairs, namespaces, keys, io_uring,
-and every call newer than this table. A refused call fails with an error; the process is not killed.
-Runs inside the container: standard library only.
+It is added to the engine's own profile and blocks calls by which a program could affect the next program or attack the kernel: shared
+memory and queues that outlive a process, tracing, sockets other than local pairs, namespaces, keys, io_uring, and every call newer than
+this table. A refused call fails with an error; the process is not killed. Runs inside the container: standard library only.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ class RunState:
             self.exit_status, self.reason = exit_status, reason
 
 
-def read_output(run: RunState, number: int, name: str) -> int:
+def read_output(run: RunState, fd: int, name: str) -> int:
     """Read the available output; return the number of bytes, 0 at the end of the stream, -1 if there is nothing yet."""
     try:
-        data = os.read(number, CHUNK_BYTES)
+        data = os.read(fd, CHUNK_BYTES)
     except BlockingIOError:
         return -1
     said, limit = run.output[name], int(run.limits["output_bytes"])
@@ -63,8 +63,8 @@ def create_memory_file(data: bytes) -> int:
         os.close(number)
 
 
-def write_all(number: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes) -> None:
     """Write all of the data, however many calls it takes."""
     view = memoryview(data)
     while view:
-        view = view[os.write(number, view) :]
+        view = view[os.write(fd, view) :]

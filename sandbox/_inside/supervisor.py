@@ -27,7 +27,7 @@ from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox._inside.box import processes
 from rlvr.sandbox._inside.box import session_server as keeper
-from rlvr.sandbox._inside.pid_namespace import NamespaceHelper, PeerExited
+from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient, PeerExited
 from rlvr.sandbox._inside.program_io import ProgramIO
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
@@ -42,7 +42,7 @@ class Supervisor:
     """Runs, watches and cleans up one program at a time."""
 
     def __init__(
-        self, settings: dict[str, Any], spared_pids: set[int], zygote_socket: socket.socket, namespace_helper: NamespaceHelper | None
+        self, settings: dict[str, Any], spared_pids: set[int], zygote_socket: socket.socket, namespace_helper: NamespaceHelperClient | None
     ) -> None:
         self.folders: list[str] = settings["places"]
         self.uid: int | None = settings["uid"]
@@ -193,7 +193,7 @@ class Supervisor:
             "rlimits": rlimits,
             "filter": self.has_filter and self.namespace_helper is not None,
         }
-        order["nest"] = self.namespace_helper.take_namespace() if self.namespace_helper else 0
+        order["nest"] = self.namespace_helper.take_namespace_init() if self.namespace_helper else 0
         return self.zygote.fork_child(fds, order)
 
     def _watch_until_end(self, run: streams.RunState, read_ends: dict[int, str], start: tuple[int, float, float]) -> None:
@@ -226,10 +226,12 @@ class Supervisor:
         elif run.cpu_s > limits["cpu_s"]:
             run.record_stop("TIMEOUT", f"the program used more than {limits['cpu_s']} s of processor time")
         elif elapsed > limits["wall_s"] / 2:
-            self._check_wall_time(run, elapsed)
+            self._enforce_wall_limit(run, elapsed)
 
-    def _check_wall_time(self, run: streams.RunState, elapsed: float) -> None:
-        """Stop the program at its wall limit, excluding time spent waiting for a processor, and in any case at HARD times the limit."""
+    def _enforce_wall_limit(self, run: streams.RunState, elapsed: float) -> None:
+        """Stop the program at its wall limit, excluding time spent waiting for a processor, and in any case at MAX_WALL_FACTOR times
+        the limit.
+        """
         limit = run.limits["wall_s"]
         for born in run.children:  # a process that exited reports nothing: its last value is kept
             if not born.has_exited:
@@ -237,7 +239,7 @@ class Supervisor:
         judged = run.children[-1]
         ended = meter.read_process_stat(judged.pid)
         late = elapsed - sum(run.cpu_wait_s.values()) > limit and not judged.has_exited
-        if elapsed > MAX_WALL_FACTOR * limit or (late and not (ended and meter.is_dead(ended))):
+        if elapsed > MAX_WALL_FACTOR * limit or (late and not (ended and meter.is_process_dead(ended))):
             run.record_stop("TIMEOUT", f"the program did not end within {limit} s")
 
     def _kill_program(self, run: streams.RunState) -> None:
@@ -282,7 +284,7 @@ class Supervisor:
             cgroup_factory,
             session_source,
         )
-        return keeper.SessionServer(processes.SupervisorTools(*tools))
+        return keeper.SessionServer(processes.SupervisorResources(*tools))
 
     def _set_exit_status(self, run: streams.RunState, oom_kills_before: int, was_ready: bool) -> None:
         reports = [born.exit_report for born in run.children if born.exit_report]
@@ -343,7 +345,7 @@ def main(settings: dict[str, Any]) -> None:
         return
     other.close()
     measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE  # reading the memory of other users' processes needs it
-    rights.keep_only(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
+    rights.keep_only_capabilities(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
     filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
     supervisor = Supervisor(settings, {child, namespace_helper.pid} if namespace_helper else {child}, door, namespace_helper)
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]

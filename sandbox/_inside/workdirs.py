@@ -100,7 +100,7 @@ def _set_filesystem_user(uid: int, gid: int) -> None:
     libc.setfsuid(uid)
     if libc.setfsuid(-1) != uid or libc.setfsgid(-1) != gid:  # they return the present id, and report no error
         raise PermissionError(f"files cannot be accessed as user {uid}")
-    rights.drop_all()
+    rights.drop_all_capabilities()
 
 
 def _list_subfolders(folder: str) -> list[str]:
@@ -108,9 +108,9 @@ def _list_subfolders(folder: str) -> list[str]:
         return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def _remove_subfolders(place: str) -> None:
+def _remove_subfolders(parent_folder: str) -> None:
     """Remove every subfolder of a folder; nested ones are moved up first, under names that no program can guess."""
-    os.chdir(place)
+    os.chdir(parent_folder)
     while folders := _list_subfolders("."):
         for folder in folders:
             os.chmod(folder, 0o700)

@@ -53,7 +53,7 @@ def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, A
     """Fork a child for every order received from `connection`. Returns the order in the child, and None in the parent at the end."""
     if uses_namespaces:
         nest.unshare_zygote_mounts()
-    rights.keep_only(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))
+    rights.keep_only_capabilities(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))
     if not uses_namespaces:  # with namespaces every program installs the filter itself: entering one needs calls that the filter refuses
         seccomp.install_filter(seccomp.FOR_PROGRAM)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -145,7 +145,7 @@ def _set_up_process(order: dict[str, Any]) -> bytes:
         os.setgroups([])
         os.setresgid(order["gid"], order["gid"], order["gid"])
         os.setresuid(order["uid"], order["uid"], order["uid"])
-    rights.drop_all()
+    rights.drop_all_capabilities()
     if order["filter"]:
         seccomp.install_filter(seccomp.FOR_PROGRAM)
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
@@ -202,14 +202,14 @@ def run_python(source: bytes) -> None:
     leave(_run_exit_hooks(main, status))
 
 
-def _get_exit_status(code: object) -> int:
+def _get_exit_status(exit_argument: object) -> int:
     """Return the exit status for the argument of SystemExit."""
-    if code is None:
+    if exit_argument is None:
         return 0
-    if isinstance(code, int):
-        return code & 0xFF
+    if isinstance(exit_argument, int):
+        return exit_argument & 0xFF
     with contextlib.suppress(BaseException):
-        print(code, file=sys.stderr)
+        print(exit_argument, file=sys.stderr)
     return 1
 
 

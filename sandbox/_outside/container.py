@@ -34,7 +34,7 @@ STREAM_HEADER = struct.Struct(">BxxxI")
 
 
 def build_host_config(
-    memory_mb: int, disk_mb: int, pids: int, runtime: str | None, nests: bool = False, boxes: bool = False
+    memory_mb: int, disk_mb: int, pids: int, runtime: str | None, uses_pid_namespaces: bool = False, serves_sessions: bool = False
 ) -> dict[str, Any]:
     """Build the host configuration of a container: the limits that the engine enforces from outside."""
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
@@ -46,7 +46,7 @@ def build_host_config(
         "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # equal to mem_limit: no swap
         "pids_limit": pids,
         "cap_drop": ["ALL"],
-        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if nests or boxes else [])],
+        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if uses_pid_namespaces or serves_sessions else [])],
         "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
         "ipc_mode": "none",
         "auto_remove": True,

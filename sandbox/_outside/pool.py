@@ -108,16 +108,16 @@ class SupervisorPool(Generic[C]):
             self._all.add(fresh)
         return fresh
 
-    def release(self, channel: C, *, is_healthy: bool) -> None:
+    def release(self, supervisor: C, *, is_healthy: bool) -> None:
         """Return a supervisor to the pool; close it if it is broken."""
         with self._lock:
-            if is_healthy and channel.num_requests < MAX_PROGRAMS_PER_SUPERVISOR and not self._closed:
+            if is_healthy and supervisor.num_requests < MAX_PROGRAMS_PER_SUPERVISOR and not self._closed:
                 if self._waiters:
-                    self._waiters.popleft().put(channel)
+                    self._waiters.popleft().put(supervisor)
                 else:
-                    self._idle.append(channel)
+                    self._idle.append(supervisor)
                 return
-        self._close_supervisor(channel)
+        self._close_supervisor(supervisor)
 
     def _free_slot(self) -> None:
         """Free a slot: the next thread in the queue may start a new supervisor."""

@@ -42,7 +42,7 @@ class OpenSession(SandboxSession):
         self._lost = self._broken = self._closed = False
 
     @property
-    def failure(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the sandbox failed under this session."""
         return self._lost
 
@@ -90,7 +90,7 @@ class OpenSession(SandboxSession):
         self._request_file({"box": "put", "path": path}, {"data": data})
 
     def read_file(self, path: str, max_bytes: int) -> bytes:
-        """Read the first `limit` bytes of a file in the working folder."""
+        """Read the first `max_bytes` bytes of a file in the working folder."""
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 <= max_bytes <= MAX_FILE_BYTES:
             raise ValueError(f"limit is {max_bytes!r}; a whole number from 0 to {MAX_FILE_BYTES} is needed")
         check_file_argument(path, b"")

@@ -97,7 +97,7 @@ class SupervisorConnection(ABC):
         """Release the supervisor, which kills its programs and exits."""
 
     def start_supervisor(self, settings: Mapping[str, Any]) -> None:
-        """Send our files and receive the supervisor's first message."""
+        """Send the supervisor its source files and settings over the open stream, and receive its first message."""
         deadline = time.monotonic() + START_TIMEOUT_S
         files = [(name, _read_source(name)) for name in SUPERVISOR_FILES]
         if settings.get("boxes"):
@@ -128,7 +128,7 @@ class SupervisorConnection(ABC):
             reason=header["reason"],
             checker_output=said["report"],
         )
-        return _classify_syntax_error(outcome, program), not header["fatal"]
+        return _reclassify_syntax_error(outcome, program), not header["fatal"]
 
     def request(self, header: Mapping[str, Any], parts: Mapping[str, bytes], deadline: float) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Send one request and return the reply, as header and raw parts. Raises `ConnectionBroken` without a reply; never retries."""
@@ -150,17 +150,17 @@ def _read_source(name: str) -> str:
     return (SUPERVISOR_FOLDER / f"{name}.py").read_text("utf-8")
 
 
-def wait_readable(number: int, seconds: float) -> bool:
+def wait_readable(fd: int, seconds: float) -> bool:
     """Wait up to `seconds` until data (or the end of the stream) can be read from a descriptor; return whether it can."""
     poll = select.poll()  # not `select.select`, which supports the first 1024 descriptors only
-    poll.register(number, select.POLLIN)
+    poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
-def wait_writable(number: int, seconds: float) -> bool:
+def wait_writable(fd: int, seconds: float) -> bool:
     """Wait up to `seconds` until a descriptor can be written to (or a write fails at once); return whether it can."""
     poll = select.poll()
-    poll.register(number, select.POLLOUT)
+    poll.register(fd, select.POLLOUT)
     return bool(poll.poll(max(seconds, 0) * 1000))
 
 
@@ -186,16 +186,10 @@ def check_language(program: Program, languages: Sequence[str]) -> ExecutionResul
     )
 
 
-def _classify_syntax_error(outcome: ExecutionResult, program: Program) -> ExecutionResult:
+def _reclassify_syntax_error(result: ExecutionResult, program: Program) -> ExecutionResult:
     """Change the status to a compile error if the last line of stderr is a Python syntax error; only the displayed status depends on it."""
-    last = outcome.stderr.rstrip().rpartition(b"\n")[2]
+    last = result.stderr.rstrip().rpartition(b"\n")[2]
     wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
-    if (
-        program.language == "python"
-        and outcome.status is ExitStatus.RUNTIME_ERROR
-        and outcome.exit_code == 1
-        and not outcome.stdout
-        and wrong
-    ):
-        return replace(outcome, status=ExitStatus.COMPILE_ERROR, reason=last.decode(errors="replace")[:300])
-    return outcome
+    if program.language == "python" and result.status is ExitStatus.RUNTIME_ERROR and result.exit_code == 1 and not result.stdout and wrong:
+        return replace(result, status=ExitStatus.COMPILE_ERROR, reason=last.decode(errors="replace")[:300])
+    return result

@@ -14,7 +14,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
 from rlvr.models import device_defaults as defaults
 from rlvr.registry.plugins import build
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.gradients import apart, fixed_groups, gradient
 from tests.fixtures.learning import sample, tiny_model
 
@@ -25,7 +25,7 @@ FULL = ("reverse_kl", "forward_kl", "jsd")
 def learner_with(model: Any, teacher: Any, settings: dict[str, Any], *, budget: int = 8192, **more: Any) -> Learner:
     algorithm = build("algorithm", "distill", **settings)
     return Learner(
-        model, algorithm, Optimization(learning_rate=1e-2, max_tokens_per_microbatch=budget, **more), accelerator=Accelerator(cpu=True),
+        model, algorithm, OptimizationSettings(learning_rate=1e-2, max_tokens_per_microbatch=budget, **more), accelerator=Accelerator(cpu=True),
         total_steps=30, reference=teacher, temperature=HEAT,
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def dense(model: Any, teacher: Any, kind: str, weight: float) -> Tensor:
             "jsd": ((p.exp() * (p - m)).sum(-1) + (q.exp() * (q - m)).sum(-1)) / 2,
         }[kind])  # fmt: skip
     torch.autograd.backward(torch.cat(parts).mean())
-    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    found = torch.cat([p.grad.flatten_policy_tokens() for p in model.parameters()])
     model.zero_grad()
     return found
 
@@ -79,7 +79,7 @@ def test_the_verifier_is_added(kind: str) -> None:
     def of(name: str, **settings: Any) -> Tensor:
         learner = learner_with(tiny_model(1), teacher, {})
         learner = Learner(
-            tiny_model(1), build("algorithm", name, **settings), Optimization(), accelerator=Accelerator(cpu=True), total_steps=1,
+            tiny_model(1), build("algorithm", name, **settings), OptimizationSettings(), accelerator=Accelerator(cpu=True), total_steps=1,
             reference=teacher if name == "distill" else None, temperature=HEAT,
         )  # fmt: skip
         return gradient(learner, answers())

@@ -146,8 +146,8 @@ def test_beta_is_steered_by_the_samples_of_the_step() -> None:
 
 def test_deviation_and_moments_of_few() -> None:
     assert credit.compute_std([]) == credit.compute_std([3.0]) == 0.0 and credit.compute_std([1.0, 3.0]) == pytest.approx(math.sqrt(2))
-    assert credit.compute_moments([]) == (0.0, 0.0, 0.0) and credit.whiten([2.0, 2.0 + 1e-9]) == [0.0, 0.0]
-    assert credit.whiten([-1e-8, 1e-8]) == [0.0, 0.0] and credit.compute_moments([-1e-8, 1e-8])[1] == 1e-8
+    assert credit.compute_mean_std_count([]) == (0.0, 0.0, 0.0) and credit.whiten([2.0, 2.0 + 1e-9]) == [0.0, 0.0]
+    assert credit.whiten([-1e-8, 1e-8]) == [0.0, 0.0] and credit.compute_mean_std_count([-1e-8, 1e-8])[1] == 1e-8
     assert credit.whiten([]) == [] and credit.whiten([0.0, 1e-7]) == pytest.approx([-1.0, 1.0])
     assert credit.divide_by_std([[1.0]], [[0.5]], "batch", 0.25) == [[2.0]]
     assert credit.has_no_signal([1.0, 1.0 + 2e-6]) is False and credit.has_no_signal([1e6, 1e6 + 0.5]) is True
@@ -218,10 +218,10 @@ def test_where_the_clip_or_the_cap_held_is_told() -> None:
     assert clip.clipped_low.tolist() == [0, 1, 0, 0, 0, 0, 0] and clip.clipped_high.tolist() == [0, 0, 0, 1, 0, 0, 0]
     nothing = surrogate.compute_clipped_loss(ratio, tensor(*[0.0] * 7), 0.2, 0.25)
     assert not nothing.clipped_low.any() and not nothing.clipped_high.any()
-    for held in (surrogate.compute_weighted_loss(ratio, advantage, new, 2.0),):
+    for held in (surrogate.compute_capped_ratio_loss(ratio, advantage, new, 2.0),):
         assert held.clipped_high.tolist() == [0, 0, 0, 1, 1, 0, 0] and held.clipped_low.tolist() == [0.0] * 7
         assert held.loss.tolist() == pytest.approx([0.5, -0.5, 1.0, 2.0, -2.0, -0.8, 1.25])
-    assert not surrogate.compute_weighted_loss(tensor(2.0), tensor(1.0), tensor(-1.0), 2.0).clipped_high.any()
+    assert not surrogate.compute_capped_ratio_loss(tensor(2.0), tensor(1.0), tensor(-1.0), 2.0).clipped_high.any()
     free = surrogate.compute_gated_loss(ratio, advantage, 1.0, 1.05)
     assert free.clipped_low.tolist() == free.clipped_high.tolist() == [0.0] * 7
 
@@ -265,7 +265,7 @@ def test_an_unknown_name_is_never_taken_for_a_known_one(name: str) -> None:
     with pytest.raises(ValueError, match="allowed"):
         kl.estimate_kl(x, x, name)
     with pytest.raises(ValueError, match="allowed"):
-        mismatch.compute_correction(x, x, rows, 1, name, cap=2.0, floor=0.5)
+        mismatch.compute_mismatch_correction(x, x, rows, 1, name, max_ratio=2.0, min_ratio=0.5)
     with pytest.raises(ValueError, match="allowed"):
         compute_row_weights([1, 2], ["a", "b"], name, max_length=3)
     assert credit.divide_by_std([[0.0, 1.0]], [[-0.5, 0.5]], name, 0.0) == [[-0.5, 0.5]]
@@ -316,7 +316,7 @@ def test_what_can_be_learned_from_stored_groups() -> None:
 
 def test_one_pair_of_a_group_is_taken_where_nobody_says_how_many() -> None:
     pulls = preferences.compute_preference_advantages([[1.0, 0.0, 0.8, 0.2]], [[0.0] * 4], 0.5)
-    assert pulls.metrics["preference/pairs"] == 1.0
+    assert pulls.metrics["preference/num_pairs"] == 1.0
     assert pulls.advantages == [[0.5 * 0.5, -0.5 * 0.5, 0.0, 0.0]]  # beta sigmoid(0)
 
 

@@ -3,8 +3,8 @@
 Every group that could be drawn is given to the algorithm and weighed by its probability, in float64. What is left of an algorithm on a
 bandit is its credit: with P the chance of a right answer, the expected gradient is a number times the gradient of P.
 
-    k of G answers are right, and the credit of a right and of a wrong one is a and -b:
-    number = sum_k C(G, k) P^k (1 - P)^(G - k) (a k / P + b (G - k) / (1 - P)) / G
+    k of G answers are right, and the credit of a right and of a wrong one is a and -b: number = sum_k C(G, k) P^k (1 - P)^(G - k) (a k /
+    P + b (G - k) / (1 - P)) / G
 
 `pytest -rP` prints the errors.
 """

@@ -230,7 +230,7 @@ def test_the_clip_stops_the_gradient_exactly_where_it_should(a: float, r: float)
     assert (slope(lambda z: surrogate.compute_clipped_loss(z.exp(), advantage, 0.2, 0.28), x) == 0) == held
     assert bool(result.clipped_low + result.clipped_high) == held and bool(result.clipped_high) == (held and a > 0)
     assert (slope(lambda z: surrogate.compute_clipped_loss(z.exp(), advantage, 0.2, 0.28, 2.0), x) == 0) == (held or (a < 0 and r > 2.0))
-    assert slope(lambda z: surrogate.compute_weighted_loss(z.exp(), advantage, z, 2.0), x) == pytest.approx(-a * min(r, 2.0))
+    assert slope(lambda z: surrogate.compute_capped_ratio_loss(z.exp(), advantage, z, 2.0), x) == pytest.approx(-a * min(r, 2.0))
 
 
 def test_the_soft_gate_has_slope_one_and_fades() -> None:
@@ -258,7 +258,9 @@ def test_a_huge_gap_stays_finite() -> None:
 def test_a_perfect_sampler_needs_no_correction_and_measures_clean() -> None:
     old, rows = torch.full((6,), -1.5, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 2])
     for how in mismatch.CORRECTIONS[1:]:
-        assert torch.equal(mismatch.compute_correction(old, old, rows, 3, how, cap=2.0, floor=0.5), torch.ones(6, dtype=torch.float64))
+        assert torch.equal(
+            mismatch.compute_mismatch_correction(old, old, rows, 3, how, max_ratio=2.0, min_ratio=0.5), torch.ones(6, dtype=torch.float64)
+        )
     row = mismatch.compute_mismatch_metrics(old, old)
     assert row["sampling/effective_sample_size"] == 1.0 and row["mismatch_kl"] == 0.0 and row["sampling/ratio_max"] == 1.0
 

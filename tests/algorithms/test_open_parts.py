@@ -17,7 +17,7 @@ from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build, load_factory
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.algorithms.test_credit import said
 from tests.fixtures.gradients import apart, fixed_groups, gradient
 from tests.fixtures.learning import factory, tiny_model
@@ -69,7 +69,7 @@ def seen(path: str) -> list[Any]:
 def learner(name: str, *, model: Any = None, budget: int = 8192, parts: int = 1, **settings: Any) -> Learner:
     return Learner(
         model or tiny_model(layers=2), build("algorithm", name, **settings),
-        Optimization(learning_rate=1e-3, max_tokens_per_microbatch=budget, minibatches_per_step=parts),
+        OptimizationSettings(learning_rate=1e-3, max_tokens_per_microbatch=budget, minibatches_per_step=parts),
         accelerator=Accelerator(cpu=True), total_steps=3, max_new_tokens=9, reference=tiny_model(7, layers=2),
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Verdict
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.gradients import apart, fixed_groups, gradient
 from tests.fixtures.learning import episode, factory, learn, tiny_model
 from tests.fixtures.two_threads import at_once
@@ -66,14 +66,14 @@ def test_the_learners_gradient_is_that_of_the_loss_written_out(how: str, smoothi
     learner = Learner(
         model,
         algorithm.inner,
-        Optimization(max_tokens_per_microbatch=30),
+        OptimizationSettings(max_tokens_per_microbatch=30),
         accelerator=Accelerator(cpu=True),
         total_steps=1,
         reference=reference,
     )
     assert apart(gradient(learner, groups), truth) < 1e-5
     assert algorithm.metrics["preference/loss"] == pytest.approx(float(total.detach()), rel=1e-4)
-    assert algorithm.metrics["preference/pairs"] == len(pairs)
+    assert algorithm.metrics["preference/num_pairs"] == len(pairs)
 
 
 @pytest.mark.parametrize(("name", "cost"), [("dpo", math.log(2)), ("kto", 0.5), ("online_ipo", 25.0), ("sft", None)])
@@ -91,7 +91,7 @@ def test_the_loss_that_is_logged_is_that_of_the_method(name: str, cost: float | 
         chosen = [*best, *(e for e in flat if e.reward > 0)]
         with torch.no_grad():
             cost = -float(sum(summed(model, e) for e in chosen)) / sum(e.num_policy_tokens for e in chosen)
-    learner = Learner(model, factory(name)().inner, Optimization(), accelerator=Accelerator(cpu=True), total_steps=1)
+    learner = Learner(model, factory(name)().inner, OptimizationSettings(), accelerator=Accelerator(cpu=True), total_steps=1)
     assert learner.update(groups)["loss"] == pytest.approx(cost, rel=1e-5)
 
 
@@ -147,7 +147,7 @@ class Stand:
         return total / e.num_policy_tokens if normalised else total
 
     def answers(self) -> list[tuple[int, int]]:
-        return [(g, i) for g, group in enumerate(self.groups) for i, e in enumerate(group) if e.is_scored and not e.auxiliary]
+        return [(g, i) for g, group in enumerate(self.groups) for i, e in enumerate(group) if e.is_scored and not e.is_auxiliary]
 
     def learned(self, algorithm: Any) -> list[torch.Tensor]:
         """The gradient that the learner would make: weights, credit and losses put together as it does."""
@@ -226,7 +226,7 @@ def test_dpo_is_the_naive_loop(seed: int, beta: float, smoothing: float, normali
     truth, pairs = naive_dpo(stand, beta, how, smoothing, normalised)
     for got, expected in zip(stand.learned(algorithm), stand.gradients(truth), strict=True):
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
-    assert algorithm.metrics["preference/pairs"] == pairs
+    assert algorithm.metrics["preference/num_pairs"] == pairs
     if pairs:
         assert algorithm.metrics["preference/loss"] == pytest.approx(float(truth.detach()), rel=1e-10, abs=1e-12)
 
@@ -243,7 +243,7 @@ def test_kto_is_the_naive_loop(seed: int, beta: float, wanted: float, unwanted: 
     for got, expected in zip(stand.learned(algorithm), stand.gradients(truth), strict=True):
         assert torch.allclose(got, expected, rtol=1e-10, atol=1e-12)
     figures = algorithm.metrics
-    assert figures["preference/desirable"] + figures["preference/undesirable"] == answers
+    assert figures["preference/num_desirable"] + figures["preference/num_undesirable"] == answers
     if answers:
         assert figures["preference/loss"] == pytest.approx(float(truth.detach()), rel=1e-10, abs=1e-12)
 
@@ -258,7 +258,7 @@ def test_best_of_n_is_the_mean_over_the_best_answers_tokens(seed: int, min_score
         chosen += [(g, next(i for i in here if group[i].reward == max(group[k].reward for k in here)))] if here else []
     algorithm = factory("best_of_n")(min_score=min_score)
     got = stand.learned(algorithm)
-    assert algorithm.metrics == {"best/kept": len(chosen)}
+    assert algorithm.metrics == {"imitation/selected_answers": len(chosen)}
     logs = [x for g, i in chosen for x, on in zip(stand.logs[g][i], stand.groups[g][i].action_mask, strict=True) if on]
     truth = -sum(logs) / len(logs) if logs else torch.zeros(())
     for a, b in zip(got, stand.gradients(truth), strict=True):
@@ -280,7 +280,7 @@ def test_the_metrics_are_those_of_trl_by_hand() -> None:
     assert up[1:] == pytest.approx([force] * 2) and down[1:] == pytest.approx([-force])
     assert figures == pytest.approx(
         {
-            "preference/pairs": 1, "loss": math.log(1 + math.exp(-margin)), "preference/loss": math.log(1 + math.exp(-margin)),
+            "preference/num_pairs": 1, "loss": math.log(1 + math.exp(-margin)), "preference/loss": math.log(1 + math.exp(-margin)),
             "rewards/accuracies": 1.0,
             "rewards/chosen": 0.15, "rewards/rejected": -0.25, "rewards/margins": 0.4,
         }
@@ -292,7 +292,7 @@ def test_the_metrics_are_those_of_trl_by_hand() -> None:
     losses = [1 - 1 / (1 + math.exp(-x)) for x in (0.3, 0.1, 0.4, 0.2)]
     assert kto.metrics == pytest.approx(
         {
-            "preference/desirable": 2, "preference/undesirable": 2, "kl/mismatched": 0.2, "preference/loss": sum(losses) / 4,
+            "preference/num_desirable": 2, "preference/num_undesirable": 2, "kto/kl_baseline": 0.2, "preference/loss": sum(losses) / 4,
             "loss": sum(losses) / 4,
             "rewards/chosen": 0.3, "rewards/rejected": -0.2, "rewards/margins": 0.5,
         }
@@ -305,7 +305,7 @@ def test_answers_that_are_worlds_apart_are_pulled_all_or_not_at_all() -> None:
 
 def test_an_answer_without_a_score_is_not_pulled() -> None:
     pulls = preferences.compute_kto_advantages([[1.0, None]], [[0.2, 0.2]], [], 0.1, desirable_threshold=0.5, weights=(1.0, 1.0))
-    assert pulls.advantages[0][0] > 0 and pulls.advantages[0][1] == 0 and pulls.metrics["preference/undesirable"] == 0
+    assert pulls.advantages[0][0] > 0 and pulls.advantages[0][1] == 0 and pulls.metrics["preference/num_undesirable"] == 0
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "best_of_n"])
@@ -338,10 +338,10 @@ def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
     assert first[:2] == groups[0] and second[:1] == groups[1]
     assert [(e.tokens, e.action_mask) for e in first[2:]] == [([1, 2, 8], [False, False, True])]
     assert [(e.tokens, e.action_mask) for e in second[1:]] == [([7, 3, 4, 5], [False, True, True, True])]
-    assert all(e.auxiliary and not any(e.rewards) and not any(e.logprobs) for e in (*first[2:], *second[1:]))
+    assert all(e.is_auxiliary and not any(e.rewards) and not any(e.logprobs) for e in (*first[2:], *second[1:]))
     assert preferences.add_mismatched_answers(groups[:1]) == groups[:1]
     twice = [groups[0], groups[0], groups[1]]  # a stored run may have asked one prompt in several steps
-    assert [[e.tokens for e in group if e.auxiliary] for group in preferences.add_mismatched_answers(twice)] == [
+    assert [[e.tokens for e in group if e.is_auxiliary] for group in preferences.add_mismatched_answers(twice)] == [
         [[1, 2, 8]],
         [[1, 2, 8]],
         [[7, 3, 4, 5]],
@@ -350,7 +350,7 @@ def test_a_mismatched_answer_is_a_prompt_with_the_answer_to_another() -> None:
     lone = [groups[0], groups[0][:1]]  # nor is it another prompt where it has fewer answers
     assert preferences.add_mismatched_answers(lone) == lone
     three = [*groups, [episode([9], [10], [-1.0], 0.0, "c")]]  # each takes from the one after it
-    assert [e.tokens for group in preferences.add_mismatched_answers(three) for e in group if e.auxiliary] == [
+    assert [e.tokens for group in preferences.add_mismatched_answers(three) for e in group if e.is_auxiliary] == [
         [1, 2, 8],
         [7, 10],
         [9, 3, 4, 5],
@@ -362,7 +362,7 @@ def test_one_batch_of_pairs_is_good_for_one_step() -> None:
         Learner(
             tiny_model(),
             factory("online_dpo")().inner,
-            Optimization(minibatches_per_step=2),
+            OptimizationSettings(minibatches_per_step=2),
             accelerator=Accelerator(cpu=True),
             total_steps=1,
         )

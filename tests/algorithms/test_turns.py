@@ -305,7 +305,7 @@ def test_how_many_turns_were_compared_is_told() -> None:
     for how in TURN_COMPARISONS:
         algorithm = factory("gigpo")(compare_turns=how)
         algorithm.compute_advantages([group])
-        shares.append(algorithm.metrics["turns/compared"])
+        shares.append(algorithm.metrics["turns/compared_fraction"])
     assert shares == [1.0, 5 / 6, 1.0]
 
 

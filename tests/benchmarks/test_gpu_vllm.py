@@ -33,7 +33,7 @@ def test_parts_run_to_their_end(tmp_path: Path) -> None:
     assert [part["part"] for part in summary["parts"] if "skipped" not in part] == [*PARTS[:-1]]
     found = {(line["part"], line.get("case")): line for line in figures}
     assert "vllm" in found["packages", "import vllm"]["file"] and found["packages", "versions"]["torch"]
-    assert all(0 < load["probe/difference"] < 1e-4 for load in found["weights", "float32"]["loads"])
+    assert all(0 < load["weight_probe/logprob_difference_max"] < 1e-4 for load in found["weights", "float32"]["loads"])
     assert found["seeds", "default"]["equal_again"] == 8 and "GPUs only" in found["invariant", None]["skipped"]
     assert [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()] == lines
 

@@ -13,7 +13,7 @@ from benchmarks import nano
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Verdict
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.gradients import apart, gradient
 
 
@@ -30,7 +30,7 @@ def collected(model: Any) -> list[list[nano.Answer]]:
 
 
 def whole(model: Any) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
+    return torch.cat([p.grad.flatten_policy_tokens() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("budget", [8192, 40])
@@ -49,7 +49,7 @@ def test_the_gradient_of_the_learner_is_that_of_the_single_file(budget: int, sta
     for g, group in enumerate(groups):
         episodes.append([as_episode(answer, next(rows), f"g{g}") for answer in group])
     learner = Learner(
-        model, build("algorithm", "grpo", old_from_sampler=True), Optimization(max_tokens_per_microbatch=budget),
+        model, build("algorithm", "grpo", old_from_sampler=True), OptimizationSettings(max_tokens_per_microbatch=budget),
         accelerator=Accelerator(cpu=True), total_steps=1,
     )  # fmt: skip
     model.zero_grad()

@@ -18,7 +18,7 @@ from rlvr.registry.plugins import PACKAGE_FOLDER
 BROKEN = '''
 """Plugins with faults."""
 import threading
-from rlvr import Environment, Example, Task, Verdict, Verifier, user
+from rlvr import Environment, VerifierExample, Task, Verdict, Verifier, user
 
 class Raises(Verifier):
     def verify(self, task, answer):
@@ -47,7 +47,7 @@ class Explodes(Verifier):
         raise RuntimeError("boom")
 
 class Leaves(Verifier):
-    examples = (Example("Paris", correct=("Paris",), incorrect=("Rome",)),)
+    examples = (VerifierExample("Paris", correct=("Paris",), incorrect=("Rome",)),)
     def verify(self, task, answer):
         raise SystemExit(0)
 

@@ -16,11 +16,11 @@ from rlvr.cli.evaluating import ClusterSampling
 from rlvr.cluster import ray_transport as actors
 from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.rollout_worker import EvalWorkerSettings
-from rlvr.cluster.scheduler_commands import Dispatch
+from rlvr.cluster.scheduler_commands import DispatchTask
 from rlvr.cluster.transport import Event, WorkerLost
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, RequestQueue
-from rlvr.errors import ConfigError, RlvrError, RolloutWorkersLost
+from rlvr.errors import ClusterWorkersLost, ConfigError, RlvrError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.tokenizers import CharTokenizer
@@ -68,15 +68,15 @@ def test_a_suite_is_the_same_with_rollout_workers_that_are_lost(tmp_path: Path, 
 
 def test_a_model_is_sampled_in_the_rounds_of_one_process(tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = CharTokenizer(DIGITS)
-    place = checkpoint.save(
+    place = checkpoint.save_checkpoint(
         tmp_path, load_model(ModelConfig(config=MODEL), tokenizer), to_transformers_tokenizer(tokenizer), {}, Progress(1)
     )
     sizes = list[int]()
 
     class Counting(InThisProcess):
-        def run_task(self, order: Dispatch, unit: RolloutTask, *rest: Any) -> None:
+        def start_task(self, order: DispatchTask, unit: RolloutTask, *rest: Any) -> None:
             sizes.append(len(unit))
-            super().run_task(order, unit, *rest)
+            super().start_task(order, unit, *rest)
 
     monkeypatch.setattr(actors, "RayTransport", Counting)
     for folder, elsewhere in (("here", None), ("there", there)):
@@ -85,13 +85,13 @@ def test_a_model_is_sampled_in_the_rounds_of_one_process(tmp_path: Path, there: 
 
 
 class Dead(InThisProcess):
-    def run_task(self, order: Dispatch, unit: RolloutTask, *rest: Any) -> None:
-        self.work.append(WorkerLost(order.worker, "killed by it"))
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, *rest: Any) -> None:
+        self.work.append(WorkerLost(command.worker, "killed by it"))
 
     def poll(self, timeout_s: float) -> list[Event]:
         return [self.work.pop(0)]
 
-    def stop_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str) -> None:
         self.rollout_workers.pop(worker).close()
 
 
@@ -101,7 +101,7 @@ def test_without_rollout_workers_it_ends_and_the_same_call_continues(
     evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "here")
     monkeypatch.setattr(actors, "RayTransport", Dead)
     few = asked(tmp_path, "{rollout_workers: 2, max_restarts: 0, max_failures: 9}", tmp_path / "there")
-    with pytest.raises(RolloutWorkersLost, match=r"the last one was lost: killed by it; .*an evaluation: with the same command"):
+    with pytest.raises(ClusterWorkersLost, match=r"the last one was lost: killed by it; .*an evaluation: with the same command"):
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=few)
     assert not (tmp_path / "there").exists()  # there is no sample, and so no evaluation to resume
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
@@ -113,7 +113,7 @@ class Never(Dead):
     def start_worker(self, worker: str) -> None:
         self.work.append(WorkerLost(worker, "NotFound: there is no such file", is_permanent=True))
 
-    def stop_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str) -> None:
         pass
 
 
@@ -136,9 +136,9 @@ def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: Clust
         raise ConfigError("the key is wrong")
 
     class Telling(Dead):
-        def run_task(self, order: Dispatch, unit: RolloutTask, *rest: Any) -> None:
+        def start_task(self, order: DispatchTask, unit: RolloutTask, *rest: Any) -> None:
             try:
-                InThisProcess.run_task(self, order, unit, *rest)
+                InThisProcess.start_task(self, order, unit, *rest)
             except ConfigError as error:
                 self.work.append(WorkerLost(order.worker, f"ConfigError: {error}", is_permanent=True))
 

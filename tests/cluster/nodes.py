@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from rlvr.cluster.ray_transport import _RolloutActor
-from rlvr.contracts import Completion, Request, RequestQueue, Sampling
+from rlvr.contracts import Completion, Request, RequestQueue, SamplingParams
 from rlvr.samplers.scripted import ScriptedSampler
 
 MARK = "RLVR_TEST_CLUSTER"
@@ -33,13 +33,13 @@ class Paced(ScriptedSampler):
         super().__init__(answer="random")
         self.seconds, self.dies, self.times, self.home = seconds, list(dies), times, home
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for found in super().stream(requests, sampling):
             time.sleep(self.seconds)
             self._meet(requests[found[0]])
             yield found
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         while (asked := queue.pop(1)) is not None:
             for number, request in asked:
                 time.sleep(self.seconds)

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.cluster.event_log import find_stderr_file, read_last_lines
+from rlvr.cluster.event_log import find_ray_stderr_file, read_last_lines
 from rlvr.cluster.machines import (
-    change_to_folder,
+    change_to_driver_folder,
     check_capacity,
     describe_process,
     end_actor,
@@ -25,11 +25,11 @@ from rlvr.cluster.machines import (
 )
 from rlvr.cluster.ray_transport import RayTransport
 from rlvr.cluster.rollout_worker import WorkerSettings
-from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.transport import TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.cluster import ClusterConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.task import Task, user
@@ -133,15 +133,15 @@ def started(**place: Any) -> RayTransport:
 
 def test_orders_come_back_as_events(ray: Ray) -> None:
     transport = started()
-    transport.put_weights(3, WeightUpdate(iter([b"w", b"x"])))
-    load, assign = LoadWeights("c0.0", 3, 1), Dispatch("c0.0", "g", 3, 1)
-    transport.load_weights(load)
+    transport.store_weights(3, WeightUpdate(iter([b"w", b"x"])))
+    load, assign = LoadWeights("c0.0", 3, 1), DispatchTask("c0.0", "g", 3, 1)
+    transport.send_stored_weights(load)
     assert (
         ray.last("load_weights").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
     )
     ray.last("load_weights").ends()
     assert transport.poll(0) == [WeightsLoaded(load)]
-    transport.run_task(assign, [], Sampling(), 9)
+    transport.start_task(assign, [], SamplingParams(), 9)
     ray.last("collect").ends((b"data", 0.5))
     assert transport.poll(0) == [TaskEnded(assign, b"data", 0.5)]
 
@@ -149,10 +149,10 @@ def test_orders_come_back_as_events(ray: Ray) -> None:
 def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_everything(ray: Ray) -> None:
     transport = started()
     for version in range(4):
-        transport.put_weights(version, WeightUpdate([f"v{version}"], is_delta=version > 0))
+        transport.store_weights(version, WeightUpdate([f"v{version}"], is_delta=version > 0))
 
     def sent(version: int) -> list[Any]:
-        transport.load_weights(LoadWeights("c0.0", version, 1))
+        transport.send_stored_weights(LoadWeights("c0.0", version, 1))
         call = ray.last("load_weights")
         call.ends()
         assert transport.poll(0) == [WeightsLoaded(LoadWeights("c0.0", version, 1))]
@@ -160,7 +160,7 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
 
     assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
     assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
-    transport.stop_worker("c0.0")
+    transport.kill_worker("c0.0")
     transport.start_worker("c0.0")
     ray.last("begin").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
@@ -169,11 +169,11 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
 @pytest.mark.parametrize(("node", "blame"), [("n1", True), ("n2", False)])
 def test_a_dead_process_is_a_loss_and_its_work_is_to_blame_unless_its_machine_is_gone(ray: Ray, node: str, blame: bool) -> None:
     transport = started(node=node)
-    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
     ray.last("collect").ends(RayError("The actor died. See the logs."))
     [lost] = transport.poll(0)
     assert lost == WorkerLost("c0.0", f"RayError (process {PLACE['pid']} on far): The actor died", may_be_cause=blame)
-    transport.stop_worker("c0.0")
+    transport.kill_worker("c0.0")
     assert ray.killed == 1 and transport.poll(0) == []
 
 
@@ -225,7 +225,7 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
         assert transport.poll(0) == []
         clock[0] += 2
         assert transport.poll(0) == [WorkerLost("c1.0", why, may_be_cause=False, is_permanent=hopeless)]
-        transport.stop_worker("c1.0")
+        transport.kill_worker("c1.0")
 
 
 def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
     near = started(pids=get_pid_namespace_id(), log=str(log))
     words = near.describe_worker("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
-    near.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    near.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
     ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
     [lost] = near.poll(0)
     assert isinstance(lost, WorkerLost) and lost.reason.endswith("on far): Fatal Python error: Bus error")
@@ -250,13 +250,13 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("rlvr.cluster.event_log.os.readlink", lambda path: "pipe:[7]")
-    assert find_stderr_file() == "" and read_last_lines("") == read_last_lines(str(tmp_path)) == []
+    assert find_ray_stderr_file() == "" and read_last_lines("") == read_last_lines(str(tmp_path)) == []
 
 
 def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
     transport = started()
-    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
-    transport.stop_worker("c0.0")
+    transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
+    transport.kill_worker("c0.0")
     ray.last("collect").ends((b"data", 0.5))
     assert transport.poll(0) == []
 
@@ -330,7 +330,7 @@ def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytes
     monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
     task = Task(user("2+2="), "4", id="t")
     with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
-        transport.run_task(Dispatch("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], Sampling(), 0)
+        transport.start_task(DispatchTask("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], SamplingParams(), 0)
 
 
 def test_weights_without_room_are_one_sentence(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_weights_without_room_are_one_sentence(ray: Ray, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ray, "put", put)
     with pytest.raises(RlvrError, match=r"version 3 of the weights has no room in Ray's object store .*: Failed to put object; free some"):
-        started().put_weights(3, WeightUpdate([b"w"]))
+        started().store_weights(3, WeightUpdate([b"w"]))
 
 
 def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +357,7 @@ def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: 
 
 def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
     transport = started()
-    transport.run_task(Dispatch("c0.0", "g", 0, 1), [], Sampling(), 0)
+    transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
     ray.last("collect").ends(ValueError("not a pickle"))
     assert transport.poll(0) == [WorkerLost("c0.0", f"ValueError (process {PLACE['pid']} on far): not a pickle")]
 
@@ -391,9 +391,9 @@ def test_rollout_workers_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, mo
     transport.start_worker("c0.0")
     assert [call.given[-1] for call in ray.calls if call.name == "begin"] == [str(tmp_path)] * 2
     monkeypatch.chdir("/")
-    change_to_folder(str(tmp_path / "not here"))
+    change_to_driver_folder(str(tmp_path / "not here"))
     assert os.getcwd() == "/"
-    change_to_folder(str(tmp_path))
+    change_to_driver_folder(str(tmp_path))
     assert os.getcwd() == str(tmp_path)
 
 
@@ -408,14 +408,14 @@ def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> Non
         ray.last("begin").ends(PLACE)
         transport.poll(0)
         if name == "load_weights":
-            transport.put_weights(0, WeightUpdate(()))
-            transport.load_weights(LoadWeights("c0.0", 0, 1))
+            transport.store_weights(0, WeightUpdate(()))
+            transport.send_stored_weights(LoadWeights("c0.0", 0, 1))
         else:
-            transport.run_task(Dispatch("c0.0", "0:0", 0, 1), [], Sampling(), 0)
+            transport.start_task(DispatchTask("c0.0", "0:0", 0, 1), [], SamplingParams(), 0)
         ray.last(name).ends(RayTaskError(error))
         [event] = transport.poll(0)
         assert isinstance(event, WorkerLost) and event.is_permanent == hopeless, (name, event)
-        transport.stop_worker("c0.0")
+        transport.kill_worker("c0.0")
 
 
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
@@ -432,8 +432,8 @@ def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ra
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
     transport.start_worker("c1.0")
-    transport.stop_worker("c0.0")
-    transport.stop_worker("c1.0")
+    transport.kill_worker("c0.0")
+    transport.kill_worker("c1.0")
     for _ in range(60):
         clock[0] += 6
         assert transport.poll(0) == []
@@ -442,7 +442,7 @@ def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ra
 def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
-    transport.stop_worker("c0.0")
+    transport.kill_worker("c0.0")
     transport.start_worker("c1.0")
     ray.last("heartbeat").ends([])
     for _ in range(60):
@@ -451,10 +451,10 @@ def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkey
 
 
 def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(ray: Ray) -> None:
-    transport, order = started(), Dispatch("c0.0", "g", 0, 1)
+    transport, order = started(), DispatchTask("c0.0", "g", 0, 1)
     transport.cancel_task(order)
     assert ray.last("cancel").given == (order,)
-    transport.stop_worker("c0.0")
+    transport.kill_worker("c0.0")
     transport.cancel_task(order)
     assert len([call for call in ray.calls if call.name == "cancel"]) == 1
 

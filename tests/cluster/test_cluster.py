@@ -26,13 +26,13 @@ from rlvr.cluster.event_log import EventLog
 from rlvr.cluster.ray_transport import RayTransport
 from rlvr.cluster.rollout_tasks import split_into_tasks
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
-from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.training import train
 from rlvr.cluster.transport import Event, TaskEnded, WorkerLost
-from rlvr.cluster.weights.weight_updates import Bucket, TensorSlice, WeightUpdate, compute_checksum
+from rlvr.cluster.weights.weight_updates import TensorBucket, TensorSlice, WeightUpdate, compute_checksum
 from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.registry.plugins import PluginSpec
@@ -69,13 +69,13 @@ def draws(step: int) -> list[RolloutRequest]:
 
 
 STEPS = (0, 1)
-SAMPLING = Sampling()
+SAMPLING = SamplingParams()
 
 
 def in_this_process() -> list[list[Episode]]:
     collector = RolloutWorker(run_of(), FACTS)
     collector.load_weights(0, [])
-    steps = [[collector.collect(0, unit, SAMPLING, step) for unit in split_into_tasks(draws(step))] for step in STEPS]
+    steps = [[collector.run_task(0, unit, SAMPLING, step) for unit in split_into_tasks(draws(step))] for step in STEPS]
     collector.close()
     return [[episode for data, _ in step for episode in decode_episodes(EncodedEpisodes.from_bytes(data))[0]] for step in steps]
 
@@ -94,15 +94,15 @@ class Harmed(RayTransport):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.assigned, self.loads = list[tuple[Dispatch, float]](), list[LoadWeights]()
+        self.assigned, self.loads = list[tuple[DispatchTask, float]](), list[LoadWeights]()
 
-    def run_task(self, order: Dispatch, *given: Any) -> None:
-        super().run_task(order, *given)
-        self.assigned.append((order, time.monotonic()))
+    def start_task(self, command: DispatchTask, *given: Any) -> None:
+        super().start_task(command, *given)
+        self.assigned.append((command, time.monotonic()))
 
-    def load_weights(self, order: LoadWeights) -> int:
-        self.loads.append(order)
-        return super().load_weights(order)
+    def send_stored_weights(self, command: LoadWeights) -> int:
+        self.loads.append(command)
+        return super().send_stored_weights(command)
 
     def poll(self, timeout_s: float) -> list[Event]:
         if self.plan is not None and self.plan(self):
@@ -337,7 +337,9 @@ def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_no
     asked = ClusterConfig(rollout_workers=2, max_restarts=1)
     transport = RayTransport(asked, run_of().model_dump(mode="json"), FACTS)
     with Driver(transport, asked, log=lambda line: None) as driver:
-        driver.send_weights(WeightUpdate([Bucket.from_parts([TensorSlice("w", "", 0, np.full(OBJECTS, k, np.uint8))]) for k in range(2)]))
+        driver.send_weights(
+            WeightUpdate([TensorBucket.from_parts([TensorSlice("w", "", 0, np.full(OBJECTS, k, np.uint8))]) for k in range(2)])
+        )
         assert driver.collect(draws(0), SAMPLING, version=0) == expected[0]
         [held] = transport._weight_history.get_updates(0, None)
         for bucket in nodes.ray.get(list(held.buckets), timeout=60):

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlvr.cluster.checks.comparison import choose_audited
+from rlvr.cluster.checks.comparison import choose_audit_tasks
 from rlvr.cluster.driver import Driver
 from rlvr.cluster.event_log import EventLog
 from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK, RolloutTask, split_into_tasks
-from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.cluster import ClusterConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.episode_encoding import encode_episodes
@@ -62,31 +62,31 @@ class Pretended:
         self.alive.add(worker)
         self.work.append(self.first or WorkerStarted(worker))
 
-    def stop_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str) -> None:
         self.stopped.append(worker)
         self.alive.discard(worker)
         self.work = [event for event in self.work if worker_of(event) != worker]
 
-    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
+    def store_weights(self, version: int, update: WeightUpdate) -> None:
         with self.lock:
-            self.held[version] = parcel
+            self.held[version] = update
 
-    def keep_versions(self, versions: Set[int]) -> None:
+    def free_other_versions(self, versions: Set[int]) -> None:
         with self.lock:
             self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
 
-    def load_weights(self, order: LoadWeights) -> int:
-        assert order.worker in self.alive and order.version in self.held
-        self.work.append(WeightsLoaded(order))
-        return self.held[order.version].num_bytes
+    def send_stored_weights(self, command: LoadWeights) -> int:
+        assert command.worker in self.alive and command.version in self.held
+        self.work.append(WeightsLoaded(command))
+        return self.held[command.version].num_bytes
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
-        assert self.loaded[order.worker] == order.version
-        data = encode_episodes([[answered(draw, label) for draw in unit]]).to_bytes()
-        self.work.append(WorkerLost(order.worker, "killed by it") if unit[0].group in self.bad else TaskEnded(order, data, 0.1))
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
+        assert self.loaded[command.worker] == command.version
+        data = encode_episodes([[answered(draw, policy_version) for draw in rollout_task]]).to_bytes()
+        self.work.append(WorkerLost(command.worker, "killed by it") if rollout_task[0].group in self.bad else TaskEnded(command, data, 0.1))
 
-    def cancel_task(self, order: Dispatch) -> None:
-        self.work = [TaskEnded(order, b"") if getattr(event, "order", None) == order else event for event in self.work]
+    def cancel_task(self, command: DispatchTask) -> None:
+        self.work = [TaskEnded(command, b"") if getattr(event, "order", None) == command else event for event in self.work]
 
     def describe_worker(self, worker: str) -> dict[str, Any]:
         return {"host": "here", "pid": 1, "words": ["the last line"]}
@@ -127,7 +127,7 @@ def test_the_episodes_are_the_same_whatever_happens(rollout_workers: int) -> Non
         with driven(Pretended(seed, deaths=deaths), rollout_workers=rollout_workers, speculative_fraction=backups) as driver:
             for _ in range(3):
                 driver.send_weights()
-                assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+                assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
             assert driver.num_abandoned == 0
 
 
@@ -142,7 +142,7 @@ def test_the_episodes_are_the_same_whatever_happens(rollout_workers: int) -> Non
 )
 def test_what_comes_back_damaged_or_from_other_draws_is_sampled_again(data: bytes, words: str) -> None:
     told = list[str]()
-    assert driven(Pretended(broken=[data]), told, rollout_workers=1).collect(draws()[2:], Sampling(), version=7) == EXPECTED[2:]
+    assert driven(Pretended(broken=[data]), told, rollout_workers=1).collect(draws()[2:], SamplingParams(), version=7) == EXPECTED[2:]
     assert len(told) == 1 and words in told[0] and "it is restarted" in told[0]
 
 
@@ -151,19 +151,19 @@ def test_an_answer_that_comes_back_with_another_beginning_is_sampled_again() -> 
     begun = [replace(draw, partial_completion=PartialCompletion([draw.seed % 1000], [-0.5], [[7, 1]])) for draw in draws(groups=1)]
     changed = [EXPECTED[0], replace(EXPECTED[1], tokens=[5, 6, 2])]
     driver = driven(Pretended(broken=[encode_episodes([changed]).to_bytes()]), told, rollout_workers=1)
-    assert driver.collect(begun, Sampling(), version=7) == EXPECTED[:2]
+    assert driver.collect(begun, SamplingParams(), version=7) == EXPECTED[:2]
     assert len(told) == 1 and "is lost: completion 1 of task 1:0 does not begin with its partial episode; it is restarted" in told[0]
 
 
 def test_a_unit_that_ends_its_rollout_workers_is_left_out_without_a_score() -> None:
     told = list[str]()
-    found = driven(Pretended(bad={"1:2"}), told).collect(draws(), Sampling(), version=7)
+    found = driven(Pretended(bad={"1:2"}), told).collect(draws(), SamplingParams(), version=7)
     failed = [episode for episode in found if episode.stop_reason is StopReason.FAILED]
     assert [episode.group for episode in failed] == ["1:2"] * 2 and [e for e in found if e not in failed] == EXPECTED[:4] + EXPECTED[6:]
     verdict = failed[0].verdict
     assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA and "killed by it" in verdict.reason
     assert any("2 completions from group 1:2 on are left out" in line for line in told)
-    assert len([line for line in told if "is lost" in line]) == ClusterConfig().max_failures
+    assert len([line for line in told if "is lost" in line]) == ClusterConfig().max_task_failures
 
 
 def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> None:
@@ -172,21 +172,21 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
     with pytest.raises(
         SamplerError, match=r"no rollout worker is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
     ):
-        driven(transport, told, rollout_workers=2, max_restarts=0).collect(draws(), Sampling())
+        driven(transport, told, rollout_workers=2, max_restarts=0).collect(draws(), SamplingParams())
     assert told[0].endswith("it is not restarted, the run continues with fewer workers") and transport.begun == 2
 
 
 def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0")
     with driven(Pretended(bad={"1:2"}), [], record=EventLog(tmp_path)) as driver:
-        driver.collect(draws(), Sampling())
+        driver.collect(draws(), SamplingParams())
         figures = driver.metrics.take_step_metrics()
     rows = [json.loads(line) for line in (tmp_path / "rollout_workers.jsonl").read_text("utf-8").splitlines()]
     lost, given_up = ([row for row in rows if row["event"] == event] for event in ("lost", "given_up"))
-    assert len(lost) == ClusterConfig().max_failures and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
+    assert len(lost) == ClusterConfig().max_task_failures and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
     assert (lost[0]["host"], lost[0]["words"], lost[0]["why"]) == ("here", ["the last line"], "killed by it")
     assert [(row["groups"], row["answers"], row["why"]) for row in given_up] == [(["1:2"], 2, "killed by it")]
-    assert (figures["cluster/workers_lost"], figures["cluster/failures"], figures["cluster/retries"]) == (4.0, 1.0, 3.0)
+    assert (figures["cluster/workers_lost"], figures["cluster/abandoned_tasks"], figures["cluster/retried_tasks"]) == (4.0, 1.0, 3.0)
 
 
 def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
@@ -195,7 +195,7 @@ def test_a_collector_that_is_lost_for_two_reasons_is_replaced_once() -> None:
             return [event for event in super().poll(timeout_s) for _ in range(1 + isinstance(event, WorkerLost))]
 
     transport, told = Twice(deaths=0.2), list[str]()
-    assert driven(transport, told, rollout_workers=2).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert driven(transport, told, rollout_workers=2).collect(draws(), SamplingParams(), version=7) == EXPECTED
     assert told and transport.begun == 2 + len(told) == 2 + len(transport.stopped)
 
 
@@ -207,20 +207,20 @@ def test_a_collector_that_is_lost_and_says_in_the_same_moment_that_it_is_ready_g
             return [WorkerLost(event.worker, "no machine had room", may_be_cause=False) for event in late] + events
 
     transport = Both()
-    assert driven(transport, rollout_workers=1).collect(draws(), Sampling(), version=7) == EXPECTED
+    assert driven(transport, rollout_workers=1).collect(draws(), SamplingParams(), version=7) == EXPECTED
     assert transport.stopped == ["c0.0"]
 
 
 def test_a_collector_that_never_ends_its_call_is_ended_and_the_call_is_sampled_elsewhere() -> None:
     class Silent(Pretended):
-        def run_task(self, order: Dispatch, *given: Any) -> None:
-            super().run_task(order, *given)
+        def start_task(self, order: DispatchTask, *given: Any) -> None:
+            super().start_task(order, *given)
             if order.worker == "c0.0":
                 self.work.pop()
 
     transport, told = Silent(), list[str]()
     with driven(transport, told, rollout_workers=2, task_timeout_s=0.2) as driver:
-        assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
+        assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
         assert transport.stopped == ["c0.0"] and "did not end in 0.2 s" in told[0] and driver.num_retries == 1
         assert "c0.0" not in driver.metrics._states  # its time is nobody's
 
@@ -228,24 +228,24 @@ def test_a_collector_that_never_ends_its_call_is_ended_and_the_call_is_sampled_e
 class Wrong(Pretended):
     """The rollout_workers of slot 1 compute wrongly."""
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
-        super().run_task(order, unit, sampling, label)
-        if order.worker.startswith("c1."):
-            episodes = [replace(answered(draw, label), tokens=[5, 1, 2]) for draw in unit]
-            self.work[-1] = TaskEnded(order, encode_episodes([episodes]).to_bytes(), 0.1)
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
+        super().start_task(command, rollout_task, sampling, policy_version)
+        if command.worker.startswith("c1."):
+            episodes = [replace(answered(draw, policy_version), tokens=[5, 1, 2]) for draw in rollout_task]
+            self.work[-1] = TaskEnded(command, encode_episodes([episodes]).to_bytes(), 0.1)
 
 
 def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answers(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0")
     record, told = EventLog(tmp_path), list[str]()
-    settings = ClusterConfig(rollout_workers=3, audit=1.0)
+    settings = ClusterConfig(rollout_workers=3, audit_fraction=1.0)
     with Driver(Wrong(), settings, log=told.append, record=record) as driver:
         for label in range(4):
             driver.send_weights()
-            driver.collect(draws(), Sampling(), version=label)
+            driver.collect(draws(), SamplingParams(), version=label)
         figures = driver.metrics.take_step_metrics()
     rows = [json.loads(line) for line in (tmp_path / "rollout_workers.jsonl").read_text("utf-8").splitlines()]
-    assert figures["cluster/audited"] > figures["cluster/differing"] == len(rows) == len(told) > 0
+    assert figures["cluster/audited_tasks"] > figures["cluster/differing_tasks"] == len(rows) == len(told) > 0
     for row in rows:
         assert row["event"] == "differs" and "c1.0" in row["workers"]
         one, other = row["sampled"]
@@ -259,9 +259,9 @@ def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answe
 def test_an_audit_changes_nothing_and_says_nothing_where_all_compute_the_same(deaths: float) -> None:
     told, audited = list[str](), 0.0
     for seed in range(10):
-        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, audit=0.5) as driver:
-            assert driver.collect(draws(), Sampling(), version=7) == EXPECTED
-            audited += driver.metrics.take_step_metrics()["cluster/audited"]
+        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, audit_fraction=0.5) as driver:
+            assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
+            audited += driver.metrics.take_step_metrics()["cluster/audited_tasks"]
     assert audited and not any("differently" in line for line in told)
 
 
@@ -270,12 +270,12 @@ class Unlucky(Pretended):
 
     how: Mapping[str, Any] = {}
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
-        super().run_task(order, unit, sampling, label)
-        if order.worker.startswith("c1."):
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
+        super().start_task(command, rollout_task, sampling, policy_version)
+        if command.worker.startswith("c1."):
             short: dict[str, Any] = {"tokens": [5, 1], "action_mask": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
-            episodes = [replace(answered(draw, label), **short, **self.how) for draw in unit]
-            self.work[-1] = TaskEnded(order, encode_episodes([episodes]).to_bytes(), 0.1)
+            episodes = [replace(answered(draw, policy_version), **short, **self.how) for draw in rollout_task]
+            self.work[-1] = TaskEnded(command, encode_episodes([episodes]).to_bytes(), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -290,49 +290,49 @@ class Unlucky(Pretended):
 def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
     told, transport = list[str](), Unlucky()
     transport.how = how
-    with driven(transport, told, audit=1.0) as driver:
-        driver.collect(draws(), Sampling(), version=7)
+    with driven(transport, told, audit_fraction=1.0) as driver:
+        driver.collect(draws(), SamplingParams(), version=7)
         figures = driver.metrics.take_step_metrics()
-    assert not told and not figures["cluster/differing"] and figures["cluster/audited"] < 6
+    assert not told and not figures["cluster/differing_tasks"] and figures["cluster/audited_tasks"] < 6
 
 
 def test_an_audit_of_a_unit_that_ends_its_rollout_workers_leaves_it_out_once() -> None:
     told = list[str]()
-    found = driven(Pretended(bad={"1:2"}), told, audit=1.0).collect(draws(), Sampling(), version=7)
+    found = driven(Pretended(bad={"1:2"}), told, audit_fraction=1.0).collect(draws(), SamplingParams(), version=7)
     assert [episode.group for episode in found if episode.stop_reason is StopReason.FAILED] == ["1:2"] * 2
     assert len([line for line in told if "are left out" in line]) == 1
 
 
 def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
     units = {str(place): unit for place, unit in enumerate(split_into_tasks(draws(400)))}
-    chosen = choose_audited(units, 0.1)
+    chosen = choose_audit_tasks(units, 0.1)
     assert 20 < len(chosen) < 60 and all(units[name.removesuffix(" again")] == unit for name, unit in chosen.items())
-    renamed = choose_audited({f"9:{name}": unit for name, unit in units.items()}, 0.1)  # as in a run that was resumed
+    renamed = choose_audit_tasks({f"9:{name}": unit for name, unit in units.items()}, 0.1)  # as in a run that was resumed
     assert list(renamed.values()) == list(chosen.values())
     assert (
-        choose_audited(dict(reversed(units.items())), 0.1) == chosen
-        and len(choose_audited(units, 1.0)) == 400
-        and not choose_audited(units, 0.0)
+        choose_audit_tasks(dict(reversed(units.items())), 0.1) == chosen
+        and len(choose_audit_tasks(units, 1.0)) == 400
+        and not choose_audit_tasks(units, 0.0)
     )
 
 
 def test_an_audit_needs_two_rollout_workers() -> None:
     with pytest.raises(ValidationError, match=r"audit is 0.1, but rollout_workers is 1"):
-        ClusterConfig(audit=0.1)
+        ClusterConfig(audit_fraction=0.1)
 
 
 def test_bytes_of_weights_are_counted_for_each_collector() -> None:
     driver = driven(Pretended(), rollout_workers=3)
     driver.send_weights(WeightUpdate([], num_bytes=10))
-    driver.collect(draws(), Sampling())
+    driver.collect(draws(), SamplingParams())
     figures = driver.metrics.take_step_metrics()
-    assert figures["cluster/weights_bytes"] == 30.0 and figures["cluster/sampling"] > 0
+    assert figures["cluster/weights_bytes"] == 30.0 and figures["cluster/sampling_fraction"] > 0
 
 
 def test_a_start_that_can_never_work_ends_the_run_at_once() -> None:
     transport = Pretended(start=WorkerLost("c0.0", "ConfigError: no such file", is_permanent=True))
     with pytest.raises(RlvrError, match=r"rollout worker c0.0 cannot start: ConfigError: no such file"):
-        driven(transport, rollout_workers=1).collect(draws(), Sampling())
+        driven(transport, rollout_workers=1).collect(draws(), SamplingParams())
     assert transport.begun == 1
 
 
@@ -343,7 +343,7 @@ def test_a_collector_that_is_never_ready_is_ended() -> None:
 
     transport = Silent()
     with pytest.raises(SamplerError, match=r"not ready after 0.01 s \(cluster.startup_timeout_s\)"):
-        driven(transport, rollout_workers=1, max_restarts=1, startup_timeout_s=0.01).collect(draws(), Sampling())
+        driven(transport, rollout_workers=1, max_restarts=1, startup_timeout_s=0.01).collect(draws(), SamplingParams())
     assert transport.stopped == ["c0.0", "c0.1"]
 
 
@@ -352,7 +352,7 @@ def test_old_weights_are_freed() -> None:
     driver = driven(transport)
     for version in range(5):
         driver.send_weights(WeightUpdate([version]))
-        driver.collect(draws(), Sampling())
+        driver.collect(draws(), SamplingParams())
     assert transport.held == {4: WeightUpdate([4])}
 
 
@@ -360,7 +360,7 @@ def test_another_thread_can_end_the_wait() -> None:
     driver = driven(Pretended())
     driver.is_closed = True
     with pytest.raises(SamplerError, match="closed while they sampled"):
-        driver.collect(draws(), Sampling())
+        driver.collect(draws(), SamplingParams())
 
 
 def test_units_are_whole_groups_and_single_draws_go_together() -> None:
@@ -380,9 +380,9 @@ class Slow(Pretended):
         super().__init__()
         self.free, self.held_back, self.order = threading.Event(), list[Any](), list[tuple[str, int]]()
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
-        super().run_task(order, unit, sampling, label)
-        self.order.append((order.worker, label))
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
+        super().start_task(command, rollout_task, sampling, policy_version)
+        self.order.append((command.worker, policy_version))
         if len(self.order) == 1:
             self.held_back.append(self.work.pop())
 
@@ -397,9 +397,9 @@ def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first(
     transport = Slow()
     driver = driven(transport, rollout_workers=2)
     driver.send_weights(WeightUpdate([0]))
-    first = driver.start_rollout(draws(3), Sampling(), version=0)
+    first = driver.start_rollout(draws(3), SamplingParams(), version=0)
     driver.send_weights(WeightUpdate([1]))
-    second = driver.start_rollout(draws(4), Sampling(), version=1)
+    second = driver.start_rollout(draws(4), SamplingParams(), version=1)
     assert second.result() == [answered(draw, 1) for draw in draws(4)] and not first.is_done.is_set()
     slow, *others = transport.order
     assert {label for worker, label in others if worker == slow[0]} == set()
@@ -413,9 +413,9 @@ def test_a_collector_takes_the_next_batch_while_another_still_samples_the_first(
 class Exact(Pretended):
     """Whatever is sampled is sampled by the weights whose number the episodes name."""
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
-        assert self.held[order.version] == WeightUpdate([label])
-        super().run_task(order, unit, sampling, label)
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
+        assert self.held[command.version] == WeightUpdate([policy_version])
+        super().start_task(command, rollout_task, sampling, policy_version)
 
 
 def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> None:
@@ -424,7 +424,7 @@ def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> 
         batches = []
         for version in range(3):
             driver.send_weights(WeightUpdate([version]))
-            batches.append(driver.start_rollout(draws(4), Sampling(), version=version))
+            batches.append(driver.start_rollout(draws(4), SamplingParams(), version=version))
         assert not driver.scheduler.num_unfinished
     assert [batch.result() for batch in reversed(batches)] == [[answered(draw, v) for draw in draws(4)] for v in (2, 1, 0)]
 
@@ -442,7 +442,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
             begun = []
             for version in range(4):
                 driver.send_weights(WeightUpdate([version]))
-                begun += [driver.start_rollout(draws(5), Sampling(), version=version) for _ in range(2)]
+                begun += [driver.start_rollout(draws(5), SamplingParams(), version=version) for _ in range(2)]
                 if not version:
                     waiting = threading.Thread(target=wait, args=(begun, found))
                     waiting.start()
@@ -455,7 +455,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 def test_an_error_reaches_every_thread_that_waits() -> None:
     raised = list[str]()
     driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), rollout_workers=2, max_restarts=0)
-    batches = [driver.start_rollout(draws(), Sampling()) for _ in range(3)]
+    batches = [driver.start_rollout(draws(), SamplingParams()) for _ in range(3)]
 
     def wait(batch: Any) -> None:
         with pytest.raises(SamplerError) as caught:

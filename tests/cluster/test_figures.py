@@ -34,7 +34,7 @@ def test_shares_are_of_the_time_of_all_rollout_workers_and_begin_again_with_each
     assert row["cluster/rollout_workers"] == pytest.approx(0.8)
     clock.now += 10
     row = figures.take_step_metrics()
-    assert row["cluster/sampling"] == row["cluster/starting"] == 0.5 and row["cluster/idle"] == 0.0
+    assert row["cluster/sampling_fraction"] == row["cluster/starting_fraction"] == 0.5 and row["cluster/idle_fraction"] == 0.0
 
 
 def test_a_lost_collector_has_no_share_and_what_it_says_later_does_not_count() -> None:
@@ -47,7 +47,7 @@ def test_a_lost_collector_has_no_share_and_what_it_says_later_does_not_count() -
     figures.set_state("c0.0", "idle")
     clock.now += 3
     row = figures.take_step_metrics()
-    assert row["cluster/sampling"] == 0.25 and row["cluster/idle"] == 0.0 and row["cluster/rollout_workers"] == 0.25
+    assert row["cluster/sampling_fraction"] == 0.25 and row["cluster/idle_fraction"] == 0.0 and row["cluster/rollout_workers"] == 0.25
 
 
 def test_counts_are_those_since_the_last_step() -> None:
@@ -56,15 +56,15 @@ def test_counts_are_those_since_the_last_step() -> None:
     figures.add_count("weights_bytes", 10)
     figures.add_count("weights_bytes", 5)
     row = figures.take_step_metrics()
-    assert (row["cluster/workers_lost"], row["cluster/weights_bytes"], row["cluster/retries"]) == (1.0, 15.0, 0.0)
+    assert (row["cluster/workers_lost"], row["cluster/weights_bytes"], row["cluster/retried_tasks"]) == (1.0, 15.0, 0.0)
     assert figures.take_step_metrics()["cluster/workers_lost"] == 0.0
 
 
 def test_how_busy_judge_hosts_are_is_told_where_there_are_any() -> None:
     figures = ClusterMetrics(num_workers=1)
-    assert "cluster/judging" not in figures.take_step_metrics()
+    assert "cluster/verifier_busy_fraction" not in figures.take_step_metrics()
     figures.get_verifier_load = lambda: 0.75
-    assert figures.take_step_metrics()["cluster/judging"] == 0.75
+    assert figures.take_step_metrics()["cluster/verifier_busy_fraction"] == 0.75
 
 
 def test_the_record_waits_for_its_run_and_then_only_grows(tmp_path: Path) -> None:

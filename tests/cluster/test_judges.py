@@ -17,10 +17,10 @@ from rlvr.cluster.verifier_workers import (
     VerifierBusy,
     VerifierClient,
     VerifierLost,
-    VerifierNeverStarted,
+    VerifierLostBeforeStart,
     VerifierWorker,
 )
-from rlvr.contracts import Environment, Sampling, Transcript, Verifier
+from rlvr.contracts import Environment, SamplingParams, Transcript, Verifier
 from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
@@ -199,7 +199,7 @@ def test_an_answer_that_must_be_alone_has_the_next_turn_and_nothing_beside_it() 
             while True:
                 try:
                     if alone:
-                        judge.reserve()
+                        judge.reserve_exclusively()
                     await judge.verify(TASK, Transcript(answer), alone)
                     return ended.append(name)
                 except VerifierBusy:
@@ -232,17 +232,17 @@ def test_a_host_knows_which_share_of_its_threads_was_busy(monkeypatch: pytest.Mo
 def test_a_host_is_kept_for_one_answer_at_a_time_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     judge, clock = host(), [100.0]
     monkeypatch.setattr("rlvr.cluster.verifier_workers.monotonic", lambda: clock[0])
-    judge.reserve()
+    judge.reserve_exclusively()
     with pytest.raises(VerifierBusy, match="another exclusive verification is reserved"):
-        judge.reserve()
+        judge.reserve_exclusively()
     clock[0] += 60  # whoever reserved it was lost
     judge._num_running = 1
     with pytest.raises(VerifierBusy, match="other verifications run here"):
-        judge.reserve()
+        judge.reserve_exclusively()
     judge._num_running = 0
-    judge.reserve()  # and not refused for the one that is gone
+    judge.reserve_exclusively()  # and not refused for the one that is gone
     assert asyncio.run(judge.verify(TASK, Transcript("4"), True)).score == 0.1 + 0.2
-    judge.reserve()  # it is free at once
+    judge.reserve_exclusively()  # it is free at once
     judge.close()
 
 
@@ -251,7 +251,7 @@ def test_a_host_that_is_lost_before_it_begins_with_an_answer_is_not_lost_by_it(m
     monkeypatch.setattr("rlvr.cluster.verifier_workers.UNREACHABLE_PAUSE_S", 0.0)
     desk, ends = (
         VerifierClient(5.0),
-        [VerifierLost("a"), VerifierLost("b"), VerifierNeverStarted("c"), VerifierNeverStarted("d"), VerifierNeverStarted("e")],
+        [VerifierLost("a"), VerifierLost("b"), VerifierLostBeforeStart("c"), VerifierLostBeforeStart("d"), VerifierLostBeforeStart("e")],
     )
 
     async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
@@ -276,8 +276,8 @@ class Mortal:
         if alone:
             await asyncio.sleep(self.away)
             if self.dead.is_set():
-                raise VerifierNeverStarted("killed")
-            self.inner.reserve()
+                raise VerifierLostBeforeStart("killed")
+            self.inner.reserve_exclusively()
 
         async def judged() -> Verdict:
             found = await self.inner.verify(task, transcript, alone)
@@ -331,7 +331,7 @@ def test_the_time_of_a_verdict_is_counted_by_its_host_alone() -> None:
 
     later = threading.Timer(1.0, lambda: collector.verifier_client.set_workers({"a": busy}))
     later.start()
-    data, _ = collector.collect(0, [RolloutRequest(TASK, "g", 0)], Sampling(), 0)
+    data, _ = collector.run_task(0, [RolloutRequest(TASK, "g", 0)], SamplingParams(), 0)
     [[episode]] = decode_episodes(EncodedEpisodes.from_bytes(data))
     assert episode.verdict is not None and episode.verdict.score == 0.1 + 0.2
     later.join()
@@ -356,7 +356,7 @@ def test_the_episodes_of_a_collector_are_the_same_with_judge_hosts(env: type[Env
         collector.verifier_client.set_workers({str(number): one.verify for number, one in enumerate(hosts)})
         collector.load_weights(0, [])
         unit = [RolloutRequest(collector.rollout.mdp.environment.task("train", place), "g", derive_seed(place)) for place in range(20)]
-        data, _ = collector.collect(0, unit, Sampling(), 3)
+        data, _ = collector.run_task(0, unit, SamplingParams(), 3)
         found.append(decode_episodes(EncodedEpisodes.from_bytes(data)))
         collector.close()
         for one in hosts:

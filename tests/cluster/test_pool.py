@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from rlvr.cluster.scheduler_commands import Accept, Cancel, Command, Dispatch, Fail, Kill, LoadWeights, Retry
+from rlvr.cluster.scheduler_commands import (
+    AbandonTask,
+    AcceptResult,
+    CancelCopy,
+    Command,
+    CountRetry,
+    DispatchTask,
+    KillWorker,
+    LoadWeights,
+)
 from rlvr.cluster.work_scheduler import WorkScheduler
 
 HISTORIES = 10_000
@@ -25,7 +34,7 @@ def ready(*workers: str, room: int = 1, **limits: Any) -> WorkScheduler:
     return pool
 
 
-def given(orders: Sequence[Command], kind: type = Dispatch) -> list[Any]:
+def given(orders: Sequence[Command], kind: type = DispatchTask) -> list[Any]:
     return [order for order in orders if isinstance(order, kind)]
 
 
@@ -42,43 +51,43 @@ def test_a_worker_gets_nothing_before_it_has_the_version() -> None:
     pool.enqueue([0], 0)
     [load] = given(pool.add_worker("a", None), LoadWeights)
     assert load == LoadWeights("a", 0, 1) and pool.enqueue([1], 0) == []
-    assert given(pool.handle_loaded(load))[0].group == 0
+    assert given(pool.handle_weights_loaded(load))[0].group == 0
     pool.remove_worker("a", "killed")
     [again] = given(pool.add_worker("a", None), LoadWeights)
-    assert pool.handle_loaded(load) == []  # said by the earlier worker of this name
-    assert given(pool.handle_loaded(again))[0] == Dispatch("a", 0, 0, 2)
+    assert pool.handle_weights_loaded(load) == []  # said by the earlier worker of this name
+    assert given(pool.handle_weights_loaded(again))[0] == DispatchTask("a", 0, 0, 2)
 
 
 def test_what_a_lost_worker_says_later_is_dropped() -> None:
     pool = ready("a")
     [old] = given(pool.enqueue(["g"], 0))
-    assert pool.remove_worker("a", "killed") == [Retry("g", "killed")]
+    assert pool.remove_worker("a", "killed") == [CountRetry("g", "killed")]
     [new] = given(pool.add_worker("a", 0))
-    assert pool.handle_ended(old) == [] and pool.num_unfinished == 1
-    assert pool.handle_ended(new) == [Accept(new)] and pool.num_unfinished == 0
-    assert pool.handle_ended(new) == []
+    assert pool.handle_task_ended(old) == [] and pool.num_unfinished == 1
+    assert pool.handle_task_ended(new) == [AcceptResult(new)] and pool.num_unfinished == 0
+    assert pool.handle_task_ended(new) == []
 
 
 def test_a_lost_group_comes_before_all_others() -> None:
     pool = ready("a", "b")
     first, _ = given(pool.enqueue(range(4), 0))
     pool.remove_worker("a", "killed")
-    assert given(pool.handle_ended(Dispatch("b", 1, 0, 1)))[0].group == first.group
+    assert given(pool.handle_task_ended(DispatchTask("b", 1, 0, 1)))[0].group == first.group
 
 
 def test_a_group_that_ends_its_worker_twice_is_given_up() -> None:
     pool = ready("a", "b")
     pool.enqueue(["bad", "good"], 0)
-    assert given(pool.remove_worker("a", "killed"), Retry)
-    assert given(pool.handle_ended(Dispatch("b", "good", 0, 1)))[0].group == "bad"
-    assert pool.remove_worker("b", "out of memory") == [Fail("bad", "out of memory")] and pool.num_unfinished == 0
+    assert given(pool.remove_worker("a", "killed"), CountRetry)
+    assert given(pool.handle_task_ended(DispatchTask("b", "good", 0, 1)))[0].group == "bad"
+    assert pool.remove_worker("b", "out of memory") == [AbandonTask("bad", "out of memory")] and pool.num_unfinished == 0
 
 
 def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
     pool = ready("a")
     pool.enqueue(["g"], 0)
     for _ in range(5):
-        assert given(pool.remove_worker("a", "its machine is gone", may_be_cause=False), Retry)
+        assert given(pool.remove_worker("a", "its machine is gone", may_be_cause=False), CountRetry)
         assert given(pool.add_worker("a", 0))[0].group == "g"
 
 
@@ -88,14 +97,14 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
     for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
         running = given(pool.add_worker("a", 0, capacity=4))
         while not any(order.group == "bad" for order in running):
-            said = pool.handle_ended(running.pop(0))
-            kept += [keep.order.group for keep in given(said, Accept)]
+            said = pool.handle_task_ended(running.pop(0))
+            kept += [keep.order.group for keep in given(said, AcceptResult)]
             running += given(said)
-        up += [order.group for order in given(pool.remove_worker("a", "killed"), Fail)]
+        up += [order.group for order in given(pool.remove_worker("a", "killed"), AbandonTask)]
     running = given(pool.add_worker("a", 0, capacity=4))
     while running:
-        said = pool.handle_ended(running.pop(0))
-        kept += [keep.order.group for keep in given(said, Accept)]
+        said = pool.handle_task_ended(running.pop(0))
+        kept += [keep.order.group for keep in given(said, AcceptResult)]
         running += given(said)
     assert up == ["bad"] and sorted(kept, key=str) == list(range(7))
 
@@ -104,10 +113,10 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
 def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> None:
     pool = ready("a", *others, room=2, max_failures=1)
     running = [order for order in given(pool.enqueue(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
-    lost = {again.group for again in given(pool.remove_worker("a", "killed"), Retry)}
+    lost = {again.group for again in given(pool.remove_worker("a", "killed"), CountRetry)}
     begun = list[Hashable]()
     for place in range(60):  # there is always more to do
-        said = [*pool.enqueue([f"more {place}"], 0), *pool.handle_ended(running.pop(0))]
+        said = [*pool.enqueue([f"more {place}"], 0), *pool.handle_task_ended(running.pop(0))]
         running += given(said)
         begun += [order.group for order in given(said)]
     assert len(lost) == 2 and lost <= set(begun[:20]) and len(begun) > 50, begun
@@ -117,9 +126,11 @@ def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work
     pool = ready("a", "b", speculative_fraction=0.0)
     pool.enqueue(["0:0", "0:1"], 0)
     pool.enqueue(["1:0"], 1)
-    assert pool.handle_ended(Dispatch("a", "0:0", 0, 1)) == [Accept(Dispatch("a", "0:0", 0, 1))]  # version 1 does not exist yet
+    assert pool.handle_task_ended(DispatchTask("a", "0:0", 0, 1)) == [
+        AcceptResult(DispatchTask("a", "0:0", 0, 1))
+    ]  # version 1 does not exist yet
     [load] = given(pool.add_version(1), LoadWeights)
-    assert load == LoadWeights("a", 1, 1) and given(pool.handle_loaded(load))[0].group == "1:0"
+    assert load == LoadWeights("a", 1, 1) and given(pool.handle_weights_loaded(load))[0].group == "1:0"
     assert pool.needed_versions == {0, 1}
 
 
@@ -135,9 +146,13 @@ def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_ve
     orders = [*pool.add_version(1), *pool.add_version(2), *pool.add_worker("c", 0)]
     done = list[Hashable]()
     for order in orders:
-        done += [order.order.group] if isinstance(order, Accept) else []
+        done += [order.order.group] if isinstance(order, AcceptResult) else []
         orders += (
-            pool.handle_loaded(order) if isinstance(order, LoadWeights) else pool.handle_ended(order) if isinstance(order, Dispatch) else []
+            pool.handle_weights_loaded(order)
+            if isinstance(order, LoadWeights)
+            else pool.handle_task_ended(order)
+            if isinstance(order, DispatchTask)
+            else []
         )
         assert len(orders) < 50, "it loads one version after the other, and samples nothing"
     assert set(done) == {"first", "newer", "one", "two"} and done.index("first") < done.index("newer")
@@ -149,17 +164,17 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
     pool.add_version(1)
     pool.enqueue(["1:0", "1:1", "1:2"], 1)
     [old] = [load for load in pool.remove_worker("a", "killed") if isinstance(load, LoadWeights)] or [LoadWeights("b", 1, 1)]
-    orders = pool.handle_loaded(old)
+    orders = pool.handle_weights_loaded(old)
     seen = [old.version]
     while pool.num_unfinished:
         for order in orders:
-            if isinstance(order, Dispatch):
+            if isinstance(order, DispatchTask):
                 assert order.version == seen[-1] == int(str(order.group)[0])
-                orders = pool.handle_ended(order)
+                orders = pool.handle_task_ended(order)
                 break
             if isinstance(order, LoadWeights):
                 seen.append(order.version)
-                orders = pool.handle_loaded(order)
+                orders = pool.handle_weights_loaded(order)
                 break
         else:
             raise AssertionError(orders)
@@ -169,25 +184,25 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
 def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
     pool = ready("a", "b", speculative_fraction=0.5)
     first, second = given(pool.enqueue(["g", "h"], 0))
-    copy = Dispatch("b", "g", 0, 2)
-    assert pool.handle_ended(second) == [Accept(second), copy]
-    assert pool.handle_ended(copy) == [Accept(copy), Cancel(first)]
-    assert pool.handle_ended(first) == [] and pool.num_unfinished == 0  # it stopped, or it had ended too
+    copy = DispatchTask("b", "g", 0, 2)
+    assert pool.handle_task_ended(second) == [AcceptResult(second), copy]
+    assert pool.handle_task_ended(copy) == [AcceptResult(copy), CancelCopy(first)]
+    assert pool.handle_task_ended(first) == [] and pool.num_unfinished == 0  # it stopped, or it had ended too
 
 
 def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None:
     pool = ready("a", "b", "c", "d", speculative_fraction=0.5)
     orders = given(pool.enqueue(range(4), 0))
-    assert given(pool.handle_ended(orders[3])) == []  # three of four are left
-    assert {(order.worker, order.group) for order in given(pool.handle_ended(orders[2]))} == {("c", 0), ("d", 1)}
+    assert given(pool.handle_task_ended(orders[3])) == []  # three of four are left
+    assert {(order.worker, order.group) for order in given(pool.handle_task_ended(orders[2]))} == {("c", 0), ("d", 1)}
 
 
 def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
     pool = ready("a", "b", speculative_fraction=0.5)
     first, second = given(pool.enqueue(["g", "h"], 0))
-    pool.handle_ended(second)
+    pool.handle_task_ended(second)
     assert pool.remove_worker("b", "killed") == []
-    assert pool.handle_ended(first) == [Accept(first)]
+    assert pool.handle_task_ended(first) == [AcceptResult(first)]
 
 
 def test_a_worker_that_has_had_its_time_is_dropped() -> None:
@@ -195,10 +210,10 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
     pool.enqueue(["g"], 0)
     assert pool.kill_late_workers(100) == [] and pool.kill_late_workers(110) == []
     drop, again = pool.kill_late_workers(110.1)
-    assert drop == Kill("a", "task g did not end in 10 s (cluster.task_timeout_s)") and isinstance(again, Retry)
+    assert drop == KillWorker("a", "task g did not end in 10 s (cluster.task_timeout_s)") and isinstance(again, CountRetry)
     pool.add_worker("b", None)
     assert pool.kill_late_workers(200) == []
-    assert pool.kill_late_workers(206)[0] == Kill("b", "version 0 was not loaded in 5 s (cluster.startup_timeout_s)")
+    assert pool.kill_late_workers(206)[0] == KillWorker("b", "version 0 was not loaded in 5 s (cluster.startup_timeout_s)")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +224,7 @@ def test_a_worker_that_has_had_its_time_is_dropped() -> None:
         (lambda pool: pool.add_worker("a", 0), "'a' was already added"),
         (lambda pool: pool.add_worker("b", 0, capacity=0), "capacity for 0 groups"),
         (
-            lambda pool: (pool.handle_ended(Dispatch("a", "g", 0, 1)), pool.add_version(1), pool.enqueue(["h"], 0)),
+            lambda pool: (pool.handle_task_ended(DispatchTask("a", "g", 0, 1)), pool.add_version(1), pool.enqueue(["h"], 0)),
             "version 0 of the weights is gone",
         ),
     ],
@@ -227,7 +242,7 @@ def test_no_version_can_be_left_out_while_groups_of_it_are_asked() -> None:
     with pytest.raises(ValueError, match="version 6 of the weights came before version 5, which has waiting groups"):
         pool.add_version(6)
     [load] = given(pool.add_version(5), LoadWeights)
-    assert given(pool.handle_loaded(load))[0].group == "g"
+    assert given(pool.handle_weights_loaded(load))[0].group == "g"
 
 
 def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
@@ -236,8 +251,8 @@ def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
     pool.add_version(1)
     assert pool.needed_versions == {0, 1}
     pool.enqueue(["h"], 0)  # its weights are still there
-    [other] = given(pool.handle_ended(order))
-    pool.handle_ended(other)
+    [other] = given(pool.handle_task_ended(order))
+    pool.handle_task_ended(other)
     assert pool.needed_versions == {1}  # now the driver may free them
     with pytest.raises(ValueError, match="version 0 of the weights is gone"):
         pool.enqueue(["i"], 0)
@@ -255,8 +270,8 @@ def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_i
     pool.enqueue(["f", "g", "h"], 0)
     pool.kill_late_workers(0)
     said = pool.kill_late_workers(11)
-    assert [order.worker for order in given(said, Kill)] == ["a", "b", "c"] and not given(said)
-    assert [order.group for order in given(said, Retry)] == ["f", "g", "h"]
+    assert [order.worker for order in given(said, KillWorker)] == ["a", "b", "c"] and not given(said)
+    assert [order.group for order in given(said, CountRetry)] == ["f", "g", "h"]
 
 
 # ---- ten thousand random histories --------------------------------------------------------------------------------------
@@ -281,7 +296,7 @@ class History:
     def follow(self, orders: Sequence[Command]) -> None:
         for order in orders:
             match order:
-                case Dispatch(name, tuple() as group, version, _):
+                case DispatchTask(name, tuple() as group, version, _):
                     worker = self.workers[name]
                     assert worker["version"] == version == max(0, group[0] - self.k) <= self.made and worker["loading"] is None
                     assert sum(order.group == other.group for w in self.workers.values() for other in w["holds"]) <= 1
@@ -293,25 +308,25 @@ class History:
                         not self.workers[name]["holds"] and self.workers[name]["loading"] is None and version in self.pool.needed_versions
                     )
                     self.workers[name]["loading"] = order
-                case Accept(kept):
+                case AcceptResult(kept):
                     self.kept[kept.group] += 1
-                case Fail(group, _):
+                case AbandonTask(group, _):
                     self.given_up[group] += 1
                     assert self.losses[group] >= 2
-                case Cancel(cancelled):
+                case CancelCopy(cancelled):
                     assert (
                         cancelled in self.workers[cancelled.worker]["holds"] and self.kept[cancelled.group] + self.given_up[cancelled.group]
                     )
                     self.workers[cancelled.worker]["cancelled"].add(cancelled)
-                case Kill(name, _):
+                case KillWorker(name, _):
                     self.bury(name, blame=True)
-                case Retry(group, _):
+                case CountRetry(group, _):
                     assert group not in self.kept
 
     def bury(self, name: str, *, blame: bool) -> None:
         gone = self.workers.pop(name)
-        self.said += [("handle_ended", order) for order in gone["holds"]] + (
-            [("handle_loaded", gone["loading"])] if gone["loading"] else []
+        self.said += [("handle_task_ended", order) for order in gone["holds"]] + (
+            [("handle_weights_loaded", gone["loading"])] if gone["loading"] else []
         )
         if blame:
             self.losses.update(order.group for order in gone["holds"])
@@ -339,14 +354,14 @@ class History:
         worker = self.workers[name]
         if (load := worker["loading"]) is not None:
             worker["loading"], worker["version"] = None, load.version
-            self.follow(self.pool.handle_loaded(load))
+            self.follow(self.pool.handle_weights_loaded(load))
         elif bad := [order for order in worker["holds"] if order.group in self.killers and order not in worker["cancelled"]]:
             self.bury(name, blame=True)
             self.follow(self.pool.remove_worker(name, f"{bad[0].group} is bad"))
         elif worker["holds"]:
             order = self.draw.choice(sorted(worker["holds"], key=str))
             worker["holds"].remove(order)
-            self.follow(self.pool.handle_ended(order))
+            self.follow(self.pool.handle_task_ended(order))
 
     def freeze(self) -> None:
         if self.workers:

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from rlvr.cluster import ray_transport as actors
 from rlvr.cluster.training import train
 from rlvr.cluster.transport import Event, TaskEnded, WorkerLost
-from rlvr.errors import ConfigError, RolloutWorkersLost
+from rlvr.errors import ClusterWorkersLost, ConfigError
 from rlvr.runs.run_log import read_jsonl
 from rlvr.training.components import build_components
 from rlvr.training.run_summary import describe_cluster_guarantees
@@ -49,7 +49,7 @@ def test_a_run_that_loses_all_rollout_workers_resumes_as_often_as_it_may(
     cluster = {"rollout_workers": 1, "max_restarts": 0, "max_auto_resumes": resumes}
     config = tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
     if bad > resumes:
-        with pytest.raises(RolloutWorkersLost, match=r"no rollout worker is left: .*continue with --resume"):
+        with pytest.raises(ClusterWorkersLost, match=r"no rollout worker is left: .*continue with --resume"):
             train(config, out=tmp_path / "run")
     else:
         train(config, out=tmp_path / "run")
@@ -72,7 +72,7 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
     def config(**cluster: Any) -> Any:
         return tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
 
-    with pytest.raises(RolloutWorkersLost):
+    with pytest.raises(ClusterWorkersLost):
         train(config(rollout_workers=1, max_restarts=0), out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_task: 1 -> 2\)"):
         train(config(rollout_workers=3, groups_per_task=2), out=tmp_path / "run", resume=True)

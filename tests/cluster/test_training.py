@@ -16,13 +16,13 @@ import pytest
 from rlvr.cluster import ray_transport as actors
 from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.rollout_worker import EvalWorkerSettings, RolloutCancelled, RolloutWorker, WorkerSettings
-from rlvr.cluster.scheduler_commands import Dispatch, LoadWeights
+from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.training import WeightBroadcaster, train
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.cluster.weights.weight_updates import WeightHistory, WeightUpdate
 from rlvr.config.cluster import ClusterConfig
-from rlvr.contracts import Sampler, Sampling
+from rlvr.contracts import Sampler, SamplingParams
 from rlvr.errors import ConfigError, MissingExtra, SamplerError
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
@@ -54,33 +54,35 @@ class InThisProcess:
         self.rollout_workers[worker] = self.facts.build_worker(self.config)
         self.work.append(WorkerStarted(worker))
 
-    def stop_worker(self, worker: str) -> None:
+    def kill_worker(self, worker: str) -> None:
         if (gone := self.rollout_workers.pop(worker, None)) is not None:
             gone.close()
         self.work = [event for event in self.work if (event.worker if isinstance(event, WorkerStarted) else event.order.worker) != worker]
 
-    def put_weights(self, version: int, parcel: WeightUpdate) -> None:
-        self.weights.add(version, carried(parcel))
+    def store_weights(self, version: int, update: WeightUpdate) -> None:
+        self.weights.add(version, carried(update))
 
-    def keep_versions(self, versions: Set[int]) -> None:
-        self.weights.keep_versions(versions)
+    def free_other_versions(self, versions: Set[int]) -> None:
+        self.weights.free_other_versions(versions)
 
-    def load_weights(self, order: LoadWeights) -> int:
-        collector = self.rollout_workers[order.worker]
-        parcels = self.weights.get_updates(order.version, collector.version if collector.version >= 0 else None)
+    def send_stored_weights(self, command: LoadWeights) -> int:
+        collector = self.rollout_workers[command.worker]
+        parcels = self.weights.get_updates(command.version, collector.version if collector.version >= 0 else None)
         InThisProcess.deltas += parcels[0].is_delta
-        collector.load_weights(order.version, parcels)
-        self.work.append(WeightsLoaded(order))
+        collector.load_weights(command.version, parcels)
+        self.work.append(WeightsLoaded(command))
         return sum(parcel.num_bytes for parcel in parcels)
 
-    def run_task(self, order: Dispatch, unit: RolloutTask, sampling: Sampling, label: int) -> None:
-        if unit[0].meta.get("split") == "train":
-            self.steps[order.group] = int(unit[0].group.split(":")[0])
+    def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
+        if rollout_task[0].meta.get("split") == "train":
+            self.steps[command.group] = int(rollout_task[0].group.split(":")[0])
             before = [self.steps.get(event.order.group, 99) for event in self.work if isinstance(event, TaskEnded)]
-            InThisProcess.early += any(step < self.steps[order.group] for step in before)
-        self.work.append(TaskEnded(order, *self.rollout_workers[order.worker].collect(order.version, unit, sampling, label)))
+            InThisProcess.early += any(step < self.steps[command.group] for step in before)
+        self.work.append(
+            TaskEnded(command, *self.rollout_workers[command.worker].run_task(command.version, rollout_task, sampling, policy_version))
+        )
 
-    def cancel_task(self, order: Dispatch) -> None:
+    def cancel_task(self, command: DispatchTask) -> None:
         raise AssertionError("no backups were asked for")
 
     def describe_worker(self, worker: str) -> dict[str, Any]:
@@ -95,7 +97,7 @@ class InThisProcess:
 
     def close(self) -> None:
         for worker in list(self.rollout_workers):
-            self.stop_worker(worker)
+            self.kill_worker(worker)
 
 
 def files(folder: Path) -> list[bytes]:
@@ -103,7 +105,7 @@ def files(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in (folder / "episodes.jsonl", folder / "metrics.jsonl", weights)]
 
 
-GUIDED = {"curriculum": {"key": "carries", "oversample": 3}}
+GUIDED = {"curriculum": {"meta_key": "carries", "oversample": 3}}
 
 
 @pytest.mark.parametrize(("ahead", "more", "early"), [(0, {}, False), (1, {}, True), (2, {}, True), (1, GUIDED, False)])
@@ -124,8 +126,10 @@ def test_a_run_is_the_same_with_rollout_workers_that_are_lost(
     assert bool(InThisProcess.early) == early
     metrics, times, losses = (list(read_jsonl(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "rollout_workers"))
     assert not any(key.startswith("cluster/") for row in metrics for key in row)
-    assert sum(row["cluster/workers_lost"] for row in times) <= len(losses) and all(0 < row["cluster/trainer"] < 1 for row in times)
-    shares = [row["cluster/sampling"] for row in times]  # 0 where all of a step was sampled during the one before
+    assert sum(row["cluster/workers_lost"] for row in times) <= len(losses) and all(
+        0 < row["cluster/trainer_busy_fraction"] < 1 for row in times
+    )
+    shares = [row["cluster/sampling_fraction"] for row in times]  # 0 where all of a step was sampled during the one before
     assert all(0 <= share <= 1.001 for share in shares) and any(shares) and any(row["cluster/weights_bytes"] for row in times)
     assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
@@ -142,12 +146,15 @@ def test_answers_in_parts_are_the_same_with_rollout_workers_that_are_lost(
         "rollout": {"prompts_per_step": 8, "num_generations": 2, **parts},
         "train": {"steps": 5, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 1},
     }  # fmt: skip
-    for name, cluster in {"here": {"rollout_workers": 0}, "there": {"rollout_workers": 3, "max_restarts": 100, "audit": 0.5}}.items():
+    for name, cluster in {
+        "here": {"rollout_workers": 0},
+        "there": {"rollout_workers": 3, "max_restarts": 100, "audit_fraction": 0.5},
+    }.items():
         train(tiny_run(**settings, cluster=cluster), out=tmp_path / name)
     assert InThisProcess.lost and files(tmp_path / "here") == files(tmp_path / "there")
     assert max(len(row.get("versions", ())) for row in read_jsonl(tmp_path / "there" / "episodes.jsonl")) == 2
     times = list(read_jsonl(tmp_path / "there" / "timings.jsonl"))
-    assert sum(row.get("cluster/audited", 0) for row in times) and not sum(row.get("cluster/differing", 0) for row in times)
+    assert sum(row.get("cluster/audited_tasks", 0) for row in times) and not sum(row.get("cluster/differing_tasks", 0) for row in times)
     shutil.rmtree(tmp_path / "there" / "checkpoints" / "step-000005")
     train(tiny_run(**settings, cluster={"rollout_workers": 2, "max_restarts": 100}), out=tmp_path / "there", resume=True)
     assert files(tmp_path / "here") == files(tmp_path / "there")
@@ -202,11 +209,11 @@ def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: 
 # ---- one collector ------------------------------------------------------------------------------------------------------
 
 
-def collector() -> tuple[RolloutWorker, RolloutTask, Sampling]:
+def collector() -> tuple[RolloutWorker, RolloutTask, SamplingParams]:
     made = RolloutWorker(tiny_run(), FACTS)
     mdp = made.rollout.mdp
     unit = [RolloutRequest(mdp.environment.task("train", 0), "1:0", derive_seed(member)) for member in range(4)]
-    return made, unit, Sampling(stop_ids=mdp.tokenizer.stop_ids)
+    return made, unit, SamplingParams(stop_ids=mdp.tokenizer.stop_ids)
 
 
 def test_a_collector_samples_with_the_weights_that_it_was_given_last() -> None:
@@ -214,11 +221,11 @@ def test_a_collector_samples_with_the_weights_that_it_was_given_last() -> None:
     other = RolloutWorker(tiny_run(seed=5), FACTS)
     parcel = carried(PACKER.pack(other.model))
     with pytest.raises(SamplerError, match="asked for version 3 of the weights, but this rollout worker has version -1"):
-        made.collect(3, unit, sampling, 0)
+        made.run_task(3, unit, sampling, 0)
     for one in (made, other):
         one.load_weights(3, [parcel])
-    assert made.collect(3, unit, sampling, 9)[0] == other.collect(3, unit, sampling, 9)[0]
-    [[episode, *_]] = decode_episodes(EncodedEpisodes.from_bytes(made.collect(3, unit, sampling, 9)[0]))
+    assert made.run_task(3, unit, sampling, 9)[0] == other.run_task(3, unit, sampling, 9)[0]
+    [[episode, *_]] = decode_episodes(EncodedEpisodes.from_bytes(made.run_task(3, unit, sampling, 9)[0]))
     assert episode.policy_version == 9 and episode.verdict is not None
     for one in (made, other):
         one.close()
@@ -230,7 +237,7 @@ def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_on
     made.load_weights(0, [PACKER.pack(made.model)])
     step, seen = made.sampler.serve, list[int]()
 
-    def slow(feed: Any, how: Sampling) -> Any:
+    def slow(feed: Any, how: SamplingParams) -> Any:
         for one in step(feed, how):
             seen.append(1)
             if len(seen) == 1:
@@ -242,10 +249,10 @@ def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_on
     setattr(made.sampler, "serve", slow)  # noqa: B010 -- type checkers take an assignment for an override
     if named == "this":
         with pytest.raises(RolloutCancelled):
-            made.collect(0, unit, sampling, 0, "this")
+            made.run_task(0, unit, sampling, 0, "this")
         assert len(seen) == 1
     else:
-        data, _ = made.collect(0, unit, sampling, 0, "this")
+        data, _ = made.run_task(0, unit, sampling, 0, "this")
         assert len(decode_episodes(EncodedEpisodes.from_bytes(data))[0]) == len(unit)
     made.close()
 

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlvr.cluster.weights.packing import WeightPacker, apply_updates, convert_model
-from rlvr.cluster.weights.weight_updates import Bucket, WeightHistory, WeightUpdate
+from rlvr.cluster.weights.weight_updates import TensorBucket, WeightHistory, WeightUpdate
 from rlvr.errors import ConfigError, RlvrError
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -103,7 +103,7 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
         chain.add(version, carried(parcel))
         deltas += parcel.is_delta
         versions.append(copy.deepcopy(trainer))
-        chain.keep_versions({version, max(0, version - 2)})
+        chain.free_other_versions({version, max(0, version - 2)})
         for number in range(3):
             if draw.random() < 0.3:
                 rollout_workers.pop(number, None)
@@ -185,7 +185,7 @@ def test_weights_of_another_model_are_refused() -> None:
         apply_updates(model(tied=False), [parcel])
     [bucket] = parcel.buckets
     with pytest.raises(RlvrError, match=r"another model: \d+ tensors are missing, such as model.embed_tokens.weight"):
-        apply_updates(model(), [WeightUpdate([Bucket.from_parts(bucket.parts[1:])])])
+        apply_updates(model(), [WeightUpdate([TensorBucket.from_parts(bucket.parts[1:])])])
 
 
 def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
@@ -195,9 +195,9 @@ def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
     [bucket] = packer.pack(trainer).buckets
     part = bucket.parts[0]
     with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight end at element 1,\d\d\d, and it has 800"):
-        apply_updates(model(), [WeightUpdate([Bucket.from_parts([replace(part, offset=500)])], is_delta=True)])
+        apply_updates(model(), [WeightUpdate([TensorBucket.from_parts([replace(part, offset=500)])], is_delta=True)])
     with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight are not 3 of . and 2 bytes"):
-        apply_updates(model(), [WeightUpdate([Bucket.from_parts([replace(part, num_changed=3)])], is_delta=True)])
+        apply_updates(model(), [WeightUpdate([TensorBucket.from_parts([replace(part, num_changed=3)])], is_delta=True)])
     assert np.array_equal(part.data, bucket.parts[0].data)
 
 
@@ -300,7 +300,7 @@ def test_changes_that_cannot_be_are_refused_in_words(changes: dict[str, Any], wo
     change(trainer, 1)
     parcel = carried(packer.pack(trainer))
     [bucket] = parcel.buckets
-    bad = Bucket.from_parts([replace(bucket.parts[0], **changes), *bucket.parts[1:]])
+    bad = TensorBucket.from_parts([replace(bucket.parts[0], **changes), *bucket.parts[1:]])
     with pytest.raises(RlvrError, match=words):
         apply_updates(got, [replace(parcel, buckets=[bad])])
 

@@ -10,8 +10,8 @@ import torch
 from rlvr.config.config import RunConfig, find_recipes, load_config
 from rlvr.config.training import LR_SCHEDULERS
 from rlvr.errors import ConfigError, NotFound
-from rlvr.runs.run_log import find_differences
-from rlvr.training.update.optimization import Optimization
+from rlvr.runs.run_log import list_config_differences
+from rlvr.training.update.optimization import OptimizationSettings
 
 
 def test_every_shipped_recipe_is_valid(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     config = load_config("quickstart", ["seed=5"])
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     assert load_config(str(tmp_path / "config.yaml")) == config
-    assert find_differences(config, load_config("quickstart", ["seed=6", "train.steps=1"])) == [
+    assert list_config_differences(config, load_config("quickstart", ["seed=6", "train.steps=1"])) == [
         "seed: 5 -> 6",
         f"train.steps: {config.train.steps} -> 1",
     ]
@@ -96,7 +96,7 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LR_SCHEDULERS)
 def test_every_schedule_that_is_offered_takes_steps(name: str) -> None:
     for warmup in (0, 2, 4):
-        made = Optimization(learning_rate=1e-2, lr_scheduler=name, warmup_steps=warmup)
+        made = OptimizationSettings(learning_rate=1e-2, lr_scheduler=name, warmup_steps=warmup)
         optimizer, schedule = made.build_optimizer([torch.nn.Parameter(torch.zeros(1))], 8)
         rates = []
         for _ in range(7):

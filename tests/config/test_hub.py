@@ -55,7 +55,7 @@ def test_a_policy_and_a_run_take_ids(hub: Path, tmp_path: Path) -> None:
     report = evaluate("digit_sum", "hf:org/tiny", tasks=2)
     assert report.envs["digit_sum"].scored == 2 and policy_folder("hf:org/tiny").endswith(SECOND)
     config = load_config("quickstart", ["model={path: org/tiny, revision: old}", "tokenizer=null", "sft_warmup=null"])
-    assert config.model.folder.name == FIRST and config.tokenizer_name == "org/tiny@old"
+    assert config.model.local_folder.name == FIRST and config.tokenizer_name == "org/tiny@old"
     assert RunConfig.model_validate(config.model_dump()).model.path == "org/tiny", "the id, and not a path of this machine, is recorded"
 
 

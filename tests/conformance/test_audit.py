@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlvr.cli.commands import run_command
-from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_pairs, run_audit
+from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_labelled_pairs, run_audit
 from rlvr.conformance.audit.families import LabelledPair, generate_pairs
 from rlvr.conformance.audit.html_report import render_page
 from rlvr.conformance.audit.search import search_universal_answers
@@ -23,7 +23,7 @@ GOLDS = [LabelledPair(text, text, True, question=f"What is {text} + 0?") for tex
 def audited(
     function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[LabelledPair] | None = None, golds: int = 4
 ) -> AuditReport:
-    return run_audit(f"{ZOO}:{function}", pairs or [], GOLDS[:golds], search_calls=search, timeout_s=timeout_s)
+    return run_audit(f"{ZOO}:{function}", pairs or [], GOLDS[:golds], max_search_calls=search, timeout_s=timeout_s)
 
 
 def failed(report: AuditReport) -> set[str]:
@@ -140,7 +140,7 @@ def test_pairs_that_cannot_be_read(tmp_path: Path) -> None:
     for text in ("no json\n", '{"answer": "4"}\n', '{"answer": 4, "reference": "4", "label": 1}\n'):
         (tmp_path / "p.jsonl").write_text(text, "utf-8")
         with pytest.raises(ConfigError, match=r"p\.jsonl:1"):
-            load_pairs(tmp_path / "p.jsonl")
+            load_labelled_pairs(tmp_path / "p.jsonl")
 
 
 def test_golds_come_from_references_else_from_examples() -> None:

@@ -22,7 +22,7 @@ from rlvr.registry.plugins import PACKAGE_FOLDER
 HEAD = '''\
 """A plugin with a defect in it."""
 import itertools, random, threading, time
-from rlvr import Environment, Example, Fault, Task, Verdict, Verifier, user
+from rlvr import Environment, VerifierExample, Fault, Task, Verdict, Verifier, user
 from rlvr.extraction import extract_answer
 
 COUNTER = itertools.count()
@@ -32,7 +32,7 @@ VERIFIER = '''
 class Planted(Verifier):
     """The answer is the reference."""
     version = "1"
-    examples = (Example("42", correct=("42", " 42"), incorrect=("41", "24")), Example("7", correct=("7",), incorrect=("8",)))
+    examples = (VerifierExample("42", correct=("42", " 42"), incorrect=("41", "24")), VerifierExample("7", correct=("7",), incorrect=("8",)))
 
     def verify(self, task, answer):
         if not isinstance(task.reference, str) or not task.reference.strip():
@@ -49,7 +49,7 @@ VERIFIER_DEFECTS = [
     ("it says what it is for", '    """The answer is the reference."""\n', "", "no docstring"),
     ("it says what it is for", 'version = "1"', "version = 1", "version is 1"),
     ("it has examples", "examples = (", "examples = () and (", "add Example"),
-    ("it has examples", 'incorrect=("41", "24")), Example("7", correct=("7",), incorrect=("8",))', "),", "add Example"),
+    ("it has examples", 'incorrect=("41", "24")), VerifierExample("7", correct=("7",), incorrect=("8",))', "),", "add Example"),
     ("right answers score 1", "answer.strip()", "answer", "' 42'"),
     ("right answers score 1", "float(right == said)", "0.9 * (right == said)", "scored 0.9"),
     ("wrong answers score 0", "float(right == said)", "float(sorted(right) == sorted(said))", "'24'"),

@@ -70,7 +70,7 @@ def test_every_bug_is_posed_and_shows_in_hidden_calls_with_other_arguments(envir
     [
         ({"kinds": ["txt"]}, "kinds has 'txt'; .*did you mean 'text'"),
         ({"kinds": "text"}, "must be a list"),
-        ({"turns": True}, "at least 2"),
+        ({"max_turns": True}, "at least 2"),
     ],
 )
 def test_wrong_settings_are_refused(process_sandbox: Sandbox, settings: dict[str, Any], told: str) -> None:

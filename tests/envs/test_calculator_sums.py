@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlvr import make_env
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.envs.calculator_sums import compute_split
 from rlvr.errors import ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
@@ -23,7 +23,7 @@ def scores(env: Any, policy: str, tasks: int = 20) -> list[float | None]:
     sampler.setup(env, mdp.tokenizer)
     with Rollout(mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.task("test", index), str(index), index) for index in range(tasks)]
-        return [e.verdict.score if e.verdict else None for e in rollout.collect(draws, Sampling(stop_ids=mdp.tokenizer.stop_ids))]
+        return [e.verdict.score if e.verdict else None for e in rollout.collect(draws, SamplingParams(stop_ids=mdp.tokenizer.stop_ids))]
 
 
 def test_the_numbers_have_as_many_digits_as_asked_and_each_pair_is_in_one_split() -> None:
@@ -61,7 +61,15 @@ def test_a_share_of_the_scripts_answers_at_once() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"digits": 5}, {"digits": "5"}, {"digits": [8, 5]}, {"digits": [1, 5]}, {"digits": [5, 41]}, {"shown": 1.5}, {"shown": True}],
+    [
+        {"digits": 5},
+        {"digits": "5"},
+        {"digits": [8, 5]},
+        {"digits": [1, 5]},
+        {"digits": [5, 41]},
+        {"tool_call_fraction": 1.5},
+        {"tool_call_fraction": True},
+    ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=" is "):

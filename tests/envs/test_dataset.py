@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task, user
-from rlvr.envs._data.rows import find_split_word, group_by_split, read_file_rows
+from rlvr.envs._data.rows import find_split_word, map_to_train_and_test, read_file_rows
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.registry.plugins import build
 
@@ -112,7 +112,7 @@ def test_folders_are_read_by_the_names_of_their_files(tmp_path: Path) -> None:
 
 def test_splits_are_found_by_their_words() -> None:
     assert [find_split_word(name) for name in ("gsm8k_test.jsonl", "train.csv", "latest.csv", "mydev.csv")] == ["test", "train", "", ""]
-    assert group_by_split({"train": 1, "dev": 2}) == {"train": 1, "test": 2} and group_by_split({"": 3}) == {"": 3}
+    assert map_to_train_and_test({"train": 1, "dev": 2}) == {"train": 1, "test": 2} and map_to_train_and_test({"": 3}) == {"": 3}
 
 
 def test_a_column_may_say_the_split(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task
-from rlvr.conformance.gold_check import find_ungradeable_golds
+from rlvr.conformance.gold_check import describe_ungradeable_golds
 from rlvr.envs.arithmetic import compute_split, format_steps
 from rlvr.envs.guess_number import GUESS_FORMS, parse_guess
 from rlvr.errors import ConfigError, NotFound
@@ -184,9 +184,9 @@ def test_toys_are_what_they_say() -> None:
 
 @pytest.mark.parametrize(("name", "settings", "words"), [
     ("arithmetic", {"levels": ["22"]}, "'22'"), ("arithmetic", {"levels": [7]}, "7"), ("arithmetic", {"levels": "0+1"}, "'0\\+1'"),
-    ("countdown", {"numbers": 1}, "2 to 8"), ("countdown", {"largest": 3}, "5 to 1000"), ("digit_sum", {"digits": 9}, "2 to 8"),
-    ("digit_sum", {"largest": 0}, "1 to 9"), ("copy_reverse", {"letters": "a"}, "two different"), ("copy_reverse", {"length": 1}, "2 to 8"),
-    ("guess_number", {"largest": 5}, "10 to"), ("guess_number", {"turns": 0}, "at least 1"), ("gsm8k", {"path": "/nowhere"}, "nowhere"),
+    ("countdown", {"numbers": 1}, "2 to 8"), ("countdown", {"max_number": 3}, "5 to 1000"), ("digit_sum", {"digits": 9}, "2 to 8"),
+    ("digit_sum", {"max_digit": 0}, "1 to 9"), ("copy_reverse", {"letters": "a"}, "two different"), ("copy_reverse", {"length": 1}, "2 to 8"),
+    ("guess_number", {"max_number": 5}, "10 to"), ("guess_number", {"max_turns": 0}, "at least 1"), ("gsm8k", {"path": "/nowhere"}, "nowhere"),
 ])  # fmt: skip
 def test_settings_are_checked(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -214,7 +214,7 @@ def test_gsm8k_reads_its_files(tmp_path: Path) -> None:
 def test_a_malformed_line_is_named(line: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text(LINE + LINE + line + "\n" + LINE, "utf-8")
     with pytest.raises(ConfigError, match=r"train\.jsonl:3: ") as raised:
-        build("env", "gsm8k", path=str(tmp_path)).size("train")
+        build("env", "gsm8k", path=str(tmp_path)).num_tasks("train")
     assert words in str(raised.value)
 
 
@@ -224,7 +224,7 @@ def test_golds_that_cannot_be_judged_are_listed_one_by_one(tmp_path: Path) -> No
         lines = [json.dumps({"problem": f"{answer}?", "solution": f"\\boxed{{{answer}}}", "answer": answer}) for answer in answers]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
     with build("env", "competition_math", path=str(tmp_path)) as env:
-        listed = find_ungradeable_golds(env).splitlines()
+        listed = describe_ungradeable_golds(env).splitlines()
     assert [line.split(":")[0].strip() for line in listed[1:]] == ["competition_math/train/1", "competition_math/train/2"]
     assert "bare letter" in listed[1] and "foo" in listed[2]
 
@@ -241,7 +241,9 @@ def test_an_environment_closes_its_verifier() -> None:
 def test_a_hub_out_of_reach_is_told_once(tmp_path: Path) -> None:
     """Its client tries again and again and says so each time; the user reads one message that says what to do."""
     line = ["eval", "gsm8k", "--policy", "scripted:gold"]
-    patient = f"import time; time.sleep = lambda seconds: None; from rlvr.cli.commands import run; raise SystemExit(run({line}))"
+    patient = (
+        f"import time; time.sleep = lambda seconds: None; from rlvr.cli.commands import run_command; raise SystemExit(run_command({line}))"
+    )
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", patient], capture_output=True, text=True, env=os.environ | nowhere, timeout=120)
     assert done.returncode == 2 and done.stdout == ""

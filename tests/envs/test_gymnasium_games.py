@@ -126,7 +126,7 @@ def test_what_the_environment_reports_beside_the_observation_is_not_shown() -> N
 def test_settings_that_make_no_sense_are_one_message_each() -> None:
     for settings, words in (
         ({"id": ""}, "id is ''"),
-        ({"turns": 0}, "turns is 0"),
+        ({"max_turns": 0}, "max_turns is 0"),
         ({"success_threshold": 1.0, "scale": [0, 1]}, "both set"),
         ({"scale": [1, 1]}, r"scale is \[1, 1\]"),
     ):
@@ -143,5 +143,5 @@ def test_rewards_are_judged_by_what_was_declared() -> None:
     judge, scaled = GameRewardVerifier(), Task(user("q"), {"scale": [-1.0, 1.0]}, id="t")
     for rewards, over, score in (([1.0], True, 1.0), ([-1.0], True, 0.0), ([0.5, -0.5], True, 0.5), ([1.0], False, 0.0)):
         assert judge.verify_transcript(scaled, Transcript("", {"rewards": rewards, "over": over})).score == score
-    assert judge.verify_transcript(scaled, Transcript("", {"rewards": [2.0], "done": True})).fault is Fault.INFRA
-    assert judge.verify(scaled, '{"rewards": [1.0], "done": true}').score == 0.0
+    assert judge.verify_transcript(scaled, Transcript("", {"rewards": [2.0], "over": True})).fault is Fault.INFRA
+    assert judge.verify(scaled, '{"rewards": [1.0], "over": true}').score == 0.0

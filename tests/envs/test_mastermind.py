@@ -35,7 +35,7 @@ def play(env: Any, task: Task, said: list[str]) -> tuple[Verdict, list[str], int
     return env.verifier.verify_transcript(task, transcript), replies, len(turns)
 
 
-@pytest.mark.parametrize("settings", [{}, {"length": 3, "symbols": "1234", "turns": 3}, {"length": 5}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"length": 3, "symbols": "1234", "max_turns": 3}, {"length": 5}], ids=str)
 def test_the_script_finds_every_code_and_each_guess_fits_what_was_answered(settings: dict[str, Any]) -> None:
     env: Any = make_env("mastermind", **settings)
     tasks = [env.task(split, index) for split in env.splits for index in range(3 if settings.get("length") == 5 else 25)]
@@ -146,7 +146,7 @@ def test_in_tokens_the_code_is_never_in_what_the_policy_reads() -> None:
     [
         ({"symbols": "AAB"}, "symbols is 'AAB'"), ({"symbols": "aA"}, "each once"), ({"symbols": "A"}, "two or more"),
         ({"symbols": "AB+"}, "letters or digits"), ({"symbols": "ABCDEFGH", "length": 6}, "at most 10,000 codes"),
-        ({"length": 1}, "length is 1"), ({"turns": 0}, "at least 1"), ({"length": "4"}, "length is '4'"),
+        ({"length": 1}, "length is 1"), ({"max_turns": 0}, "at least 1"), ({"length": "4"}, "length is '4'"),
     ],
     ids=str,
 )  # fmt: skip

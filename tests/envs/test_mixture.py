@@ -41,7 +41,7 @@ def test_tasks_come_in_proportion_to_the_weights() -> None:
     env = build("env", "mixture", envs=ENDLESS)
     tasks = [env.task("train", index) for index in range(400)]
     assert Counter(parse_sub_environment(task.id) for task in tasks) == {"sums": 300, "digits": 100}
-    assert len({task.id for task in tasks}) == 400 and env.num_tasks("train") is None and env.members == ("sums", "digits")
+    assert len({task.id for task in tasks}) == 400 and env.num_tasks("train") is None and env.sub_environments == ("sums", "digits")
     assert all(env.verifier.verify(task, env.gold(task)).passed for task in tasks[:40])
     assert env.warnings == ["mixture: sums 75%, digits 25%"]
 

@@ -10,7 +10,7 @@ import pytest
 
 import rlvr
 from rlvr.contracts import ExecutionResult, ExitStatus, Limits
-from rlvr.envs._algebra import compare_formulas, evaluate_expression, is_formula, verify_answer
+from rlvr.envs._algebra import evaluate_expression, is_formula, verify_formula, verify_without_package_scorer
 from rlvr.envs.external import _reasoning_worker as _reasoning
 from rlvr.envs.external._reasoning_catalog import (
     ANSWER_PATTERNS,
@@ -95,7 +95,7 @@ def test_without_the_watch_the_same_answer_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(str(THEIRS))
     questions, mark = _reasoning.ReasoningDataset(dataset="gcd", config={}), tmp_path / "mark"
     with pytest.raises(TypeError):
-        questions.dataset.score_answer(f"int(__import__('pathlib').Path({str(mark)!r}).touch())", questions.item(0))
+        questions.dataset.score_answer(f"int(__import__('pathlib').Path({str(mark)!r}).touch())", questions.get_question_and_answer(0))
     assert mark.exists()
 
 
@@ -106,7 +106,7 @@ def test_a_scorer_that_breaks_at_an_answer_is_the_answers_fault(made: Any) -> No
 
 def test_a_scorer_that_hangs_at_an_answer_is_too_and_the_next_verdict_comes(made: Any) -> None:
     env = made("lcm")
-    env.is_scored.host.call_timeout_s = 0.5
+    env.package_verifier.host.call_timeout_s = 0.5
     assert said(env, "12").fault is Fault.ANSWER
     task = env.task("train", 0)
     assert env.verifier.verify(task, env.gold(task)).score == 1.0
@@ -138,7 +138,9 @@ def test_a_set_that_pays_everything_is_compared_here(made: Any) -> None:
 
 def test_countdown_is_exact_arithmetic_of_the_given_numbers(made: Any) -> None:
     env = made("countdown", config={"min_terms": 2, "max_terms": 2})
-    one, two = env.is_scored.ask("facts", number=env.task("train", 0).reference["number"], names=["numbers"])["numbers"]
+    one, two = env.package_verifier.call_instance("get_metadata", number=env.task("train", 0).reference["number"], names=["numbers"])[
+        "numbers"
+    ]
     assert said(env, f"{one} + {two}").score == 1.0
     for wrong in (f"{one + two}", f"{one} + {two} + 0", f"int('{one}') + {two}", f"{one} + {two}.0", "__import__('os')", f"{one} - {two}"):
         assert said(env, wrong).score == 0.0, wrong
@@ -156,9 +158,9 @@ def test_integrals_are_compared_in_a_container(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("rlvr.envs._algebra.COMPARE_LIMITS", Limits(cpu_s=4.0, wall_s=20.0, memory_mb=512))
     with rlvr.make_sandbox("docker") as sandbox:
         names = frozenset("xC")
-        assert compare_formulas(sandbox, "x**2/2 + C", "x", names=names, derive="x").score == 1.0
-        assert compare_formulas(sandbox, "x**2 + C", "x", names=names, derive="x").score == 0.0
-        bomb = compare_formulas(sandbox, "9**9**9**9", "x", names=names, derive="x", gold="x**2/2 + C")
+        assert verify_formula(sandbox, "x**2/2 + C", "x", allowed_names=names, differentiate_by="x").score == 1.0
+        assert verify_formula(sandbox, "x**2 + C", "x", allowed_names=names, differentiate_by="x").score == 0.0
+        bomb = verify_formula(sandbox, "9**9**9**9", "x", allowed_names=names, differentiate_by="x", gold="x**2/2 + C")
         assert (bomb.score, bomb.fault) == (0.0, Fault.ANSWER)
 
 
@@ -167,7 +169,7 @@ def test_a_sandbox_that_fails_is_no_score() -> None:
         def run_program(self, program: Any) -> Any:
             return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="no engine")
 
-    verdict = compare_formulas(Failing(), "x", "x", names=frozenset("x"))
+    verdict = verify_formula(Failing(), "x", "x", allowed_names=frozenset("x"))
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA)
 
 
@@ -189,7 +191,7 @@ def test_a_product_is_right_only_if_it_is_worked_out() -> None:
     right = "84*z**2 + 277*z - 86"
 
     def score(said: str, gold: str = right) -> float | None:
-        return verify_answer("polynomial_multiplication", said, {"variables": ["z"]}, gold, None).score
+        return verify_without_package_scorer("polynomial_multiplication", said, {"variables": ["z"]}, gold, None).score
 
     for text in (right, "-86 + 277*z + 84*z*z", "+84*z**2 - -277*z - 86".lstrip("+"), " 84*z**2+277*z-86"):
         assert score(text) == 1.0, text
@@ -199,7 +201,7 @@ def test_a_product_is_right_only_if_it_is_worked_out() -> None:
         f"{right} {right}", f"{right} or z", "True*z",
     ):  # fmt: skip
         assert score(text) == 0.0, text
-    assert verify_answer("polynomial_multiplication", "z", {"variables": ["z"]}, "(z + 1)*z", None).fault is Fault.TASK
+    assert verify_without_package_scorer("polynomial_multiplication", "z", {"variables": ["z"]}, "(z + 1)*z", None).fault is Fault.TASK
 
 
 def test_the_tables_agree() -> None:
@@ -238,7 +240,7 @@ def test_settings_that_make_no_sense_are_one_message_each(made: Any) -> None:
         ({"dataset": "composite"}, "is not offered: a mixture"),
         ({"dataset": "chain_sums"}, "did you mean 'chain_sum'"),
         ({"dataset": "gcd", "config": {"seed": 3}}, "config sets seed"),
-        ({"dataset": "gcd", "channel": "nowhere"}, "nowhere"),
+        ({"dataset": "gcd", "extractor": "nowhere"}, "nowhere"),
     ):
         with pytest.raises(ConfigError, match=words):
             made(**settings)

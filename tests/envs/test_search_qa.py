@@ -118,8 +118,8 @@ def test_conversations_share_the_index_and_not_their_passages() -> None:
     [
         ({"hops": [4]}, "a list out of 2 and 3"),
         ({"hops": 2}, "a list"),
-        ({"things": 10}, "num_entities is 10"),
-        ({"things": True}, "num_entities is True"),
+        ({"num_entities": 10}, "num_entities is 10"),
+        ({"num_entities": True}, "num_entities is True"),
     ],
     ids=str,
 )

@@ -69,7 +69,7 @@ def test_a_kind_is_chosen_and_another_seed_gives_other_tasks() -> None:
         ({"kinds": ["coutn"]}, "kinds has 'coutn'; .*did you mean 'count'"),
         ({"kinds": "count"}, "kinds has 'count'; it must be a list"),
         ({"kinds": []}, "it must be a list of kinds"),
-        ({"turns": 1}, "turns is 1; at least 2"),
+        ({"max_turns": 1}, "max_turns is 1; at least 2"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None:

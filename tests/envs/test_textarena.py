@@ -106,7 +106,7 @@ def test_the_tables_agree_and_refusals_say_why() -> None:
     for settings, words in (
         ({"game": "Wordle"}, "is not offered: it downloads word lists"),
         ({"game": "Tictactoe"}, "did you mean 'TicTacToe'"),
-        ({"turns": 0}, "turns is 0"),
+        ({"max_turns": 0}, "max_turns is 0"),
     ):
         with pytest.raises(ConfigError, match=words):
             rlvr.make_env("textarena", **settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Environment, Sampling, ToolSession
+from rlvr.contracts import Environment, SamplingParams, ToolSession
 from rlvr.contracts.environment import StatelessSession
 from rlvr.envs.with_tools import WithTools
 from rlvr.episode import Episode, StopReason
@@ -28,7 +28,7 @@ def episode(environment: Environment, answers: Sequence[str], index: int = 0) ->
     mdp, sampler = TokenMDP(environment, TOK), ScriptedSampler(answers=list(answers))
     sampler.setup(environment, TOK)
     with Rollout(mdp, sampler=sampler) as rollout:
-        (found,) = rollout.collect([RolloutRequest(environment.task("train", index), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
+        (found,) = rollout.collect([RolloutRequest(environment.task("train", index), "g", 0)], SamplingParams(stop_ids=TOK.stop_ids))
     return found
 
 
@@ -107,7 +107,7 @@ def test_an_answer_by_submit_is_judged() -> None:
         sampler = ScriptedSampler(answers=[f"!submit {task.reference}"])
         sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
-            (found,) = rollout.collect([RolloutRequest(task, "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
+            (found,) = rollout.collect([RolloutRequest(task, "g", 0)], SamplingParams(stop_ids=tokenizer.stop_ids))
         assert (found.reward, found.text, found.stop_reason) == (1.0, task.reference, StopReason.TERMINATED)
 
 
@@ -168,7 +168,7 @@ def test_python_in_a_box_keeps_its_variables_within_a_conversation() -> None:
         sampler = ScriptedSampler(answers=[f"!x = {task.question[:-1]}", "!print(x)", task.reference])
         sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
-            found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], Sampling(stop_ids=tokenizer.stop_ids))
+            found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], SamplingParams(stop_ids=tokenizer.stop_ids))
     for one in found:
         results = [heard["tool_results"][0] for heard in one.meta["session"]["step_results"][:2]]
         assert one.reward == 1.0 and results[1]["text"] == task.reference and results[1]["seconds"] > 0, (one.error, results)

@@ -22,13 +22,13 @@ import yaml
 
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, Sampling, Verifier
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
 from rlvr.evaluation.evaluate import evaluate, make_env_requests
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.runner import EvalRunner, get_sample_key
-from rlvr.evaluation.samples import SampleFile, iter_rows, load_plan, load_samples
+from rlvr.evaluation.samples import SampleStore, iter_rows, load_plan, load_samples
 from rlvr.evaluation.suite import load_suite
 from rlvr.evaluation.summary import EnvSummary
 from rlvr.mdp.tokenizers import CharTokenizer
@@ -98,7 +98,7 @@ def test_what_has_no_score_is_counted_apart_and_never_as_wrong() -> None:
 
 def test_a_model_in_a_folder_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
     tokenizer = CharTokenizer(DIGITS)
-    place = checkpoint.save(
+    place = checkpoint.save_checkpoint(
         tmp_path, load_model(ModelConfig(config=MODEL), tokenizer), to_transformers_tokenizer(tokenizer), {}, Progress(1)
     )
     once, again = (only(evaluate(SUMS, f"hf:{place}", tasks=20, temperature=1.0, seed=3)) for _ in range(2))
@@ -180,7 +180,7 @@ def test_a_report_is_taken_away_before_samples_come_that_it_does_not_know(tmp_pa
     evaluate(SUMS, "scripted:gold", tasks=3, out=folder)
     lines = (folder / "episodes.jsonl").read_text("utf-8").splitlines(keepends=True)
 
-    def killed(self: ScriptedSampler, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def killed(self: ScriptedSampler, feed: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         assert not (folder / "report.json").exists()
         raise SamplerError("killed")
 
@@ -198,7 +198,7 @@ class Moody(ScriptedSampler):
     down = True
     asked = 0
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i, completion in super().stream(requests, sampling):
             type(self).asked += 1
             yield i, Completion([], [], "error", "the endpoint answered 500") if self.down and i % 3 == 0 else completion
@@ -292,7 +292,7 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     class Company(ScriptedSampler):
         info = replace(ScriptedSampler.info, eval_batch_size=64)
 
-        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             sizes.append(len(requests))
             return super().stream(requests, sampling)
 
@@ -322,7 +322,7 @@ def test_one_answer_is_greedy_and_several_are_not_whoever_asks_for_them(tmp_path
         (1, [(1, 0.0), (1, 0.0)], "n = 1, greedy"),
     ):
         report = evaluate(str(tmp_path / "mine.yaml"), "scripted:gold", n=n)
-        assert [(report.plan.get_n(item), report.plan.get_temperature(item)) for item in report.plan.envs] == found
+        assert [(report.plan.get_samples_per_task(item), report.plan.get_temperature(item)) for item in report.plan.envs] == found
         assert [env.samples for env in report.envs.values()] == [3 * n for n, _ in found] and report.plan.sampling_summary == told
 
 
@@ -344,7 +344,7 @@ def test_a_link_that_leads_to_another_policy_now_is_noticed(tmp_path: Path) -> N
     last = tmp_path / "checkpoints" / "last"
     asked = partial(evaluate, SUMS, f"hf:{last}", tasks=2, out=tmp_path / "e")
     for step in (1, 2):
-        checkpoint.save(tmp_path, model, to_transformers_tokenizer(tokenizer), {}, Progress(step))
+        checkpoint.save_checkpoint(tmp_path, model, to_transformers_tokenizer(tokenizer), {}, Progress(step))
         if step == 1:
             assert [asked().num_new_samples for _ in range(2)] == [2, 0]
     with pytest.raises(ConfigError, match=r"policy_folder: '\S*/step-000001' -> '\S*/step-000002'"):
@@ -551,7 +551,7 @@ def test_what_an_evaluation_grew_by_is_sampled_in_batches_of_its_own(tmp_path: P
         evaluate(SUMS, "scripted:gold", temperature=1.0, tasks=tasks, n=n, out=tmp_path / "grown")
     plan = load_plan(tmp_path / "grown")
     wanted = make_env_requests(plan.envs[0], Sums(), plan)
-    attempt = EvalRunner(plan, SampleFile(None, plan), concurrency=4)
+    attempt = EvalRunner(plan, SampleStore(None, plan), concurrency=4)
     rounds = [[get_sample_key(draw)[1:] for draw in asked] for asked in attempt._iter_batches(_Batched(), wanted)]
     assert rounds == [[(0, 0), (0, 1), (1, 0), (1, 1)], [(2, 0), (2, 1)], [(0, 2), (1, 2), (2, 2)], [(3, 0), (3, 1), (3, 2)]]
 

@@ -14,7 +14,7 @@ import pytest
 from rlvr.contracts import Sampler
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalSampling
+from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalEpisodeSource
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.registry.plugins import PluginSpec
@@ -40,7 +40,7 @@ class Backwards:
     def __call__(self, spec: PluginSpec, sampler: Sampler, items: Sequence[SuiteItem]) -> Iterator[EpisodeSource]:
         self.entered.append([item.name for item in items])
         with spec.build() as own:
-            self.here = LocalSampling(own)
+            self.here = LocalEpisodeSource(own)
             yield self
 
     def stream_episodes(self, asked: Iterable[EnvRequests]) -> Iterator[list[tuple[RolloutRequest, Episode]]]:

@@ -11,7 +11,7 @@ from itertools import combinations
 
 import pytest
 
-from rlvr.evaluation.paired import compute_mcnemar_p, compute_sign_flip_p, correct_holm, run_paired_test
+from rlvr.evaluation.paired import apply_holm_correction, compute_mcnemar_p, compute_sign_flip_p, run_paired_test
 from rlvr.evaluation.statistics import (
     best_at_k,
     bootstrap_interval,
@@ -21,7 +21,7 @@ from rlvr.evaluation.statistics import (
     pass_all_k,
     pass_at_k,
     standard_error,
-    t_quantile,
+    t_quantile_975,
     wilson_interval,
 )
 
@@ -136,12 +136,12 @@ def test_the_bootstrap_repeats_itself_and_is_as_wide_as_students_interval() -> N
     values = [dice.gauss(0.1, 1.0) for _ in range(200)]
     low, high = bootstrap_interval(values, seed=3)
     assert (low, high) == bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
-    assert high - low == pytest.approx(2 * t_quantile(199) * standard_error(values), rel=0.03)
+    assert high - low == pytest.approx(2 * t_quantile_975(199) * standard_error(values), rel=0.03)
 
 
 @pytest.mark.parametrize(("freedom", "value"), [(5, 2.5706), (9, 2.2622), (29, 2.0452), (99, 1.9842)])
 def test_students_quantile(freedom: int, value: float) -> None:
-    assert t_quantile(freedom) == pytest.approx(value, abs=1e-3)
+    assert t_quantile_975(freedom) == pytest.approx(value, abs=1e-3)
 
 
 def test_the_k_that_are_shown() -> None:
@@ -177,8 +177,8 @@ def _coins(total: int) -> list[tuple[int, ...]]:
 
 
 def test_holm_keeps_the_order_and_never_falls_below_the_p_value() -> None:
-    assert correct_holm([]) == [] and correct_holm([0.2]) == [0.2]
-    assert correct_holm([0.5, 0.001, 0.02]) == pytest.approx([0.5, 0.003, 0.04])
+    assert apply_holm_correction([]) == [] and apply_holm_correction([0.2]) == [0.2]
+    assert apply_holm_correction([0.5, 0.001, 0.02]) == pytest.approx([0.5, 0.003, 0.04])
 
 
 def test_a_paired_difference() -> None:

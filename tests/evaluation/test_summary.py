@@ -13,7 +13,7 @@ from rlvr.evaluation.report import EvalReport, build_headline_table, list_warnin
 from rlvr.evaluation.samples import EvalSample
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import EnvSummary, summarize_env
-from rlvr.evaluation.votes import group_equal_answers
+from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.registry.plugins import build
 from rlvr.runs.conversation_stats import ConversationStats
 from rlvr.task import Task, user
@@ -37,7 +37,7 @@ def summary(groups: dict[int, list[EvalSample]], n: int, **rest: Any) -> EnvSumm
 
 def voted(verifier: str, reference: Any, texts: dict[str, float]) -> list[int | None]:
     with build("verifier", verifier) as judge:
-        return group_equal_answers(
+        return assign_answer_classes(
             judge, Task(user("?"), reference, id="t"), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())]
         )
 

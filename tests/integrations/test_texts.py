@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, make_label, make_rows, parse_label, require_score, warn_if_untested
-from rlvr.integrations.texts import ConversationRunner, Scorer, extract_final_text
+from rlvr.integrations.rows import find_task, make_rows, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.texts import FinalTextVerifier, TextConversationFactory, extract_final_text
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call, Turn
 from tests.fixtures.worlds import First, Raises, Sums, Unable
@@ -69,8 +69,8 @@ def test_a_prompt_in_another_form_is_another_question(asked: object) -> None:
 @pytest.mark.parametrize("label", ["", "4", None, "{}", "[1]", '{"index": 7}', "[" * 100_000], ids=range(7))
 def test_a_label_that_names_no_task_is_refused(label: object) -> None:
     with pytest.raises(ConfigError, match="the label is"):
-        parse_label(label)
-    assert parse_label(make_label("train", 7)) == {"split": "train", "index": 7}
+        parse_task_label(label)
+    assert parse_task_label(make_task_label("train", 7)) == {"split": "train", "index": 7}
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_texts_are_judged_in_order_and_what_fails_has_no_score() -> None:
     env = First()
     tasks = [env.task("train", index) for index in range(4)]
-    scorer = Scorer(env)
+    scorer = FinalTextVerifier(env)
     assert [v.score for v in scorer.verify_all(tasks, [str(tasks[0].reference), "x", str(tasks[2].reference), ""])] == [1, 0, 1, 0]
     scorer.close()
     for judge in (Unable(), Raises(), First(verifier=Raises())):
-        broken = Scorer(judge)
+        broken = FinalTextVerifier(judge)
         assert [(v.score, v.fault) for v in broken.verify_all(tasks[:1], ["4"])] == [(None, Fault.INFRA)]
         broken.close()
 
 
 def test_a_verdict_that_comes_too_late_is_no_score() -> None:
-    scorer = Scorer(SlowJudge(), workers=1, call_timeout_s=0.1)
+    scorer = FinalTextVerifier(SlowJudge(), workers=1, call_timeout_s=0.1)
     began = time.monotonic()
     verdicts = scorer.verify_all([First().task("train", 0)] * 2, ["4", "5"])
     assert [verdict.score for verdict in verdicts] == [None, None]
@@ -125,23 +125,23 @@ def test_a_verdict_that_comes_too_late_is_no_score() -> None:
 @pytest.mark.parametrize("env", [Counts(), Twice()])
 def test_a_conversation_is_not_judged_by_its_last_text(env: Any) -> None:
     with pytest.raises(ConfigError, match="is a conversation"):
-        Scorer(env)
+        FinalTextVerifier(env)
 
 
 def test_a_conversation_with_replies() -> None:
-    with ConversationRunner(Twice()) as world:
+    with TextConversationFactory(Twice()) as world:
         talk = world.start_conversation(world.environment.task("train", 7))
         assert [message["content"] for message in talk.build_prompt()] == ["What is 7?"]
         assert talk.step_text("7") == [{"role": "user", "content": "Are you sure?"}]
         assert not talk.done
         assert talk.step_text("7") == []
-        assert talk.done and talk.get_verdict().score == 1.0
+        assert talk.done and talk.finish_and_verify().score == 1.0
         with pytest.raises(EnvError, match="is over"):
             talk.step_text("8")
 
 
 def test_a_conversation_with_tools_in_text() -> None:
-    with ConversationRunner(Counts()) as world:
+    with TextConversationFactory(Counts()) as world:
         talk = world.start_conversation(world.environment.task("train", 7))
         about = talk.build_prompt()[0]
         assert about["role"] == "system" and "add" in about["content"]
@@ -149,42 +149,42 @@ def test_a_conversation_with_tools_in_text() -> None:
         (result,) = talk.step_text(call)
         assert result["role"] == "user" and "The count is 7." in result["content"]
         talk.step_text("7")
-        assert talk.get_verdict().score == 1.0
+        assert talk.finish_and_verify().score == 1.0
     assert not Watched.alive
 
 
 def test_what_a_tool_printed_is_no_answer() -> None:
-    with ConversationRunner(Counts()) as world:
+    with TextConversationFactory(Counts()) as world:
         talk = world.start_conversation(world.environment.task("train", 7))
         for _ in range(3):
             talk.step(Turn("", calls=(Call("0.0", "add", {"number": 0, "note": "7"}),)))
-        assert (talk.truncation_reason, talk.done, talk.get_verdict().score) == ("turns", True, 0.0)
+        assert (talk.truncation_reason, talk.done, talk.finish_and_verify().score) == ("turns", True, 0.0)
 
 
 def test_a_turn_that_was_cut_is_not_heard_but_judged() -> None:
-    with ConversationRunner(Counts()) as world:
+    with TextConversationFactory(Counts()) as world:
         talk = world.start_conversation(world.environment.task("train", 7))
         assert talk.step_text("7", truncated=True) == []
-        assert (talk.step_results, talk.truncation_reason, talk.get_verdict().score) == ([], "tokens", 1.0)
+        assert (talk.step_results, talk.truncation_reason, talk.finish_and_verify().score) == ([], "tokens", 1.0)
 
 
 def test_a_tool_that_breaks_is_no_score() -> None:
-    with ConversationRunner(Counts()) as world:
+    with TextConversationFactory(Counts()) as world:
         talk, other = (
             world.start_conversation(world.environment.task("train", 7)),
             world.start_conversation(world.environment.task("train", 8)),
         )
         assert talk.step(Turn("", calls=(Call("0.0", "add", {"number": 999}),))) == []
-        assert (talk.done, talk.get_verdict().score, talk.get_verdict().fault) == (True, None, Fault.INFRA)
+        assert (talk.done, talk.finish_and_verify().score, talk.finish_and_verify().fault) == (True, None, Fault.INFRA)
         other.step_text("8")
-        assert other.get_verdict().score == 1.0
+        assert other.finish_and_verify().score == 1.0
     assert not Watched.alive
 
 
 def test_a_session_that_hangs_is_no_score() -> None:
-    with ConversationRunner(Hangs(), call_timeout_s=0.1) as world:
+    with TextConversationFactory(Hangs(), call_timeout_s=0.1) as world:
         talk = world.start_conversation(world.environment.task("train", 7))
         began = time.monotonic()
         talk.step_text("7")
-        assert talk.get_verdict().score is None and "0.1 s" in talk.get_verdict().reason
+        assert talk.finish_and_verify().score is None and "0.1 s" in talk.finish_and_verify().reason
         assert time.monotonic() - began < 0.9

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, SamplingParams
 from rlvr.episode import StopReason
-from rlvr.integrations.tokens import ConversationPlayer, make_completion, make_player, make_token_row
+from rlvr.integrations.tokens import TokenConversationRunner, make_completion, make_token_conversation_runner, make_token_row
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest
@@ -27,26 +27,26 @@ GOLD: dict[str, tuple[Any, list[str | Call]]] = {
 }
 
 
-def play(player: ConversationPlayer, engine: Engine, index: int = 7) -> Any:
+def play(player: TokenConversationRunner, engine: Engine, index: int = 7) -> Any:
     async def generate(request: Request) -> Completion:
         return make_completion(*engine.next(request.prompt), player.mdp.tokenizer.stop_ids)
 
     task = player.mdp.environment.task("train", index)
-    episode = asyncio.run(player.play(RolloutRequest(task, task.id, 0), generate))
+    episode = asyncio.run(player.run_conversation(RolloutRequest(task, task.id, 0), generate))
     return make_token_row(episode, player.mdp.tokenizer.eos_id), episode
 
 
 @pytest.mark.parametrize("name", GOLD)
 def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     env, turns = GOLD[name]
-    player, engine = make_player(env, tokenizer(), max_length=LONGEST), Engine(wire(env, turns))
+    player, engine = make_token_conversation_runner(env, tokenizer(), max_length=LONGEST), Engine(wire(env, turns))
     row, episode = play(player, engine)
     mdp = TokenMDP(env, HFTokenizer(tokenizer()), max_length=LONGEST)
     texts = [tokenizer().decode(turn[:-1]) for turn in engine.turns]
     sampler = ScriptedSampler(answers=texts)
     sampler.setup(env, mdp.tokenizer)
     with Rollout(mdp, sampler=sampler) as rollout:
-        (expected,) = rollout.collect([RolloutRequest(env.task("train", 7), "g", 0)], Sampling(stop_ids=mdp.tokenizer.stop_ids))
+        (expected,) = rollout.collect([RolloutRequest(env.task("train", 7), "g", 0)], SamplingParams(stop_ids=mdp.tokenizer.stop_ids))
     assert (row.prompt_ids + row.response_ids, row.verdict) == (expected.tokens, expected.verdict)
     assert [bool(own) for own in row.action_mask] == expected.action_mask[len(row.prompt_ids) :]
     assert row.verdict.score == (1.0 if name != "first" else float(env.task("train", 7).reference == "3"))
@@ -69,7 +69,7 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     ],
 )
 def test_what_fails_has_no_score_and_leaves_nothing_open(env: Any, engine: Engine, words: str) -> None:
-    player = make_player(env, tokenizer(), max_length=LONGEST, call_timeout_s=0.2)
+    player = make_token_conversation_runner(env, tokenizer(), max_length=LONGEST, call_timeout_s=0.2)
     row, episode = play(player, engine)
     assert (row.verdict.score, row.verdict.fault, episode.stop_reason) == (None, Fault.INFRA, StopReason.FAILED)
     assert words in row.verdict.reason
@@ -79,7 +79,7 @@ def test_what_fails_has_no_score_and_leaves_nothing_open(env: Any, engine: Engin
 
 
 def test_a_conversation_that_is_cancelled_closes_its_session() -> None:
-    player = make_player(Counts(), tokenizer())
+    player = make_token_conversation_runner(Counts(), tokenizer())
     task = player.mdp.environment.task("train", 7)
 
     async def never(request: Request) -> Completion:
@@ -87,7 +87,7 @@ def test_a_conversation_that_is_cancelled_closes_its_session() -> None:
         raise AssertionError
 
     async def cancelled() -> None:
-        running = asyncio.create_task(player.play(RolloutRequest(task, "g", 0), never))
+        running = asyncio.create_task(player.run_conversation(RolloutRequest(task, "g", 0), never))
         while not Watched.alive:
             await asyncio.sleep(0.01)
         running.cancel()

@@ -10,7 +10,7 @@ import pytest
 from rlvr.chat.dialects.table import DIALECTS, get_dialect
 from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.chat.tool_calling import CallStopCriterion
-from rlvr.contracts import Completion, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Request, Sampler, SamplingParams
 from rlvr.contracts.tool import Tool, tool
 from rlvr.envs.with_tools import WithTools
 from rlvr.episode import StopReason
@@ -110,7 +110,7 @@ def test_a_chat_template_gets_its_own_end_of_a_turn_and_the_result_is_labelled(t
 class Rambling(Sampler):
     """Ignores where a turn ends, as an engine does that knows stop ids only."""
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for place, request in enumerate(requests):
             tokens = TOK.encode("!add 7\n=12\nit has 12")[: request.max_tokens] if request.turn == 0 else [*TOK.encode("done"), TOK.eos_id]
             yield place, Completion(tokens, [-0.5 - n / 100 for n in range(len(tokens))], "length" if request.turn == 0 else "stop")
@@ -121,7 +121,7 @@ def test_what_a_sampler_gives_beyond_the_call_is_cut_off_with_its_log_probabilit
     mdp = TokenMDP(Desks(), TOK)
     sampler.setup(mdp.environment, TOK)
     with Rollout(mdp, sampler=sampler) as rollout:
-        [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 5), "g", 0)], Sampling(stop_ids=TOK.stop_ids))
+        [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 5), "g", 0)], SamplingParams(stop_ids=TOK.stop_ids))
     assert (
         episode.stop_reason is StopReason.TERMINATED and episode.turns == 2 and episode.verdict is not None and episode.verdict.score == 1.0
     )

@@ -42,7 +42,7 @@ def test_the_prompt_names_the_tools_and_the_opening_follows() -> None:
 def test_calls_are_read_from_the_tokens_and_their_results_are_written() -> None:
     desks = Desks()
     mdp, state = play(desks, [add(3), add(4), "done"])
-    assert state.stop_reason is StopReason.TERMINATED and [turn.open_calls[0].arguments for turn in state.turns[:2]] == [
+    assert state.stop_reason is StopReason.TERMINATED and [turn.calls_needing_result[0].arguments for turn in state.turns[:2]] == [
         {"amount": 3},
         {"amount": 4},
     ]
@@ -70,7 +70,7 @@ def test_a_call_that_was_cut_off_is_not_run() -> None:
         state.stop_reason is StopReason.TRUNCATED
         and not state.step_results
         and mdp.verify(state).score == 0.0
-        and mdp.get_answer(state) == ""
+        and mdp.get_verified_answer(state) == ""
     )
 
 
@@ -93,7 +93,7 @@ def test_the_plain_session_of_an_environment_with_tools_asks_reply_for_turns_wit
         "12",
         "again",
     ] and state.stop_reason is StopReason.TERMINATED
-    assert mdp.verify(state).score == 0.5 and mdp.get_answer(state) == "12"
+    assert mdp.verify(state).score == 0.5 and mdp.get_verified_answer(state) == "12"
 
 
 def test_a_saved_character_tokenizer_shows_and_reads_calls_as_before() -> None:

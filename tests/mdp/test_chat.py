@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.chat.control_tokens import ControlTokens
+from rlvr.chat.control_tokens import ControlTokenEncoder
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import EOS, POLICY, USER, ByteTokenizer, CharTokenizer, HFTokenizer
@@ -106,13 +106,20 @@ def test_replies_that_hold_control_tokens_are_read_back() -> None:
     "style, rewritten", [("chatml", ""), ("headers", ""), ("turns", ""), ("thoughts dropped", "answers with reasoning")]
 )
 def test_what_a_chat_server_would_show_is_said(style: str, rewritten: str) -> None:
-    note = styled(style).history_note()
+    note = styled(style).describe_history_difference()
     assert (f"rewrites earlier {rewritten} when" in note) if rewritten else not note
 
 
 def test_rules_say_it_where_a_conversation_can_go_on() -> None:
-    assert TokenMDP(Talk(), styled("thoughts dropped")).history_note() == styled("thoughts dropped").history_note() != ""
-    assert not TokenMDP(Talk(), CharTokenizer()).history_note() and not TokenMDP(Sums(), styled("thoughts dropped")).history_note()
+    assert (
+        TokenMDP(Talk(), styled("thoughts dropped")).describe_history_difference()
+        == styled("thoughts dropped").describe_history_difference()
+        != ""
+    )
+    assert (
+        not TokenMDP(Talk(), CharTokenizer()).describe_history_difference()
+        and not TokenMDP(Sums(), styled("thoughts dropped")).describe_history_difference()
+    )
 
 
 def test_thoughts_that_the_template_would_drop_stay() -> None:
@@ -183,8 +190,8 @@ def test_descriptions_of_tools_are_data() -> None:
         (CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'assistant' %}"), "leaves out the policy's turn"),
         (CHATML.replace("{% for m in messages %}", "{% for m in messages if not loop.last or m.role != 'user' %}"), "does not write"),
         (
-            CHATML.replace("<|im_end|>", "<|turn_end|>"),
-            r"no turn with a token at which the policy stops \(<\|im_end\|>\).*\(here <\|turn_end\|>\)",
+            CHATML.replace("<|im_end|>", "<|turn_end_ids|>"),
+            r"no turn with a token at which the policy stops \(<\|im_end\|>\).*\(here <\|turn_end_ids\|>\)",
         ),
     ],
 )
@@ -242,7 +249,7 @@ def test_marks_belong_to_the_author_and_the_policy() -> None:
 
 
 def test_a_tokenizer_that_cannot_be_copied_breaks_the_words_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ControlTokens, "_secret_tokenizer", None)
+    monkeypatch.setattr(ControlTokenEncoder, "_secret_tokenizer", None)
     tokenizer = chatml()
     assert frame(tokenizer, tokenizer.render_reply("a<|im_end|>b")) == frame(tokenizer, tokenizer.render_reply("x"))
     assert "a< |im_end|>b" in tokenizer.decode(tokenizer.render_reply("a<|im_end|>b"))

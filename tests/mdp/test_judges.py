@@ -16,7 +16,7 @@ from rlvr.mdp.verifier_executor import VerifierExecutor
 
 CHILD = """
 import time
-from rlvr.contracts import Sampling, Verifier
+from rlvr.contracts import SamplingParams, Verifier
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.rollout.rollout import RolloutRequest, Rollout
 from rlvr.samplers.scripted import ScriptedSampler
@@ -30,7 +30,7 @@ class Hangs(Verifier):
 environment, tokenizer, sampler = Sums(verifier=Hangs()), load_tokenizer(TOKENS), ScriptedSampler()
 sampler.setup(environment, tokenizer)
 with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, call_timeout_s=0.2) as rollout:
-    [episode] = rollout.collect([RolloutRequest(environment.task("train", 0), "g", 0)], Sampling(stop_ids=tokenizer.stop_ids))
+    [episode] = rollout.collect([RolloutRequest(environment.task("train", 0), "g", 0)], SamplingParams(stop_ids=tokenizer.stop_ids))
 print(episode.error)
 """
 

@@ -14,7 +14,7 @@ from rlvr.contracts import Environment
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.mdp.state import find_last_action
+from rlvr.mdp.state import find_last_policy_token
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import RolloutRequest
@@ -47,7 +47,7 @@ def test_a_stop_id_terminates_a_single_turn() -> None:
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=3)
     state = speak(mdp, start(mdp), [ONE, EOS])
     assert (state.stop_reason, state.completions) == (StopReason.TERMINATED, ["1"])
-    assert state.action_mask[-2:] == [True, True] and find_last_action(state.action_mask) == len(state.tokens) - 1
+    assert state.action_mask[-2:] == [True, True] and find_last_policy_token(state.action_mask) == len(state.tokens) - 1
 
 
 def test_the_count_cap_truncates_and_a_stop_on_it_does_not() -> None:

@@ -65,7 +65,7 @@ def test_a_turn_that_was_cut_off_is_not_heard_and_may_be_the_answer() -> None:
         and boards.opened[0].total == 1
         and [turn.finish for turn in state.turns] == ["stop", "length"]
     )
-    assert mdp.verify(state).score == 1.0 and mdp.get_answer(state) == "5" and boards.settled
+    assert mdp.verify(state).score == 1.0 and mdp.get_verified_answer(state) == "5" and boards.settled
 
 
 def test_a_conversation_that_was_cut_off_at_once_is_judged_by_an_untouched_world() -> None:
@@ -97,7 +97,7 @@ def test_a_session_that_cannot_be_opened_at_the_end_is_no_score() -> None:
     mdp = TokenMDP(boards, TOK, max_new_tokens=1)
     with pytest.raises(OSError, match="no room for a box"):
         mdp.start_conversation(boards.task("train", 7))
-    state = mdp.create_state(boards.task("train", 7))
+    state = mdp.create_unopened_state(boards.task("train", 7))
     mdp.render_prompt(state)
     mdp.step_turn(state, TOK.encode("7"))
     verdict = mdp.verify(state)

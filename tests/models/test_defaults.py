@@ -21,11 +21,11 @@ from rlvr.models.device_defaults import (
     copy_to_device,
     describe_precision,
     get_device_defaults,
+    resolve_microbatch_tokens,
     resolve_mixed_precision,
-    resolve_token_budget,
 )
-from rlvr.training.repeat_step import compare_step
-from rlvr.training.update.optimization import Optimization
+from rlvr.training.repeat_step import check_step_is_repeated
+from rlvr.training.update.optimization import OptimizationSettings
 from rlvr.training.update.reward_model_trainer import RewardModelTrainer
 from tests.fixtures.tiny import tiny_run
 
@@ -40,15 +40,23 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_gets_what_it_always_had() -> None:
     assert get_device_defaults(CPU) is CPU_DEFAULTS
-    assert (resolve_mixed_precision("auto", CPU), resolve_token_budget("auto", CPU), CPU_DEFAULTS.max_head_logits) == ("no", 4096, 1 << 22)
+    assert (resolve_mixed_precision("auto", CPU), resolve_microbatch_tokens("auto", CPU), CPU_DEFAULTS.max_head_logits) == (
+        "no",
+        4096,
+        1 << 22,
+    )
     assert not (CPU_DEFAULTS.fused_optimizer or CPU_DEFAULTS.tf32)
 
 
 def test_an_accelerator_gets_bf16_large_batches_and_a_fused_optimizer(hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = get_device_defaults(CUDA)
-    assert (resolve_mixed_precision("auto", CUDA), resolve_token_budget("auto", CUDA), found.max_head_logits) == ("bf16", 16384, 1 << 28)
+    assert (resolve_mixed_precision("auto", CUDA), resolve_microbatch_tokens("auto", CUDA), found.max_head_logits) == (
+        "bf16",
+        16384,
+        1 << 28,
+    )
     assert found.fused_optimizer and not found.deterministic
-    assert resolve_mixed_precision("no", CUDA) == "no" and resolve_token_budget(100, CUDA) == 100  # what is asked for is taken
+    assert resolve_mixed_precision("no", CUDA) == "no" and resolve_microbatch_tokens(100, CUDA) == 100  # what is asked for is taken
     assert resolve_mixed_precision("auto", CUDA, "bfloat16") == "no"  # weights in 16 bits need no autocast
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
@@ -57,10 +65,10 @@ def test_an_accelerator_gets_bf16_large_batches_and_a_fused_optimizer(hopper: No
 
 def test_the_optimizer_is_fused_where_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
-    assert Optimization().build_optimizer([weight], 1)[0].param_groups[0]["fused"] is None
-    assert Optimization().build_optimizer([weight], 1, fused=True)[0].param_groups[0]["fused"] is True
+    assert OptimizationSettings().build_optimizer([weight], 1)[0].param_groups[0]["fused"] is None
+    assert OptimizationSettings().build_optimizer([weight], 1, fused=True)[0].param_groups[0]["fused"] is True
     monkeypatch.setattr(defaults, "CPU_DEFAULTS", replace(defaults.CPU_DEFAULTS, tokens_per_microbatch=7, fused_optimizer=True))
-    trainer = RewardModelTrainer(torch.nn.Linear(1, 1), Optimization(), total_steps=1, device="cpu")
+    trainer = RewardModelTrainer(torch.nn.Linear(1, 1), OptimizationSettings(), total_steps=1, device="cpu")
     assert trainer.optimizer.param_groups[0]["fused"] is True and trainer.max_tokens_per_microbatch == 7
 
 
@@ -141,9 +149,11 @@ def test_verify_says_to_the_bit_or_up_to_rounding(tmp_path: Path) -> None:
         return home
 
     first, rounded, other = kept("a", 0.5, 7), kept("b", 0.5001, 7), kept("c", 0.5, 8)
-    assert compare_step(first, first, 3, episodes=True, exact=False).endswith("1 episodes and 2 metrics are exactly the same")
-    assert compare_step(first, rounded, 3, episodes=True, exact=False).endswith("are the same up to rounding")
+    assert check_step_is_repeated(first, first, 3, compare_episodes=True, is_bitwise=False).endswith(
+        "1 episodes and 2 metrics are exactly the same"
+    )
+    assert check_step_is_repeated(first, rounded, 3, compare_episodes=True, is_bitwise=False).endswith("are the same up to rounding")
     with pytest.raises(CheckFailed, match="cannot be repeated exactly: 1 of 1 episodes differ, and of its metrics loss"):
-        compare_step(first, rounded, 3, episodes=True)
+        check_step_is_repeated(first, rounded, 3, compare_episodes=True)
     with pytest.raises(CheckFailed, match=r"up to rounding: 1 of 1 episodes differ, and of its metrics none; without train\.deterministic"):
-        compare_step(first, other, 3, episodes=True, exact=False)
+        check_step_is_repeated(first, other, 3, compare_episodes=True, is_bitwise=False)

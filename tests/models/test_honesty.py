@@ -24,11 +24,11 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models import numerics_check as honesty
 from rlvr.models.batch import TokenRows
 from rlvr.models.model_loading import to_transformers_tokenizer
-from rlvr.models.numerics_check import CheckResult, find_refusal_reason
+from rlvr.models.numerics_check import CheckResult, find_untrainable_reason
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import hf as hf_module
 from rlvr.samplers.hf import HFSampler
-from rlvr.training.sampler_mismatch import SAMPLER_CHECK_NAME, check_logprob_mismatch, run_model_checks
+from rlvr.training.sampler_mismatch import SAMPLER_CHECK_NAME, check_logprob_mismatch, run_numerics_checks
 from rlvr.training.train import train
 from tests.fixtures.families import ELSEWHERE, FAMILIES, NOISY, STATE, UNUSUAL, model_of
 from tests.fixtures.tiny import tiny_run
@@ -48,13 +48,13 @@ def table(model: Any, *, sampler: bool = True, **how: Any) -> dict[str, CheckRes
     own = HFSampler() if sampler else None
     if own is not None:
         own.validate_model(model)
-    return {finding.way: finding for finding in run_model_checks(model, own, TOKENIZER, **how)}
+    return {finding.way: finding for finding in run_numerics_checks(model, own, TOKENIZER, **how)}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *NOISY])
 def test_a_family_that_is_computed_right_is_called_right(family: str) -> None:
     found = table(model_of(family), temperature=0.9)
-    assert find_refusal_reason(family, list(found.values())) == ""
+    assert find_untrainable_reason(family, list(found.values())) == ""
     assert {"a second pass", "padded rows", "rows in training mode", "packed rows", SAMPLER_CHECK_NAME, "end ids"} <= found.keys()
     assert (found["packed rows"].gap is None) == (family in UNUSUAL) or family in NOISY
     assert found["padded rows, another row changed"].gap == 0.0 or honesty.has_experts(model_of(family))
@@ -63,7 +63,7 @@ def test_a_family_that_is_computed_right_is_called_right(family: str) -> None:
 @pytest.mark.parametrize("family", STATE)
 def test_a_state_is_named_with_the_layers_that_have_it(family: str) -> None:
     found = table(model_of(family))
-    assert find_refusal_reason(family, list(found.values())) == ""
+    assert find_untrainable_reason(family, list(found.values())) == ""
     way = "rows computed again at every token" if family in ELSEWHERE else "rows grouped by length"
     assert found[SAMPLER_CHECK_NAME].note.startswith(f"{way}, since ")
     assert found["packed rows"].note.startswith("not used: ")
@@ -78,7 +78,7 @@ def test_nothing_is_changed_and_little_is_computed() -> None:
     sampler.validate_model(model)
     tokens: list[int] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, given: tokens.append(given[0].numel()))
-    run_model_checks(model, sampler, TOKENIZER)
+    run_numerics_checks(model, sampler, TOKENIZER)
     hook.remove()
     assert model.training and all(p.requires_grad and p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
@@ -109,7 +109,7 @@ def test_rows_that_depend_on_each_other_are_found_however_little() -> None:
     model.model.norm = Blend(model.model.norm, 1e-6)  # far below what rounding may be worth
     found = table(model, sampler=False)
     assert found["padded rows"].passed and not found["padded rows, another row changed"].passed
-    assert "padded rows depend on the other rows of their batch" in find_refusal_reason("llama", list(found.values()))
+    assert "padded rows depend on the other rows of their batch" in find_untrainable_reason("llama", list(found.values()))
 
 
 def test_a_device_that_adds_up_in_any_order_is_not_taken_for_rows_that_depend_on_each_other() -> None:
@@ -123,9 +123,9 @@ def test_a_device_that_adds_up_in_any_order_is_not_taken_for_rows_that_depend_on
     def leaking(rows: TokenRows) -> Tensor:
         return way(rows, leaks=1e-3)
 
-    noisy, wrong = (list(honesty.compare_scoring_paths(model, {"packed rows": asked}))[-1] for asked in (way, leaking))
+    noisy, wrong = (list(honesty.compare_logprob_functions(model, {"packed rows": asked}))[-1] for asked in (way, leaking))
     assert noisy.gap and noisy.passed and "no fixed order" in noisy.note
-    assert wrong.gap and not wrong.passed and "depend on the other rows" in find_refusal_reason("llama", [wrong])
+    assert wrong.gap and not wrong.passed and "depend on the other rows" in find_untrainable_reason("llama", [wrong])
 
 
 def test_one_unlikely_token_that_rounding_moved_far_does_not_refuse_a_model_in_bfloat16() -> None:
@@ -133,9 +133,9 @@ def test_one_unlikely_token_that_rounding_moved_far_does_not_refuse_a_model_in_b
     one, all_ = torch.zeros(80), torch.full((80,), 0.8)
     one[3] = 0.8
     for exact, gap in ((True, 0.8), (False, 0.8 / 80**0.5)):
-        assert honesty.compute_difference(one, torch.zeros(80), exact) == pytest.approx(gap)
-        assert honesty.compute_difference(all_, torch.zeros(80), exact) == pytest.approx(0.8)
-    assert honesty.compute_difference(torch.tensor([0.0, torch.nan]), torch.zeros(2), full_precision=False) == float("inf")
+        assert honesty.compute_max_or_rms_difference(one, torch.zeros(80), exact) == pytest.approx(gap)
+        assert honesty.compute_max_or_rms_difference(all_, torch.zeros(80), exact) == pytest.approx(0.8)
+    assert honesty.compute_max_or_rms_difference(torch.tensor([0.0, torch.nan]), torch.zeros(2), full_precision=False) == float("inf")
 
 
 def test_a_family_whose_own_code_fails_under_autocast_is_one_sentence() -> None:
@@ -147,14 +147,14 @@ def test_a_family_whose_own_code_fails_under_autocast_is_one_sentence() -> None:
     model = AutoModelForCausalLM.from_config(config).float().eval()
     autocast = partial(torch.autocast, "cpu", torch.bfloat16)
     with pytest.raises(ConfigError, match=r"^dbrx cannot be computed in bfloat16: .*BFloat16.*; set train\.mixed_precision: 'no'$"):
-        run_model_checks(model, None, CharTokenizer("0123456789"), autocast=autocast)
-    assert run_model_checks(model, None, CharTokenizer("0123456789"))
+        run_numerics_checks(model, None, CharTokenizer("0123456789"), autocast=autocast)
+    assert run_numerics_checks(model, None, CharTokenizer("0123456789"))
 
 
 def test_a_model_that_is_wrong_only_in_batches_is_refused() -> None:
     model = model_of("llama")
     model.model.norm = Blend(model.model.norm, 0.3)
-    assert "padded rows do not give the probabilities of a plain forward pass (by" in find_refusal_reason(
+    assert "padded rows do not give the probabilities of a plain forward pass (by" in find_untrainable_reason(
         "llama", list(table(model, sampler=False).values())
     )
 
@@ -162,7 +162,7 @@ def test_a_model_that_is_wrong_only_in_batches_is_refused() -> None:
 def test_noise_is_found() -> None:
     model = model_of("llama")
     model.model.norm = nn.Sequential(model.model.norm, Restless())
-    assert "two passes over the same tokens differ" in find_refusal_reason("llama", list(table(model, sampler=False).values()))
+    assert "two passes over the same tokens differ" in find_untrainable_reason("llama", list(table(model, sampler=False).values()))
 
 
 def test_an_answer_that_can_never_end_is_refused() -> None:
@@ -170,7 +170,7 @@ def test_an_answer_that_can_never_end_is_refused() -> None:
         stop_ids = frozenset({99})
 
     found = honesty.check_stop_ids(model_of("llama"), Endless("01"))
-    assert find_refusal_reason("llama", [found]).endswith(
+    assert find_untrainable_reason("llama", [found]).endswith(
         "its tokenizer's end ids (99) are not among its 32 ids, so that no answer could end"
     )
     other = model_of("llama", eos_token_id=7)
@@ -182,14 +182,14 @@ def test_an_answer_that_can_never_end_is_refused() -> None:
 
 def off_after(calls: int, monkeypatch: pytest.MonkeyPatch, by: float = 0.01) -> None:
     """From this call on, the sampler reports other log-probabilities than those that it samples with."""
-    choose, count = hf_module.__dict__["choose_tokens"], [0]
+    choose, count = hf_module.__dict__["sample_tokens"], [0]
 
     def wrong(*given: Any) -> Any:
         count[0] += 1
         tokens, logprobs = choose(*given)
         return tokens, logprobs - by * (count[0] > calls)
 
-    monkeypatch.setattr(hf_module, "choose_tokens", wrong)
+    monkeypatch.setattr(hf_module, "sample_tokens", wrong)
 
 
 def test_a_wrong_sampler_stops_the_run_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +206,11 @@ def test_a_sampler_that_fails_on_a_model_refuses_it_in_a_sentence(tmp_path: Path
     def broken(*given: Any) -> Any:
         raise IndexError("list index\nout of range")
 
-    monkeypatch.setattr(hf_module, "choose_tokens", broken)
+    monkeypatch.setattr(hf_module, "sample_tokens", broken)
     with pytest.raises(ConfigError, match=r"llama cannot be trained: sampling from it fails \(IndexError: list index out of range\);"):
         train(tiny_run(), out=tmp_path / "run", console=Console(file=io.StringIO()))
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(hf_module, "choose_tokens", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    monkeypatch.setattr(hf_module, "sample_tokens", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
     with pytest.raises(torch.OutOfMemoryError):
         train(tiny_run(), out=tmp_path / "run", console=Console(file=io.StringIO()))
 

@@ -20,7 +20,7 @@ from rlvr.registry.plugins import (
     get_kind,
     get_parameters,
     list_entries,
-    list_imported_entries,
+    list_entries_with_import_errors,
     load_factory,
 )
 from tests.fixtures import worlds
@@ -211,7 +211,7 @@ def test_another_package_brings_a_plugin(install: Any) -> None:
     install("nice-judges", "always = nice_judges:Always", GOOD, "nice_judges")
     entry = named("verifiers", "always")
     assert (entry.source, entry.error) == ("nice-judges", "") and "nice_judges" not in sys.modules  # metadata only
-    assert named("verifier", "always", list_imported_entries).summary == "Gives everybody the same score."
+    assert named("verifier", "always", list_entries_with_import_errors).summary == "Gives everybody the same score."
     assert build("verifier", "always", score=0.25).verify(None, "").score == 0.25
     with pytest.raises(ConfigError, match="did you mean 'score'"):
         build("verifier", "always", scor=1)
@@ -222,9 +222,9 @@ def test_another_package_brings_a_plugin(install: Any) -> None:
 )
 def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: Any, source: str) -> None:
     install("broken-judges", "sad = broken_judges:Sad", source, "broken_judges")
-    entry = named("verifier", "sad", list_imported_entries)
+    entry = named("verifier", "sad", list_entries_with_import_errors)
     assert entry.source == "broken-judges" and "broken-judges" in entry.error and "fix or uninstall" in entry.error
-    assert {"exact", "numeric"} <= {e.name for e in list_imported_entries("verifier") if not e.error}
+    assert {"exact", "numeric"} <= {e.name for e in list_entries_with_import_errors("verifier") if not e.error}
     assert isinstance(build("verifier", "exact"), Verifier)
     with pytest.raises(PluginError, match=r"'sad' of broken-judges cannot be imported"):
         build("verifier", "sad")
@@ -232,7 +232,7 @@ def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: A
 
 def test_an_entry_point_that_is_no_factory_is_told(install: Any) -> None:
     install("odd-judges", "odd = odd_judges:number", "number = 3", "odd_judges")
-    assert "a plugin is a class or a function" in named("verifier", "odd", list_imported_entries).error
+    assert "a plugin is a class or a function" in named("verifier", "odd", list_entries_with_import_errors).error
 
 
 def test_two_packages_that_claim_one_name_are_both_named(install: Any) -> None:
@@ -256,7 +256,7 @@ def test_malformed_metadata_of_one_package_hides_nobody_else(install: Any, tmp_p
     install("nameless", "lonely = nobody:Home")
     (tmp_path / "nameless" / "nameless-1.0.dist-info" / "METADATA").unlink()
     assert named("verifier", "always").source == "nice-judges"
-    assert "cannot be imported" in named("verifier", "lonely", list_imported_entries).error
+    assert "cannot be imported" in named("verifier", "lonely", list_entries_with_import_errors).error
     assert isinstance(build("verifier", "always"), Verifier)
 
 
@@ -284,7 +284,7 @@ def test_the_signature_is_the_schema() -> None:
 
 def test_kinds_have_the_words_that_users_type() -> None:
     assert [get_kind(word).name for word in ("env", "envs", "sandboxes", "algorithms")] == ["env", "env", "sandbox", "algorithm"]
-    assert {kind.group for kind in PLUGIN_KINDS.values()} == {
+    assert {kind.entry_point_group for kind in PLUGIN_KINDS.values()} == {
         "rlvr.envs",
         "rlvr.verifiers",
         "rlvr.sandboxes",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Completion, Request, Sampler, Sampling, StaticQueue
+from rlvr.contracts import Completion, Request, Sampler, SamplingParams, StaticQueue
 from rlvr.episode import Episode, StopReason
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
@@ -27,7 +27,7 @@ class Counting(Sampler):
     def __init__(self) -> None:
         self.seeds = list[int]()
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for place, request in enumerate(requests):
             self.seeds.append(request.seed)
             if request.prompt[0] == 99:
@@ -40,7 +40,7 @@ class Counting(Sampler):
 class Serving(Counting):
     """The same by way of `serve`."""
 
-    def serve(self, queue: object, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: object, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         yield None
         while asked := queue.pop(1):  # type: ignore[attr-defined]
             for number, request in asked:
@@ -49,7 +49,7 @@ class Serving(Counting):
 
 
 def given(parts: PartialSampler, *requests: Request) -> list[Completion]:
-    found = dict(one for one in parts.serve(StaticQueue(requests), Sampling()) if one is not None)
+    found = dict(one for one in parts.serve(StaticQueue(requests), SamplingParams()) if one is not None)
     return [found[number] for number in range(len(requests))]
 
 
@@ -58,7 +58,7 @@ def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
     inner = kind()
     parts, request, begun, cuts = PartialSampler(inner, 2, WORDS), Request([1], 8, seed=5), dict[int, PartialCompletion](), 0
     for version in (3, 4, 5):
-        with parts.cut_completions(begun, version) as known:
+        with parts.interrupt_completions(begun, version) as known:
             [completion] = given(parts, request)
             part = known[5]
         cuts += completion.error == CONTINUES_ERROR
@@ -75,14 +75,14 @@ def test_outside_nothing_is_cut() -> None:
 
 def test_the_limit_of_the_answer_ends_it() -> None:
     parts = PartialSampler(Counting(), 2, WORDS)
-    with parts.cut_completions({5: PartialCompletion([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
+    with parts.interrupt_completions({5: PartialCompletion([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
         [completion] = given(parts, Request([1], 3, seed=5))
     assert completion.finish == "length" and completion.tokens == [7, 8, 9] == known[5].tokens
 
 
 def test_a_failure_is_no_part() -> None:
     parts = PartialSampler(Counting(), 2, WORDS)
-    with parts.cut_completions({}, 1) as known:
+    with parts.interrupt_completions({}, 1) as known:
         bad, good = given(parts, Request([99], 8, seed=1), Request([1], 1, seed=2))
     assert bad.error == "the engine fell over" and good.tokens == [7] and list(known) == [2]
 
@@ -105,14 +105,14 @@ class Once(Sampler):
     def __init__(self, tokens: list[int], logprobs: list[float]) -> None:
         self.completion = Completion(tokens, logprobs, "length")
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from ((place, self.completion) for place, _ in enumerate(requests))
 
 
 def asked_once(given: tuple[list[int], list[float]], part: PartialCompletion, most: int | None) -> Episode:
     mdp = TokenMDP(Sums(below=5), load_tokenizer(TOKENS), max_new_tokens=8)
     with build_rollout(mdp, Once(*given), partial_rollout_tokens=most) as rollout:
-        [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 0), "1:0", 3, partial_completion=part)], Sampling())
+        [episode] = rollout.collect([RolloutRequest(mdp.environment.task("train", 0), "1:0", 3, partial_completion=part)], SamplingParams())
     return episode
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rlvr.config.config import validate_config
-from rlvr.contracts import Environment, Sampling
+from rlvr.contracts import Environment, SamplingParams
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.env import TokenEnv
@@ -249,7 +249,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     run = RunLog.create(tmp_path / "run", config)
     with Rollout(env.mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.environment.task("train", i), f"g{i}", i, {"split": "train", "index": i}) for i in range(count)]
-        episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
+        episodes = rollout.collect(draws, SamplingParams(stop_ids=env.tokenizer.stop_ids))
     run.log_episodes([episode_to_json(1, episode, [0.0] * len(episode.tokens)) for episode in episodes])
     run.close()
     env.close()
@@ -263,7 +263,7 @@ def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> No
     sampler.setup(boards, env.tokenizer)
     draws = [RolloutRequest(boards.task("train", i), "g", derive_seed(i), {"split": "train", "index": i}) for i in range(20)]
     with Rollout(env.mdp, sampler=sampler) as rollout:
-        episodes = rollout.collect(draws, Sampling(stop_ids=env.tokenizer.stop_ids))
+        episodes = rollout.collect(draws, SamplingParams(stop_ids=env.tokenizer.stop_ids))
     rows = [json.loads(json.dumps({**row(e, "train", i), **e.meta})) for i, e in enumerate(episodes)]
     assert {len(r["session"]["step_results"]) for r in rows} >= {0, 1, 2} and all("seed" in r["session"] for r in rows)
     boards.happens = lambda what, task, turn: seen.append(what)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Sampling, Transcript
+from rlvr.contracts import SamplingParams, Transcript
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.sessions import load_recorded_transcript
 from rlvr.mdp.token_mdp import TokenMDP
@@ -29,7 +29,7 @@ def recorded(desks: Desks) -> dict[str, Any]:
     sampler.setup(desks, TOK)
     draw = RolloutRequest(desks.task("train", 5), "g", 0, {"split": "train", "index": 5})
     with Rollout(TokenMDP(desks, TOK), sampler=sampler) as rollout:
-        (episode,) = rollout.collect([draw], Sampling(stop_ids=TOK.stop_ids))
+        (episode,) = rollout.collect([draw], SamplingParams(stop_ids=TOK.stop_ids))
     row: dict[str, Any] = json.loads(json.dumps(episode_to_json(1, episode, [])))
     return row
 

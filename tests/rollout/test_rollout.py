@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Completion, Environment, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Environment, Request, Sampler, SamplingParams
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
@@ -35,7 +35,7 @@ def draws(environment: Environment, count: int) -> list[RolloutRequest]:
 def test_gold_answers_score_the_maximum_in_order() -> None:
     environment = Sums()
     with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
-        episodes = rollout.collect(draws(environment, 20), Sampling(), version=7)
+        episodes = rollout.collect(draws(environment, 20), SamplingParams(), version=7)
     assert [e.reward for e in episodes] == [1.0] * 20
     assert [e.task_id for e in episodes] == [f"sums/train/{i}" for i in range(20)]
     assert {e.policy_version for e in episodes} == {7} and [e.meta["index"] for e in episodes] == list(range(20))
@@ -44,7 +44,7 @@ def test_gold_answers_score_the_maximum_in_order() -> None:
 def test_turns_alternate_and_only_the_policy_s_tokens_are_acted() -> None:
     environment = Talk()
     with rollout_of(environment, ScriptedSampler(answers=["1", "2", "7"])) as rollout:
-        episode = rollout.collect([RolloutRequest(environment.task("train", 12), "g", 0)], Sampling())[0]
+        episode = rollout.collect([RolloutRequest(environment.task("train", 12), "g", 0)], SamplingParams())[0]
     tokenizer = CharTokenizer(DIGITS)
     said = [token for token, acted in zip(episode.tokens, episode.action_mask, strict=True) if acted]
     assert tokenizer.decode(said) == "127" and episode.turns == 3 and episode.stop_reason is StopReason.TERMINATED
@@ -54,7 +54,7 @@ def test_turns_alternate_and_only_the_policy_s_tokens_are_acted() -> None:
 class Fails(Sampler):
     """A sampler of which every third completion is broken, each in its own way."""
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i in range(len(requests)):
             yield (
                 i,
@@ -70,7 +70,7 @@ class Fails(Sampler):
 def test_a_failed_completion_is_a_failed_episode_and_the_others_go_on() -> None:
     environment = Sums()
     with rollout_of(environment, Fails()) as rollout:
-        episodes = rollout.collect(draws(environment, 8), Sampling())
+        episodes = rollout.collect(draws(environment, 8), SamplingParams())
     assert [e.stop_reason for e in episodes] == [StopReason.FAILED, StopReason.FAILED, StopReason.TERMINATED, StopReason.FAILED] * 2
     assert [e.is_scored for e in episodes] == [False, False, True, False] * 2
     assert "hiccuped" in episodes[0].error and "stop id" in episodes[1].error and "before the limit" in episodes[3].error
@@ -82,7 +82,7 @@ def test_a_failed_completion_is_a_failed_episode_and_the_others_go_on() -> None:
 def test_a_verifier_that_cannot_judge_gives_no_score(verifier: Any, told: str) -> None:
     environment = Sums(verifier=verifier)
     with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
-        episode = rollout.collect(draws(environment, 1), Sampling())[0]
+        episode = rollout.collect(draws(environment, 1), SamplingParams())[0]
     assert episode.stop_reason is StopReason.FAILED and not episode.is_scored and episode.reward == 0.0 and told in episode.error
 
 
@@ -99,7 +99,7 @@ class LeavingReply(Talk):
 @pytest.mark.parametrize(("environment", "told"), [(BadReply(), "BadReply.reply raised KeyError"), (LeavingReply(), "raised SystemExit")])
 def test_an_environment_that_raises_fails_its_episode_alone(environment: Environment, told: str) -> None:
     with rollout_of(environment, ScriptedSampler(answers=["1"])) as rollout:
-        episode = rollout.collect(draws(environment, 1), Sampling())[0]
+        episode = rollout.collect(draws(environment, 1), SamplingParams())[0]
     assert episode.stop_reason is StopReason.FAILED and told in episode.error
 
 
@@ -114,7 +114,7 @@ def test_a_reply_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     environment = WaitingReply()
     began = time.perf_counter()
     with rollout_of(environment, ScriptedSampler(answers=["1"]), call_timeout_s=0.3) as rollout:
-        hung, other = rollout.collect(draws(environment, 2), Sampling())
+        hung, other = rollout.collect(draws(environment, 2), SamplingParams())
     assert (
         hung.stop_reason is StopReason.FAILED
         and "WaitingReply.reply gave nothing within 0.3 s" in hung.error
@@ -136,7 +136,7 @@ def test_a_verifier_that_hangs_is_not_waited_for_past_the_deadline() -> None:
     verifier = Hangs()
     environment = Sums(verifier=verifier)
     with rollout_of(environment, ScriptedSampler(answer="gold"), call_timeout_s=0.2) as rollout:
-        episodes = rollout.collect(draws(environment, 3), Sampling())
+        episodes = rollout.collect(draws(environment, 3), SamplingParams())
     verifier.release.set()
     assert all(not e.is_scored and "no verdict within 0.2 s" in e.error for e in episodes)
 
@@ -148,7 +148,7 @@ class Slowly(Sampler):
         self.verifier = verifier
         self.seen: list[int] = []
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i in range(len(requests)):
             if i:
                 self.verifier.arrived.wait(20)
@@ -172,7 +172,7 @@ def test_an_answer_is_judged_while_the_others_are_still_sampled() -> None:
     environment = Sums(verifier=verifier)
     sampler = Slowly(verifier)
     with rollout_of(environment, sampler) as rollout:
-        rollout.collect(draws(environment, 3), Sampling())
+        rollout.collect(draws(environment, 3), SamplingParams())
     assert sampler.seen[0] == 0 and sampler.seen[1] >= 1
 
 
@@ -185,14 +185,14 @@ class Sleeps(Match):
 def test_the_times_of_sampling_and_of_verification_are_told_apart() -> None:
     environment = Sums(verifier=Sleeps())
     with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=2) as rollout:
-        rollout.collect(draws(environment, 4), Sampling())
+        rollout.collect(draws(environment, 4), SamplingParams())
     assert rollout.timing.total_verify_s > 0.19 and rollout.timing.verify_tail_s > rollout.timing.sampling_s
 
 
 class Trickle(Sampler):
     """An answer every few milliseconds, as an engine with many lanes gives them."""
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i in range(len(requests)):
             time.sleep(0.01)
             yield i, Completion([5, 0], [-0.1, -0.1], "stop")
@@ -207,9 +207,9 @@ class Slow(Match):
 def test_a_slow_verifier_is_hidden_behind_sampling() -> None:
     environment = Sums(verifier=Slow())
     with rollout_of(environment, Trickle()) as rollout:
-        rollout.collect(draws(environment, 250), Sampling())
+        rollout.collect(draws(environment, 250), SamplingParams())
     timing = rollout.timing
-    assert timing.total_verify_s > 250 * 0.2 and timing.hidden_fraction >= 0.9
+    assert timing.total_verify_s > 250 * 0.2 and timing.hidden_verify_fraction >= 0.9
     assert timing.sampling_s + timing.verify_tail_s <= 1.15 * timing.sampling_s  # against a verifier that takes no time at all
 
 
@@ -226,14 +226,14 @@ def test_bad_settings_are_refused() -> None:
 class Mute(Sampler):
     """A sampler that forgets every other request."""
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from ((i, Completion([5, 0], [-0.1, -0.1], "stop")) for i in range(0, len(requests), 2))
 
 
 def test_a_request_that_nobody_answers_is_a_failed_episode() -> None:
     environment = Sums()
     with rollout_of(environment, Mute()) as rollout:
-        episodes = rollout.collect(draws(environment, 6), Sampling())
+        episodes = rollout.collect(draws(environment, 6), SamplingParams())
     assert [e.stop_reason for e in episodes] == [StopReason.TERMINATED, StopReason.FAILED] * 3 and "no answer at all" in episodes[1].error
     assert [e.meta["finish"] for e in episodes[:2]] == ["terminated", "failed"]
 
@@ -242,14 +242,14 @@ def test_episodes_are_handed_over_while_others_are_still_sampled() -> None:
     environment, sampled = Sums(), []
 
     class Slow(Sampler):
-        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             for i in range(len(requests)):
                 sampled.append(i)
                 time.sleep(0.02)  # room for the judge
                 yield i, Completion([5, 0], [-0.1, -0.1], "stop")
 
     with rollout_of(environment, Slow()) as rollout:
-        seen = [(i, len(sampled)) for i, _ in rollout.stream(draws(environment, 10), Sampling())]
+        seen = [(i, len(sampled)) for i, _ in rollout.stream(draws(environment, 10), SamplingParams())]
     assert sorted(i for i, _ in seen) == list(range(10)) and seen[0][1] < 10
 
 
@@ -268,9 +268,9 @@ def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
     verifier = Patient("")
     environment = Sums(verifier=verifier)
     with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=1, call_timeout_s=0.5) as rollout:
-        assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), Sampling()))
+        assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), SamplingParams()))
         verifier.hangs_on = draws(environment, 3)[2].task.id
-        found = rollout.collect(draws(environment, 8), Sampling())
+        found = rollout.collect(draws(environment, 8), SamplingParams())
     verifier.release.set()
     assert [e.is_scored for e in found] == [True, True, False, *[True] * 5]  # the only worker hangs: another takes its place
     assert "no verdict within 0.5 s" in found[2].error
@@ -278,7 +278,7 @@ def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
 
 def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> None:
     class Slow(ScriptedSampler):
-        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             time.sleep(0.5)
             yield from super().stream(requests, sampling)
 
@@ -292,7 +292,7 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
     environment = Late()
     with rollout_of(environment, Slow(answer="gold"), verify_workers=1, call_timeout_s=0.4) as rollout:
         for _ in range(4):
-            assert [e.reward for e in rollout.collect(draws(environment, 1), Sampling())] == [1.0]
+            assert [e.reward for e in rollout.collect(draws(environment, 1), SamplingParams())] == [1.0]
 
 
 class LongWinded(Sums):
@@ -304,7 +304,7 @@ class LongWinded(Sums):
 def test_a_prompt_that_is_too_long_costs_its_own_answer_alone() -> None:
     environment = LongWinded()
     with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
-        found = rollout.collect(draws(environment, 3), Sampling())
+        found = rollout.collect(draws(environment, 3), SamplingParams())
     assert [e.is_scored for e in found] == [True, False, True] and "no token is left for an answer" in found[1].error
     assert found[1].verdict is not None and found[1].verdict.fault is Fault.INFRA and not found[1].tokens
 
@@ -317,23 +317,23 @@ class Mumbles(Sums):
 def test_an_answer_that_cannot_be_read_is_the_machinery_s_fault() -> None:
     environment = Mumbles()
     with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
-        (episode,) = rollout.collect(draws(environment, 1), Sampling())
+        (episode,) = rollout.collect(draws(environment, 1), SamplingParams())
     assert not episode.is_scored and episode.error == "the environment's answer() raised RuntimeError: lost for words"
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.01])
 def test_an_impossible_log_probability_costs_its_own_answer_alone(logprob: float) -> None:
     class Odd(Sampler):
-        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             yield from ((i, Completion([5, 0], [logprob if i == 1 else -0.1, -0.1], "stop")) for i in range(len(requests)))
 
     environment = Sums()
     with rollout_of(environment, Odd()) as rollout:
-        found = rollout.collect(draws(environment, 3), Sampling())
+        found = rollout.collect(draws(environment, 3), SamplingParams())
     assert [e.is_scored for e in found] == [True, False, True]
     assert f"the log-probability {logprob}; it must be a finite number of at most 0" in found[1].error
 
 
 def test_an_engine_s_nan_stays_one_until_the_rollout_looks() -> None:
-    said = make_completion([5, 0], [float("nan"), 1e-3], "stop", Sampling(stop_ids=frozenset({0})))
+    said = make_completion([5, 0], [float("nan"), 1e-3], "stop", SamplingParams(stop_ids=frozenset({0})))
     assert math.isnan(said.logprobs[0]) and said.logprobs[1] == 0.0

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, RequestQueue, Sampler, Sampling
+from rlvr.contracts import Completion, Request, RequestQueue, Sampler, SamplingParams
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.token_mdp import TokenMDP
@@ -31,7 +31,7 @@ from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS, Talk
 
 TOK = CharTokenizer(DIGITS)
-STOPS = Sampling(stop_ids=TOK.stop_ids)
+STOPS = SamplingParams(stop_ids=TOK.stop_ids)
 
 
 def rollout_of(environment: Any, sampler: Sampler, **options: Any) -> Rollout:
@@ -53,7 +53,7 @@ def soon(what: Any, seconds: float = 20.0) -> bool:
 class Waves(ScriptedSampler):
     """The same answers, a wave at a time."""
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from super().stream(requests, sampling)
 
     serve = Sampler.serve  # which calls `stream`
@@ -133,7 +133,7 @@ class Composed(ScriptedSampler):
         super().__init__(answers=["1", "123456"])  # the second is cut off: a session is asked for its answer after the last turn
         self.waves = list[list[str]]()
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         self.waves.append([request.task.id for request in requests if request.task])
         yield from super().stream(requests, sampling)
 
@@ -235,7 +235,7 @@ class Breaks(ScriptedSampler):
         super().__init__(answers=["1", "1", "7"])
         self.error = error
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         for count, answer in enumerate(super().serve(queue, sampling)):
             if count == 25:
                 raise self.error
@@ -254,7 +254,7 @@ def test_an_interrupted_rollout_closes_every_session(error: BaseException) -> No
 class Leaves(ScriptedSampler):
     """A sampler that ends before its work."""
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         yield from (answer for _, answer in zip(range(9), super().serve(queue, sampling), strict=False))
 
 
@@ -269,7 +269,7 @@ def test_a_sampler_that_ends_early_leaves_failed_episodes() -> None:
 class Twice(ScriptedSampler):
     """A sampler that answers everything twice."""
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         for answer in super().serve(queue, sampling):
             yield answer
             yield answer
@@ -294,7 +294,7 @@ class Erring(ScriptedSampler):
         super().__init__(answer="random")
         self.dice, self.share = dice, share
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         for answer in super().serve(queue, sampling):
             if answer is not None and self.dice.random() < self.share:
                 kind = self.dice.randrange(3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Sampling, Verifier
+from rlvr.contracts import SamplingParams, Verifier
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
@@ -24,7 +24,7 @@ from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk
 
 TOK = CharTokenizer(DIGITS)
-STOPS = Sampling(stop_ids=TOK.stop_ids)
+STOPS = SamplingParams(stop_ids=TOK.stop_ids)
 
 
 class Slow(Talk):

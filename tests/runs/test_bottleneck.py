@@ -10,7 +10,7 @@ from rlvr.runs.bottleneck import find_bottleneck
 
 
 def row(waits: float, sampling: float, idle: float, loading: float = 0.0, **more: float) -> dict[str, Any]:
-    shares = {"cluster/sampling": sampling, "cluster/idle": idle, "cluster/loading": loading}
+    shares = {"cluster/sampling_fraction": sampling, "cluster/idle_fraction": idle, "cluster/loading_fraction": loading}
     return {"step_time": 10.0, "time/wait_for_batch": 10 * waits, **shares, **more}
 
 
@@ -31,7 +31,7 @@ def row(waits: float, sampling: float, idle: float, loading: float = 0.0, **more
         (row(0.60, 0.50, 0.10), 1, "missing", "rollout workers are missing 40% of the time"),
         (row(0.60, 0.50, 0.10, 0.4), 1, "weights", "rollout workers load weights 40% of the step, and sample 50%"),
         (
-            row(0.60, 0.95, 0.05, **{"cluster/judging": 0.97}),
+            row(0.60, 0.95, 0.05, **{"cluster/verifier_busy_fraction": 0.97}),
             1,
             "judges",
             "verifier workers are busy 97% of the step: add verifier workers",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlvr.episode import Episode, StopReason
-from rlvr.runs.conversation_stats import compute_conversation_metrics, compute_tool_times, count_conversation
+from rlvr.runs.conversation_stats import compute_conversation_metrics, compute_tool_time_metrics, count_turns_and_calls
 from tests.fixtures.recorded import agent_session
 
 
@@ -17,7 +17,7 @@ def episode(turns: int, session: dict[str, Any] | None = None) -> Episode:
 
 
 def test_every_call_is_counted_once_and_those_that_failed_are_errors() -> None:
-    found = count_conversation(4, agent_session())
+    found = count_turns_and_calls(4, agent_session())
     assert (found.turns, found.calls, found.errors) == (4, 5, 3) and found.seconds == pytest.approx(1.76)
     assert found.by_tool == {"python": 1, "bash": 2}, "a name that the model made up is not a column"
 
@@ -25,15 +25,21 @@ def test_every_call_is_counted_once_and_those_that_failed_are_errors() -> None:
 def test_a_call_in_the_reasoning_of_an_answer_is_no_call() -> None:
     thought = {"id": "0.0", "name": "python", "arguments": {}, "status": "in_thought"}
     session = agent_session() | {"turns": [{"text": "4", "content": "4", "calls": [thought]}], "step_results": []}
-    assert count_conversation(1, session).calls == 0
+    assert count_turns_and_calls(1, session).calls == 0
 
 
 def test_metrics_are_means_over_all_answers_and_absent_without_tools() -> None:
     plain = agent_session() | {"tools": []}
     assert (
-        compute_conversation_metrics([episode(1), episode(3, plain)]) == {"turns/mean": 2.0}
-        and compute_tool_times([episode(3, plain)]) == {}
+        compute_conversation_metrics([episode(1), episode(3, plain)]) == {"turns/mean_per_episode": 2.0}
+        and compute_tool_time_metrics([episode(3, plain)]) == {}
     )
     row = compute_conversation_metrics([episode(4, agent_session()), episode(2)])
-    assert row == {"turns/mean": 3.0, "tools/calls": 2.5, "tools/errors": 1.5, "tools/bash/calls": 1.0, "tools/python/calls": 0.5}
-    assert compute_tool_times([episode(4, agent_session())] * 2) == {"tools/time": pytest.approx(3.52)}
+    assert row == {
+        "turns/mean_per_episode": 3.0,
+        "tools/calls_per_episode": 2.5,
+        "tools/errors_per_episode": 1.5,
+        "tools/bash/calls": 1.0,
+        "tools/python/calls": 0.5,
+    }
+    assert compute_tool_time_metrics([episode(4, agent_session())] * 2) == {"tools/total_time": pytest.approx(3.52)}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, RequestQueue, Sampling
+from rlvr.contracts import Completion, RequestQueue, SamplingParams
 from rlvr.errors import ConfigError
 from rlvr.models.model_loading import load_model
 from rlvr.models.plain_weights import compute_model_logprobs
@@ -41,7 +41,7 @@ class StandInEngine:
         self.sampler = HFSampler()
 
     def reload_weights(self, method: str, settings: dict[str, Any], version: int) -> None:
-        assert method == "reload_from"
+        assert method == "reload_from_folder"
         if TROUBLE == "dies":
             raise RuntimeError("out of memory")
         self.sampler.load_model(load_model(ModelConfig(path=settings["folder"])), version)
@@ -52,7 +52,7 @@ class StandInEngine:
     def sleep(self) -> None:
         pass
 
-    def serve(self, queue: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         for given in self.sampler.serve(queue, sampling):
             time.sleep(PAUSE_S)
             yield given

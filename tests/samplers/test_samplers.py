@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, Sampler, Sampling, StaticQueue
+from rlvr.contracts import Completion, Request, Sampler, SamplingParams, StaticQueue
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.models import device_defaults as defaults
@@ -23,7 +23,7 @@ from rlvr.samplers import hf as hf_module
 from rlvr.samplers._length_grouped_cache import LengthGroupedCache
 from rlvr.samplers._padded_cache import PaddedCache
 from rlvr.samplers._recomputing_cache import RecomputingCache
-from rlvr.samplers._token_choice import choose_tokens
+from rlvr.samplers._token_choice import sample_tokens
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.scripted import ScriptedSampler
 from tests.fixtures.families import ELSEWHERE, FAMILIES, STATE, UNUSUAL, model_of
@@ -65,18 +65,18 @@ def rescored(model: Any, request: Request, completion: Completion, temperature: 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 def test_logprobs_are_those_of_a_plain_forward_pass(model: Any, temperature: float) -> None:
     asked = requests(30)
-    for request, completion in zip(asked, hf(model).sample(asked, Sampling(temperature, stop_ids=STOPS)), strict=True):
+    for request, completion in zip(asked, hf(model).sample(asked, SamplingParams(temperature, stop_ids=STOPS)), strict=True):
         assert completion.logprobs == pytest.approx(rescored(model, request, completion, temperature), abs=1e-4)
 
 
 def test_the_same_seed_gives_the_same_tokens_whatever_the_batch(model: Any) -> None:
     asked = requests(24)
-    whole = hf(model).sample(asked, Sampling(stop_ids=STOPS))
-    alone = [hf(model, batch_size=1).sample([request], Sampling(stop_ids=STOPS))[0] for request in asked]
-    turned = hf(model, batch_size=5).sample(asked[::-1], Sampling(stop_ids=STOPS))[::-1]
+    whole = hf(model).sample(asked, SamplingParams(stop_ids=STOPS))
+    alone = [hf(model, batch_size=1).sample([request], SamplingParams(stop_ids=STOPS))[0] for request in asked]
+    turned = hf(model, batch_size=5).sample(asked[::-1], SamplingParams(stop_ids=STOPS))[::-1]
     assert [c.tokens for c in whole] == [c.tokens for c in alone] == [c.tokens for c in turned]
     others = [Request(r.prompt, r.max_tokens, r.seed + 1) for r in asked]
-    assert [c.tokens for c in hf(model).sample(others, Sampling(stop_ids=STOPS))] != [c.tokens for c in whole]
+    assert [c.tokens for c in hf(model).sample(others, SamplingParams(stop_ids=STOPS))] != [c.tokens for c in whole]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,8 +87,8 @@ def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family
     asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
     sampler = hf(model, batch_size=5)
     assert bool(sampler.slots_problem) == (family in UNUSUAL), sampler.slots_problem
-    found = sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
-    assert found == hf(model, batch_size=5).sample(asked, Sampling(0.9, stop_ids=frozenset({0})))
+    found = sampler.sample(asked, SamplingParams(0.9, stop_ids=frozenset({0})))
+    assert found == hf(model, batch_size=5).sample(asked, SamplingParams(0.9, stop_ids=frozenset({0})))
     for request, completion in zip(asked, found, strict=True):
         assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-4)
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
@@ -101,7 +101,7 @@ def test_a_family_with_a_state_of_its_own_samples_as_its_forward_pass_says(famil
     asked = [Request(prompts[i % 4], 1 + 5 * i % 17, seed=i) for i in range(24)]
     sampler = hf(model, batch_size=5)
     assert sampler.slots_problem and sampler.cache_class is (RecomputingCache if family in ELSEWHERE else LengthGroupedCache)
-    for request, completion in zip(asked, sampler.sample(asked, Sampling(0.9, stop_ids=frozenset({0}))), strict=True):
+    for request, completion in zip(asked, sampler.sample(asked, SamplingParams(0.9, stop_ids=frozenset({0}))), strict=True):
         assert completion.logprobs == pytest.approx(rescored(model, request, completion, 0.9), abs=1e-5)
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
 
@@ -141,7 +141,7 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
     class Counting(HFSampler):
         calls = 0
 
-        def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             self.calls += 1
             yield from super().stream(requests, sampling)
 
@@ -149,18 +149,18 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
 
     wrapped = Counting()
     wrapped.load_model(model, 0)
-    served = dict(ended for ended in wrapped.serve(StaticQueue(requests(3)), Sampling()) if ended is not None)
+    served = dict(ended for ended in wrapped.serve(StaticQueue(requests(3)), SamplingParams()) if ended is not None)
     assert wrapped.calls == 1
-    assert [served[i].tokens for i in range(3)] == [done.tokens for done in hf(model).sample(requests(3), Sampling())]
+    assert [served[i].tokens for i in range(3)] == [done.tokens for done in hf(model).sample(requests(3), SamplingParams())]
 
 
 def test_prompts_computed_a_few_at_a_time_are_the_same(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(12)
-    whole = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    whole = hf(model).sample(asked, SamplingParams(stop_ids=STOPS))
     monkeypatch.setattr(_slots, "PREFILL_TOKENS", 7)
     calls: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs["input_ids"].shape[0]), with_kwargs=True)
-    parts = hf(model).sample(asked, Sampling(stop_ids=STOPS))
+    parts = hf(model).sample(asked, SamplingParams(stop_ids=STOPS))
     hook.remove()
     assert [c.tokens for c in parts] == [c.tokens for c in whole]
     assert calls.count(1) >= 3  # three prompts, each alone
@@ -171,7 +171,7 @@ def test_waiting_prompts_take_the_place_of_answers_that_ended(model: Any) -> Non
     asked = [Request(TOKENIZER.render([{"role": "user", "content": f"{i % 4}="}]), 40 if i % 8 == 0 else 2, seed=i) for i in range(64)]
     calls: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs["input_ids"].shape[0]), with_kwargs=True)
-    found = hf(model, batch_size=8).sample(asked, Sampling())
+    found = hf(model, batch_size=8).sample(asked, SamplingParams())
     hook.remove()
     assert [len(c.tokens) for c in found] == [r.max_tokens for r in asked]
     batches = 8 * 40  # steps of a sampler that waits for the slowest of each eight
@@ -180,17 +180,17 @@ def test_waiting_prompts_take_the_place_of_answers_that_ended(model: Any) -> Non
 
 def test_a_random_number_next_to_one_never_picks_what_was_filtered_out() -> None:
     logits = torch.tensor([[2.0, 1.0, -30.0, -30.0]]).repeat(4, 1)
-    chosen, logprob = choose_tokens(logits, Sampling(1.0, 1.0, 2), torch.tensor([0.0, 0.5, 1 - 2**-24, 1.0]))
+    chosen, logprob = sample_tokens(logits, SamplingParams(1.0, 1.0, 2), torch.tensor([0.0, 0.5, 1 - 2**-24, 1.0]))
     assert chosen.tolist() == [0, 0, 1, 1] and bool(logprob.isfinite().all())
 
 
 def test_a_longer_cap_does_not_change_what_comes_before_it(model: Any) -> None:
-    short, long = (hf(model).sample(requests(12, max_tokens=n), Sampling(stop_ids=STOPS)) for n in (3, 40))
+    short, long = (hf(model).sample(requests(12, max_tokens=n), SamplingParams(stop_ids=STOPS)) for n in (3, 40))
     assert all(a.tokens == b.tokens[: len(a.tokens)] for a, b in zip(short, long, strict=True))
 
 
 def test_finish_tells_a_stop_from_a_cap(model: Any) -> None:
-    found = hf(model).sample(requests(200, max_tokens=6), Sampling(stop_ids=STOPS))
+    found = hf(model).sample(requests(200, max_tokens=6), SamplingParams(stop_ids=STOPS))
     assert {c.finish for c in found} == {"stop", "length"}
     for completion in found:
         assert (completion.tokens[-1] in STOPS) == (completion.finish == "stop")
@@ -211,7 +211,7 @@ class Ends:
 def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(model: Any) -> None:
     whole = requests(60, max_tokens=12)
     plain, ended = (
-        hf(model, batch_size=16).sample(asked, Sampling()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole])
+        hf(model, batch_size=16).sample(asked, SamplingParams()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole])
     )
     early = 0
     for full, cut in zip(plain, ended, strict=True):
@@ -224,7 +224,7 @@ def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(mo
 
 def test_sampled_frequencies_are_the_model_s(model: Any) -> None:
     prompt = requests(1)[0].prompt
-    draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(4000)], Sampling(stop_ids=STOPS))
+    draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(4000)], SamplingParams(stop_ids=STOPS))
     with torch.no_grad():
         wanted = model(input_ids=torch.tensor([list(prompt)])).logits[0, -1].softmax(-1)
     for token, share in enumerate(wanted.tolist()):
@@ -234,7 +234,7 @@ def test_sampled_frequencies_are_the_model_s(model: Any) -> None:
 
 def test_greedy_is_the_argmax_of_a_plain_forward_pass(model: Any) -> None:
     request = requests(2)[1]
-    completion = hf(model).sample([request], Sampling(0.0, stop_ids=STOPS))[0]
+    completion = hf(model).sample([request], SamplingParams(0.0, stop_ids=STOPS))[0]
     ids = list(request.prompt)
     for token in completion.tokens:
         with torch.no_grad():
@@ -252,7 +252,7 @@ def test_top_p_and_top_k_keep_the_likeliest_and_renormalise(model: Any, top_p: f
     total = float(probabilities[order].sum())
     while not kept or float(probabilities[kept].sum()) / total < top_p:
         kept.append(order[len(kept)])
-    draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(1500)], Sampling(1.0, top_p, top_k, STOPS))
+    draws = hf(model).sample([Request(prompt, 1, seed) for seed in range(1500)], SamplingParams(1.0, top_p, top_k, STOPS))
     assert {c.tokens[0] for c in draws} <= set(kept)
     mass = float(probabilities[kept].sum())
     for completion in draws[:50]:
@@ -262,7 +262,7 @@ def test_top_p_and_top_k_keep_the_likeliest_and_renormalise(model: Any, top_p: f
 
 def test_hf_says_what_is_missing() -> None:
     with pytest.raises(SamplerError, match="no model"):
-        HFSampler().sample(requests(1), Sampling())
+        HFSampler().sample(requests(1), SamplingParams())
     with pytest.raises(ConfigError, match="batch_size is 0"):
         HFSampler(batch_size=0)
 
@@ -272,7 +272,7 @@ def test_scripted_says_the_gold_and_stops() -> None:
     sampler = ScriptedSampler(answer="gold")
     sampler.setup(environment, tokenizer)
     task = environment.task("train", 7)
-    long, short = (sampler.sample([Request([1], n, task=task)], Sampling())[0] for n in (9, 1))
+    long, short = (sampler.sample([Request([1], n, task=task)], SamplingParams())[0] for n in (9, 1))
     assert tokenizer.decode(long.tokens) == task.reference and long.finish == "stop"
     assert short.finish == "length" and len(short.tokens) == 1
 
@@ -281,7 +281,7 @@ def test_scripted_random_is_seeded_and_inside_the_vocabulary() -> None:
     sampler = ScriptedSampler(answer="random")
     sampler.setup(Sums(), TOKENIZER)
     asked = [Request([1], 20, seed=seed) for seed in range(50)]
-    once, again = (sampler.sample(asked, Sampling()) for _ in range(2))
+    once, again = (sampler.sample(asked, SamplingParams()) for _ in range(2))
     assert once == again and len({tuple(c.tokens) for c in once}) > 40
     assert {token for c in once for token in c.tokens} == set(range(TOKENIZER.vocab_size))
 
@@ -292,16 +292,16 @@ def test_scripted_refuses_an_unknown_script() -> None:
     with pytest.raises(ConfigError, match="empty list"):
         ScriptedSampler(answers=[])
     with pytest.raises(SamplerError, match="got a request before"):
-        ScriptedSampler().sample([Request([1], 1)], Sampling())
+        ScriptedSampler().sample([Request([1], 1)], SamplingParams())
 
 
 def test_a_model_in_bfloat16_uses_its_slots_and_says_what_it_says_padded(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     half = copy.deepcopy(model).to(torch.bfloat16)
-    asked, greedy = requests(12), Sampling(0.0, stop_ids=STOPS)
+    asked, greedy = requests(12), SamplingParams(0.0, stop_ids=STOPS)
     slotted = hf(copy.deepcopy(half), batch_size=4)
     assert slotted.slots_problem == ""
     said = slotted.sample(asked, greedy)
-    monkeypatch.setattr("rlvr.samplers.hf.find_slot_problem", lambda _: "as the test wants it")
+    monkeypatch.setattr("rlvr.samplers.hf.find_slot_cache_problem", lambda _: "as the test wants it")
     padded = hf(half, batch_size=4)
     assert padded.slots_problem and [c.tokens for c in padded.sample(asked, greedy)] == [c.tokens for c in said]
 
@@ -318,10 +318,10 @@ def test_answers_do_not_depend_on_how_often_the_sampler_looks_which_have_ended(
         return ends(tensor)
 
     monkeypatch.setattr(torch.Tensor, "nonzero", noted)
-    expected = hf(model, batch_size=6).sample(asked, Sampling(stop_ids=STOPS))
+    expected = hf(model, batch_size=6).sample(asked, SamplingParams(stop_ids=STOPS))
     every = len(seen)
     monkeypatch.setattr(defaults, "CPU_DEFAULTS", replace(defaults.CPU_DEFAULTS, stop_check_interval_tokens=looks))
-    found = hf(model, batch_size=6).sample(asked, Sampling(stop_ids=STOPS))
+    found = hf(model, batch_size=6).sample(asked, SamplingParams(stop_ids=STOPS))
     assert [(c.tokens, c.finish) for c in found] == [(c.tokens, c.finish) for c in expected]
     assert {c.finish for c in found} == {"stop", "length"}
     for one, other in zip(found, expected, strict=True):
@@ -332,10 +332,10 @@ def test_answers_do_not_depend_on_how_often_the_sampler_looks_which_have_ended(
 def test_no_step_asks_the_device_how_wide_it_is(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other answers beside, that end and begin, each row is as long as it is."""
     asked = [Request([2, *[5 + i % 5] * (i % 7)], 3 + i % 9, seed=i) for i in range(30)]
-    expected = hf(model, batch_size=1).sample(asked, Sampling(stop_ids=STOPS))
+    expected = hf(model, batch_size=1).sample(asked, SamplingParams(stop_ids=STOPS))
     several = hf(model, batch_size=8)
     monkeypatch.setattr(torch.Tensor, "max", lambda *args, **kwargs: pytest.fail("a look at the device"))
-    found = several.sample(asked, Sampling(stop_ids=STOPS))
+    found = several.sample(asked, SamplingParams(stop_ids=STOPS))
     assert [c.tokens for c in found] == [c.tokens for c in expected]
 
 
@@ -375,7 +375,7 @@ def test_as_many_answers_at_a_time_as_have_room_on_the_device(model: Any, monkey
     monkeypatch.setattr(hf_module, "count_rows_that_fit", two)
     sampler = hf(model)
     sampler.is_memory_limited = True
-    assert len(sampler.sample(requests(7), Sampling(stop_ids=STOPS))) == 7
+    assert len(sampler.sample(requests(7), SamplingParams(stop_ids=STOPS))) == 7
     sampler.setup(Sums(), TOKENIZER, precision="float32", max_length=99)
-    sampler.sample(requests(1), Sampling(stop_ids=STOPS))
+    sampler.sample(requests(1), SamplingParams(stop_ids=STOPS))
     assert widths == [max(len(r.prompt) + r.max_tokens for r in requests(7)), 99]

@@ -28,7 +28,7 @@ def test_groups_are_kept_by_the_groups_spread_and_refilled() -> None:
     collector.add_groups([group(0.4, 0.5), group(0.0, 1.0)])
     assert collector.is_done and [[e.reward for e in g] for g in collector.select_groups()] == [[0.0, 1.0], [0.4, 0.5]]
     figures = collector.metrics()
-    assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/kept_fraction"] == pytest.approx(3 / 6)
+    assert figures["dynamic_sampling/rounds"] == 2 and figures["dynamic_sampling/useful_fraction"] == pytest.approx(3 / 6)
     assert figures["frac_reward_zero_std"] == pytest.approx(3 / 6) and figures["dynamic_sampling/missing_groups"] == 0
     assert {reason: len(groups) for reason, groups in collector.list_dropped().items()} == {"zero_std": 3, "surplus": 1}
 
@@ -46,7 +46,7 @@ def test_a_spent_budget_fills_up_with_flat_groups_and_says_so() -> None:
 def test_where_no_answer_has_a_score_no_reward_is_reported() -> None:
     collector = DynamicSampling(num_groups=1, max_rounds=1)
     collector.add_groups([group(None, None)])
-    assert "dynamic_sampling/kept_reward" not in collector.metrics() and collector.metrics()["dynamic_sampling/missing_groups"] == 1
+    assert "dynamic_sampling/kept_reward_mean" not in collector.metrics() and collector.metrics()["dynamic_sampling/missing_groups"] == 1
 
 
 def test_the_curriculum_asks_what_is_open_and_forgets_nothing() -> None:

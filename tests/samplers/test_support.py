@@ -16,7 +16,7 @@ from rlvr.errors import ConfigError
 from rlvr.models.batch import TokenRows
 from rlvr.registry.plugins import build, build_from_config
 from rlvr.runs.run_log import read_jsonl
-from rlvr.samplers._sampling_support import SamplingSupport, compute_support_mask, make_support
+from rlvr.samplers._sampling_support import SamplingSupportMask, compute_support_mask, make_sampling_support_mask
 from rlvr.training.train import train
 from rlvr.training.update.output_head import compute_token_logprobs
 from tests.fixtures.tiny import tiny_run
@@ -45,7 +45,7 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
     """Log-probability, entropy and their gradients against autograd over only the tokens that are kept."""
     dice = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(n, 6, generator=dice, dtype=torch.float64).requires_grad_() for n in (8, 11))
-    logits, support = (hidden @ weight.T) / 0.8, SamplingSupport(4, 0.8)
+    logits, support = (hidden @ weight.T) / 0.8, SamplingSupportMask(4, 0.8)
     target = torch.tensor([sorted(by_hand(row, 4, 0.8))[0] for row in logits.detach()])
     push = torch.randn(2, 8, generator=dice, dtype=torch.float64)
     expected = torch.zeros((), dtype=torch.float64)
@@ -59,9 +59,9 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
         None,
         target,
         temperature=0.8,
-        chunk=chunk,
+        tile_size=chunk,
         entropy=True,
-        cut=lambda values, part: support.mask_logits(values, target[part]),
+        logit_mask=lambda values, part: support.mask_logits(values, target[part]),
     )
     assert entropy is not None
     ours = (push[0] * found).sum() + (push[1] * entropy).sum()
@@ -74,13 +74,13 @@ def test_the_gradient_is_that_of_the_cut_distribution(chunk: int) -> None:
 
 
 def test_a_chosen_token_that_rounding_puts_outside_is_kept() -> None:
-    cut = SamplingSupport(1, 1.0).mask_logits(torch.tensor([[1.0, 0.9999999, 0.0]]), torch.tensor([1]))
+    cut = SamplingSupportMask(1, 1.0).mask_logits(torch.tensor([[1.0, 0.9999999, 0.0]]), torch.tensor([1]))
     assert float(cut.log_softmax(-1)[0, 1]) == pytest.approx(-0.693, abs=1e-3)
 
 
 def test_after_an_optimizer_step_the_tokens_are_those_of_before() -> None:
     batch = next(TokenRows([[5, 6, 2], [5, 7, 1]], [[False, True, True], [False, True, True]]).iter_batches([0, 1], max_tokens=64))
-    support, logits = SamplingSupport(2, 1.0, recorded=True), torch.randn(4, 9, generator=torch.Generator().manual_seed(2))
+    support, logits = SamplingSupportMask(2, 1.0, recorded=True), torch.randn(4, 9, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         before = support.make_policy_mask(batch)(logits, slice(None))
     moved = support.make_policy_mask(batch)(-logits[1:3], slice(1, 3))
@@ -128,9 +128,9 @@ def test_what_cannot_be_followed_is_refused_before_any_work(name: str) -> None:
     changes, words = REFUSED[name]
     asked = config(**changes)
     with pytest.raises(ConfigError, match=words):
-        make_support(asked, build_from_config("algorithm", asked.algorithm))
+        make_sampling_support_mask(asked, build_from_config("algorithm", asked.algorithm))
 
 
 def test_without_sampling_there_is_nothing_to_cut() -> None:
-    assert make_support(config(), build("algorithm", "grpo")) is None
-    assert make_support(config(rollout={"top_p": 0.5}), build("algorithm", "sft")) is None
+    assert make_sampling_support_mask(config(), build("algorithm", "grpo")) is None
+    assert make_sampling_support_mask(config(rollout={"top_p": 0.5}), build("algorithm", "sft")) is None

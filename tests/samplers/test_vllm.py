@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampling
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.env import TokenEnv
@@ -29,7 +29,7 @@ from rlvr.models.plain_weights import PlainWeights
 from rlvr.rollout.replay import replay_rows
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.runs.run_log import read_jsonl
-from rlvr.samplers._vllm_version import check_version, format_supported_range
+from rlvr.samplers._vllm_version import check_vllm_version, format_supported_range
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task
 from rlvr.training.train import train
@@ -81,7 +81,7 @@ def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path, lora: dict[str, A
     steps = list(read_jsonl(folder / "metrics.jsonl"))
     apart = [step["sampling/logp_difference_max"] for step in steps if "sampling/logp_difference_max" in step]
     assert len(steps) == 20 and len(apart) > 15 and max(apart) < 1e-4
-    train(config, out=folder, resume=True, verify=True, console=quiet)
+    train(config, out=folder, resume=True, verify_repeatability=True, console=quiet)
 
 
 def test_a_folder_is_evaluated_and_examined_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,8 +110,13 @@ def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
         sampler.load_model(model, 0)
         real: Any = sampler._engine
         assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
-        assert 1e-4 < sampler.metrics()["probe/difference_mean"] < sampler.metrics()["probe/difference"] < 0.3
-        assert len(sampler.sample(requests(6), Sampling(stop_ids=STOPS))) == 6
+        assert (
+            1e-4
+            < sampler.get_weight_load_metrics()["weight_probe/logprob_difference_mean"]
+            < sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"]
+            < 0.3
+        )
+        assert len(sampler.sample(requests(6), SamplingParams(stop_ids=STOPS))) == 6
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +148,7 @@ class Ends:
 
 def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(vllm: VLLMSampler) -> None:
     whole = requests(40)
-    plain, ended = (vllm.sample(asked, Sampling()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole]))
+    plain, ended = (vllm.sample(asked, SamplingParams()) for asked in (whole, [replace(r, stop_criterion=Ends()) for r in whole]))
     lengths = [full.tokens.index(7) + 1 if 7 in full.tokens else 12 for full in plain]
     assert [cut.tokens for cut in ended] == [full.tokens[:length] for full, length in zip(plain, lengths, strict=True)]
     assert [len(cut.logprobs) for cut in ended] == lengths and min(lengths) < 12
@@ -164,7 +169,7 @@ def largest_difference(model: Any, asked: list[Request], found: list[Completion]
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
 def test_logprobs_are_those_of_the_trainer_under_the_sampling_distribution(vllm: VLLMSampler, model: Any, temperature: float) -> None:
     asked = requests(40)
-    assert largest_difference(model, asked, vllm.sample(asked, Sampling(temperature, stop_ids=STOPS)), temperature) < 1e-5
+    assert largest_difference(model, asked, vllm.sample(asked, SamplingParams(temperature, stop_ids=STOPS)), temperature) < 1e-5
 
 
 def test_top_p_and_top_k_are_in_the_logprobs(vllm: VLLMSampler, model: Any) -> None:
@@ -172,28 +177,28 @@ def test_top_p_and_top_k_are_in_the_logprobs(vllm: VLLMSampler, model: Any) -> N
     with torch.no_grad():
         probabilities = model(input_ids=torch.tensor([list(request.prompt)])).logits[0, -1].softmax(-1)
     best = probabilities.argsort(descending=True)[:3]
-    draws = vllm.sample([Request(request.prompt, 1, seed) for seed in range(60)], Sampling(top_k=3, stop_ids=STOPS))
+    draws = vllm.sample([Request(request.prompt, 1, seed) for seed in range(60)], SamplingParams(top_k=3, stop_ids=STOPS))
     assert {c.tokens[0] for c in draws} == set(best.tolist())
     for completion in draws:
         wanted = (probabilities[completion.tokens[0]] / probabilities[best].sum()).log()
         assert completion.logprobs[0] == pytest.approx(float(wanted), abs=1e-5)
-    one = vllm.sample([request], Sampling(top_p=1e-6, stop_ids=STOPS))[0]
+    one = vllm.sample([request], SamplingParams(top_p=1e-6, stop_ids=STOPS))[0]
     assert one.tokens == [int(best[0])] and one.logprobs == [0.0]
 
 
 def test_the_same_seed_gives_the_same_tokens_whatever_is_sampled_beside_it(vllm: VLLMSampler) -> None:
     asked = requests(90)  # more than the engine runs at once
-    whole = vllm.sample(asked, Sampling(stop_ids=STOPS))
-    turned = vllm.sample(asked[::-1], Sampling(stop_ids=STOPS))[::-1]
-    alone = [vllm.sample([request], Sampling(stop_ids=STOPS))[0] for request in asked[:8]]
+    whole = vllm.sample(asked, SamplingParams(stop_ids=STOPS))
+    turned = vllm.sample(asked[::-1], SamplingParams(stop_ids=STOPS))[::-1]
+    alone = [vllm.sample([request], SamplingParams(stop_ids=STOPS))[0] for request in asked[:8]]
     assert [c.tokens for c in whole] == [c.tokens for c in turned] and [c.tokens for c in whole[:8]] == [c.tokens for c in alone]
     others = [Request(r.prompt, r.max_tokens, r.seed + 1) for r in asked]
-    assert [c.tokens for c in vllm.sample(others, Sampling(stop_ids=STOPS))] != [c.tokens for c in whole]
+    assert [c.tokens for c in vllm.sample(others, SamplingParams(stop_ids=STOPS))] != [c.tokens for c in whole]
 
 
 def test_the_whole_stop_set_ends_an_answer_and_nothing_else_does(vllm: VLLMSampler) -> None:
     for stops in (STOPS, frozenset({0, 5, 9}), frozenset({7}), frozenset[int]()):
-        found = vllm.sample(requests(80, max_tokens=6), Sampling(stop_ids=stops))
+        found = vllm.sample(requests(80, max_tokens=6), SamplingParams(stop_ids=stops))
         ends = Counter(completion.finish for completion in found)
         assert ends["length"] and bool(ends["stop"]) == bool(stops) and not ends["error"]
         for completion in found:
@@ -204,7 +209,7 @@ def test_the_whole_stop_set_ends_an_answer_and_nothing_else_does(vllm: VLLMSampl
 
 def test_greedy_is_the_argmax(vllm: VLLMSampler, model: Any) -> None:
     request = requests(1)[0]
-    completion = vllm.sample([request], Sampling(0.0, stop_ids=STOPS))[0]
+    completion = vllm.sample([request], SamplingParams(0.0, stop_ids=STOPS))[0]
     ids = list(request.prompt)
     for token in completion.tokens:
         with torch.no_grad():
@@ -215,8 +220,8 @@ def test_greedy_is_the_argmax(vllm: VLLMSampler, model: Any) -> None:
 
 def test_completions_come_as_they_end_and_an_abandoned_stream_leaves_nothing_running(vllm: VLLMSampler) -> None:
     asked = [Request([2, 5], length, seed=length) for length in (40, 3, 20)]
-    assert [index for index, _ in vllm.stream(asked, Sampling())] == [1, 2, 0]
-    stream = vllm.stream(asked, Sampling())
+    assert [index for index, _ in vllm.stream(asked, SamplingParams())] == [1, 2, 0]
+    stream = vllm.stream(asked, SamplingParams())
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     engine: Any = vllm._engine
@@ -237,15 +242,15 @@ class Later(RequestQueue):
             return []
         return [(8, self.asked[1])] if self.calls == self.after + 1 else None
 
-    def pop_all(self) -> NumberedRequests | None:
+    def pop_all_when_idle(self) -> NumberedRequests | None:
         raise AssertionError("asked in waves")
 
 
 def test_a_request_that_comes_later_joins_those_that_run(vllm: VLLMSampler) -> None:
     feed = Later(5)
-    found = [given for given in vllm.serve(feed, Sampling()) if given is not None]
+    found = [given for given in vllm.serve(feed, SamplingParams()) if given is not None]
     assert [number for number, _ in found] == [8, 7]
-    assert [c.tokens for _, c in found[::-1]] == [c.tokens for c in vllm.sample(feed.asked, Sampling())]
+    assert [c.tokens for _, c in found[::-1]] == [c.tokens for c in vllm.sample(feed.asked, SamplingParams())]
 
 
 def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(vllm: VLLMSampler) -> None:
@@ -262,7 +267,7 @@ def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(v
         boards = Boards(happens=happens)
         draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(40)]
         with Rollout(TokenMDP(boards, TOKENIZER, max_new_tokens=30), sampler=vllm, sync_turns=sync_turns, max_open_sessions=16) as rollout:
-            episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
+            episodes = rollout.collect(draws, SamplingParams(stop_ids=STOPS))
         found.append([(e.tokens, e.action_mask, e.reward, e.turns) for e in episodes])
         assert all(e.is_scored for e in episodes) and boards.settled and rollout.sync_turns == sync_turns
     assert found[0] == found[1] and {turns for *_, turns in found[0]} >= {1, 2, 3}
@@ -284,9 +289,9 @@ def test_sample_train_reload_for_twenty_steps(vllm: VLLMSampler) -> None:
     worst, said = 0.0, set()
     for step in range(20):
         vllm.load_model(model, step)
-        found = vllm.sample(asked, Sampling(stop_ids=STOPS))
+        found = vllm.sample(asked, SamplingParams(stop_ids=STOPS))
         worst = max(worst, largest_difference(model, asked, found))
-        said.add(tuple(engine.score_tokens(range(16))))
+        said.add(tuple(engine.compute_logprobs(range(16))))
         loss = torch.zeros(())
         for request, completion in zip(asked, found, strict=True):
             ids = torch.tensor([[*request.prompt, *completion.tokens]])
@@ -330,9 +335,9 @@ def test_an_update_that_moves_nothing_is_no_stale_reload(vllm: VLLMSampler, mode
 def test_what_was_cached_under_old_weights_is_forgotten(vllm: VLLMSampler) -> None:
     model, asked = fresh(), [Request([2, *range(4, 14)] * 8, 8, seed=3)]  # a prompt of many cache blocks
     vllm.load_model(model, 0)
-    vllm.sample(asked * 3, Sampling())
+    vllm.sample(asked * 3, SamplingParams())
     vllm.load_model(nudged(model, 0.05, 5), 1)
-    assert largest_difference(model, asked, vllm.sample(asked, Sampling())) < 1e-5
+    assert largest_difference(model, asked, vllm.sample(asked, SamplingParams())) < 1e-5
 
 
 WORLDS = [
@@ -357,7 +362,7 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     mdp = TokenMDP(environment, TOKENIZER, **lengths)
     draws = [RolloutRequest(environment.task("train", i), f"g{i}", derive_seed(i), {"split": "train", "index": i}) for i in range(count)]
     with Rollout(mdp, sampler=vllm) as rollout:
-        episodes = rollout.collect(draws, Sampling(stop_ids=STOPS))
+        episodes = rollout.collect(draws, SamplingParams(stop_ids=STOPS))
     rows = [
         {
             **e.meta,
@@ -381,19 +386,19 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
 
 def test_what_cannot_be_is_refused_in_words(vllm: VLLMSampler) -> None:
     with pytest.raises(ConfigError, match="134 tokens, and the vLLM engine in this process allows 128"):
-        vllm.sample([Request([2] * 34, 100)], Sampling())
+        vllm.sample([Request([2] * 34, 100)], SamplingParams())
     with pytest.raises(ConfigError, match=r"temperature is 0.001; vLLM samples at 0"):
-        vllm.sample(requests(1), Sampling(0.001))
+        vllm.sample(requests(1), SamplingParams(0.001))
     with pytest.raises(SamplerError, match="no model yet"):
-        VLLMSampler().sample(requests(1), Sampling())
+        VLLMSampler().sample(requests(1), SamplingParams())
     with pytest.raises(ConfigError, match="placement is 'colocatd'; did you mean 'colocated'"):
         VLLMSampler(placement="colocatd")
     with pytest.raises(ConfigError, match=r"vLLM on this machine is 0.28.2; this sampler supports >=0.29,<0.33"):
-        check_version("0.28.2")
+        check_vllm_version("0.28.2")
     with pytest.raises(ConfigError, match=r"vLLM on a server is 0.31.2; this sampler supports >=0.32,<0.33"):
-        check_version("0.31.2", "a server", "server")
-    check_version("0.29.0")
-    check_version("0.32.9+cpu", "a server", "server")
+        check_vllm_version("0.31.2", "a server", "server")
+    check_vllm_version("0.29.0")
+    check_vllm_version("0.32.9+cpu", "a server", "server")
 
 
 def test_an_engine_in_this_process_is_not_asked_while_the_trainer_trains(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from rlvr.cli import doctor
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.device import autocast_to, free_cached_memory, get_trainer_precision, resolve_device
@@ -25,7 +25,7 @@ from rlvr.models.plain_weights import cast_state_dict, compute_model_logprobs
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import _colocated
 from rlvr.samplers._colocated import check_no_torch_distributed, preserve_random_state
-from rlvr.samplers._weight_probe import WeightProbe, compare_logprobs
+from rlvr.samplers._weight_probe import WeightSyncProbe, compute_logprob_differences
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.training.train import train
@@ -145,11 +145,11 @@ def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(eng
 def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(HFSampler, "setup", lambda self, environment, tokenizer, **what: told.append(what))
-    monkeypatch.setattr(HFSampler, "metrics", lambda self: {"probe/difference": 0.25})
+    monkeypatch.setattr(HFSampler, "get_weight_load_metrics", lambda self: {"weight_probe/logprob_difference_max": 0.25})
     config = tiny_run(rollout={"max_new_tokens": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
     train(config, out=tmp_path / "run", console=Console(quiet=True))
     assert told == [{"precision": "float32", "max_length": 40}]
-    assert [row["probe/difference"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0.25, 0.25]
+    assert [row["weight_probe/logprob_difference_max"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")] == [0.25, 0.25]
 
 
 def test_memory_is_returned_before_the_engine_wakes_and_after_it_sleeps(engine: Engine) -> None:
@@ -243,11 +243,16 @@ def test_a_server_gets_bfloat16_where_the_trainer_computes_in_it() -> None:
 
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
         sampler.load_model(fresh(), 0)
-        sampler.sample(requests(3), Sampling(stop_ids=STOPS))
+        sampler.sample(requests(3), SamplingParams(stop_ids=STOPS))
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
         sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=100)
         sampler.load_model(fresh(), 0)
-        assert 0 < sampler.metrics()["probe/difference_mean"] < sampler.metrics()["probe/difference"] < 1.0
+        assert (
+            0
+            < sampler.get_weight_load_metrics()["weight_probe/logprob_difference_mean"]
+            < sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"]
+            < 1.0
+        )
     assert sent == [{torch.float32}, {torch.bfloat16}]
 
 
@@ -263,7 +268,7 @@ def test_all_servers_load_at_once() -> None:
 
     with endpoint(Waits()) as one, endpoint(Waits()) as two, served(one.url, two.url) as sampler:
         sampler.load_model(fresh(), 0)
-        assert len(sampler.sample(requests(4), Sampling(stop_ids=STOPS))) == 4
+        assert len(sampler.sample(requests(4), SamplingParams(stop_ids=STOPS))) == 4
 
 
 FAILING: list[tuple[Any, str]] = [
@@ -308,21 +313,21 @@ def test_the_probe_scores_the_trainer_in_the_precision_that_it_trains_in() -> No
 
 def test_the_probe_takes_rounding_in_bfloat16_for_rounding_and_other_weights_for_other_weights() -> None:
     model, engine = deep(), deep().to(torch.bfloat16)
-    probe = WeightProbe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
+    probe = WeightSyncProbe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
     probe.check_engine(scored_by(engine), model, "the engine", 0)
-    figures = probe.metrics()
-    assert 0 < figures["probe/difference_mean"] < figures["probe/difference"] < 1.0
+    figures = probe.get_difference_metrics()
+    assert 0 < figures["weight_probe/logprob_difference_mean"] < figures["weight_probe/logprob_difference_max"] < 1.0
     with pytest.raises(SamplerError, match=r"differ by [0-9.]+; 1 is allowed \(in the mean by [0-9.]+; 0.3 is allowed\)"):
         probe.check_engine(scored_by(deep(2).to(torch.bfloat16)), model, "the engine", 1)
     probe.reset()
     probe.check_engine(scored_by(engine), model, "the engine", 2)
-    assert probe.metrics() == figures
+    assert probe.get_difference_metrics() == figures
 
 
 def test_the_mean_is_held_to_a_border_of_its_own() -> None:
     model = deep()
     shifted = scored_by(model)
-    probe = WeightProbe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
+    probe = WeightSyncProbe(TOKENIZER.vocab_size, "bfloat16", precision="bfloat16")
     with pytest.raises(SamplerError, match=r"in the mean by 0\.[45]"):  # no token is off by 1
         probe.check_engine(lambda tokens: [score + 0.45 for score in shifted(tokens)], model, "the engine", 0)
 
@@ -341,14 +346,14 @@ def test_the_borders_are_those_of_the_lower_precision(
     engine: str, trained: str | None, device: str, allowed: tuple[float, float], noise: float
 ) -> None:
     model = SimpleNamespace(dtype=torch.float32, device=torch.device(device))
-    probe = WeightProbe(50, engine, precision=trained)
-    assert probe.get_tolerance(model) == allowed and probe.get_min_change(model) == noise
-    assert WeightProbe(50, engine, tolerance=0.7).get_tolerance(model) == (0.7, 0.7)
+    probe = WeightSyncProbe(50, engine, precision=trained)
+    assert probe.get_tolerance(model) == allowed and probe.get_stale_threshold(model) == noise
+    assert WeightSyncProbe(50, engine, tolerance=0.7).get_tolerance(model) == (0.7, 0.7)
 
 
 def test_differences_are_the_mean_and_the_largest() -> None:
-    assert compare_logprobs([1.0, 2.0], [1.5, 2.0]) == (0.25, 0.5)
-    assert all(number != number for number in compare_logprobs([1.0, float("nan")], [1.0, 2.0]))
+    assert compute_logprob_differences([1.0, 2.0], [1.5, 2.0]) == (0.25, 0.5)
+    assert all(number != number for number in compute_logprob_differences([1.0, float("nan")], [1.0, 2.0]))
 
 
 def test_the_device_is_the_accelerator_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +389,7 @@ def test_a_model_from_a_folder_is_sampled_from_on_the_device(monkeypatch: pytest
         sampler.check_ready()
     assert found == 2 * [torch.device("meta")] and asked == [None, "cpu"]
     monkeypatch.undo()
-    assert len(HFSampler(model=str(tmp_path), device="cpu").sample(requests(2), Sampling(stop_ids=STOPS))) == 2
+    assert len(HFSampler(model=str(tmp_path), device="cpu").sample(requests(2), SamplingParams(stop_ids=STOPS))) == 2
 
 
 def test_the_doctor_names_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,14 +25,14 @@ import torch
 from safetensors.torch import save_file
 
 from rlvr.config.config import LoraConfig
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, SamplingParams
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.samplers._local import engine_plan as fleet
 from rlvr.samplers._local import engine_process as process
 from rlvr.samplers._local import engine_worker as worker
 from rlvr.samplers._local import engines as local
 from rlvr.samplers._local.engine_plan import EnginePlan, plan_engines
-from rlvr.samplers._local.load_balancer import PREFIX_BONUS_REQUESTS, EngineLoad, choose_engine, count_request_tokens
+from rlvr.samplers._local.load_balancer import PREFIX_BONUS_REQUESTS, EngineLoad, choose_engine, compute_max_request_tokens
 from rlvr.samplers._local.message_socket import LENGTH_STRUCT, MessageSocket
 from rlvr.samplers._local.process_group import kill_process_group, list_group_processes
 from rlvr.samplers._local.rendezvous import SOCKET_FOLDER_VARIABLE, redirect_rendezvous
@@ -46,7 +46,7 @@ from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, r
 from tests.training.peers.launch import ended, started
 
 ROOT = Path(__file__).parents[2]
-SAMPLING = Sampling(stop_ids=STOPS)
+SAMPLING = SamplingParams(stop_ids=STOPS)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,12 +118,14 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
     model, asked = fresh(), requests(24)
     for version in range(1, 4):
         sampler.load_model(nudged(model, 0.05, version), version)
-        assert sampler.metrics()["probe/difference"] < 1e-4 and not any(slot.load.groups for slot in inside(sampler).slots)
+        assert sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not any(
+            slot.load.groups for slot in inside(sampler).slots
+        )
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
     assert all(slot.load.groups and not slot.load.running and not slot.load.tokens for slot in inside(sampler).slots)
     assert [path.name for path in inside(sampler)._weights_folder.iterdir()] == ["weights-3"]  # only the newest are kept
     sampler.load_model(fresh(2), 4)  # weights that have nothing to do with those before
-    greedy = [sampler.sample([Request(asked[0].prompt, 12, seed)], Sampling(0.0, stop_ids=STOPS))[0] for seed in range(3)]
+    greedy = [sampler.sample([Request(asked[0].prompt, 12, seed)], SamplingParams(0.0, stop_ids=STOPS))[0] for seed in range(3)]
     assert len({tuple(c.tokens) for c in greedy}) == 1 and set(greedy[0].logprobs) == {0.0}
     with pytest.raises(ConfigError, match="134 tokens, and the vLLM engines beside the trainer allows 128"):
         sampler.sample([Request([2] * 34, 100)], SAMPLING)
@@ -139,7 +141,10 @@ def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(samp
     found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGKILL))
     assert [c.tokens for c in found] == [c.tokens for c in undisturbed] and largest_difference(model, asked, found) < 1e-4
     sampler.load_model(nudged(model, 0.05, 1), 6)  # the restarted one gets newer weights too, and the probe looks at each
-    assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1 and sampler.metrics()["probe/difference"] < 1e-4
+    assert (
+        sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
+        and sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4
+    )
     assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
     assert not any(slot.num_deaths for slot in inside(sampler).slots)  # deaths in a row are counted
 
@@ -336,7 +341,7 @@ def test_a_request_goes_where_least_is_under_way_unless_its_prompt_is_known() ->
     for number in range(1, PREFIX_BONUS_REQUESTS + 2):
         loads[0].add(number, request, "a")
     assert choose_engine(loads, request, "a") == 1  # too far ahead
-    assert loads[0].tokens == (PREFIX_BONUS_REQUESTS + 2) * count_request_tokens(request) and [
+    assert loads[0].tokens == (PREFIX_BONUS_REQUESTS + 2) * compute_max_request_tokens(request) and [
         number for number, *_ in loads[0].remove_all()
     ] == list(range(PREFIX_BONUS_REQUESTS + 2))
     loads[1].max_requests = 0
@@ -371,7 +376,7 @@ def test_each_of_two_training_processes_has_an_engine_of_its_own(tmp_path: Path)
 
 
 def test_an_engine_sees_its_own_devices_and_no_launcher() -> None:
-    made = process.build_environment({"RANK": "1", "MASTER_PORT": "5", "ACCELERATE_USE_FSDP": "1", "PATH": "/bin"}, ("3", "4"))
+    made = process.build_engine_variables({"RANK": "1", "MASTER_PORT": "5", "ACCELERATE_USE_FSDP": "1", "PATH": "/bin"}, ("3", "4"))
     assert made["CUDA_VISIBLE_DEVICES"] == "3,4" and made["PATH"] == "/bin" and made["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)
     assert not {"RANK", "MASTER_PORT", "ACCELERATE_USE_FSDP"} & set(made)
 
@@ -463,7 +468,7 @@ def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
     orders, left = worker.Orders(), list[int]()
 
     class Fake:
-        def serve(self, feed: worker.SocketRequestQueue, sampling: Sampling) -> Iterator[Any]:
+        def serve(self, feed: worker.SocketRequestQueue, sampling: SamplingParams) -> Iterator[Any]:
             feed.pop(9)
             try:
                 yield 0, Completion([1], [-0.5], "stop")
@@ -481,7 +486,7 @@ def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
     for number in range(2):
         orders.put({"do": "ask", "id": number, "prompt": [1], "max_tokens": 2, "seed": 0})
     with ours, theirs:
-        subject.serve(Sampling())
+        subject.serve(SamplingParams())
         told = MessageSocket(theirs).receive()
     assert left == [1, -1] and told is not None and (told["id"], told["tokens"], told["finish"]) == (0, [1], "stop")
 
@@ -523,7 +528,7 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(3):
             sampler.load_model(nudged(model, 0.05, version), version)
-            assert sampler.metrics()["probe/difference"] < 1e-4
+            assert sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
         [engine], home = pids(sampler), inside(sampler)._folder
         assert sorted(list_group_processes(engine).values()) == [False, False, False, True]

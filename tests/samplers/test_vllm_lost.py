@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Request, SamplingParams
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers._http import HttpClient
@@ -20,7 +20,7 @@ from tests.fixtures.endpoint import endpoint, hang_up, silent
 from tests.samplers.test_vllm import STOPS, TOKENIZER, fresh, nudged, requests
 from tests.samplers.test_vllm_server import GENERATE, Stand, run_of, served
 
-SAMPLING = Sampling(stop_ids=STOPS)
+SAMPLING = SamplingParams(stop_ids=STOPS)
 
 
 class Mortal(Stand):
@@ -77,7 +77,7 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, capsys: pytest.Capt
         again = prompts(4, first=50)
         before = len(one.asked)
         assert sampler.sample(again, SAMPLING) == alone(again) and len(one.asked) == before, "nothing is asked of it any more"
-    assert f"note: {one.url} is lost, the others get its requests until it loads new weights: " in capsys.readouterr().err
+    assert f"warning: {one.url} is lost, the others get its requests until it loads new weights: " in capsys.readouterr().err
 
 
 def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_a_server_that_dies_while_it_takes_weights_leaves_the_run_to_the_others(
         assert len(sampler.sample(prompts(4), SAMPLING)) == 8 and mortal.samples == 0 and mortal.dead
         mortal.born_again()
         sampler.load_model(model, 2)
-        assert sampler._engine is not None and len(sampler._engine.get_scorers()) == 2
+        assert sampler._engine is not None and len(sampler._engine.get_logprob_scorers()) == 2
 
 
 def test_a_server_that_comes_back_with_another_model_ends_the_run_with_its_name() -> None:
@@ -160,7 +160,7 @@ def test_a_lost_server_is_asked_for_its_health_at_growing_intervals(monkeypatch:
     monkeypatch.setattr("rlvr.samplers._servers.server_pool.time.monotonic", lambda: clock[0])
     one, two = HttpClient("http://one:1"), HttpClient("http://two:1")
 
-    def ask(method: str, path: str, *, until: float) -> Any:
+    def ask(method: str, path: str, *, deadline: float) -> Any:
         asked.append(clock[0] - 1000)
         raise SamplerError("nothing listens")
 

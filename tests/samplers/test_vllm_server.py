@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from rlvr.config.config import LoraConfig, ModelConfig
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, SamplingParams
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.models.model_loading import load_model
@@ -101,7 +101,9 @@ class Stand:
             self.given += "seed" in params
             sampler = HFSampler()
             sampler.load_model(model, 0)
-            sampling = Sampling(params.get("temperature", 1.0), 1.0, params.get("top_k", 0), frozenset(params.get("stop_token_ids", ())))
+            sampling = SamplingParams(
+                params.get("temperature", 1.0), 1.0, params.get("top_k", 0), frozenset(params.get("stop_token_ids", ()))
+            )
             said = sampler.sample([Request(ids, params["max_tokens"], params.get("seed", 0))], sampling)[0]
         spans = [{"version": self.name, "start": 0, "end": len(said.tokens)}]
         content = [{"token_id": token, "logprob": score} for token, score in zip(said.tokens, said.logprobs, strict=True)]
@@ -127,7 +129,7 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
     with served(url) as sampler:
         for version in range(3):
             sampler.load_model(nudged(model, 0.05, version), version)
-            found = sampler.sample(asked, Sampling(stop_ids=STOPS))
+            found = sampler.sample(asked, SamplingParams(stop_ids=STOPS))
             assert largest_difference(model, asked, found) < 1e-4 and script.name.endswith(f"-{version}")
         engine: Any = sampler._engine
         home = engine._folder
@@ -163,7 +165,7 @@ def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
         sampler.load_model(fresh(), 0)
         before = [len(one.asked), len(two.asked)]
         prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(12)]
-        sampler.sample([Request(prompt, 2, seed) for prompt in prompts for seed in range(3)], Sampling())
+        sampler.sample([Request(prompt, 2, seed) for prompt in prompts for seed in range(3)], SamplingParams())
         # among the completions the heartbeat asks too, where they take their time
         asked = [[body for path, body in seen.asked[n:] if path == GENERATE] for seen, n in zip((one, two), before, strict=True)]
         groups = [{tuple(body["token_ids"]) for body in bodies} for bodies in asked]
@@ -184,7 +186,7 @@ def test_a_slow_server_gets_fewer_requests() -> None:
         sampler.load_model(fresh(), 0)
         before = [len(seen.asked) for seen in (one, two)]
         prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(40)]
-        found = sampler.sample([Request(prompt, 2, 0) for prompt in prompts], Sampling(stop_ids=STOPS))
+        found = sampler.sample([Request(prompt, 2, 0) for prompt in prompts], SamplingParams(stop_ids=STOPS))
         slow, fast = (sum(path == GENERATE for path, _ in seen.asked[n:]) for seen, n in zip((one, two), before, strict=True))
     assert len(found) == 40 and 0 < slow < fast / 2
 
@@ -212,7 +214,7 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
         for version in range(3):
             moved(adapted, version)
             sampler.update_weights(weights, version)
-            assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
+            assert largest_difference(adapted, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))) < 1e-4
             engine: Any = sampler._engine
             assert list(script.adapters) == [script.name] and [path.name for path in engine._folder.iterdir() if path.is_dir()] == [
                 script.name
@@ -222,15 +224,17 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
         script.model, script.name, script.adapters = fresh(9), "default", {}  # restarted between two steps
         sampler.update_weights(weights, 3)
         assert asked_of(seen).count("/collective_rpc") == 2
-        assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
+        assert largest_difference(adapted, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))) < 1e-4
         script.name, script.adapters = "default", {}  # and while it samples
         with pytest.raises(
             SamplerError, match=r"returned 404: The model `\w+-3` does not exist; it was restarted, or another client.*--resume"
         ):
-            sampler.sample(asked, Sampling())
+            sampler.sample(asked, SamplingParams())
         moved(adapted, 4)
         sampler.load_model(weights.gather_model(), 4)  # merged weights after an adapter
-        assert largest_difference(adapted, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4 and script.name.endswith("-4")
+        assert largest_difference(adapted, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))) < 1e-4 and script.name.endswith(
+            "-4"
+        )
 
 
 @pytest.mark.parametrize("enable_lora, takes", [(True, False), (False, True)], ids=["a server cannot", "not wanted"])
@@ -241,7 +245,7 @@ def test_merged_weights_are_sent_where_an_adapter_cannot_be(enable_lora: bool, t
     with endpoint(able) as one, endpoint(other) as two, served(one.url, two.url, enable_lora=enable_lora) as sampler:
         for version in range(2):
             sampler.update_weights(AdapterWeights(adapted), version)
-        assert sampler.metrics()["probe/difference"] < 1e-4 and not able.adapters
+        assert sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not able.adapters
         assert asked_of(one).count("/collective_rpc") == asked_of(two).count("/collective_rpc") == 2
 
 
@@ -298,7 +302,7 @@ def test_a_server_gets_another_request_as_soon_as_one_ends() -> None:
         sampler.load_model(fresh(), 0)
         with Rollout(TokenMDP(boards, TOKENIZER), sampler=sampler, sync_turns=False) as rollout:
             order = list[int]()
-            for number, episode in rollout.stream(draws, Sampling(stop_ids=STOPS)):
+            for number, episode in rollout.stream(draws, SamplingParams(stop_ids=STOPS)):
                 assert episode.is_scored, episode.error
                 order.append(number)
                 if len(order) == 15:
@@ -330,7 +334,7 @@ def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[S
         script.given, script.after, script.trouble = 0, 8, trouble
         began = time.monotonic()
         with pytest.raises(SamplerError, match=words):
-            sampler.sample(requests(24), Sampling(stop_ids=STOPS))
+            sampler.sample(requests(24), SamplingParams(stop_ids=STOPS))
         assert time.monotonic() - began < 20  # below the 30 s of a single answer's deadline: the heartbeat found it
 
 
@@ -376,7 +380,7 @@ def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand,
         sampler.load_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
         with pytest.raises(SamplerError, match="did not respond in time, with 3 answers in progress"):
-            sampler.sample(requests(3), Sampling())
+            sampler.sample(requests(3), SamplingParams())
 
 
 def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
@@ -395,7 +399,7 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
         sampler.load_model(model, 3)
         script.model, script.name = fresh(9), "default"  # restarted behind our back
         with pytest.raises(SamplerError, match=r"sampled with the weights default, but .*-3 were sent"):
-            sampler.sample(requests(4), Sampling())
+            sampler.sample(requests(4), SamplingParams())
 
 
 def test_a_reload_that_only_the_second_server_skipped_is_found() -> None:
@@ -422,7 +426,7 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
     with served(url, heartbeat_timeout_s=0.2) as sampler:
         sampler.load_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
-        stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], Sampling())
+        stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], SamplingParams())
         monkeypatch.setattr(sampler._engine, "_pulse", lambda awaited: stream_ends())
         began = time.monotonic()
         with pytest.raises(SamplerError, match="no pulse"):
@@ -558,11 +562,14 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
         for version in range(4):
             moved(adapted, version)
             sampler.update_weights(weights, version)
-            found = sampler.sample(asked, Sampling(stop_ids=STOPS))
-            assert largest_difference(adapted, asked, found) < 1e-4 and sampler.metrics()["probe/difference"] < 1e-4
+            found = sampler.sample(asked, SamplingParams(stop_ids=STOPS))
+            assert (
+                largest_difference(adapted, asked, found) < 1e-4
+                and sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4
+            )
         assert orders.count("/collective_rpc") == 1 and weights._merged_model is None
         sampler.load_model(weights.gather_model(), 4)
-        assert [c.tokens for c in sampler.sample(asked, Sampling(stop_ids=STOPS))] == [c.tokens for c in found]
+        assert [c.tokens for c in sampler.sample(asked, SamplingParams(stop_ids=STOPS))] == [c.tokens for c in found]
 
 
 @pytest.mark.vllm
@@ -574,7 +581,7 @@ def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Pop
         with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0, transfer="gloo") as sampler:
             for version in range(2):
                 sampler.load_model(nudged(model, 0.03, 2 * run + version), version)
-                assert largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))) < 1e-4
+                assert largest_difference(model, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))) < 1e-4
 
 
 @pytest.mark.vllm
@@ -586,11 +593,11 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
         for version in range(4):
             sampler.load_model(nudged(model, 0.03, version), version)
             for temperature in (0.7, 1.0):
-                found = sampler.sample(asked, Sampling(temperature, stop_ids=STOPS))
+                found = sampler.sample(asked, SamplingParams(temperature, stop_ids=STOPS))
                 assert largest_difference(model, asked, found, temperature) < 1e-4
         assert {completion.finish for completion in found} == {"stop", "length"}
-        assert [c.tokens for c in sampler.sample(asked[::-1], Sampling(stop_ids=STOPS))][::-1] == [c.tokens for c in found]
-        stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], Sampling())
+        assert [c.tokens for c in sampler.sample(asked[::-1], SamplingParams(stop_ids=STOPS))][::-1] == [c.tokens for c in found]
+        stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], SamplingParams())
         next(stream)
         kill_process_group(server.pid, timeout_s=20.0)
         with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ answers in progress.*--resume"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Request, SamplingParams
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._servers import weight_transfer as transfer
 from rlvr.samplers._servers.server_engine import ServerEngine
@@ -92,7 +92,7 @@ def test_every_server_gets_the_weights_without_a_file(sent: tuple[list[Member], 
         for member in members:
             assert {name: t.shape for name, t in member.received.items()} == {n: t.shape for n, t in model.named_parameters()}
             assert all(torch.equal(t, dict(model.named_parameters())[n]) for n, t in member.received.items())
-    assert len(sampler.sample([Request([2, 5], 8, seed) for seed in range(8)], Sampling())) == 8
+    assert len(sampler.sample([Request([2, 5], 8, seed) for seed in range(8)], SamplingParams())) == 8
     engine = sampler._engine
     assert isinstance(engine, ServerEngine) and [path.name for path in engine._folder.iterdir()] == ["owner"]
     rounds = [path for path in members[1].orders if path in SENT]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Completion, Sampling
+from rlvr.contracts import Completion, SamplingParams
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._http import HttpClient
 from rlvr.samplers._servers import server_pool as roll
@@ -18,7 +18,7 @@ from tests.samplers.test_vllm import STOPS, fresh
 from tests.samplers.test_vllm_lost import alone, prompts
 from tests.samplers.test_vllm_server import GENERATE, Stand, served
 
-SAMPLING = Sampling(stop_ids=STOPS)
+SAMPLING = SamplingParams(stop_ids=STOPS)
 Choice = dict[str, Any]
 
 
@@ -151,7 +151,7 @@ def test_a_server_that_fails_while_it_takes_newer_weights_is_lost(
             sampler.load_model(fresh(), 1)
             before = len(one.asked)
             assert sampler.sample(asked, SAMPLING) == expected and len(one.asked) == before
-    assert f"note: {one.url} is lost" in capsys.readouterr().err
+    assert f"warning: {one.url} is lost" in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_take_the_first_weights_ends_the_run_at_once() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 from accelerate import Accelerator
 from torch import distributed
 
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.models.plain_weights import PlainWeights
 from rlvr.samplers import vllm
 from rlvr.samplers._local import engine_plan as fleet
 from rlvr.samplers._local import engine_process as process
-from rlvr.training.distributed.group import all_gather_values, init_control_group, main_only
+from rlvr.training.distributed.group import all_gather_values, init_control_group, run_in_main_process
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
 
 
@@ -32,9 +32,9 @@ def main(folder: Path) -> None:
     told: dict[str, Any] = {"probe": [], "differences": [], "written": []}
     with vllm.VLLMSampler(placement="local", max_num_seqs=4, start_timeout_s=120.0, completion_timeout_s=60.0) as sampler:
         for version in range(2):
-            sampler.update_weights(PlainWeights(nudged(model, 0.05, version), run_on_main=main_only), version)
-            told["probe"].append(sampler.metrics()["probe/difference"])
-            told["differences"].append(largest_difference(model, asked, sampler.sample(asked, Sampling(stop_ids=STOPS))))
+            sampler.update_weights(PlainWeights(nudged(model, 0.05, version), run_on_main=run_in_main_process), version)
+            told["probe"].append(sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"])
+            told["differences"].append(largest_difference(model, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))))
             engines: Any = sampler._engine
             told["written"].append(len(list(engines._weights_folder.iterdir())))
         told["engine"] = engines.slots[0].process.pid

@@ -75,7 +75,7 @@ def attack(sandbox: Sandbox, one: BoxAttack) -> list[str]:
         if one.own == "works" and after.stdout != b"well\n":
             wrong.append(f"its own box: {after.status} {after.reason} {after.stderr[-200:]!r}")
         again = box.run("print('well')", language="python", timeout=20)
-        if box.failure or ExitStatus.INTERNAL_ERROR in (after.status, again.status):
+        if box.has_failed or ExitStatus.INTERNAL_ERROR in (after.status, again.status):
             wrong.append(f"its own box is lost: {after.reason or again.reason}")
     with sandbox.create_session(PLACE) as later:
         shell, session = later.run("echo clean; ls; cat /dev/null", timeout=60), later.run(LOOK, language="python", timeout=60)
@@ -108,4 +108,4 @@ def test_a_background_program_that_stops_and_kills_all_it_may_disturbs_no_file(s
         for number in range(200):
             box.write_file("file", b"%d" % number)
             assert box.read_file("file", 10) == b"%d" % number
-        assert not box.failure
+        assert not box.has_failed

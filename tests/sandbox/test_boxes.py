@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
-from rlvr.contracts.tool import ToolContext, run_call
+from rlvr.contracts.tool import ToolContext, run_tool_call
 from rlvr.errors import ConfigError, SandboxError, ToolFailure
 from rlvr.registry.plugins import build
 from rlvr.sandbox._inside.box import cgroups as groups
@@ -81,12 +81,12 @@ def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, 
         box.run("x = 1", language="python")
         kill_supervisor(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice")
-        assert (first.status, second.status, box.failure) == (ExitStatus.INTERNAL_ERROR, ExitStatus.INTERNAL_ERROR, True)
+        assert (first.status, second.status, box.has_failed) == (ExitStatus.INTERNAL_ERROR, ExitStatus.INTERNAL_ERROR, True)
         assert " failed: " in first.reason and second.reason == first.reason
         with pytest.raises(SandboxError, match=" failed: "):
             box.write_file("a", b"")
         with Python().session(ToolContext(sandbox_session=box)) as python, pytest.raises(ToolFailure, match=" failed: "):
-            run_call(python, Call("0.0", "python", {"code": "print(1)"}))
+            run_tool_call(python, Call("0.0", "python", {"code": "print(1)"}))
         assert other.run("echo well").stdout == b"well\n"
         box.close()
         with sandbox.create_session() as fresh:  # its room is free again
@@ -114,8 +114,8 @@ def kill_supervisor(sandbox: Any, box: SandboxSession) -> None:
 
 def test_the_tools_say_what_happened_to_a_session(process_sandbox: Sandbox) -> None:
     with process_sandbox.create_session() as box, Python(timeout=0.5).session(ToolContext(sandbox_session=box)) as python:
-        assert run_call(python, Call("0.0", "python", {"code": "x = 6 * 7; print(x)"})).text == "42"
-        told = run_call(python, Call("0.1", "python", {"code": "print('on'); import time; time.sleep(60)"})).text
+        assert run_tool_call(python, Call("0.0", "python", {"code": "x = 6 * 7; print(x)"})).text == "42"
+        told = run_tool_call(python, Call("0.1", "python", {"code": "print('on'); import time; time.sleep(60)"})).text
         assert told == "on\n[stopped: it ran longer than 0.5 s]\n[the Python session was stopped, and its variables are gone]"
 
 
@@ -201,13 +201,13 @@ def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: 
     with build("sandbox", kind, max_sessions=2, **settings) as sandbox, sandbox.create_session(SandboxSpec(files={"a": b"1"})) as box:
         kill_zygote(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice", language="python")
-        assert (first.status, second.status, box.failure) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (
+        assert (first.status, second.status, box.has_failed) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (
             first,
             second,
         )
         assert " broke: " in first.reason and second.reason == first.reason
         with Python().session(ToolContext(sandbox_session=box)) as python:
-            told = run_call(python, Call("0.0", "python", {"code": "print(1)"}))
+            told = run_tool_call(python, Call("0.0", "python", {"code": "print(1)"}))
             assert (
                 told.text == "[stopped: it broke the sandbox]\n[the session is broken: nothing more can run in it, and its files are gone]"
             )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr.conformance.survivors import HEADLESS_PROGRAM, SURVIVOR_PROBES, SURVIVOR_PROGRAMS
-from rlvr.contracts import Checker, ExitStatus, Limits, Program, Sandbox
+from rlvr.contracts import CheckerProgram, ExitStatus, Limits, Program, Sandbox
 from rlvr.registry.plugins import build
 from rlvr.sandbox._inside import meter, seccomp, streams, supervisor
 from rlvr.sandbox._inside import process_killer as ends
@@ -107,7 +107,7 @@ def test_an_answer_without_a_first_thread_scores_zero(docker_sandbox: Sandbox, k
 
 @pytest.mark.parametrize("source", SURVIVOR_PROGRAMS.values(), ids=SURVIVOR_PROGRAMS)
 def test_nothing_is_left_when_a_judge_was_there(process_sandbox: Sandbox, source: str) -> None:
-    outcome = process_sandbox.run(Program(source, checker=Checker("import os, time\ntime.sleep(0.5)\nos.write(5, b'end')")))
+    outcome = process_sandbox.run(Program(source, checker=CheckerProgram("import os, time\ntime.sleep(0.5)\nos.write(5, b'end')")))
     assert outcome.status is ExitStatus.OK and outcome.checker_output == b"end", outcome
     assert SURVIVOR_PROBES["no process outlives the run"](process_sandbox) == ""
 
@@ -139,7 +139,7 @@ class Undying(ends.ProcessKiller):
 
 
 class Silent:
-    def hear(self, seconds: float) -> bool:
+    def receive_message(self, seconds: float) -> bool:
         time.sleep(seconds)
         return False
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(
     born = ChildProcess(1)
     born.exit_report = {"status": 0, "peak_kb": 1, "cpu": 0}
     run.children = [born]
-    watching._end(run)
+    watching._kill_program(run)
     assert run.fatal_error and run.exit_status == ("SANDBOX_VIOLATION" if theirs else "")
 
 
@@ -172,7 +172,7 @@ def test_the_clock_believes_no_state_of_a_process(
     watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
     run = streams.RunState({"wall_s": 1.0})
     run.children = [ChildProcess(1)]
-    watching._check_wall_time(run, elapsed)
+    watching._enforce_wall_limit(run, elapsed)
     assert run.exit_status == stop
 
 
@@ -183,7 +183,7 @@ def test_a_process_without_its_first_thread_is_seen_to_live() -> None:
         while meter.read_process_stat(child.pid)[:1] != ["Z"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert not meter.is_dead(meter.read_process_stat(child.pid)) and child.pid in meter.list_descendants(os.getpid(), set())
+        assert not meter.is_process_dead(meter.read_process_stat(child.pid)) and child.pid in meter.list_descendants(os.getpid(), set())
         assert meter.ProcessTableMeter(os.getpid(), set()).get_memory_bytes() > 0
     finally:
         child.kill()

@@ -18,12 +18,12 @@ import pytest
 from rlvr.conformance import check_plugin
 from rlvr.conformance.check_runner import CheckSkipped
 from rlvr.conformance.sandbox_kit import PROBES, check_sandbox
-from rlvr.contracts import Checker, ExecutionResult, ExitStatus, Limits, Program, Sandbox
+from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
 from rlvr.sandbox._inside.frames import ConnectionBroken, pack_frame
 from rlvr.sandbox._outside.supervisor_connection import SupervisorConnection
-from rlvr.sandbox.process import LocalSupervisor, ProcessSandbox
+from rlvr.sandbox.process import LocalSupervisorConnection, ProcessSandbox
 
 BOTH = [pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"), pytest.param("process_sandbox", id="process")]
 
@@ -151,12 +151,12 @@ def test_many_threads_share_it(sandbox: Sandbox) -> None:
 def test_a_judge_talks_with_the_program(sandbox: Sandbox) -> None:
     program = "import os\nwhile (data := os.read(3, 100)): os.write(4, data.upper())"
     judge = "import os, sys\nfor word in sys.stdin.read().split():\n    os.write(4, word.encode())\n    os.write(5, os.read(3, 100))"
-    outcome = sandbox.run(Program(program, checker=Checker(judge, b"alpha beta")))
+    outcome = sandbox.run(Program(program, checker=CheckerProgram(judge, b"alpha beta")))
     assert (outcome.status, outcome.checker_output) == (ExitStatus.OK, b"ALPHABETA")
 
 
 def test_a_judge_hears_the_end_of_a_program_that_dies(sandbox: Sandbox) -> None:
-    outcome = sandbox.run(Program("import os\nos._exit(0)", checker=Checker("import os\nos.write(5, b'end' + os.read(3, 100))")))
+    outcome = sandbox.run(Program("import os\nos._exit(0)", checker=CheckerProgram("import os\nos.write(5, b'end' + os.read(3, 100))")))
     assert outcome.checker_output == b"end"
 
 
@@ -299,13 +299,13 @@ def test_a_program_that_can_kill_its_supervisor_gains_nothing(
         assert sandbox.run(Program("")).status is ExitStatus.OK
         supervisors = set()
 
-        def torn(channel: LocalSupervisor, program: Program) -> Any:
+        def torn(channel: LocalSupervisorConnection, program: Program) -> Any:
             supervisors.add(channel._process.pid)
             channel.handshake = {**channel.handshake, "isolation": isolation}
             channel._process.kill()
             raise ConnectionBroken("the supervisor exited")
 
-        monkeypatch.setattr(LocalSupervisor, "run_program", torn)
+        monkeypatch.setattr(LocalSupervisorConnection, "run_program", torn)
         assert sandbox.run(Program("")).status is stop
         assert len(supervisors) == (2 if stop is ExitStatus.SANDBOX_VIOLATION else 1)
 

@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).parents[2]
 VERIFIERS = '''
 import os, signal, time
-from rlvr import Example, Task, Verdict
+from rlvr import VerifierExample, Task, Verdict
 from rlvr.contracts import Verifier
 
 
 class Moody(Verifier):
     """Does what the answer says, which no real verifier does."""
 
-    examples = (Example("4", correct=("4",), incorrect=("5",)),)
+    examples = (VerifierExample("4", correct=("4",), incorrect=("5",)),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         word, _, rest = answer.partition(" ")

@@ -75,13 +75,13 @@ def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: ServicePool, m
     for left in (2, 1):
         hand.running_chunks.pop(min(hand.running_chunks))
         pool.dispatch()
-        assert len(hand.running_chunks) == left and not hand.is_isolated
+        assert len(hand.running_chunks) == left and not hand.has_quarantined_row
     hand.running_chunks.clear()
     pool.dispatch()
     assert [chunk.num_deaths_verifying for chunk in hand.running_chunks.values()] == [1]
     hand.running_chunks.clear()
     pool.dispatch()
-    assert len(hand.running_chunks) == pool.max_chunks and not hand.is_isolated
+    assert len(hand.running_chunks) == pool.max_chunks and not hand.has_quarantined_row
 
 
 def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool:
     while pool.num_waiting_rows:
         deaths += 1
         held = [*pool.queue, *pool.quarantined]
-        assert all(part.is_isolated == (deaths > MAX_SHARED_DEATHS) for part in held) and len(held) == (
+        assert all(part.needs_own_process == (deaths > MAX_SHARED_DEATHS) for part in held) and len(held) == (
             2 if deaths > MAX_SHARED_DEATHS else 1
         )
         pool.queue.clear()

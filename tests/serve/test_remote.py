@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Environment, Sampling
+from rlvr.contracts import Environment, SamplingParams
 from rlvr.errors import ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
@@ -159,7 +159,7 @@ def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token:
         watching = threading.Thread(target=watch)
         watching.start()
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, verify_workers=2) as rollout:
-            episodes = rollout.collect([RolloutRequest(environment.task("train", i), "g", i) for i in range(40)], Sampling())
+            episodes = rollout.collect([RolloutRequest(environment.task("train", i), "g", i) for i in range(40)], SamplingParams())
         done.set()
         watching.join()
         assert [e.reward for e in episodes] == [1.0] * 40 and most <= 3

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rlvr.serve import rows
-from rlvr.serve.rows import BadRow, decode_json, format_verdict_line, parse_index, parse_row, strip_index
+from rlvr.serve.rows import BadRow, decode_json, format_verdict_line, parse_row, parse_row_index, strip_row_index
 from rlvr.task import Fault, Verdict
 
 ODD = (
@@ -67,4 +67,4 @@ def test_every_verdict_is_written_as_json_writes_it(name: Any) -> None:
     for verdict in VERDICTS:
         line = format_verdict_line(name, verdict, 12)
         assert line == json.dumps({"index": 12, "id": name, **verdict.to_dict()}).encode()
-        assert parse_index(line) == 12 and strip_index(line) == format_verdict_line(name, verdict)
+        assert parse_row_index(line) == 12 and strip_row_index(line) == format_verdict_line(name, verdict)

@@ -207,11 +207,11 @@ def test_the_shapes_of_other_trainers(server: Server) -> None:
 
 
 def test_the_document_names_every_route(server: Server) -> None:
-    from rlvr.serve.app import Service
+    from rlvr.serve.app import ServiceRoutes
 
     document = server.ask("/openapi.json")[1]
     pool: Any = type("Pool", (), {"settings": {"verifiers": {}}})()
-    routes = {route.path for route in Service(pool, None, max_rows=1).build_router().routes}  # type: ignore[arg-type]
+    routes = {route.path for route in ServiceRoutes(pool, None, max_rows=1).build_router().routes}  # type: ignore[arg-type]
     assert set(document["paths"]) == routes - {"/openapi.json"}
     assert document["paths"]["/verify"]["post"]["parameters"][0]["schema"]["enum"] == ["numeric", "Moody", "Together"]
 

@@ -13,7 +13,7 @@ class FakeBox(SandboxSession):
     """Keeps what it was asked; runs nothing."""
 
     id = "fake"
-    failure = False
+    has_failed = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts.tool import run_call
+from rlvr.contracts.tool import run_tool_call
 from rlvr.errors import ConfigError, MissingExtra, ToolFailure
 from rlvr.tools._mcp_connection import simplify_schema
 from rlvr.tools.mcp import Mcp
@@ -24,7 +24,7 @@ pytest.importorskip("mcp")
 
 
 def said(opened: Mcp, name: str, **given: Any) -> tuple[str, bool]:
-    result = run_call(opened, Call("0.0", name, given))
+    result = run_tool_call(opened, Call("0.0", name, given))
     return result.text, result.ok
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from rlvr.contracts.schema import SchemaError, build_parameters_schema, build_type_schema, validate_arguments
-from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_call, tool, truncate_middle
+from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_tool_call, tool, truncate_middle
 from rlvr.errors import ConfigError, PluginError, ToolError, ToolFailure
 from rlvr.turns import Call, CallStatus
 from tests.tools.fakes import FakeBox
@@ -21,8 +21,7 @@ def sample(
 
     Args:
         text: what is said.
-        way: the direction,
-            up or down.
+        way: the direction, up or down.
     """
     return ""
 
@@ -139,29 +138,29 @@ def call(name: str, **given: Any) -> Call:
 
 def test_what_the_policy_got_wrong_is_told_and_what_broke_is_raised() -> None:
     with Moody().session() as moody:
-        assert run_call(moody, call("do", what="a")).ok
-        refused = run_call(moody, call("do", what="refuse"))
+        assert run_tool_call(moody, call("do", what="a")).ok
+        refused = run_tool_call(moody, call("do", what="refuse"))
         assert (refused.ok, refused.text) == (False, "Error: not today")
         for what, words in (("crash", "raised KeyError"), ("leave", "raised SystemExit"), ("number", "returned 3")):
             with pytest.raises(ToolFailure, match=words):
-                run_call(moody, call("do", what=what))
-        unknown = run_call(moody, call("dos", what="a"))
+                run_tool_call(moody, call("do", what=what))
+        unknown = run_tool_call(moody, call("dos", what="a"))
         assert not unknown.ok and "did you mean 'do'" in unknown.text
-        wrong = run_call(moody, call("do", what=3))
+        wrong = run_tool_call(moody, call("do", what=3))
         assert not wrong.ok and wrong.text.startswith("Error: this call was not run. ")
-        misread = run_call(moody, Call("0.0", "do", None, CallStatus.BAD_JSON, error_detail="no JSON"))
+        misread = run_tool_call(moody, Call("0.0", "do", None, CallStatus.BAD_JSON, error_detail="no JSON"))
         assert not misread.ok and "no JSON" in misread.text
         assert moody.seen == ["a", "refuse", "crash", "leave", "number"], "what was refused is not run"
-        final = run_call(moody, call("do", what="finish"), max_characters=40)
+        final = run_tool_call(moody, call("do", what="finish"), max_characters=40)
         assert final.done and len(final.text) == 100, "an answer is not cut"
-        long = run_call(moody, call("do", what="b" * 500), max_characters=100)
+        long = run_tool_call(moody, call("do", what="b" * 500), max_characters=100)
         assert long.truncated and len(long.text) <= 100
 
 
 def test_each_conversation_has_its_own_state_and_is_ended() -> None:
     plugin = Moody()
     one, other = plugin.start(), plugin.start()
-    run_call(one, call("do", what="a"))
+    run_tool_call(one, call("do", what="a"))
     assert (one.seen, other.seen) == (["a"], [])
     ended: list[Any] = []
     with pytest.raises(RuntimeError):
@@ -184,7 +183,7 @@ def test_a_tool_in_a_box_says_what_it_needs() -> None:
     with pytest.raises(ConfigError, match="needs a sandbox"):
         Python().start()
     with Python(timeout=3).session(ToolContext(sandbox_session=(box := FakeBox()))) as python:
-        assert run_call(python, call("python", code="print(1)")).text == "print(1)"
+        assert run_tool_call(python, call("python", code="print(1)")).text == "print(1)"
     assert box.asked == [("print(1)", "python", 3.0)]
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlvr.contracts import ExecutionResult, ExitStatus
-from rlvr.contracts.tool import ToolContext, run_call
+from rlvr.contracts.tool import ToolContext, run_tool_call
 from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolFailure
 from rlvr.tools._arithmetic import evaluate
 from rlvr.tools.bash import Bash
@@ -31,7 +31,7 @@ from tests.tools.fakes import FakeBox
 
 
 def said(opened: Any, name: str, **given: Any) -> ToolResult:
-    return run_call(opened, Call("0.0", name, given))
+    return run_tool_call(opened, Call("0.0", name, given))
 
 
 SUMS = [

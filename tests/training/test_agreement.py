@@ -11,7 +11,7 @@ import torch
 
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Request, Sampling
+from rlvr.contracts import Completion, Request, SamplingParams
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from rlvr.samplers.hf import HFSampler
@@ -38,7 +38,7 @@ def sampled(model: Any, temperature: float, asked: float | None = None) -> list[
     requests = [Request([2, 5, 6 + i % 5], 40, seed=i) for i in range(24)]
     sampler = HFSampler()
     sampler.load_model(model, 0)
-    found = sampler.sample(requests, Sampling(temperature, stop_ids=TOKENIZER.stop_ids))
+    found = sampler.sample(requests, SamplingParams(temperature, stop_ids=TOKENIZER.stop_ids))
     return list(compute_logprob_gaps(fresh(), requests, found, "float32", temperature if asked is None else asked))
 
 

@@ -35,7 +35,7 @@ from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Fault, StepReward, Verdict
 from rlvr.training import batch_sources as ahead
 from rlvr.training import checkpoint
-from rlvr.training.batch_sources import PrefetchedSource, RolloutBatch, batch_from_json, batch_to_json, check_batch_source
+from rlvr.training.batch_sources import PrefetchedSource, RolloutBatch, batch_from_json, batch_to_json, check_sampling_supported
 from rlvr.training.train import train
 from rlvr.training.update.learner import Learner
 from tests.algorithms.test_credit import said
@@ -48,7 +48,12 @@ def settings(most: int, **changes: Any) -> dict[str, Any]:
     """Six steps with dynamic sampling, a curriculum, an adaptive KL, two minibatches a step and an accuracy in the middle."""
     return {
         "env": {"name": "tests/fixtures/worlds.py:Sums", "below": 12},
-        "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"key": "carries", "oversample": 3}, "max_staleness": most},
+        "rollout": {
+            "prompts_per_step": 4,
+            "num_generations": 4,
+            "curriculum": {"meta_key": "carries", "oversample": 3},
+            "max_staleness": most,
+        },
         "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
         "train": {"steps": 6, "learning_rate": 1e-3, "minibatches_per_step": 2},
         "eval": {"tasks": 10, "every": 3},
@@ -60,7 +65,7 @@ def run(folder: Path, *, resume: bool = False, verify: bool = False, **changes: 
     """Train; what was said."""
     console = Console(file=io.StringIO(), width=300)
     try:
-        train(tiny_run(**changes), out=folder, resume=resume, verify=verify, console=console)
+        train(tiny_run(**changes), out=folder, resume=resume, verify_repeatability=verify, console=console)
     finally:
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -325,7 +330,7 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
     )
     components.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):
-        check_batch_source(components)
+        check_sampling_supported(components)
 
 
 def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:

@@ -30,7 +30,7 @@ def model() -> Any:
 
 
 def saved(folder: Path, model: Any, step: int) -> Path:
-    return checkpoint.save(
+    return checkpoint.save_checkpoint(
         folder, model, to_transformers_tokenizer(TOKENIZER), {"x": torch.arange(3)}, Progress(step, {"metrics.jsonl": step}, {"a": 0.5})
     )
 
@@ -62,7 +62,7 @@ def test_the_random_state_of_an_accelerator_comes_back_too(tmp_path: Path, model
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_saved_character_tokenizer_comes_back_as_itself(tmp_path: Path, family: str) -> None:
     tokenizer = CharTokenizer("01 x\n<")
-    checkpoint.save(
+    checkpoint.save_checkpoint(
         tmp_path,
         load_model(ModelConfig(config=MODEL | {"model_type": family}), tokenizer),
         to_transformers_tokenizer(tokenizer),
@@ -160,7 +160,7 @@ def test_one_that_finds_no_room_says_so_and_takes_none(tmp_path: Path, model: An
 def test_a_tokenizer_with_several_chat_templates_is_saved_and_guarded(tmp_path: Path, model: Any) -> None:
     tokenizer = to_transformers_tokenizer(TOKENIZER)
     tokenizer.chat_template = {"default": tokenizer.chat_template, "tool_use": tokenizer.chat_template}
-    place = checkpoint.save(tmp_path, model, tokenizer, {}, Progress(1))
+    place = checkpoint.save_checkpoint(tmp_path, model, tokenizer, {}, Progress(1))
     [other] = [path for path in place.rglob("*") if path.is_file() and path.parent != place]  # transformers writes a folder
     assert not checkpoint.find_damage(place)
     other.write_text("spoiled", "utf-8")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.contracts import Completion, Request, Sampler, Sampling
+from rlvr.contracts import Completion, Request, Sampler, SamplingParams
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.registry.plugins import build, build_from_config
@@ -50,7 +50,7 @@ class Attentive(ScriptedSampler):
         super().__init__()
         self.judged = judged
 
-    def stream(self, requests: Sequence[Request], sampling: Sampling) -> Iterator[tuple[int, Completion]]:
+    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for count, pair in enumerate(super().stream(requests, sampling)):
             until(lambda done=count - 1: len(self.judged) >= done)
             yield pair
@@ -75,10 +75,10 @@ def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyP
         sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler) as rollout:
             draws = [RolloutRequest(environment.task("train", n), f"g{n}", n) for n in range(12)]
-            episodes = rollout.collect(draws, Sampling(stop_ids=tokenizer.stop_ids))
+            episodes = rollout.collect(draws, SamplingParams(stop_ids=tokenizer.stop_ids))
     assert [episode.reward for episode in episodes] == [1.0] * 12
     timing = rollout.timing
-    assert 0 < timing.verify_busy_s <= timing.total_verify_s + 1e-9 and 0 < timing.hidden_fraction <= 1, timing
+    assert 0 < timing.verify_busy_s <= timing.total_verify_s + 1e-9 and 0 < timing.hidden_verify_fraction <= 1, timing
 
 
 def test_a_model_is_trained_on_code_and_the_hidden_share_is_logged(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rlvr.registry.plugins import build
 from rlvr.training.run_summary import describe_on_policy
-from rlvr.training.step_notes import StepNotes
+from rlvr.training.step_notes import UnusualMetricNotes
 from tests.fixtures.tiny import tiny_run
 
 QUIET: dict[str, Any] = {
@@ -24,7 +24,7 @@ QUIET: dict[str, Any] = {
     [
         ({"loss": 1e-9}, "loss is 0, which is correct.*grad_norm 0.2"),
         ({"loss": 0.0, "grad_norm": 0.0, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "step 4 changed nothing"),
-        ({"step/nonfinite": 1.0}, "not finite"),
+        ({"step/nonfinite_minibatches": 1.0}, "not finite"),
         ({"mismatch_kl": 0.5}, "importance_sampling_correction"),
         ({"sampling/effective_sample_size": 0.4}, "effective sample size 40%"),
         ({"completions/clipped_ratio": 0.8}, "80% of the answers of step 4 reached the length limit"),
@@ -32,13 +32,13 @@ QUIET: dict[str, Any] = {
         ({"unscored": 16, "reward": None, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}, "16 answers of step 4 have no verdict"),
         ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
         (
-            {"dynamic_sampling/missing_groups": 2.0, "dynamic_sampling/groups": 24.0, "dynamic_sampling/kept_fraction": 0.25},
+            {"dynamic_sampling/missing_groups": 2.0, "dynamic_sampling/sampled_groups": 24.0, "dynamic_sampling/useful_fraction": 0.25},
             "only 25% of 24 groups had a spread of rewards; 2 without a gradient",
         ),
     ],
 )
 def test_a_puzzle_is_explained_once(changes: dict[str, Any], told: str) -> None:
-    notes = StepNotes(tiny_run())
+    notes = UnusualMetricNotes(tiny_run())
     assert notes.find_notes(QUIET) == []
     [said] = notes.find_notes(QUIET | changes)
     assert re.search(told, said)
@@ -46,12 +46,12 @@ def test_a_puzzle_is_explained_once(changes: dict[str, Any], told: str) -> None:
 
 
 def test_a_truncated_distribution_is_named_as_the_cause() -> None:
-    notes = StepNotes(tiny_run(rollout={"top_p": 0.8}))
+    notes = UnusualMetricNotes(tiny_run(rollout={"top_p": 0.8}))
     assert "top_p and top_k are applied by both" in notes.find_notes(QUIET | {"mismatch_kl": 0.1})[0]
 
 
 def test_where_answers_are_older_the_note_says_so() -> None:
-    [said] = StepNotes(tiny_run(rollout={"max_staleness": 2})).find_notes(QUIET | {"mismatch_kl": 0.5})
+    [said] = UnusualMetricNotes(tiny_run(rollout={"max_staleness": 2})).find_notes(QUIET | {"mismatch_kl": 0.5})
     assert "answers come from weights up to rollout.max_staleness steps older" in said
 
 
@@ -61,7 +61,7 @@ FLAT = QUIET | {"frac_reward_zero_std": 1.0}
 
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
 def test_stored_answers_are_not_measured_by_what_sampling_would_mend(algorithm: str) -> None:
-    notes = StepNotes(tiny_run(data={}, algorithm={"name": algorithm}))
+    notes = UnusualMetricNotes(tiny_run(data={}, algorithm={"name": algorithm}))
     whole = {"completions/clipped_ratio": 0.0}
     assert notes.find_notes(APART | whole) == [] and notes.find_notes(FLAT | whole) == []
     [said] = notes.find_notes(FLAT | whole | {"step/skipped": 1.0, "loss": 0.0, "grad_norm": 0.0})
@@ -70,27 +70,27 @@ def test_stored_answers_are_not_measured_by_what_sampling_would_mend(algorithm: 
 
 @pytest.mark.parametrize("algorithm", ["rloo", "online_dpo", "ppo", "best_of_n", "gdpo", "reinforce"])
 def test_flat_groups_are_noted_where_they_teach_nothing(algorithm: str) -> None:
-    assert len(StepNotes(tiny_run(algorithm={"name": algorithm})).find_notes(FLAT)) == (algorithm in ("rloo", "online_dpo"))
+    assert len(UnusualMetricNotes(tiny_run(algorithm={"name": algorithm})).find_notes(FLAT)) == (algorithm in ("rloo", "online_dpo"))
 
 
 def test_kto_is_told_where_the_undesirable_answers_outweigh_the_desirable_ones() -> None:
-    uneven = QUIET | {"preference/desirable": 10.0, "preference/undesirable": 40.0}
-    [said] = StepNotes(tiny_run(algorithm={"name": "kto"})).find_notes(uneven)
+    uneven = QUIET | {"preference/num_desirable": 10.0, "preference/num_undesirable": 40.0}
+    [said] = UnusualMetricNotes(tiny_run(algorithm={"name": "kto"})).find_notes(uneven)
     assert "weigh 4.0 times as much" in said and "algorithm.desirable_weight=4 balances them" in said
-    for better in (uneven | {"preference/desirable": 30.0}, uneven | {"preference/desirable": 0.0}):
-        assert StepNotes(tiny_run(algorithm={"name": "kto"})).find_notes(better) == []
-    assert StepNotes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).find_notes(uneven) == []
+    for better in (uneven | {"preference/num_desirable": 30.0}, uneven | {"preference/num_desirable": 0.0}):
+        assert UnusualMetricNotes(tiny_run(algorithm={"name": "kto"})).find_notes(better) == []
+    assert UnusualMetricNotes(tiny_run(algorithm={"name": "kto", "desirable_weight": 4.0})).find_notes(uneven) == []
 
 
 def test_gdpo_without_weights_is_told_which_parts_it_could_weigh() -> None:
     parts = QUIET | {"rewards/place/mean": 0.5, "rewards/form/mean": 0.25}
-    notes = StepNotes(tiny_run(algorithm={"name": "gdpo"}))
+    notes = UnusualMetricNotes(tiny_run(algorithm={"name": "gdpo"}))
     [said] = notes.find_notes(parts)
     assert "gdpo has no reward_weights" in said and said.endswith("the parts of the verdict: place, form")
     assert notes.find_notes(parts) == []
-    assert StepNotes(tiny_run(algorithm={"name": "gdpo"})).find_notes(QUIET) == []
+    assert UnusualMetricNotes(tiny_run(algorithm={"name": "gdpo"})).find_notes(QUIET) == []
     for algorithm in ({"name": "gdpo", "reward_weights": {"place": 1.0}}, {"name": "grpo"}):
-        assert StepNotes(tiny_run(algorithm=algorithm)).find_notes(parts) == []
+        assert UnusualMetricNotes(tiny_run(algorithm=algorithm)).find_notes(parts) == []
 
 
 def test_settings_that_do_nothing_on_policy_are_named() -> None:
@@ -105,13 +105,13 @@ def test_settings_that_do_nothing_on_policy_are_named() -> None:
 
 
 def test_the_limit_of_a_cluster_run_is_told_after_some_steps_and_again_when_it_changes() -> None:
-    notes = StepNotes(tiny_run(rollout={"max_staleness": 1}))
-    waits = {"step_time": 1.0, "time/wait_for_batch": 0.5, "cluster/sampling": 0.95, "cluster/idle": 0.05}
+    notes = UnusualMetricNotes(tiny_run(rollout={"max_staleness": 1}))
+    waits = {"step_time": 1.0, "time/wait_for_batch": 0.5, "cluster/sampling_fraction": 0.95, "cluster/idle_fraction": 0.05}
     told = [notes.find_notes(QUIET, waits | {"step": step}) for step in range(1, 9)]
     assert [len(lines) for lines in told] == [0, 0, 0, 0, 0, 1, 0, 0]
     assert told[5] == [
         "over the last 5 steps, the trainer waits for rollout workers 50% of the step, and they sample 95% of it: add rollout workers"
     ]
-    idle = waits | {"time/wait_for_batch": 0.0, "cluster/sampling": 0.2, "cluster/idle": 0.8}
+    idle = waits | {"time/wait_for_batch": 0.0, "cluster/sampling_fraction": 0.2, "cluster/idle_fraction": 0.8}
     later = [line for step in range(9, 20) for line in notes.find_notes(QUIET, idle | {"step": step})]
     assert "because the trainer is slower" in later[-1]

@@ -77,8 +77,8 @@ def test_a_group_is_trained_on_once_when_its_last_answer_ends(whole: Path) -> No
 
 def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
     rows = kept(whole, "metrics")
-    assert rows[0]["partial/resumed"] == 0 < rows[0]["partial/open"]
-    assert all(later["partial/resumed"] == row["partial/open"] for row, later in pairwise(rows))
+    assert rows[0]["partial/resumed_completions"] == 0 < rows[0]["partial/open_completions"]
+    assert all(later["partial/resumed_completions"] == row["partial/open_completions"] for row, later in pairwise(rows))
     for row in rows:
         ages = {name: value for name, value in row.items() if name.startswith("staleness/") and name != "staleness/mean"}
         assert sum(ages.values()) == row["tokens/sampled"]

@@ -32,7 +32,7 @@ from rlvr.training.components import build_components
 from rlvr.training.run_summary import build_run_table
 from rlvr.training.train import train
 from rlvr.training.train_report import TrainReport
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.tiny import MODEL, tiny_run
 
 ROOT = Path(__file__).parents[2]
@@ -214,7 +214,7 @@ def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str
 
 EVERYTHING: dict[str, Any] = {
     "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
-    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"key": "carries", "oversample": 3}},
+    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"meta_key": "carries", "oversample": 3}},
     "train": {"steps": 4, "learning_rate": 1e-3, "minibatches_per_step": 2},
     "env": {"name": "tests/fixtures/worlds.py:Sums", "below": 12},
     "log": {"save_every": 2},
@@ -234,14 +234,14 @@ def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path:
         assert (whole / name).read_text() == (cut / name).read_text()
     metrics, episodes = (list(read_jsonl(whole / name)) for name in ("metrics.jsonl", "episodes.jsonl"))
     assert max(row["dynamic_sampling/rounds"] for row in metrics) > 1 and len({row["beta"] for row in metrics}) == 4
-    assert metrics[-1]["curriculum/known_tasks"] == 2
+    assert metrics[-1]["curriculum/num_solve_rates"] == 2
     for row in metrics:
         mine = [e for e in episodes if e["step"] == row["step"]]
         assert row["reward"] == pytest.approx(sum(e["reward"] for e in mine) / len(mine))  # before the filter
         assert row["tokens/sampled"] == sum(sum(e["action_mask"]) for e in mine)
         assert row["tokens/sampled"] == row["tokens/trained"] + row["tokens/masked"] + row["tokens/dropped"]
         assert len([e for e in mine if "dropped" not in e]) == 16
-        assert len({e["group"] for e in mine}) == row["dynamic_sampling/groups"]
+        assert len({e["group"] for e in mine}) == row["dynamic_sampling/sampled_groups"]
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
@@ -277,14 +277,14 @@ def test_verify_repeats_a_step_and_catches_one_that_differs(
     folder = tmp_path / "a"
     shutil.copytree(finished[0], folder, symlinks=True)
     said = io.StringIO()
-    train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=said, width=200))
+    train(tiny_run(**settings), out=folder, resume=True, verify_repeatability=True, console=Console(file=said, width=200))
     assert "step 3 repeated: 16 episodes" in said.getvalue()
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     row = json.loads(lines[2])
     lines[2] = json.dumps(row | {"grad_norm": row["grad_norm"] * (1 + 1e-9)})
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(CheckFailed, match=r"step 3 .* its metrics grad_norm"):
-        train(tiny_run(**settings), out=folder, resume=True, verify=True, console=Console(file=io.StringIO()))
+        train(tiny_run(**settings), out=folder, resume=True, verify_repeatability=True, console=Console(file=io.StringIO()))
     assert not list((tmp_path / "temporary").glob("rlvr-again-*"))
 
 
@@ -310,7 +310,7 @@ def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monk
         run(tmp_path / "a", log={"save_every": 1})
     said = io.StringIO()
     config = tiny_run(log={"save_every": 1})
-    train(config, out=tmp_path / "a", resume=True, verify=True, console=Console(file=said, width=200))
+    train(config, out=tmp_path / "a", resume=True, verify_repeatability=True, console=Console(file=said, width=200))
     assert "step 1 repeated: 16 episodes" in said.getvalue()
 
 
@@ -348,7 +348,7 @@ def test_resume_begins_where_nothing_is(finished: tuple[Path, TrainReport], tmp_
     if there:
         folder.mkdir(parents=True)
     config = tiny_run(train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
-    train(config, out=folder, resume=True, verify=verify, console=Console(file=said, width=400))
+    train(config, out=folder, resume=True, verify_repeatability=verify, console=Console(file=said, width=400))
     assert "contains no run yet: starting a new one" in said.getvalue() and same(weights(finished[0]), weights(folder))
 
 
@@ -381,7 +381,7 @@ def test_a_hybrid_model_learns(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_be_sampled_from_is_refused_before_the_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.samplers._cache_selection.are_close", lambda *_: False)
-    monkeypatch.setattr("rlvr.samplers.hf.find_slot_problem", lambda _: "as the test wants it")
+    monkeypatch.setattr("rlvr.samplers.hf.find_slot_cache_problem", lambda _: "as the test wants it")
     monkeypatch.setattr("rlvr.training.trainer.run_sft_warmup", lambda *_: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=r"cannot sample from a model of the family llama \(its log-probabilities differ by"):
         run(tmp_path / "a")
@@ -422,7 +422,7 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ({"model": {"path": "nowhere"}}, "'nowhere' is not a folder, and not an id of the Hugging Face Hub"),
         ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config does not build a model"),
         ({"rollout": {"curriculum": {}}}, "generated and never repeat.*available: carries"),
-        ({"rollout": {"curriculum": {"key": "carry"}}}, "curriculum.key is 'carry'.*did you mean 'carries'"),
+        ({"rollout": {"curriculum": {"meta_key": "carry"}}}, "curriculum.meta_key is 'carry'.*did you mean 'carries'"),
         ({"algorithm": {"name": "gigpo"}}, "gigpo compares turns .* in tests/fixtures/worlds.py:Sums the policy has one turn.* use grpo"),
         ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
         (
@@ -470,7 +470,7 @@ def test_the_warm_start_keeps_to_the_memory_that_training_has(tmp_path: Path, mo
     seen = []
     made = Learner.__init__
 
-    def noted(self: Learner, model: Any, algorithm: Any, optimization: Optimization, **settings: Any) -> None:
+    def noted(self: Learner, model: Any, algorithm: Any, optimization: OptimizationSettings, **settings: Any) -> None:
         seen.append(optimization)
         made(self, model, algorithm, optimization, **settings)
 
@@ -478,7 +478,7 @@ def test_the_warm_start_keeps_to_the_memory_that_training_has(tmp_path: Path, mo
     steps = {"steps": 1, "learning_rate": 1e-3, "max_grad_norm": 0.5, "weight_decay": 0.1}
     run(tmp_path / "a", train={**steps, "gradient_checkpointing": True, "max_tokens_per_microbatch": 256})
     assert [(o.gradient_checkpointing, o.max_tokens_per_microbatch) for o in seen] == [(True, 256)] * 2
-    assert seen[0] == Optimization(learning_rate=3e-3, gradient_checkpointing=True, max_tokens_per_microbatch=256)
+    assert seen[0] == OptimizationSettings(learning_rate=3e-3, gradient_checkpointing=True, max_tokens_per_microbatch=256)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from rlvr.config.config import load_config
 from rlvr.rollout.replay import replay_run
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task, user
-from rlvr.tools._arithmetic import Value, evaluate
-from rlvr.training.batch_sources import MAX_REFERENCE_CHARACTERS, build_reference_meta
+from rlvr.tools._arithmetic import CalculatorNumber, evaluate
+from rlvr.training.batch_sources import MAX_REFERENCE_CHARACTERS, build_reference_answer_meta
 from rlvr.training.train import train
 from tests.fixtures.tiny import MODEL, tiny_run
 
@@ -33,13 +33,16 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
     assert len(called) > len(rows) / 2 and all("add" in str(row["session"]["turns"]) for row in called)
     (row,), (times,) = (list(read_jsonl(tmp_path / "run" / name)) for name in ("metrics.jsonl", "timings.jsonl"))
     calls = sum(len(turn.get("calls", ())) for row in rows for turn in row["session"]["turns"])
-    assert row["tools/calls"] == calls / len(rows) and row["turns/mean"] == sum(row["turns"] for row in rows) / len(rows) > 1
-    assert 1 <= times["rollout/open_sessions"] <= 16 and times["tools/time"] > 0 and times["rollout/sampler_idle"] >= 0
+    assert (
+        row["tools/calls_per_episode"] == calls / len(rows)
+        and row["turns/mean_per_episode"] == sum(row["turns"] for row in rows) / len(rows) > 1
+    )
+    assert 1 <= times["rollout/max_open_sessions"] <= 16 and times["tools/total_time"] > 0 and times["time/sampler_idle"] >= 0
     assert all(row["reference"].isdecimal() for row in rows), "the viewer shows it"
     assert (
-        build_reference_meta(Task(user("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
+        build_reference_answer_meta(Task(user("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
         == {}
-        == build_reference_meta(Task(user("?"), None, id="t"))
+        == build_reference_answer_meta(Task(user("?"), None, id="t"))
     )
     report = replay_run(tmp_path / "run")
     assert (report.mismatches, report.num_recorded_sessions) == (0, len(rows))
@@ -69,7 +72,7 @@ def test_a_run_with_tools_has_the_same_bits_however_long_they_take(tmp_path: Pat
     waits = dict.fromkeys(("first", "second"), 0)
     for number, run in enumerate(waits):
 
-        def late(expression: str, *, number: int = number, run: str = run) -> Value:
+        def late(expression: str, *, number: int = number, run: str = run) -> CalculatorNumber:
             waits[run] += 1
             time.sleep(0.03 if waits[run] % 4 == number else 0.0)
             return evaluate(expression)

@@ -1,5 +1,5 @@
-"""`rlvr train` under DeepSpeed on CPUs:
-`accelerate launch --config_file rlvr/training/launch/deepspeed_zero2.yaml -m tests.training.zero2 RECIPE_FILE ...`.
+"""`rlvr train` under DeepSpeed on CPUs: `accelerate launch --config_file rlvr/training/launch/deepspeed_zero2.yaml -m
+tests.training.zero2 RECIPE_FILE ...`.
 
 accelerate hands over to DeepSpeed on accelerators only. Here it is told that it is in that mode, with the plugin that it makes of the
 launch configuration; the engine, its optimizer and everything else are the real ones. Needs `pip install deepspeed ninja` and a C++

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
-from rlvr.verifiers.math.compare.prompt_copies import find_prompt_copy
-from rlvr.verifiers.math.parsing.spelling_rules import SPELLING_RULES, SpellingRule, standardize
+from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
+from rlvr.verifiers.math.parsing.spelling_rules import SPELLING_RULES, SpellingRule, standardize_notation
 from rlvr.verifiers.math.parsing.units import is_number_word, parse_unit_label
-from rlvr.verifiers.math.parsing.words import PHRASES, Phrase, parse_date, parse_number_words, parse_words
+from rlvr.verifiers.math.parsing.words import PHRASES, AnswerWording, parse_date, parse_number_words, parse_words
 from rlvr.verifiers.math.values import cost
-from rlvr.verifiers.math.values.numeric import is_different
+from rlvr.verifiers.math.values.numeric import differs_at_sample_points
 from rlvr.verifiers.symbolic import Symbolic
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -32,7 +32,7 @@ def test_each_spelling_becomes_what_its_row_shows(row: SpellingRule) -> None:
     before, after = row.example
     assert row.apply(before) == after
     assert any(sign in before for sign in row.triggers)
-    assert row.reason and standardize(before) != before
+    assert row.reason and standardize_notation(before) != before
 
 
 def test_each_spelling_has_its_own_name() -> None:
@@ -40,9 +40,9 @@ def test_each_spelling_has_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("saying", PHRASES, ids=lambda saying: saying.meaning.replace(" ", "_"))
-def test_each_saying_is_read_as_its_row_shows(saying: Phrase) -> None:
+def test_each_saying_is_read_as_its_row_shows(saying: AnswerWording) -> None:
     assert saying.pattern.fullmatch(saying.example) and saying.pattern.fullmatch(saying.meaning)
-    assert parse_words(saying.example, strict=True) == ("text", saying.meaning)
+    assert parse_words(saying.example, only_if_unambiguous=True) == ("text", saying.meaning)
 
 
 UNTOUCHED = ["10~08", "x^o", r"5\angle", "12 (thirteen)", "Yes, but not always", "10\\;08", r"\$5k + 3", "f(x) = 3", "70k"]
@@ -50,7 +50,7 @@ UNTOUCHED = ["10~08", "x^o", r"5\angle", "12 (thirteen)", "Yes, but not always",
 
 @pytest.mark.parametrize("text", UNTOUCHED)
 def test_what_only_looks_like_a_spelling_stays_as_it_is(text: str) -> None:
-    assert standardize(text) == text
+    assert standardize_notation(text) == text
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ PROMPT = r"Simplify $\frac{x^2-1}{x-1}$ for $x \ne 1$. By the way, 17*23 is larg
     ],
 )
 def test_an_expression_out_of_the_question_is_no_answer(gold: str, answer: str, copied: bool) -> None:
-    assert bool(find_prompt_copy(gold, answer, PROMPT)) is copied
+    assert bool(explain_prompt_copy(gold, answer, PROMPT)) is copied
 
 
 def test_the_rule_about_the_question_can_be_turned_off(verifier: Symbolic) -> None:
@@ -130,11 +130,13 @@ TINY = ("pow", ("const", "e"), ("num", -1000, 1))
 
 
 def test_sixty_digits_prove_nothing_where_a_part_is_too_small_to_see() -> None:
-    assert is_different(("fun", "tanh", ("num", 200, 1)), ("num", 1, 1)) is True
-    assert is_different(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
-    assert is_different(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
+    assert differs_at_sample_points(("fun", "tanh", ("num", 200, 1)), ("num", 1, 1)) is True
+    assert differs_at_sample_points(("add", ("fun", "sin", X), TINY), ("fun", "sin", X)) is True
+    assert differs_at_sample_points(("fun", "tanh", ("num", 20_000, 1)), ("num", 1, 1)) is None  # beyond all the digits there are
     assert (
-        is_different(("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X))))
+        differs_at_sample_points(
+            ("add", X, ("pow", ("const", "e"), ("neg", X))), ("add", X, ("div", ("num", 1, 1), ("pow", ("const", "e"), X)))
+        )
         is False
     )
 

@@ -18,7 +18,7 @@ from rlvr.task import Fault, Task, user
 from rlvr.verifiers.code.compare_text import is_same_text
 from rlvr.verifiers.code.compare_values import is_same_value
 from rlvr.verifiers.code.reference import untag_values
-from rlvr.verifiers.code.wire import NotData, Opaque, decode, encode, find_non_data
+from rlvr.verifiers.code.wire import NotData, OpaqueValue, decode, encode, find_non_data
 from rlvr.verifiers.unit_tests import UnitTests
 
 
@@ -59,7 +59,7 @@ def test_texts_are_compared_by_the_declared_rule(said: str, wanted: str, rule: A
     (0.1 + 0.2, 0.3, {"name": "tolerance", "absolute": 1e-9}, True),
     (float("nan"), float("nan"), {"name": "tolerance", "absolute": 1}, False),
     (10**400, 1.0, {"name": "tolerance", "relative": 1}, False),
-    (Opaque("f"), Opaque("f"), {"name": "exact"}, False),
+    (OpaqueValue("f"), OpaqueValue("f"), {"name": "exact"}, False),
 ])  # fmt: skip
 def test_values_are_compared_as_plain_data(got: Any, wanted: Any, rule: Any, same: bool) -> None:
     assert is_same_value(got, wanted, rule) is same
@@ -193,7 +193,7 @@ def test_words_that_lie_across_two_pieces_are_whole() -> None:
 
 
 def test_what_is_no_data_is_found_in_any_depth() -> None:
-    assert not list(find_non_data([None, True, 1, "a", b"a", {1: (2, {3})}, range(3), iter([print]), {}.keys(), Opaque("f")]))
+    assert not list(find_non_data([None, True, 1, "a", b"a", {1: (2, {3})}, range(3), iter([print]), {}.keys(), OpaqueValue("f")]))
     loop: list[Any] = [1]
     loop.append(loop)
     assert not list(find_non_data(loop))

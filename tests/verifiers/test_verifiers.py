@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import rlvr
 from rlvr import Fault, Task, Verdict, make_verifier, user
-from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, requires_text
+from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, reject_non_text_answers
 from rlvr.registry.plugins import list_entries
 from rlvr.verifiers._markup import MARKUP_RULES, strip_markup
 from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number, parse_statement
@@ -32,13 +32,13 @@ def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
 class Lenient(rlvr.Verifier):
     """A verifier of a user's, that never looks at the type."""
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         return Verdict(1.0, "fine")
 
 
 class MoreLenient(Lenient):
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         return super().verify(task, answer)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Environment, Sampling, Transcript, Verifier
+from rlvr.contracts import Environment, SamplingParams, Transcript, Verifier
 from rlvr.envs.mixture import MixtureVerifier
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.mdp.token_mdp import TokenMDP
@@ -22,14 +22,14 @@ from tests.fixtures.worlds import DIGITS, Sums
 
 WAITS = '''
 import asyncio
-from rlvr import Example, Task, Verdict
+from rlvr import VerifierExample, Task, Verdict
 from rlvr.contracts import Verifier
 
 
 class Waits(Verifier):
     """Has a verdict after a while; `verify` would wait in a thread, so it is not to be called."""
 
-    examples = (Example("4", correct=("4",), incorrect=("5",)),)
+    examples = (VerifierExample("4", correct=("4",), incorrect=("5",)),)
 
     def verify(self, task: Task, answer: str) -> Verdict:
         return Verdict(None, "a thread waited")
@@ -118,5 +118,5 @@ def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_pat
         sampler.setup(environment, tokenizer)
         with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, verify_workers=1) as rollout:
             drawn: list[Any] = [RolloutRequest(environment.task("train", i), "g", i) for i in range(20)]
-            episodes = rollout.collect(drawn, Sampling())
+            episodes = rollout.collect(drawn, SamplingParams())
     assert [episode.reward for episode in episodes] == [1.0] * 20

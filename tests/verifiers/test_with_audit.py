@@ -9,8 +9,8 @@ import pytest
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
 from rlvr.task import Task, user
-from rlvr.training.step_notes import StepNotes
-from rlvr.training.task_sampling.audit_monitor import AuditMonitor
+from rlvr.training.step_notes import UnusualMetricNotes
+from rlvr.training.task_sampling.audit_monitor import AuditVerifierMonitor
 from tests.fixtures.tiny import tiny_run
 
 
@@ -49,13 +49,13 @@ def test_it_is_a_setting_of_any_environment() -> None:
 
 
 def test_drift_is_a_metric_and_a_note() -> None:
-    watch, notes = AuditMonitor(), StepNotes(tiny_run())
+    watch, notes = AuditVerifierMonitor(), UnusualMetricNotes(tiny_run())
     watch.add_pairs([(1.0, 1.0), (0.0, 0.0)] * 60)
     assert notes.find_notes({"step": 1, **watch.metrics()}) == []
-    other = AuditMonitor()
+    other = AuditVerifierMonitor()
     other.load_state_dict(watch.state_dict())
     for same in (watch, other):
         same.add_pairs([(1.0, 0.0)] * 100)
-    assert watch.metrics() == other.metrics() and watch.metrics()["audit_verifier/drop"] > 0.3
+    assert watch.metrics() == other.metrics() and watch.metrics()["audit_verifier/correlation_drop"] > 0.3
     [said] = notes.find_notes({"step": 2, **watch.metrics()})
     assert "drift apart" in said

@@ -14,9 +14,9 @@ from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import write_export
 from rlvr.runs.run_log import RunLog
-from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, compute_two_sided_p, group_by_settings, load_settings
+from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, compute_two_sided_p, group_runs_into_conditions, load_settings
 from rlvr.viewer.episode_curves import BANDS, COMPONENTS_TITLE, EpisodeCurves
-from rlvr.viewer.run_summary import list_held_out_accuracies, load_source
+from rlvr.viewer.run_summary import list_held_out_accuracies, load_viewed_run
 from tests.fixtures.tiny import tiny_run
 
 
@@ -31,13 +31,15 @@ def run_of(folder: Path, report: Mapping[str, Any], seed: int = 0) -> Path:
 def test_runs_that_differ_by_their_seed_are_one_condition(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / f"tool-{seed}", {}, seed) for seed in range(3)]
     settings = [load_settings(run) for run in runs]
-    assert group_by_settings(["tool-0", "tool-1", "tool-2"], settings) == (["tool"], [0, 0, 0])
+    assert group_runs_into_conditions(["tool-0", "tool-1", "tool-2"], settings) == (["tool"], [0, 0, 0])
     other = settings[0] | {"train.learning_rate": "0.1"}
-    assert group_by_settings(["ab", "xy", "q"], [settings[0], settings[1], other])[0] == [
+    assert group_runs_into_conditions(["ab", "xy", "q"], [settings[0], settings[1], other])[0] == [
         f"train.learning_rate={settings[0]['train.learning_rate']}",
         "q",
     ]
-    assert group_by_settings(["a", "a"], [{"x": "1"}, {"x": "2"}])[0] == ["x=1", "x=2"], "equal short names are told apart by the settings"
+    assert group_runs_into_conditions(["a", "a"], [{"x": "1"}, {"x": "2"}])[0] == ["x=1", "x=2"], (
+        "equal short names are told apart by the settings"
+    )
 
 
 def test_seeds_give_an_interval_by_welch(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_held_out_points_have_the_interval_of_their_tasks(tmp_path: Path) -> Non
     points = list_held_out_accuracies(rows, {"accuracy_before": 0.0, "accuracy_after": 1.0, "held_out_tasks": 20})
     assert [point[:2] for point in points] == [[0, 0.0], [5, 0.5], [10, 1.0]]
     assert points[2][2] == pytest.approx(0.8389, abs=1e-3) and points[0][3] == pytest.approx(0.1611, abs=1e-3)
-    assert load_source(run_of(tmp_path / "a", {"accuracy_after": 0.25})).head["held_out"] == [[1, 0.25, None, None]]
+    assert load_viewed_run(run_of(tmp_path / "a", {"accuracy_after": 0.25})).head["held_out"] == [[1, 0.25, None, None]]
 
 
 def test_rates_count_groups_and_average_parts() -> None:

@@ -104,14 +104,20 @@ def test_curves_are_those_of_the_logs_and_a_panel_without_a_number_is_left_out(t
 
 def test_a_run_with_rollout_workers_shows_who_works_what_was_lost_and_what_limits_it(tmp_path: Path) -> None:
     folder = trained(tmp_path / "a", [episode()])
-    shares = {"cluster/sampling": 0.9, "cluster/idle": 0.1, "cluster/loading": 0.0, "cluster/trainer": 0.3, "cluster/workers_lost": 1.0}
+    shares = {
+        "cluster/sampling_fraction": 0.9,
+        "cluster/idle_fraction": 0.1,
+        "cluster/loading_fraction": 0.0,
+        "cluster/trainer_busy_fraction": 0.3,
+        "cluster/workers_lost": 1.0,
+    }
     times = [{"step": step, "step_time": 0.5, "time/wait_for_batch": 0.4, **shares} for step in (1, 2)]
     (folder / "timings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in times), "utf-8")
     events = [{"event": event} for event in ("lost", "lost", "given_up")]
     (folder / "rollout_workers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in events), "utf-8")
     head = parts(write_page(folder).path)["head"]["runs"][0]
     panels = {panel["title"]: panel["lines"] for panel in head["panels"]}
-    assert panels["activity, fraction of a step"]["cluster/trainer"] == [0.3, 0.3] and panels["rollout workers"] == {
+    assert panels["activity, fraction of a step"]["cluster/trainer_busy_fraction"] == [0.3, 0.3] and panels["rollout workers"] == {
         "cluster/workers_lost": [1.0, 1.0]
     }
     assert (head["facts"]["rollout_workers_lost"], head["facts"]["calls_given_up"]) == (2, 1) and "resumed" not in head["facts"]

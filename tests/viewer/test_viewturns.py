@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlvr.viewer.conversation_view import build_conversation
+from rlvr.viewer.conversation_view import build_conversation_view
 from tests.fixtures.recorded import agent_session
 
 
 def test_each_call_has_its_state_in_words_its_output_and_what_was_cut() -> None:
-    talk = build_conversation(agent_session())
+    talk = build_conversation_view(agent_session())
     assert talk is not None
     calls = [call for turn in talk["turns"] for call in turn.get("calls", ())]
     assert [call["state"] for call in calls] == ["ok", "not run: unknown tool", "not run: bad json", "ok", "error"]
@@ -23,7 +23,7 @@ def test_each_call_has_its_state_in_words_its_output_and_what_was_cut() -> None:
 
 
 def test_a_result_is_shown_once_and_other_messages_as_replies() -> None:
-    talk = build_conversation(agent_session())
+    talk = build_conversation_view(agent_session())
     assert talk is not None
     assert [turn.get("replies") for turn in talk["turns"]] == [None, None, [["user", "Go on."]], None]
     assert talk["opening"] == [["user", "Use the tools."]] and talk["tools"][1] == ["bash", "Run a command."]
@@ -34,6 +34,9 @@ def test_a_result_is_shown_once_and_other_messages_as_replies() -> None:
 def test_a_call_that_nothing_answered_says_so_and_a_record_of_an_earlier_version_is_left_out() -> None:
     session = agent_session()
     session["step_results"] = session["step_results"][:2]
-    talk = build_conversation(session)
+    talk = build_conversation_view(session)
     assert talk is not None and [call["state"] for call in talk["turns"][2]["calls"]] == ["no result"] * 2
-    assert build_conversation({}) is None and build_conversation({"step_results": [{"messages": [], "done": True}], "answer": "4"}) is None
+    assert (
+        build_conversation_view({}) is None
+        and build_conversation_view({"step_results": [{"messages": [], "done": True}], "answer": "4"}) is None
+    )

@@ -35,7 +35,7 @@ max_message_bytes = MAX_MESSAGE_BYTES
 """Maximum bytes of a message from the answer."""
 
 
-class AnswerEnded(BaseException):
+class AnswerProcessEnded(BaseException):
     """Raised if the answer has exited or broken the protocol. Not an `Exception`, so that no `except` of a test catches it."""
 
 
@@ -43,17 +43,17 @@ class InvalidTest(BaseException):
     """Raised if the test passes or expects a value that is not data, so that no answer can be checked."""
 
 
-class Undecided(BaseException):
+class DependsOnAnswer(BaseException):
     """Raised in a dry run if the test continues in a way that depends on the answer."""
 
 
-def make_stub(name: str, in_place: bool = False) -> Callable[..., Any]:
-    """Make a stub of a function of the answer; with `in_place`, changes that the answer makes to its arguments are copied back."""
+def make_stub(name: str, copy_back_arguments: bool = False) -> Callable[..., Any]:
+    """Make a function that forwards its calls to the answer's process; with `copy_back_arguments`, changes of arguments are copied back."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         count_call()
-        send_request({"call": name, "cases": [encode_call(args, kwargs)], "in_place": in_place})
-        return receive_reply((args, kwargs) if in_place else None)
+        send_request({"call": name, "cases": [encode_call(args, kwargs)], "in_place": copy_back_arguments})
+        return receive_reply((args, kwargs) if copy_back_arguments else None)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -80,19 +80,21 @@ def send_request(request: dict[str, Any]) -> None:
     try:
         write_message(4, request)
     except OSError:
-        raise AnswerEnded("the answer exited before it was called") from None
+        raise AnswerProcessEnded("the answer exited before it was called") from None
 
 
 def receive_reply(sent_arguments: Any = None) -> Any:
-    """Receive the next reply: return the value, or raise the exception. Changes to the arguments are copied back into `given`."""
+    """Receive the next reply of the answer's process: return the value or raise the exception. Changed arguments are copied back into
+    `sent_arguments`.
+    """
     try:
         reply = read_message(3, max_message_bytes)
     except (EOFError, OSError):
-        raise AnswerEnded("the answer exited before it replied") from None
+        raise AnswerProcessEnded("the answer exited before it replied") from None
     except NotData as error:
-        raise AnswerEnded(f"the answer broke the channel: {error}") from None
+        raise AnswerProcessEnded(f"the answer broke the channel: {error}") from None
     if type(reply) is not dict:
-        raise AnswerEnded("the answer broke the channel: no reply")
+        raise AnswerProcessEnded("the answer broke the channel: no reply")
     try:
         if sent_arguments and "args" in reply:
             args, kwargs = decode(reply["args"]), decode(reply.get("kwargs"))
@@ -106,7 +108,7 @@ def receive_reply(sent_arguments: Any = None) -> Any:
         if "raised" not in reply:
             return decode(reply.get("value"))
     except NotData as error:
-        raise AnswerEnded(f"the answer broke the channel: {error}") from None
+        raise AnswerProcessEnded(f"the answer broke the channel: {error}") from None
     kind = getattr(builtins, str(reply["raised"])[:40], None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind in UNBUILDABLE_EXCEPTIONS:
         kind = Exception
@@ -129,7 +131,7 @@ def copy_back(original: Any, returned: Any) -> None:
         original.extend(returned)
 
 
-def load_remote_answer(source: str, function: str) -> bool:
+def load_answer_in_process(source: str, function: str) -> bool:
     """Load the answer and return whether it defines the function. Errors are reported in a record."""
     try:
         send_request({"load": source, "wanted": [function]})
@@ -144,12 +146,14 @@ def load_remote_answer(source: str, function: str) -> bool:
 
 
 def check_calls() -> None:
-    """Make every call, compare every result, write each record immediately."""
+    """For tests of kind `calls`: make every call of the answer, compare every result with the expected one, write each record
+    immediately.
+    """
     global max_message_bytes
     brief = json.loads(sys.stdin.buffer.read())
     max_message_bytes = brief["most"]
     try:
-        if not load_remote_answer(brief["source"], brief["function"]):
+        if not load_answer_in_process(brief["source"], brief["function"]):
             return
         send_request({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # together: it need not wait for us
         for index, expected in enumerate(brief["expected"]):
@@ -159,14 +163,14 @@ def check_calls() -> None:
             except Exception as error:
                 ok, why = False, f"it raised {type(error).__name__}: {str(error)[:160]}"
             write_message(5, {"test": index, "ok": ok, "why": why})
-    except AnswerEnded as error:
+    except AnswerProcessEnded as error:
         write_message(5, {"over": str(error)[:300]})
         return
     write_message(5, {"end": True})
 
 
 def check_asserts() -> None:
-    """Run the prepared tests (see `examine.py`), and write the records."""
+    """Run the instrumented test code of kind `asserts` (see `test_analysis.py`) and write one record per test."""
     global max_message_bytes
     brief = json.loads(sys.stdin.buffer.read())
     max_message_bytes = brief["most"]
@@ -181,11 +185,11 @@ def check_asserts() -> None:
     try:
         code, names = compile_test(brief, record)
         write_message(5, {"ready": True})
-        if not load_remote_answer(brief["source"], brief["entry_point"]):
+        if not load_answer_in_process(brief["source"], brief["entry_point"]):
             return
-        bind_answer(names, make_stub(brief["entry_point"], brief["in_place"]), make_stub(brief["entry_point"], True))
+        add_answer_to_namespace(names, make_stub(brief["entry_point"], brief["in_place"]), make_stub(brief["entry_point"], True))
         run_test(code, names, brief["check"])
-    except (AnswerEnded, InvalidTest) as error:
+    except (AnswerProcessEnded, InvalidTest) as error:
         write_message(5, {"over": str(error)[:300]})
         return
     for index in told:
@@ -200,7 +204,7 @@ def compile_test(checker_input: dict[str, Any], record: Callable[..., None]) -> 
     """Run the setup, compile the test, and return the test with its initial names; raises if that fails."""
     names: dict[str, Any] = {"__name__": "tests", "__passed__": lambda index: record(index, True)}
     names["__failed__"] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
-    names["__undecided__"] = Undecided
+    names["__undecided__"] = DependsOnAnswer
     try:
         exec(compile(checker_input["setup"], "setup.py", "exec"), names)
         return compile(checker_input["test"], "test.py", "exec"), names
@@ -208,19 +212,19 @@ def compile_test(checker_input: dict[str, Any], record: Callable[..., None]) -> 
         raise InvalidTest(f"the test code does not compile: {type(error).__name__}: {str(error)[:300]}") from None
 
 
-def bind_answer(names: dict[str, Any], function: Callable[..., Any], copying_function: Callable[..., Any]) -> None:
+def add_answer_to_namespace(namespace: dict[str, Any], function: Callable[..., Any], function_with_copy_back: Callable[..., Any]) -> None:
     """Add the answer's function, and the helpers of the prepared test, to the names of the test."""
 
     def in_its_place(called: Any, *args: Any, **kwargs: Any) -> Any:
-        return (copying_function if called is function else called)(*args, **kwargs)
+        return (function_with_copy_back if called is function else called)(*args, **kwargs)
 
     def wanted(value: Any) -> Any:
         if kind := find_opaque_type(value):
             raise InvalidTest(f"the test expects a {kind} from the answer, but only data can be returned")
         return value
 
-    names[function.__name__] = names["candidate"] = function
-    names["__in_place__"], names["__wanted__"], names["__holds__"] = in_its_place, wanted, lambda value: value
+    namespace[function.__name__] = namespace["candidate"] = function
+    namespace["__in_place__"], namespace["__wanted__"], namespace["__holds__"] = in_its_place, wanted, lambda value: value
 
 
 def find_opaque_type(value: Any) -> str:
@@ -237,16 +241,16 @@ def find_opaque_type(value: Any) -> str:
     return ""
 
 
-def run_test(code: Any, names: dict[str, Any], check: bool) -> None:
+def run_test(code: Any, namespace: dict[str, Any], has_check_function: bool) -> None:
     """Execute the test module, then `check` if it has one."""
     try:
-        exec(code, names)
+        exec(code, namespace)
     except Exception as error:
         if num_calls:
-            raise AnswerEnded(f"the tests did not finish: {type(error).__name__}: {str(error)[:200]}") from None
+            raise AnswerProcessEnded(f"the tests did not finish: {type(error).__name__}: {str(error)[:200]}") from None
         raise InvalidTest(f"the test code fails outside of its tests: {type(error).__name__}: {str(error)[:200]}") from None
-    if check:
+    if has_check_function:
         try:
-            names["check"](names["candidate"])
+            namespace["check"](namespace["candidate"])
         except Exception as error:
-            raise AnswerEnded(f"check did not finish: {type(error).__name__}: {str(error)[:200]}") from None
+            raise AnswerProcessEnded(f"check did not finish: {type(error).__name__}: {str(error)[:200]}") from None

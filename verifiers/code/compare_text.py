@@ -28,7 +28,7 @@ CHUNK_BYTES = 1 << 18
 
 
 def is_same_text(output: bytes, expected: bytes, rule: Mapping[str, Any]) -> bool:
-    r"""Whether an output is the expected one.
+    r"""Whether an output equals the expected one under a rule: exact, tokens, lines, tolerance or unordered.
 
     >>> is_same_text(b"1  2\n", b"1 2", {"name": "tokens"})
     True
@@ -63,7 +63,7 @@ def _is_equal_unordered(output: Iterable[bytes], expected: Iterable[bytes]) -> b
 
 
 def _iter_words(text: bytes, max_bytes: int) -> Iterator[bytes]:
-    """Yield the words of a text; stops at a word of more than `longest` bytes, which cannot be equal."""
+    """Yield the words of a text; stops at a word of more than `max_bytes` bytes, which cannot be equal."""
     begun = b""
     for at in range(0, len(text), CHUNK_BYTES):
         piece = begun + text[at : at + CHUNK_BYTES]

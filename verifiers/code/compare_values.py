@@ -14,13 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.verifiers.code.wire import Opaque
+from rlvr.verifiers.code.wire import OpaqueValue
 
 VALUE_RULES = ("exact", "tolerance", "unordered")
 
 
 def is_same_value(got: Any, expected: Any, rule: Mapping[str, Any]) -> bool:
-    """Whether a result is the expected one.
+    """Whether a returned value equals the expected one under a rule: exact, tolerance or unordered.
 
     >>> is_same_value((1, 2.0), [1, 2], {"name": "exact"})
     True
@@ -37,7 +37,7 @@ def is_same_value(got: Any, expected: Any, rule: Mapping[str, Any]) -> bool:
 
 
 def _is_equal(got: Any, wanted: Any, rule: Mapping[str, Any]) -> bool:
-    if isinstance(got, Opaque) or isinstance(wanted, Opaque):
+    if isinstance(got, OpaqueValue) or isinstance(wanted, OpaqueValue):
         return False
     if isinstance(wanted, bool) or isinstance(got, bool) or wanted is None or got is None:
         return got is wanted

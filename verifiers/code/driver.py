@@ -41,10 +41,10 @@ def call_function(function: Any, arguments: Any, keyword_arguments: Any) -> dict
         except NotData as error:
             return {"raised": "TypeError", "message": str(error)}
     except Exception as error:
-        return describe_exception(error)
+        return encode_exception(error)
 
 
-def describe_exception(error: BaseException) -> dict[str, Any]:
+def encode_exception(error: BaseException) -> dict[str, Any]:
     """Encode an exception as data."""
     known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILTIN_EXCEPTIONS), "Exception")
     try:
@@ -55,7 +55,7 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
 
 
 def serve_checker() -> None:
-    """Load the answer, then make the calls that the checker requests, one after another."""
+    """Main loop of the answer's process: load the answer, then make the calls that the checker process requests."""
     names: dict[str, Any] = {}
     while True:
         try:
@@ -68,13 +68,13 @@ def serve_checker() -> None:
                 solution = vars(names.get("Solution", object))
                 write_message(4, {"value": encode([name for name in order["wanted"] if callable(names.get(name)) or name in solution])})
             except Exception as error:
-                write_message(4, describe_exception(error))
+                write_message(4, encode_exception(error))
                 raise
         else:
             try:
                 function = find_function(names, order["call"])
             except Exception as error:
-                write_message(4, describe_exception(error))
+                write_message(4, encode_exception(error))
                 continue
             for case in order["cases"]:
                 arguments, named = decode(case["args"]), decode(case["kwargs"])

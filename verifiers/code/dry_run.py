@@ -12,11 +12,20 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rlvr.verifiers.code.checker import AnswerEnded, InvalidTest, Undecided, bind_answer, compile_test, count_call, encode_call, run_test
-from rlvr.verifiers.code.wire import Opaque, write_message
+from rlvr.verifiers.code.checker import (
+    AnswerProcessEnded,
+    DependsOnAnswer,
+    InvalidTest,
+    add_answer_to_namespace,
+    compile_test,
+    count_call,
+    encode_call,
+    run_test,
+)
+from rlvr.verifiers.code.wire import OpaqueValue, write_message
 
 
-class UnknownValue(Opaque):
+class UnknownValue(OpaqueValue):
     """A placeholder for a value that an answer returns. Values computed from it are unknown too; branching on it ends the dry run.
 
     >>> type(abs(UnknownValue() - 5) < 1).__name__
@@ -28,7 +37,7 @@ class UnknownValue(Opaque):
 
     def __getattr__(self, name: str) -> UnknownValue:
         if name.startswith("__"):
-            raise Undecided
+            raise DependsOnAnswer
         return UnknownValue()
 
 
@@ -37,7 +46,7 @@ def _return_unknown(*_: Any, **__: Any) -> UnknownValue:
 
 
 def _raise_undecided(*_: Any, **__: Any) -> Any:
-    raise Undecided
+    raise DependsOnAnswer
 
 
 UNKNOWN_RESULT_OPS = ("eq", "ne", "lt", "le", "gt", "ge", "call", "getitem", "neg", "pos", "abs", "invert", "round")
@@ -68,7 +77,7 @@ def make_unknown_function(name: str) -> Callable[..., UnknownValue]:
     """Make a replacement of the answer's function that checks that its arguments are data, and returns an unknown value."""
 
     def call(*args: Any, **kwargs: Any) -> UnknownValue:
-        with contextlib.suppress(Undecided):  # an argument is what the answer returned
+        with contextlib.suppress(DependsOnAnswer):  # an argument is what the answer returned
             encode_call(args, kwargs)
         count_call()
         return UnknownValue()
@@ -83,10 +92,10 @@ def dry_run_test() -> None:
     function = make_unknown_function(brief["entry_point"])
     try:
         code, names = compile_test(brief, lambda *_: None)
-        bind_answer(names, function, function)
+        add_answer_to_namespace(names, function, function)
         names["__holds__"] = lambda value: type(value) is UnknownValue or value
         run_test(code, names, brief["check"])
     except InvalidTest as error:
         write_message(5, {"unfit": str(error)[:300]})
-    except (AnswerEnded, Undecided):
+    except (AnswerProcessEnded, DependsOnAnswer):
         pass  # valid, as far as can be known without an answer

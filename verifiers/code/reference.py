@@ -1,7 +1,7 @@
 r"""Parse and validate the reference of a `unit_tests` task: three kinds of tests, in plain JSON.
 
-    {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]}
-    {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}]}
+    {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]} {"kind": "calls", "function": "square", "cases": [{"args": [3],
+    "expected": 9}]}
     {"kind": "asserts", "entry_point": "square", "test": "def check(candidate):\n    assert candidate(3) == 9"}
 
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"
@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from rlvr.contracts import Limits
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.verifiers.code.compare_text import TEXT_RULES
 from rlvr.verifiers.code.compare_values import VALUE_RULES
 from rlvr.verifiers.code.test_analysis import PreparedTest, prepare_test
@@ -40,10 +40,10 @@ VALUE_TAGS = {"__tuple__", "__set__", "__dict__", "__bytes__", "__float__"}
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class UnitTestCase:
     """One test: its input, its expected output, its weight.
 
-    >>> Case("case 1", b"3", b"9").weight
+    >>> UnitTestCase("case 1", b"3", b"9").weight
     1.0
     """
 
@@ -63,7 +63,7 @@ class UnitTestSpec:
 
     kind: Literal["stdio", "calls", "asserts"]
     limits: Limits
-    cases: tuple[Case, ...] = ()
+    cases: tuple[UnitTestCase, ...] = ()
     comparison_rule: Mapping[str, Any] = ()  # type: ignore[assignment]
     function: str = ""
     prepared: PreparedTest | None = None
@@ -90,12 +90,14 @@ def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
     """Parse the tests of a reference; ConfigError if it is not valid."""
     kind: Any = reference.get("kind") if isinstance(reference, Mapping) else reference
     if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KEYS_BY_KIND:
-        raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {suggest(str(kind)[:80], KEYS_BY_KIND)}")
+        raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {format_suggestion(str(kind)[:80], KEYS_BY_KIND)}")
     for key in reference:
         if key not in KEYS_BY_KIND[kind] | COMMON_KEYS:
-            raise ConfigError(f"a reference of kind {kind!r} has no {key!r}; {suggest(str(key), KEYS_BY_KIND[kind] | COMMON_KEYS)}")
+            raise ConfigError(
+                f"a reference of kind {kind!r} has no {key!r}; {format_suggestion(str(key), KEYS_BY_KIND[kind] | COMMON_KEYS)}"
+            )
     texts = {name: _get_text(reference, name) for name in ("prelude", "setup", "test", "function", "entry_point")}
-    limits = parse_limits(reference.get("limits", {}), default)
+    limits = override_limits(reference.get("limits", {}), default)
     if kind == "asserts":
         if not texts["test"].strip() or not texts["entry_point"].isidentifier():
             raise ConfigError("a reference of kind 'asserts' needs 'test' (code) and 'entry_point' (the name of the answer's function)")
@@ -109,7 +111,7 @@ def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
         raise ConfigError("a reference of kind 'calls' needs 'function', the name of the answer's function")
     language = reference.get("language", "python")
     if language not in LANGUAGES:
-        raise ConfigError(f"language is {language!r}; {suggest(str(language), LANGUAGES)}")
+        raise ConfigError(f"language is {language!r}; {format_suggestion(str(language), LANGUAGES)}")
     cases = reference.get("cases")
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
         raise ConfigError(f"a reference of kind {kind!r} needs 'cases', a list of at least one")
@@ -126,7 +128,7 @@ def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
     )
 
 
-def _parse_case(kind: str, number: int, case: Any) -> Case:
+def _parse_case(kind: str, number: int, case: Any) -> UnitTestCase:
     if not isinstance(case, Mapping) or not set(case) <= CASE_KEYS[kind] | {"weight", "name"}:
         raise ConfigError(f"case {number} is {str(case)[:200]!r}; it may have {', '.join(sorted(CASE_KEYS[kind] | {'weight', 'name'}))}")
     name, weight = str(case.get("name", f"case {number}")), case.get("weight", 1.0)
@@ -135,7 +137,7 @@ def _parse_case(kind: str, number: int, case: Any) -> Case:
     if kind == "stdio":
         if "stdout" not in case:
             raise ConfigError(f"case {number} has no 'stdout'; an empty one is written as ''")
-        return Case(name, _to_bytes(case.get("stdin", "")), _to_bytes(case["stdout"]), float(weight))
+        return UnitTestCase(name, _to_bytes(case.get("stdin", "")), _to_bytes(case["stdout"]), float(weight))
     if "expected" not in case or not isinstance(case.get("args", []), list | tuple) or not isinstance(case.get("kwargs", {}), Mapping):
         raise ConfigError(f"case {number} needs 'expected', 'args' as a list, and 'kwargs', if any, as a mapping")
     given = (list(untag_values(case.get("args", []))), {str(key): untag_values(value) for key, value in case.get("kwargs", {}).items()})
@@ -146,7 +148,7 @@ def _parse_case(kind: str, number: int, case: Any) -> Case:
         encode((given, wanted))
     except NotData as error:
         raise ConfigError(f"case {number} cannot be sent to the sandbox: {error}") from None
-    return Case(name, given, wanted, float(weight))
+    return UnitTestCase(name, given, wanted, float(weight))
 
 
 def untag_values(value: Any) -> Any:
@@ -183,7 +185,9 @@ def _parse_rule(checker: Any, kind: str) -> Mapping[str, Any]:
     allowed = TEXT_RULES if kind == "stdio" else VALUE_RULES
     rule = {"name": checker or allowed[0]} if checker is None or isinstance(checker, str) else dict(checker)
     if rule.get("name") not in allowed or not set(rule) <= {"name", "absolute", "relative"}:
-        raise ConfigError(f"checker is {checker!r}; {suggest(str(rule.get('name')), allowed)} (tolerance takes absolute and relative)")
+        raise ConfigError(
+            f"checker is {checker!r}; {format_suggestion(str(rule.get('name')), allowed)} (tolerance takes absolute and relative)"
+        )
     for key in ("absolute", "relative"):
         value = rule.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -191,14 +195,14 @@ def _parse_rule(checker: Any, kind: str) -> Mapping[str, Any]:
     return rule
 
 
-def parse_limits(overrides: Any, default: Limits) -> Limits:
-    """Return `default` with some fields replaced; ConfigError for unknown fields or invalid values."""
+def override_limits(overrides: Any, default: Limits) -> Limits:
+    """Return `default_text` with some fields replaced; ConfigError for unknown fields or invalid values."""
     names = [field.name for field in fields(Limits)]
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"limits is {overrides!r}; a mapping of {', '.join(names)} is needed")
     for key in overrides:
         if key not in names:
-            raise ConfigError(f"there is no limit {key!r}; {suggest(str(key), names)}")
+            raise ConfigError(f"there is no limit {key!r}; {format_suggestion(str(key), names)}")
     try:
         return Limits(**{name: overrides.get(name, getattr(default, name)) for name in names})
     except ValueError as error:

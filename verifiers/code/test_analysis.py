@@ -98,7 +98,7 @@ class AnalyzedTest:
             and len(node.targets) == 1
             and self.is_answer_result(node.value)
         )
-        self.result_names = {name for name, count in given.items() if count == collections.Counter(_bound_names(tree))[name]}
+        self.result_names = {name for name, count in given.items() if count == collections.Counter(_iter_bound_names(tree))[name]}
 
     def is_answer_result(self, node: ast.AST) -> bool:
         """Whether a node is a call of the answer's function, or a name that holds its result."""
@@ -113,12 +113,12 @@ class AnalyzedTest:
                 return "the test calls what the answer returns, but only data can be returned"
             if isinstance(node, ast.Attribute) and self.is_answer_result(node.value) and node.attr not in DATA_ATTRIBUTES:
                 return f"the test reads .{node.attr} of what the answer returns, but only data can be returned"
-        bound = {*_bound_names(setup), *_bound_names(self.tree), *vars(builtins), *self.answer_names, "__name__"}
+        bound = {*_iter_bound_names(setup), *_iter_bound_names(self.tree), *vars(builtins), *self.answer_names, "__name__"}
         used = {node.id for tree in (setup, self.tree) for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if "*" in bound or used & DYNAMIC_NAMES:
             return ""
         for statement in [*self.tree.body, *(row for check in self.check_functions for row in check.body)]:
-            for node in _unconditional_nodes(statement.test) if isinstance(statement, ast.Assert) else ():
+            for node in _iter_unconditional_nodes(statement.test) if isinstance(statement, ast.Assert) else ():
                 if isinstance(node, ast.Name) and node.id not in bound:
                     return f"the test uses {node.id!r}, which is not defined"
         return ""
@@ -127,7 +127,7 @@ class AnalyzedTest:
         """Mark conditions of assertions, values that a result is compared with, and calls made for their side effects."""
         for node in list(ast.walk(self.tree)):
             if isinstance(node, ast.Assert):
-                for part in list(_unconditional_nodes(node.test)):
+                for part in list(_iter_unconditional_nodes(node.test)):
                     if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], ast.Eq | ast.Is):
                         if self.is_answer_result(part.left):
                             part.comparators[0] = self._mark_expected(part.comparators[0])
@@ -145,7 +145,7 @@ class AnalyzedTest:
         return ast.Call(ast.Name("__wanted__", ast.Load()), [node], [])
 
 
-def _bound_names(tree: ast.AST) -> Iterator[str]:
+def _iter_bound_names(tree: ast.AST) -> Iterator[str]:
     """Yield every name that is bound anywhere; "*" for a star import, whose names are unknown."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -162,7 +162,7 @@ def _bound_names(tree: ast.AST) -> Iterator[str]:
             yield node.rest
 
 
-def _unconditional_nodes(node: ast.AST) -> Iterator[ast.AST]:
+def _iter_unconditional_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the parts of an expression that are always evaluated."""
     yield node
     parts: Iterable[ast.AST]
@@ -179,4 +179,4 @@ def _unconditional_nodes(node: ast.AST) -> Iterator[ast.AST]:
     else:
         parts = ast.iter_child_nodes(node)
     for part in parts:
-        yield from _unconditional_nodes(part)
+        yield from _iter_unconditional_nodes(part)

@@ -1,7 +1,7 @@
 """Encode values as plain tagged data, the only content of messages between an answer, the checker and rlvr.
 
 Both ends run this file; the reading end builds only exact built-in values, whatever was written. A subclass arrives as its base class, an
-object that is not data as `Opaque`, which equals only itself. Standard library only: the file also runs in the sandbox, as part of the
+object that is not data as `OpaqueValue`, which equals only itself. Standard library only: the file also runs in the sandbox, as part of the
 answer's driver and of the checker. rlvr's own process only encodes: data from an answer is decoded in the checker process, which has
 the task's limits on time and memory and can be killed.
 """
@@ -21,10 +21,10 @@ MAX_DEPTH, MAX_ITEMS, MAX_MESSAGE_BYTES, MAX_FRACTION_BITS, MAX_EQUAL_HASHES = 1
 
 
 class NotData(Exception):
-    """Raised if a value cannot be written as data, or the input is not valid data."""
+    """Raised if a value cannot be encoded as data for the other process, or if received bytes are not valid encoded data."""
 
 
-class Opaque:
+class OpaqueValue:
     """A value that is not data: a function, an open file, an object of a class of the answer."""
 
     def __init__(self, kind: str) -> None:
@@ -34,7 +34,7 @@ class Opaque:
         return f"<{self.kind}>"
 
 
-def encode(value: Any, depth: int = 0) -> Any:
+def encode(value: Any, nesting_depth: int = 0) -> Any:
     """Encode a value as JSON: JSON types are unchanged, all others become a list that starts with a tag.
 
     >>> encode((1, {2.5}))
@@ -59,26 +59,26 @@ def encode(value: Any, depth: int = 0) -> Any:
         return ["dec", str(value)]
     if isinstance(value, fractions.Fraction):
         return ["fr", [encode(value.numerator), encode(value.denominator)]]
-    if depth >= MAX_DEPTH:
+    if nesting_depth >= MAX_DEPTH:
         raise NotData(f"nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
-        return ["d", [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in dict.items(value)]]
+        return ["d", [[encode(key, nesting_depth + 1), encode(item, nesting_depth + 1)] for key, item in dict.items(value)]]
     for kind, tag in TYPE_TAGS.items():
         if isinstance(value, kind):
-            return [tag, [encode(item, depth + 1) for item in kind.__iter__(value)]]
+            return [tag, [encode(item, nesting_depth + 1) for item in kind.__iter__(value)]]
     if isinstance(value, ITERABLE_TYPES):
-        return ["it", [encode(item, depth + 1) for item in itertools.islice(value, MAX_ITEMS)]]
+        return ["it", [encode(item, nesting_depth + 1) for item in itertools.islice(value, MAX_ITEMS)]]
     return ["o", type(value).__name__]
 
 
 ITERABLE_TYPES: tuple[Any, ...] = (Iterator, type({}.keys()), type({}.values()), type({}.items()))
-DATA_TYPES = (str, int, float, complex, bytes, bytearray, range, decimal.Decimal, fractions.Fraction, Opaque, *ITERABLE_TYPES)
+DATA_TYPES = (str, int, float, complex, bytes, bytearray, range, decimal.Decimal, fractions.Fraction, OpaqueValue, *ITERABLE_TYPES)
 TYPE_TAGS: dict[Any, str] = {list: "l", tuple: "t", set: "s", frozenset: "fs", collections.deque: "dq"}
 TAG_BUILDERS: dict[str, Any] = {"l": list, "t": tuple, "s": set, "fs": frozenset, "dq": collections.deque, "it": iter}
 
 
 def find_non_data(value: Any) -> Iterator[Any]:
-    """Yield the objects in a value that are not data (`Opaque` ones from an answer are not included).
+    """Yield the objects in a value that are not data (`OpaqueValue` ones from an answer are not included).
 
     >>> list(find_non_data([1, {"a": (2, print)}])), list(find_non_data([1, {2}]))
     ([<built-in function print>], [])
@@ -98,11 +98,11 @@ def find_non_data(value: Any) -> Iterator[Any]:
             yield item
 
 
-def decode(data: Any, depth: int = 0) -> Any:
+def decode(data: Any, nesting_depth: int = 0) -> Any:
     """Decode a value that `encode` wrote; `NotData` for anything that it cannot have written."""
     if data is None or type(data) in (bool, int, str):
         return data
-    if type(data) is not list or len(data) < 2 or type(data[0]) is not str or depth > MAX_DEPTH:
+    if type(data) is not list or len(data) < 2 or type(data[0]) is not str or nesting_depth > MAX_DEPTH:
         raise NotData("the input is not tagged data")
     tag, body = data[0], data[1]
     try:
@@ -117,10 +117,10 @@ def decode(data: Any, depth: int = 0) -> Any:
         if type(body) is not list:
             raise NotData(f"{tag!r} does not contain a list")
         if tag == "d":
-            pairs = [(decode(key, depth + 1), decode(item, depth + 1)) for key, item in body]
+            pairs = [(decode(key, nesting_depth + 1), decode(item, nesting_depth + 1)) for key, item in body]
             return dict(_check_hash_collisions(pairs, [key for key, _ in pairs]))
         if tag in TAG_BUILDERS:
-            items = [decode(item, depth + 1) for item in body]
+            items = [decode(item, nesting_depth + 1) for item in body]
             if tag in ("s", "fs"):
                 _check_hash_collisions(items, items)
             return items if tag == "l" else TAG_BUILDERS[tag](items)
@@ -152,7 +152,7 @@ SCALAR_DECODERS: dict[str, Any] = {
     "b": bytes.fromhex,
     "ba": bytearray.fromhex,
     "dec": decimal.Decimal,
-    "o": lambda body: Opaque(str(body)[:100]),
+    "o": lambda body: OpaqueValue(str(body)[:100]),
 }
 
 
@@ -165,7 +165,7 @@ def write_message(fd: int, message: Any) -> None:
 
 
 def read_message(fd: int, max_bytes: int = MAX_MESSAGE_BYTES) -> Any:
-    """Read one message of at most `most` bytes; EOFError at the end of the stream, NotData for a malformed message."""
+    """Read one message of at most `max_bytes` bytes; EOFError at the end of the stream, NotData for a malformed message."""
     length = int.from_bytes(_read_exactly(fd, 4), "big")
     if length > max_bytes:
         raise NotData(f"a message of {length} bytes")

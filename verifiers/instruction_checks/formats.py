@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.verifiers.instruction_checks.instruction import Instruction
+from rlvr.verifiers.instruction_checks.instruction import InstructionKind
 from rlvr.verifiers.instruction_checks.text_parsing import BULLET, split_lower_words
 
 Arguments = Mapping[str, Any]
@@ -60,47 +60,47 @@ def _count_options(text: str, options: tuple[str, ...]) -> int:
     return sum(option.casefold() in text.casefold() for option in options)
 
 
-INSTRUCTIONS: tuple[Instruction, ...] = (
-    Instruction(
+INSTRUCTIONS: tuple[InstructionKind, ...] = (
+    InstructionKind(
         "detectable_content:number_placeholders", "At least so many placeholders in square brackets.",
         lambda text, a: len(PLACEHOLDER.findall(text)) >= a["num_placeholders"],
         {"num_placeholders": int}, {"num_placeholders": 2}, "[name] at [address]", "[name] at [home](http://x) [ ]",
         "Links of Markdown and empty boxes are no placeholders.",
     ),
-    Instruction(
+    InstructionKind(
         "detectable_content:postscript", "End with a postscript that starts with the marker.", _has_postscript,
         {"postscript_marker": str}, {"postscript_marker": "P.S."}, "Dear Ann,\nbye.\n\nP.S. Call me.", "I have no p.s. to add. Bye.",
         "The marker must begin a line and be followed by words near the end; the published pattern matches anywhere.",
     ),
-    Instruction(
+    InstructionKind(
         "detectable_format:number_bullet_lists", "Exactly so many bullet points.", lambda text, a: len(BULLET.findall(text)) == a["num_bullets"],
         {"num_bullets": int}, {"num_bullets": 2}, "* a\n* b\n---\n*Note* c", "* a\n*b* c",
         "A bullet is a mark and a space: `---` is a rule and `*Note*` is italic, and the published checker counts both.",
     ),
-    Instruction(
+    InstructionKind(
         "detectable_format:constrained_response", "One of: My answer is yes. / no. / maybe.",
         lambda text, _: _count_options(text, FIXED_ANSWERS) == 1, correct="My answer is no.", incorrect="My answer is yes. My answer is no.",
         difference_note="Exactly one of them: naming all three is accepted by the published checker. Case does not matter.",
     ),
-    Instruction(
+    InstructionKind(
         "detectable_format:number_highlighted_sections", "Highlight at least so many sections: *like this*.",
         lambda text, a: len(HIGHLIGHT.findall(text)) >= a["num_highlights"],
         {"num_highlights": int}, {"num_highlights": 2}, "*One* and **two**.", "2 * 3 * 4 * 5 is *that*.",
         "A highlight has no space inside its asterisks, as in Markdown: a product is none.",
     ),
-    Instruction(
+    InstructionKind(
         "detectable_format:multiple_sections", "So many sections that begin with the marker and a number.", _has_sections,
         {"section_spliter": str, "num_sections": int}, {"section_spliter": "Section", "num_sections": 2},
         "Section 1\nOne.\n**Section 2**\nTwo.", "See Section 1 and Section 2.",
         "Exactly so many, each on its own line, numbered and filled; the published checker counts mentions and accepts more.",
     ),
-    Instruction("detectable_format:json_format", "The whole output is JSON.", _is_json, correct='```json\n{"a": 1}\n```', incorrect='{"a": NaN}',
+    InstructionKind("detectable_format:json_format", "The whole output is JSON.", _is_json, correct='```json\n{"a": 1}\n```', incorrect='{"a": NaN}',
          difference_note="NaN and Infinity are not JSON."),
-    Instruction("detectable_format:title", "A title in double angular brackets.", lambda text, _: bool(TITLE.search(text)), correct="<<Joy>>\nText.",
+    InstructionKind("detectable_format:title", "A title in double angular brackets.", lambda text, _: bool(TITLE.search(text)), correct="<<Joy>>\nText.",
          incorrect="<< >>\n1 << 2 >\n> 3"),
-    Instruction("combination:two_responses", "Two different responses, separated by ******.", _has_two_responses, correct="One.\n******\nTwo.", incorrect="One.\n******\none!",
+    InstructionKind("combination:two_responses", "Two different responses, separated by ******.", _has_two_responses, correct="One.\n******\nTwo.", incorrect="One.\n******\none!",
          difference_note="The responses must differ in a word, not only in case or marks; `*******` is no separator."),
-    Instruction(
+    InstructionKind(
         "combination:repeat_prompt", "Repeat the request without change, then answer.", _is_prompt_repeated,
         {"prompt_to_repeat": str}, {"prompt_to_repeat": "Name a city."}, "Name a city. Rome.", "Name a city.",
         "An answer must follow and the case must be kept: the text says word for word, then the answer. White space may differ.",

@@ -15,10 +15,11 @@ class BadArguments(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
-    """A kind of instruction. `right` and `wrong` are answers to it with the arguments `example`.
+class InstructionKind:
+    """A kind of verifiable instruction: its id, its check and its arguments. `correct` and `incorrect` are answers to it with
+    `example_arguments`.
 
-    >>> Instruction("punctuation:no_comma", "Use no commas.", lambda text, _: "," not in text, correct="a b", incorrect="a, b").id
+    >>> InstructionKind("punctuation:no_comma", "Use no commas.", lambda text, _: "," not in text, correct="a b", incorrect="a, b").id
     'punctuation:no_comma'
     """
 

@@ -103,18 +103,18 @@ def detect_language(text: str) -> str:
     return _pick_language(names, text[:50_000].lower())
 
 
-def _pick_language(names: tuple[str, ...], text: str) -> str:
+def _pick_language(language_codes: tuple[str, ...], text: str) -> str:
     """Pick the language of a script whose common words and letters are most frequent in a text."""
     said = Counter(re.findall(r"[^\W\d_]+(?:[\u0900-\u097f]+)*|[\u0900-\u097f]+", text))
     total = max(1, said.total())
     scores = {}
-    for name in names:
+    for name in language_codes:
         known = sum(count for word, count in said.items() if word in _WORDS.get(name, ()))
         marks = sum(text.count(letter) for letter in DISTINCTIVE_LETTERS.get(name, ""))
         scores[name] = known / total + min(0.3, 2 * marks / max(1, len(text)))
     best, score = max(scores.items(), key=lambda pair: pair[1])
     if score == 0:
-        return "en" if "en" in names and text.isascii() else ""
+        return "en" if "en" in language_codes and text.isascii() else ""
     return best
 
 

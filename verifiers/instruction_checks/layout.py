@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rlvr.verifiers.instruction_checks.instruction import Instruction
-from rlvr.verifiers.instruction_checks.text_parsing import EMOJI, ends_with_emoji, split_lines, split_sentences, split_words
+from rlvr.verifiers.instruction_checks.instruction import InstructionKind
+from rlvr.verifiers.instruction_checks.text_parsing import EMOJI, ends_with_emoji, split_nonblank_lines, split_sentences, split_words
 
 Arguments = Mapping[str, Any]
 BRACKET_PAIRS = {")": "(", "]": "[", "}": "{"}
@@ -69,7 +69,7 @@ def _is_one_option(text: str, a: Arguments) -> bool:
 
 
 def _has_one_word_per_line(text: str, _: Arguments) -> bool:
-    rows = split_lines(text)
+    rows = split_nonblank_lines(text)
     return len(rows) > 1 and all(len(row.split()) == 1 for row in rows)
 
 
@@ -80,7 +80,7 @@ def _has_emoji_endings(text: str, _: Arguments) -> bool:
 
 
 def _has_growing_indent(text: str, _: Arguments) -> bool:
-    depths = [len(line) - len(line.lstrip()) for line in split_lines(text.expandtabs(4))]
+    depths = [len(line) - len(line.lstrip()) for line in split_nonblank_lines(text.expandtabs(4))]
     return len(depths) > 1 and all(a < b for a, b in itertools.pairwise(depths))
 
 
@@ -92,8 +92,10 @@ def _has_explained_quotes(text: str, _: Arguments) -> bool:
 
 def _has_marked_list(text: str, a: Arguments) -> bool:
     mark = a["sep"].strip()
-    items = [line for line in split_lines(text) if line.strip().startswith(mark) and split_words(line.strip()[len(mark) :])]
-    others = [line for line in split_lines(text) if re.match(r"\s*(?:[*+•-]|\d+[.)])\s", line) and not line.strip().startswith(mark)]
+    items = [line for line in split_nonblank_lines(text) if line.strip().startswith(mark) and split_words(line.strip()[len(mark) :])]
+    others = [
+        line for line in split_nonblank_lines(text) if re.match(r"\s*(?:[*+•-]|\d+[.)])\s", line) and not line.strip().startswith(mark)
+    ]
     return len(items) >= 2 and not others
 
 
@@ -131,32 +133,32 @@ def _has_template(text: str, _: Arguments) -> bool:
     return found is not None and all(map(split_words, found.groups()))
 
 
-INSTRUCTIONS: tuple[Instruction, ...] = (
-    Instruction("format:parentheses", "Brackets nested five levels deep.", _has_nested_brackets, correct="(a [b {c (d [e])}])", incorrect="(((( a ))))",
+INSTRUCTIONS: tuple[InstructionKind, ...] = (
+    InstructionKind("format:parentheses", "Brackets nested five levels deep.", _has_nested_brackets, correct="(a [b {c (d [e])}])", incorrect="(((( a ))))",
          difference_note="All five levels must be closed in order; the published checker is content when one is."),
-    Instruction("format:quotes", "Quotes in quotes in quotes, double and single in turn.", _has_nested_quotes, correct="\"He said 'she said \"no\" to me' then\".",
+    InstructionKind("format:quotes", "Quotes in quotes in quotes, double and single in turn.", _has_nested_quotes, correct="\"He said 'she said \"no\" to me' then\".",
          incorrect="It's \"one\" 'two' \"three\".", difference_note="Apostrophes are no quotes, curly quotes are, and the outermost quote must be closed."),
-    Instruction("format:options", "Exactly one of the options, without explanation.", _is_one_option, {"options": str}, {"options": "yes/no/maybe"}, "Maybe.", "yes, maybe",
+    InstructionKind("format:options", "Exactly one of the options, without explanation.", _is_one_option, {"options": str}, {"options": "yes/no/maybe"}, "Maybe.", "yes, maybe",
          "The same for lettered options: case and marks do not matter there either."),
-    Instruction("format:newline", "Each word on a line of its own.", _has_one_word_per_line, correct="One\ntwo", incorrect="One two\nthree", difference_note="At least two words."),
-    Instruction("format:emoji", "An emoji at the end of every sentence.", _has_emoji_endings, correct="Hi! 🎉 You too ❤️.", incorrect="🎉 Hi! You too.",
+    InstructionKind("format:newline", "Each word on a line of its own.", _has_one_word_per_line, correct="One\ntwo", incorrect="One two\nthree", difference_note="At least two words."),
+    InstructionKind("format:emoji", "An emoji at the end of every sentence.", _has_emoji_endings, correct="Hi! 🎉 You too ❤️.", incorrect="🎉 Hi! You too.",
          difference_note="The number of a list item is no sentence; the published checker takes `1.` for one that has no emoji."),
-    Instruction("format:line_indent", "Each line is indented more than the one before.", _has_growing_indent, correct="a\n b\n  c", incorrect="a\n b\n b",
+    InstructionKind("format:line_indent", "Each line is indented more than the one before.", _has_growing_indent, correct="a\n b\n  c", incorrect="a\n b\n b",
          difference_note="At least two lines; the published checker accepts one, and loses lines while it removes blank ones."),
-    Instruction("format:quote_unquote", "Every quoted phrase is followed by an unquoted explanation.", _has_explained_quotes, correct='"Go" means leave.', incorrect='He said "go".',
+    InstructionKind("format:quote_unquote", "Every quoted phrase is followed by an unquoted explanation.", _has_explained_quotes, correct='"Go" means leave.', incorrect='He said "go".',
          difference_note="There must be a quoted phrase, and words after each; curly quotes count (published: they are not seen)."),
-    Instruction("format:list", "A list whose items begin with the mark instead of a bullet.", _has_marked_list, {"sep": str}, {"sep": "!?!?"}, "!?!? one\n!?!? two",
+    InstructionKind("format:list", "A list whose items begin with the mark instead of a bullet.", _has_marked_list, {"sep": str}, {"sep": "!?!?"}, "!?!? one\n!?!? two",
          "one !?!? two !?!? three", "The mark must begin two lines, and no other bullets may stand there; the published checker counts it anywhere."),
-    Instruction("format:thesis", "Each section begins with a thesis in HTML italics.", _has_section_theses, correct="# A\n<i>So it is.</i> Since.\n# B\n<em>And so.</em> Yes.",
+    InstructionKind("format:thesis", "Each section begins with a thesis in HTML italics.", _has_section_theses, correct="# A\n<i>So it is.</i> Since.\n# B\n<em>And so.</em> Yes.",
          incorrect="# A\n<i>So it is.</i> Since.\n# B\nAnd so.", difference_note="Every section is looked at, and the italics must begin it; the published checker looks for one anywhere."),
-    Instruction("format:sub-bullets", "Bullets with *, each with a sub-bullet with -.", _has_sub_bullets, correct="* a\n  - b\n* c\n  - d", incorrect="* well-known\n* c\n  - d",
+    InstructionKind("format:sub-bullets", "Bullets with *, each with a sub-bullet with -.", _has_sub_bullets, correct="* a\n  - b\n* c\n  - d", incorrect="* well-known\n* c\n  - d",
          difference_note="Bullets begin lines; the published checker accepts a text without bullets and takes any hyphen for a sub-bullet."),
-    Instruction("format:no_bullets_bullets", "Two sentences that end in a period, then two bullets with *.", _has_sentences_then_bullets,
+    InstructionKind("format:no_bullets_bullets", "Two sentences that end in a period, then two bullets with *.", _has_sentences_then_bullets,
          correct="I came. I saw.\n\n* a\n\n* b\n", incorrect="I came!\n* a\n* b", difference_note="Blank lines and words after the list are allowed; the sentences must end in a period."),
-    Instruction("format:title_case", "Title case: every major word begins with a capital letter.", _is_title_case, correct="The Lord of the Rings", incorrect="The lord of the Rings",
+    InstructionKind("format:title_case", "Title case: every major word begins with a capital letter.", _is_title_case, correct="The Lord of the Rings", incorrect="The lord of the Rings",
          difference_note="Articles, short prepositions and conjunctions may be in lower case, as the text says; a text in capitals is not in title case."),
-    Instruction("format:output_template", "My Answer: ... My Conclusion: ... Future Outlook: ...", _has_template, correct="My Answer: a\nMy Conclusion: b\nFuture Outlook: c",
+    InstructionKind("format:output_template", "My Answer: ... My Conclusion: ... Future Outlook: ...", _has_template, correct="My Answer: a\nMy Conclusion: b\nFuture Outlook: c",
          incorrect="Future Outlook: My Conclusion: My Answer:", difference_note="In this order, from the start, with words in each; the published checker looks for the labels only."),
-    Instruction("format:no_whitespace", "No white space.", lambda text, _: bool(text.strip()) and not any(map(str.isspace, text.strip())), correct="Yes,all-of-it.\n",
+    InstructionKind("format:no_whitespace", "No white space.", lambda text, _: bool(text.strip()) and not any(map(str.isspace, text.strip())), correct="Yes,all-of-it.\n",
          incorrect="Yes all", difference_note="A line break at the very end is not part of the answer."),
 )  # fmt: skip

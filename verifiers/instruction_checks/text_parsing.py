@@ -39,10 +39,10 @@ def split_lower_words(text: str) -> list[str]:
     return [word.casefold().replace("’", "'") for word in split_words(text)]
 
 
-def split_letter_words(text: str) -> list[str]:
+def split_words_with_letters(text: str) -> list[str]:
     """Split a text into the words that have a letter, in lower case and without accents.
 
-    >>> split_letter_words("Été 42 Nice!")
+    >>> split_words_with_letters("Été 42 Nice!")
     ['ete', 'nice']
     """
     plain = "".join(sign for sign in unicodedata.normalize("NFD", text) if not unicodedata.combining(sign))
@@ -80,10 +80,10 @@ def _is_sentence_end(text: str, start: int, mark: re.Match[str]) -> bool:
     return not (line.isdigit() and len(line) <= 3 and (len(before) == 1 or line != text[start : mark.start()].strip())) or not after
 
 
-def split_lines(text: str) -> list[str]:
+def split_nonblank_lines(text: str) -> list[str]:
     r"""Split a text into the lines that are not blank, with their indentation.
 
-    >>> split_lines("a\n\n  b")
+    >>> split_nonblank_lines("a\n\n  b")
     ['a', '  b']
     """
     return [line for line in text.splitlines() if line.strip()]

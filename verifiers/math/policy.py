@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 
 ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
     "percent": ("lenient", "strict"),
@@ -60,7 +60,7 @@ class MathPolicy:
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED_VALUES.items():
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {suggest(str(getattr(self, name)), allowed)}")
+                raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {format_suggestion(str(getattr(self, name)), allowed)}")
         for name in ("require_evaluated", "allow_symbol", "case_sensitive"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; it must be true or false")
@@ -80,9 +80,9 @@ class MathPolicy:
         known = [field.name for field in fields(self)]
         for key in overrides:
             if key not in known:
-                raise ConfigError(f"there is no policy {key!r}; {suggest(str(key), known)}")
+                raise ConfigError(f"there is no policy {key!r}; {format_suggestion(str(key), known)}")
         return replace(self, **overrides)
 
-    def list_changes(self) -> dict[str, Any]:
+    def get_non_default_fields(self) -> dict[str, Any]:
         """Return the fields that differ from the default, for the log."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

@@ -32,7 +32,7 @@ SERVICE_PACKAGE = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
 
 
 class BfclInstance:
-    """One category of questions. An instance plays at most one conversation at a time."""
+    """Worker class of `bfcl`: one category of questions, in a forked process. It runs at most one conversation at a time."""
 
     def __init__(self, *, category: str) -> None:
         self.category = category
@@ -41,7 +41,7 @@ class BfclInstance:
         self.reference_services: dict[str, Any] = {}
 
     @staticmethod
-    def prepare() -> Any:
+    def preload_package() -> Any:
         """Find the data, and return the version and the categories."""
         folder = _find_data_folder()
         return {
@@ -49,7 +49,7 @@ class BfclInstance:
             "categories": sorted(path.stem.removeprefix("BFCL_v4_") for path in folder.glob("*.json")),
         }
 
-    def entries(self, limit: int) -> list[dict[str, Any]]:
+    def list_questions(self, limit: int) -> list[dict[str, Any]]:
         """Return the questions with their functions and correct calls."""
         name = f"BFCL_v4_{self.category}.json"
         with open(self.folder / name, encoding="utf-8") as asked, open(self.folder / "possible_answer" / name, encoding="utf-8") as right:
@@ -58,21 +58,26 @@ class BfclInstance:
         kept = [row for row in rows if row["id"] in answers]
         return [{**self._build_entry(row), "id": row["id"], "truth": answers[row["id"]], "question": row["question"]} for row in kept]
 
-    def start(self, config: dict[str, Any], involved: list[str], truth: list[list[str]], allowed: list[str]) -> None:
+    def start_services(
+        self, config: dict[str, Any], service_names: list[str], correct_calls: list[list[str]], allowed_functions: list[str]
+    ) -> None:
         """Create new services for the policy, and for the correct calls."""
-        self.allowed = frozenset(allowed)
-        self.policy_services, self.reference_services = self._create_services(config, involved), self._create_services(config, involved)
-        self.truth, self.turn_index, self.policy_results = truth, 0, list[str]()
+        self.allowed = frozenset(allowed_functions)
+        self.policy_services, self.reference_services = (
+            self._create_services(config, service_names),
+            self._create_services(config, service_names),
+        )
+        self.truth, self.turn_index, self.policy_results = correct_calls, 0, list[str]()
 
-    def call(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    def call_function(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Run one call of the policy; return its text, and whether it succeeded."""
         if name not in self.allowed:
             return {"ok": False, "text": f"there is no function {name}"}
-        ok, text = _run_call(self.policy_services, name, [], given)
+        ok, text = _run_call(self.policy_services, name, [], arguments)
         self.policy_results.append(text)
         return {"ok": ok, "text": text}
 
-    def turn(self) -> dict[str, Any]:
+    def finish_request(self) -> dict[str, Any]:
         """End a request: run the correct calls, and compare the states of the services and the returned results."""
         wanted = [_run_call(self.reference_services, *_parse_call(text)) for text in self.truth[self.turn_index]]
         self.turn_index += 1
@@ -127,12 +132,12 @@ def _run_call(services: dict[str, Any], name: str, places: list[Any], given: dic
     return False, f"Error during execution: there is no function {name}"
 
 
-def _format_result(found: Any) -> str:
+def _format_result(result: Any) -> str:
     """Format a returned value like the package does; some values are numbers that JSON cannot represent."""
-    if isinstance(found, dict):
+    if isinstance(result, dict):
         with suppress(TypeError, ValueError):
-            return json.dumps(found)
-    return str(found)
+            return json.dumps(result)
+    return str(result)
 
 
 def _parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Example, Session, StepResult, Transcript, Verifier
+from rlvr.contracts import Session, StepResult, Transcript, Verifier, VerifierExample
 from rlvr.contracts.schema import SchemaError, validate_arguments
 from rlvr.contracts.tool import Tool, truncate_middle
-from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost
-from rlvr.errors import RlvrError, requires_text
+from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost
+from rlvr.errors import RlvrError, reject_non_text_answers
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec, Turn
 
@@ -34,9 +34,11 @@ class CallsVerifier(Verifier):
     1.0
     """
 
-    examples = (Example({"truth": [{"add": {"x": [1]}}], "single": True}, correct=(), incorrect=("", "add(x=1)", '{"name": "add"}')),)
+    examples = (
+        VerifierExample({"truth": [{"add": {"x": [1]}}], "single": True}, correct=(), incorrect=("", "add(x=1)", '{"name": "add"}')),
+    )
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score 0: a text alone calls nothing."""
         return Verdict(0.0, "nothing was called")
@@ -81,7 +83,7 @@ class CallSession(Session):
         """The calls that were run, by request, for replaying the conversation."""
         self.turns: list[dict[str, Any]] = []
         self.failure: dict[str, str] = {}
-        self.instance: ForeignInstance | None = None
+        self.instance: ForeignInstanceProxy | None = None
 
     def tools(self) -> Sequence[ToolSpec]:
         """Start the services, and return the functions of the question."""
@@ -90,17 +92,19 @@ class CallSession(Session):
         return self.specs
 
     def step(self, turn: Turn) -> StepResult | None:
-        """Record the calls of a single turn; in a conversation run the calls, or go to the next request if there are none."""
+        """Single-turn questions: record the calls of the turn. Conversations: run the calls, or go to the user's next request if the
+        turn has none.
+        """
         if self.host is None:
             return self._record_calls(turn)
         try:
-            return self._run_calls(turn) if turn.open_calls else self._next_request()
+            return self._run_calls(turn) if turn.calls_needing_result else self._next_request()
         except ForeignError as error:
             self.failure = self._find_fault(error)
             return StepResult(done=True)
 
     def artifacts(self) -> Mapping[str, Any]:
-        """Return the calls, or the result of each request."""
+        """Return the recorded calls of a single-turn question, or for each request of a conversation whether it was done correctly."""
         left: dict[str, Any] = {"calls": self.calls} if self.host is None else {"turns": self.turns}
         return left | ({"trouble": self.failure} if self.failure else {})
 
@@ -109,11 +113,11 @@ class CallSession(Session):
         if self.instance is not None:
             self.instance.close()
 
-    def _start_services(self, host: ForeignHost) -> ForeignInstance:
+    def _start_services(self, host: ForeignHost) -> ForeignInstanceProxy:
         world = host.new_instance(category=self.category)
         try:
             allowed = [one["name"] for one in self.row["functions"]]
-            world.call("start", config=self.row["config"], involved=self.row["involved"], truth=self.row["truth"], allowed=allowed)
+            world.call("start_services", config=self.row["config"], involved=self.row["involved"], truth=self.row["truth"], allowed=allowed)
         except BaseException:
             world.close()
             raise
@@ -138,29 +142,29 @@ class CallSession(Session):
 
         If several calls are expected, a turn with one call is followed by another turn: some dialects end a turn at its first call.
         """
-        fitted = [self._check_arguments(call) for call in turn.open_calls]
-        if turn.open_calls and all(given is None for given, _ in fitted):
+        fitted = [self._check_arguments(call) for call in turn.calls_needing_result]
+        if turn.calls_needing_result and all(given is None for given, _ in fitted):
             return _make_step_result(
-                turn, [ToolResult(call.id, why, ok=False) for call, (_, why) in zip(turn.open_calls, fitted, strict=True)]
+                turn, [ToolResult(call.id, why, ok=False) for call, (_, why) in zip(turn.calls_needing_result, fitted, strict=True)]
             )
-        pairs = zip(turn.open_calls, fitted, strict=True)  # an invalid call beside valid ones counts as a wrong call
+        pairs = zip(turn.calls_needing_result, fitted, strict=True)  # an invalid call beside valid ones counts as a wrong call
         self.calls += [
             {"name": call.name, "arguments": given} if given is not None else {"name": "", "arguments": {}} for call, (given, _) in pairs
         ]
-        if self.category in PARALLEL_CATEGORIES and len(turn.open_calls) == 1:
-            return _make_step_result(turn, [ToolResult(turn.open_calls[0].id, CALL_NOTED_RESULT, ok=True)])
+        if self.category in PARALLEL_CATEGORIES and len(turn.calls_needing_result) == 1:
+            return _make_step_result(turn, [ToolResult(turn.calls_needing_result[0].id, CALL_NOTED_RESULT, ok=True)])
         return None
 
     def _run_calls(self, turn: Turn) -> StepResult:
         results: list[ToolResult] = []
-        for call in turn.open_calls:
+        for call in turn.calls_needing_result:
             given, why = self._check_arguments(call)
             if given is None:
                 results.append(ToolResult(call.id, why, ok=False))
                 continue
             assert self.instance is not None
             self.executed_calls[-1].append({"name": call.name, "given": given})
-            found = self.instance.call("call", **self.executed_calls[-1][-1])
+            found = self.instance.call("call_function", **self.executed_calls[-1][-1])
             text = truncate_middle(str(found["text"]), MAX_RESULT_CHARS)
             results.append(ToolResult(call.id, text, ok=bool(found["ok"]), truncated=len(text) < len(str(found["text"]))))
         return _make_step_result(turn, results)
@@ -184,11 +188,11 @@ class CallSession(Session):
                 with self._start_services(self.host) as world:
                     for place, calls in enumerate(self.executed_calls):
                         for call in calls[: len(calls) - (place == len(self.executed_calls) - 1)]:
-                            world.call("call", **call)
+                            world.call("call_function", **call)
                         if place < len(self.executed_calls) - 1:
                             world.call("turn")
                     try:
-                        world.call("call", **self.executed_calls[-1][-1])
+                        world.call("call_function", **self.executed_calls[-1][-1])
                     except ForeignProcessLost:
                         return {"fault": Fault.ANSWER.value, "why": f"{why}, and again with the same call"}
             except RlvrError:
@@ -197,21 +201,21 @@ class CallSession(Session):
 
 
 def _make_step_result(turn: Turn, results: Sequence[ToolResult]) -> StepResult:
-    pairs = zip(turn.open_calls, results, strict=True)
+    pairs = zip(turn.calls_needing_result, results, strict=True)
     told = tuple(Message(role="tool", content=one.text, name=call.name or "unknown", tool_call_id=call.id) for call, one in pairs)
     return StepResult(told, tool_results=tuple(results))
 
 
-def match_calls(truth: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Mapping[str, Any]]) -> bool:
+def match_calls(expected_calls: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the calls match the expected ones one to one, in any order.
 
     >>> matched([{"f": {"x": [1]}}, {"f": {"x": [2]}}], [{"name": "f", "arguments": {"x": 2}}, {"name": "f", "arguments": {"x": 1}}])
     True
     """
-    if len(truth) != len(calls):
+    if len(expected_calls) != len(calls):
         return False
     dotted, fitting = re.compile(r"[^A-Za-z0-9_-]"), list[list[int]]()
-    for one in truth:
+    for one in expected_calls:
         name, wanted = next(iter(one.items()))
         plain = dotted.sub("_", name)
         fitting.append([n for n, call in enumerate(calls) if call["name"] == plain and are_arguments_allowed(call["arguments"], wanted)])
@@ -227,18 +231,18 @@ def match_calls(truth: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequenc
                     return True
         return False
 
-    return all(placed(row, set()) for row in range(len(truth)))
+    return all(placed(row, set()) for row in range(len(expected_calls)))
 
 
-def are_arguments_allowed(given: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+def are_arguments_allowed(arguments: Mapping[str, Any], allowed_values: Mapping[str, Any]) -> bool:
     """Return whether all arguments have allowed values, and none is missing or unknown.
 
     >>> are_arguments_allowed({"x": "San  Francisco"}, {"x": ["san francisco"], "y": [2, ""]}), are_arguments_allowed({"x": "1"}, {"x": [1]})
     (True, False)
     """
-    if set(given) - set(wanted):
+    if set(arguments) - set(allowed_values):
         return False
-    return all(_is_allowed(given[name], of) if name in given else OMITTED in of for name, of in wanted.items())
+    return all(_is_allowed(arguments[name], of) if name in arguments else OMITTED in of for name, of in allowed_values.items())
 
 
 def _is_allowed(value: Any, options: Any) -> bool:
@@ -263,15 +267,15 @@ def _normalize(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def list_first_calls(
-    truth: Sequence[Mapping[str, Mapping[str, Any]]], required: Mapping[str, Collection[str]]
+def iter_minimal_expected_calls(
+    expected_calls: Sequence[Mapping[str, Mapping[str, Any]]], required: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each expected call with the first allowed values, without arguments that may be omitted.
 
-    >>> list(list_first_calls([{"f": {"x": [1, 2], "y": ["", 3], "z": ["", 4]}}], {"f": ["z"]}))
+    >>> list(iter_minimal_expected_calls([{"f": {"x": [1, 2], "y": ["", 3], "z": ["", 4]}}], {"f": ["z"]}))
     [('f', {'x': 1, 'z': 4})]
     """
-    for one in truth:
+    for one in expected_calls:
         for name, wanted in one.items():
             needed = required.get(name, ())
             yield (

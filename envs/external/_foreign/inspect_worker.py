@@ -12,15 +12,15 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rlvr.envs.external._foreign_worker import SharedResource, find_version
+from rlvr.envs.external._foreign_worker import SharedObjectInstance, find_version
 
 REQUEST_TIMEOUT_S = 120.0
 JOIN_TIMEOUT_S = 5.0
 SCORE_VALUES = {"C": 1.0, "I": 0.0, "N": 0.0, "P": 0.5}
 
 
-class InspectInstance(SharedResource):
-    """The samples of a task, by number."""
+class InspectInstance(SharedObjectInstance):
+    """Worker class of `inspect_task`: the samples of an Inspect task by number, in a forked process."""
 
     def __init__(self, *, task: str, settings: dict[str, Any], strict: bool) -> None:
         self.inspect, self.strict = importlib.import_module("inspect_ai"), strict
@@ -37,7 +37,7 @@ class InspectInstance(SharedResource):
         self.solver = self.solver_module.chain(solver) if isinstance(solver, list) else solver
 
     @classmethod
-    def prepare(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
+    def preload_package(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
         """Import the package, load the task, and return the version of the package."""
         about = {"version": find_version("inspect-ai", importlib.import_module("inspect_ai"))}
         cls.load_shared(task=task, settings=settings)
@@ -49,16 +49,16 @@ class InspectInstance(SharedResource):
         module, _, name = task.rpartition(":")
         return getattr(_import_module(module), name)(**settings)
 
-    def questions(self, limit: int) -> list[str]:
+    def list_questions(self, limit: int) -> list[str]:
         """Return the question of each sample."""
         return [one.input if isinstance(one.input, str) else str(one.input[-1].text) for one in islice(iter(self.task.dataset), limit)]
 
-    def prompt(self, number: int) -> list[dict[str, str]]:
+    def get_prompt_messages(self, number: int) -> list[dict[str, str]]:
         """Return the messages of the solver's first request."""
-        self.begin(number)
+        self.reset(number)
         return self.messages
 
-    def begin(self, seed: int) -> str:
+    def reset(self, seed: int) -> str:
         """Start the solver of a sample, up to its first request; return its last message."""
         sample = next(islice(iter(self.task.dataset), seed, None))
         if sample.sandbox or sample.files or sample.setup:
@@ -74,7 +74,7 @@ class InspectInstance(SharedResource):
         self.messages = found
         return str(found[-1]["content"])
 
-    def act(self, move: str) -> dict[str, Any]:
+    def step(self, move: str) -> dict[str, Any]:
         """Pass an answer to the solver; return its next request, or the score."""
         before = self.messages
         self.replies.put(move)
@@ -87,13 +87,13 @@ class InspectInstance(SharedResource):
         right = not self.strict or normalize_last_line(move) in {normalize_last_line(one) for one in self.target} - {""}
         return {"text": "", "rewards": [min(found["values"]) if right else 0.0], "over": True}
 
-    def gold(self, number: int) -> str | None:
+    def find_gold_answer(self, number: int) -> str | None:
         """Return an answer that gets the full score: the target, plain or declared; None if there is none."""
         for form in ("{}", "ANSWER: {}"):
-            self.begin(number)
+            self.reset(number)
             said = form.format(self.target[0]) if self.target else ""
             with suppress(Exception):  # if the scorers fail, no answer is known to be correct
-                if said and self.act(said)["rewards"] == [1.0]:
+                if said and self.step(said)["rewards"] == [1.0]:
                     return said
         return None
 
@@ -146,10 +146,10 @@ class InspectInstance(SharedResource):
         )
         state = await self.solver(state, generate)
         scorers = self.task.scorer if isinstance(self.task.scorer, list) else [self.task.scorer]
-        return [parse_score(await scorer(state, target)) for scorer in scorers]
+        return [convert_score(await scorer(state, target)) for scorer in scorers]
 
 
-def parse_score(score: Any) -> float:
+def convert_score(score: Any) -> float:
     """Parse the value of a score as a number from 0 to 1; ValueError for anything else."""
     value = getattr(score, "value", None)
     found = SCORE_VALUES.get(value) if isinstance(value, str) else value

@@ -15,7 +15,7 @@ ROLES = ("system", "user", "assistant")
 
 
 class TaskListEnvironment(GameEnvironment):
-    """Base class of task lists. The worker class has `questions(limit)`, `prompt(number)`, `begin(seed)` and `act(parse_move)`.
+    """Base class of environments with a list of tasks. The worker class has `list_questions`, `get_prompt_messages`, `reset` and `step`.
 
     `begin` gets the task's number as its seed and returns the last message of its prompt, which is the question. One question in five is
     held out, by a hash of its text, so that equal questions are in one split.
@@ -27,7 +27,7 @@ class TaskListEnvironment(GameEnvironment):
     def list_task_numbers(self, split: str) -> list[int]:
         """Return the numbers of the tasks of a split."""
         if self._numbers is None:
-            questions = self.call_scout("questions", limit=self.limit)
+            questions = self.call_query_instance("list_questions", limit=self.limit)
             if not isinstance(questions, list) or not all(isinstance(text, str) and text.strip() for text in questions):
                 raise ConfigError(f"{self.id_prefix} lists {questions!r:.200}; each task needs a question")
             made: dict[str, list[int]] = {"train": [], "test": []}
@@ -49,7 +49,7 @@ class TaskListEnvironment(GameEnvironment):
         if not 0 <= index < len(numbers):
             raise ConfigError(f"{self.id_prefix} has no {split} task {index}; it has {len(numbers)}")
         number = numbers[index]
-        prompt = self.call_scout("prompt", number=number)
+        prompt = self.call_query_instance("get_prompt_messages", number=number)
         if not isinstance(prompt, list) or not prompt or not all(_is_message(one) for one in prompt):
             raise ConfigError(
                 f"task {number} of {self.id_prefix} has the prompt {prompt!r:.200}; messages with a role and a text are needed"
@@ -59,7 +59,7 @@ class TaskListEnvironment(GameEnvironment):
             tuple(cast("list[Message]", [*head, *prompt])), {**self.reference, "seed": number}, id=f"{self.id_prefix}/{split}/{number}"
         )
 
-    def format_unreadable(self) -> str:
+    def format_no_move_reply(self) -> str:
         """Return the reply to a turn without text."""
         return "That is no answer. Write a text."
 

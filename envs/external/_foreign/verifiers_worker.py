@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rlvr.envs.external._foreign_worker import SharedResource, find_version
+from rlvr.envs.external._foreign_worker import SharedObjectInstance, find_version
 
 PACKAGE = "verifiers"
 """The foreign package, which has the same name as one of our folders."""
@@ -22,15 +22,17 @@ STEP_TIMEOUT_S = 120.0
 JOIN_TIMEOUT_S = 5.0
 
 
-class TasksetInstance(SharedResource):
-    """A taskset of v1. An answer is scored like a trace of the package, and every reward must have a value."""
+class TasksetInstance(SharedObjectInstance):
+    """Worker class of `verifiers_env` for tasksets of verifiers v1. An answer is scored like a trace of the package, and every reward
+    must have a value.
+    """
 
     def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
         self.v1 = importlib.import_module(f"{PACKAGE}.v1")
         self.tasks = self.get_shared(id=id, settings=settings)
 
     @classmethod
-    def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def preload_package(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the taskset, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.v1")
         cls.load_shared(id=id, settings=settings)
@@ -42,7 +44,7 @@ class TasksetInstance(SharedResource):
         v1 = importlib.import_module(f"{PACKAGE}.v1")
         return v1.load_taskset(v1.taskset_config_type(id)(**{**settings, "id": id}))
 
-    def questions(self, limit: int) -> list[str]:
+    def list_questions(self, limit: int) -> list[str]:
         """Return the last message of each prompt; raise ValueError for an unsupported task."""
         found = []
         for task in islice(iter(self.tasks), limit):
@@ -50,16 +52,16 @@ class TasksetInstance(SharedResource):
             found.append(self._build_messages(task)[-1]["content"])
         return found
 
-    def prompt(self, number: int) -> list[dict[str, str]]:
+    def get_prompt_messages(self, number: int) -> list[dict[str, str]]:
         """Return the messages of a task."""
         return self._build_messages(self._get_task(number))
 
-    def begin(self, seed: int) -> str:
+    def reset(self, seed: int) -> str:
         """Select the task of this number; return its question."""
         self.task = self._get_task(seed)
         return self._build_messages(self.task)[-1]["content"]
 
-    def act(self, move: str) -> dict[str, Any]:
+    def step(self, move: str) -> dict[str, Any]:
         """Score an answer. The reward is the weighted sum, divided by its maximum."""
         v1, task = self.v1, self.task
         told = v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
@@ -107,8 +109,9 @@ class TasksetInstance(SharedResource):
         return [*head, *said]
 
 
-class LegacyInstance(SharedResource):
-    """An environment of v0, made by `load_environment`. Its own rollout runs in a thread; its model calls become our turns.
+class LegacyInstance(SharedObjectInstance):
+    """Worker class of `verifiers_env` for verifiers v0. The package's own rollout runs in a thread; its model calls become turns of the
+    policy.
 
     The package counts a reward that raises as 0; here the error is recorded, and the rollout has no score.
     """
@@ -123,11 +126,11 @@ class LegacyInstance(SharedResource):
         self.rewards: dict[str, tuple[float, float]] = {}
         self.reward_errors: list[str] = []
         for rubric in _iter_rubrics(self.env.rubric):
-            self._watch_rubric(rubric, id)
-        self.env.get_model_response = self._answer_request
+            self._wrap_rubric_rewards(rubric, id)
+        self.env.get_model_response = self._wait_for_policy_turn
 
     @classmethod
-    def prepare(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def preload_package(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the environment, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.legacy")
         cls.load_shared(id=id, settings=settings)
@@ -139,27 +142,27 @@ class LegacyInstance(SharedResource):
         env = importlib.import_module(f"{PACKAGE}.legacy").load_environment(id, **settings)
         return env, env.get_eval_dataset() if getattr(env, "dataset", None) is None else env.get_dataset()
 
-    def questions(self, limit: int) -> list[str]:
+    def list_questions(self, limit: int) -> list[str]:
         """Return the last message of each prompt."""
-        return [self.prompt(number)[-1]["content"] for number in range(min(limit, len(self.rows)))]
+        return [self.get_prompt_messages(number)[-1]["content"] for number in range(min(limit, len(self.rows)))]
 
-    def prompt(self, number: int) -> list[dict[str, str]]:
+    def get_prompt_messages(self, number: int) -> list[dict[str, str]]:
         """Return the messages of a row."""
         found = self.rows[number]["prompt"]
         return [_convert_message(one) for one in ([{"role": "text", "content": found}] if isinstance(found, str) else found)]
 
-    def truth(self, number: int) -> str | None:
+    def find_gold_answer(self, number: int) -> str | None:
         """Return the answer in the row, if it gets the full reward; else None."""
         found = self.rows[number].get("answer")
         if not isinstance(found, str) or not found:
             return None
         with suppress(Exception):  # if the rewards fail, no answer is known to be correct
-            self.begin(number)
-            if self.act(found)["rewards"] == [1.0]:
+            self.reset(number)
+            if self.step(found)["rewards"] == [1.0]:
                 return found
         return None
 
-    def begin(self, seed: int) -> str:
+    def reset(self, seed: int) -> str:
         """Start the rollout of a row; return its question."""
         self._stop_rollout()
         self.requests: queue.Queue[Any] = queue.Queue()
@@ -172,7 +175,7 @@ class LegacyInstance(SharedResource):
             raise RuntimeError(f"the rollout ended before the policy had a turn: {self.messages!r:.200}")
         return str(self.messages[-1]["content"])
 
-    def act(self, move: str) -> dict[str, Any]:
+    def step(self, move: str) -> dict[str, Any]:
         """Take one turn of the policy; return the environment's reply, or the reward."""
         self.replies.put(move)
         found, before = self._wait_for_request(), self.messages
@@ -196,7 +199,7 @@ class LegacyInstance(SharedResource):
             self.replies.put(None)
             self.rollout_thread.join(JOIN_TIMEOUT_S)
 
-    def _watch_rubric(self, rubric: Any, id: str) -> None:
+    def _wrap_rubric_rewards(self, rubric: Any, id: str) -> None:
         """Wrap the reward functions of a rubric to record their values; those without a weight are only logged, and stay unchanged."""
         if type(rubric).__name__ == "JudgeRubric":
             raise ValueError(f"{id} uses a model as a judge")
@@ -223,7 +226,7 @@ class LegacyInstance(SharedResource):
 
         return watched
 
-    async def _answer_request(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
+    async def _wait_for_policy_turn(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
         """Replace the package's model call: wait for the policy's turn."""
         if state.get("tool_defs"):
             raise RuntimeError("it gives the model tools, which are not translated")
@@ -282,7 +285,7 @@ def compute_weighted_reward(rewards: dict[str, tuple[float, float]]) -> float:
 
     >>> compute_weighted_reward({"right": (1.0, 1.0), "form": (0.5, 0.2)})
     0.9166666666666667
-    >>> compute_weighted_reward({"right": (0.0, 1.0), "penalty": (1.0, -0.5)})
+    >>> compute_weighted_reward({"right": (0.0, 1.0), "kl_penalties": (1.0, -0.5)})
     0.0
     """
     for name, (score, _) in rewards.items():

@@ -22,7 +22,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
-from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstance, ForeignProcessLost, ForeignRaised
+from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost, ForeignRaised
 from rlvr.errors import ConfigError, MissingExtra
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -41,8 +41,8 @@ HIDDEN_FIELDS = ("done", "reward", "metadata")
 INVALID_ACTION_CODES = ("VALIDATION_ERROR", "INVALID_ACTION")
 
 
-class WebSocketInstance(ForeignInstance):
-    """One session of a server. Any failure except a refused action ends the session."""
+class WebSocketInstance(ForeignInstanceProxy):
+    """Client of one session of an environment server (OpenEnv) over WebSocket. Any failure except a refused action ends the session."""
 
     def __init__(self, url: str, fields: Sequence[str], reset: Mapping[str, Any], *, call_timeout_s: float) -> None:
         from websockets.exceptions import WebSocketException
@@ -65,14 +65,14 @@ class WebSocketInstance(ForeignInstance):
             raise ForeignProcessLost(f"{method}: the connection is closed")
         seconds = self._call_timeout_s if timeout_s is None else timeout_s
         try:
-            if method == "begin":
+            if method == "reset":
                 reply = self._exchange({"type": "reset", "data": {**self._reset_data, "seed": given["seed"]}}, seconds)
                 if reply.get("done") is True:
                     raise ForeignError("reset: the episode is over before the first action")
                 return self._format_observation(reply)
             reply = self._exchange({"type": "step", "data": given["move"]}, seconds)
         except ActionRefused as error:
-            if method == "act":
+            if method == "step":
                 return {"text": f"That action was refused: {error.message}", "rewards": [], "over": False}
             self.close()
             raise
@@ -141,7 +141,7 @@ class ActionRefused(ForeignRaised):
 
 
 class EnvServer(ForeignHost):
-    """A server of environments: a running one, or one that this process starts and ends."""
+    """Handle of an environment server (OpenEnv): one that already runs, or one that this process starts and ends."""
 
     def __init__(self, url: str, command: Sequence[str], *, fields: Sequence[str], reset: Mapping[str, Any], call_timeout_s: float) -> None:
         super().__init__("openenv", extra="openenv", call_timeout_s=call_timeout_s)
@@ -163,7 +163,7 @@ class EnvServer(ForeignHost):
                 self.package_info = self._fetch_json("/schema")
         return self.package_info
 
-    def new_instance(self, *, timeout_s: float | None = None, **settings: Any) -> ForeignInstance:
+    def new_instance(self, *, timeout_s: float | None = None, **settings: Any) -> ForeignInstanceProxy:
         """Open a new session."""
         self.ensure_started()
         address = urlsplit(self.url)

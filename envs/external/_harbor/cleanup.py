@@ -25,29 +25,29 @@ COMMON_NAMES = ("benchmarks", "docs", "examples", "scripts", "src", "test", "tes
 PACKAGE_FOLDERS = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
 
 
-def main(given: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Clean the files of an answer.
 
-    `roots` are the folders of the answer; `imported` are folders that modules are imported from; `planted` are module names that no answer
+    `answer_folders` are the folders of the answer; `imported` are folders that modules are imported from; `planted` are module names that no answer
     may have; `settings` are names of files that pytest reads; `asked` are names that the task mentions; `paths` are folders of commands.
     """
-    roots, asked = given["roots"], set(given["asked"])
+    roots, asked = request["roots"], set(request["asked"])
     for root in roots:
         for path in list_links(root):
             if not is_allowed_link(path, roots, asked):
                 os.unlink(path)
-    refused = set(given["planted"]) | (list_importable_modules(given["paths"], roots) - asked)
-    for here in given["imported"]:
+    refused = set(request["planted"]) | (list_importable_modules(request["paths"], roots) - asked)
+    for here in request["imported"]:
         for name in sorted(os.listdir(here)) if os.path.isdir(here) else ():
             path = os.path.join(here, name)
-            if get_module_name(path) in refused and not os.path.lexists(get_seed_path(path)):
+            if get_module_name(path) in refused and not os.path.lexists(get_original_path(path)):
                 remove(path)
             elif name.endswith(METADATA_SUFFIXES) and name.rpartition(".")[2] not in asked:
-                restore(path)
+                restore_from_image(path)
     for root in roots:
         for folder, _, files in os.walk(root):
-            for name in set(given["settings"]).intersection(files) - asked:
-                restore(os.path.join(folder, name))
+            for name in set(request["settings"]).intersection(files) - asked:
+                restore_from_image(os.path.join(folder, name))
 
 
 def list_links(root: str) -> list[str]:
@@ -60,17 +60,17 @@ def list_links(root: str) -> list[str]:
     return found
 
 
-def is_allowed_link(path: str, roots: list[str], asked: set[str]) -> bool:
+def is_allowed_link(path: str, answer_folders: list[str], mentioned_names: set[str]) -> bool:
     """Return whether a link leads to a folder of the answer, or to the image, which no answer can change."""
     target = os.readlink(path)
-    if os.path.islink(get_seed_path(path)) and os.readlink(get_seed_path(path)) == target:
+    if os.path.islink(get_original_path(path)) and os.readlink(get_original_path(path)) == target:
         return True
     if target in DEVICES:
-        return target in asked
+        return target in mentioned_names
     real = os.path.realpath(path)
-    if any(is_within(real, root) for root in roots):
+    if any(is_within(real, root) for root in answer_folders):
         return True
-    closed = PROTECTED_PATHS if target in asked else (BOX_FOLDER, "/proc", "/dev/fd")
+    closed = PROTECTED_PATHS if target in mentioned_names else (BOX_FOLDER, "/proc", "/dev/fd")
     return not any(is_within(real, place) for place in closed)
 
 
@@ -79,11 +79,11 @@ def is_within(path: str, root: str) -> bool:
     return path == root or path.startswith(root + "/")
 
 
-def list_importable_modules(paths: list[str], roots: list[str]) -> set[str]:
+def list_importable_modules(command_folders: list[str], answer_folders: list[str]) -> set[str]:
     """Return the names of all modules installed in the image, including its virtual environments."""
-    prefixes = {"/usr", "/usr/local"} | {os.path.dirname(os.path.normpath(path)) for path in paths}
-    for root in roots:
-        for folder, folders, files in os.walk(get_seed_path(root)):
+    prefixes = {"/usr", "/usr/local"} | {os.path.dirname(os.path.normpath(path)) for path in command_folders}
+    for root in answer_folders:
+        for folder, folders, files in os.walk(get_original_path(root)):
             if "pyvenv.cfg" in files:
                 prefixes.add(folder)
                 folders.clear()
@@ -100,18 +100,18 @@ def get_module_name(path: str) -> str:
     return name.partition(".")[0] if name.endswith((".py", ".pyc", ".so")) else ""
 
 
-def get_seed_path(path: str) -> str:
+def get_original_path(path: str) -> str:
     """Return the path of the image's original of a file."""
     return SEED_FOLDER + path[len(BOX_FOLDER) :]
 
 
-def restore(path: str) -> None:
+def restore_from_image(path: str) -> None:
     """Replace a file or folder by the image's original; just remove it if there is none."""
     remove(path)
-    if os.path.isdir(get_seed_path(path)):
-        shutil.copytree(get_seed_path(path), path, symlinks=True)
-    elif os.path.lexists(get_seed_path(path)):
-        shutil.copy2(get_seed_path(path), path, follow_symlinks=False)
+    if os.path.isdir(get_original_path(path)):
+        shutil.copytree(get_original_path(path), path, symlinks=True)
+    elif os.path.lexists(get_original_path(path)):
+        shutil.copy2(get_original_path(path), path, follow_symlinks=False)
 
 
 def remove(path: str) -> None:

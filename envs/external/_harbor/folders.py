@@ -156,17 +156,19 @@ def _read_harbor(path: Path) -> TaskFolder:
     )
 
 
-def _check_supported(about: Mapping[str, Any], place: Mapping[str, Any], tables: list[Mapping[str, Any]], path: Path) -> None:
+def _check_supported(
+    task_config: Mapping[str, Any], environment_table: Mapping[str, Any], tables: list[Mapping[str, Any]], path: Path
+) -> None:
     """Raise UnsupportedTask for features that need a network, root, or several containers."""
     compose = any((path / "environment" / name).exists() for name in ("docker-compose.yaml", "docker-compose.yml"))
-    verifier, networks = _get_table(about, "verifier"), {table.get("network_mode") for table in tables}
+    verifier, networks = _get_table(task_config, "verifier"), {table.get("network_mode") for table in tables}
     for wrong, why in (
-        (about.get("steps") or (path / "steps").is_dir(), "it has several steps, and only tasks of one step are played"),
-        (place.get("os", "linux") != "linux", f"it needs the system {place.get('os')!r}, and boxes run linux"),
+        (task_config.get("steps") or (path / "steps").is_dir(), "it has several steps, and only tasks of one step are played"),
+        (environment_table.get("os", "linux") != "linux", f"it needs the system {environment_table.get('os')!r}, and boxes run linux"),
         (compose, "it needs several containers (docker-compose), and a conversation has one"),
-        (place.get("gpus") or place.get("tpu"), "it needs a GPU or TPU, which boxes do not have"),
-        (place.get("mcp_servers"), "it needs MCP servers, which are not started here"),
-        (place.get("healthcheck"), "it waits for a service (healthcheck), which is not started here"),
+        (environment_table.get("gpus") or environment_table.get("tpu"), "it needs a GPU or TPU, which boxes do not have"),
+        (environment_table.get("mcp_servers"), "it needs MCP servers, which are not started here"),
+        (environment_table.get("healthcheck"), "it waits for a service (healthcheck), which is not started here"),
         ("allowlist" in networks, "it needs some hosts of the network, and boxes have no network"),
         (verifier.get("environment"), "its verifier needs an environment of its own ([verifier.environment])"),
         (verifier.get("collect"), "its verifier collects by commands ([[verifier.collect]]), which are not run here"),

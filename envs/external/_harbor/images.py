@@ -33,10 +33,10 @@ _build_lock = Lock()
 
 
 @dataclass(frozen=True)
-class Image:
+class TaskImage:
     """An image that a sandbox session can start from.
 
-    >>> Image("rlvr-harbor:12ab", "/app", {}).relative_workdir
+    >>> TaskImage("rlvr-harbor:12ab", "/app", {}).relative_workdir
     'app'
     """
 
@@ -51,7 +51,7 @@ class Image:
         return self.workdir.lstrip("/")
 
 
-def prepare_image(folder: TaskFolder) -> Image:
+def get_or_build_image(folder: TaskFolder) -> TaskImage:
     """Return the image of a folder, built at its first use. Raises ConfigError if it cannot be built."""
     import docker.errors
     import requests.exceptions
@@ -89,11 +89,11 @@ def _connect_engine(timeout_s: int) -> Any:
         raise SandboxError(f"no Docker Engine answers at {where} ({type(error).__name__}); start one, or set DOCKER_HOST") from error
 
 
-def _build_or_reuse(client: Any, folder: TaskFolder) -> Image:
+def _build_or_reuse(client: Any, folder: TaskFolder) -> TaskImage:
     end = time.monotonic() + folder.build_timeout_s
     base = folder.image
     if folder.environment is not None:
-        base = f"rlvr-harbor-base:{_hash_context(folder.environment, hidden := _list_hidden_files(folder))}"
+        base = f"rlvr-harbor-base:{_hash_context(folder.environment, hidden := _list_excluded_files(folder))}"
         if not _has_image(client, base):
             with ExitStack() as held:
                 context = str(folder.environment)
@@ -117,7 +117,7 @@ def _build_or_reuse(client: Any, folder: TaskFolder) -> Image:
     if not _has_image(client, name):
         _build_image(client, folder, end, name, fileobj=io.BytesIO(recipe.encode()))
     variables = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
-    return Image(name, workdir, variables)
+    return TaskImage(name, workdir, variables)
 
 
 def _make_dockerfile(base: str, workdir: str) -> str:
@@ -137,7 +137,7 @@ def _make_dockerfile(base: str, workdir: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _list_hidden_files(folder: TaskFolder) -> tuple[str, ...]:
+def _list_excluded_files(folder: TaskFolder) -> tuple[str, ...]:
     """Return the files that must not be in the image: a terminal-bench folder has solution and tests beside the Dockerfile.
 
     Files that the Dockerfile mentions are copied nevertheless.
@@ -152,9 +152,9 @@ def _ignore_hidden(root: str, hidden: Collection[str], folder: str, names: list[
     return [name for name in names if folder == root and name in hidden]
 
 
-def _hash_context(folder: Path, hidden: Collection[str] = ()) -> str:
+def _hash_context(folder: Path, excluded_files: Collection[str] = ()) -> str:
     """Return a fingerprint of a build context, and of the files left out of it."""
-    said = hashlib.blake2b(repr(hidden).encode() if hidden else b"", digest_size=8)
+    said = hashlib.blake2b(repr(excluded_files).encode() if excluded_files else b"", digest_size=8)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             said.update(f"{path.relative_to(folder)} {path.stat().st_mode} {path.stat().st_size} ".encode())
@@ -176,11 +176,11 @@ def _build_image(client: Any, folder: TaskFolder, end: float, name: str, **conte
     _follow_build(client.api.build(tag=name, rm=True, forcerm=True, decode=True, labels={LABEL: "1"}, **context), folder, end)
 
 
-def _follow_build(events: Any, folder: TaskFolder, end: float) -> None:
+def _follow_build(events: Any, folder: TaskFolder, deadline: float) -> None:
     """Read the build events to the end; raise ConfigError with the last lines if the build failed or timed out."""
     last = wrong = ""
     for event in events:  # read to the end, also after an error: an unfinished stream leaks its socket
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise ConfigError(f"the image of the task {folder.name!r} was not built within {folder.build_timeout_s:g} s")
         wrong = wrong or str(event.get("error") or "")
         line = str(event.get("stream") or "").strip()

@@ -12,7 +12,7 @@ from typing import Any
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec, ToolSession
 from rlvr.contracts.tool import Tool
 from rlvr.envs.external._harbor.folders import TaskFolder
-from rlvr.envs.external._harbor.images import Image, prepare_image
+from rlvr.envs.external._harbor.images import TaskImage, get_or_build_image
 from rlvr.errors import ConfigError, ToolFailure
 from rlvr.task import Task
 
@@ -31,7 +31,7 @@ set +e
 COLLECT_COMMAND = "cd /tmp && /bin/tar -czf - --ignore-failed-read --exclude=./.home -- {paths} 2>/dev/null"
 
 
-def make_spec(image: Image, folder: TaskFolder, disk_mb: int) -> SandboxSpec:
+def make_sandbox_spec(image: TaskImage, folder: TaskFolder, disk_mb: int) -> SandboxSpec:
     """Make the spec of a sandbox session with disk space for the files of a task."""
     memory_mb = max(min(folder.memory_mb, 4096), 2 * disk_mb + 256)
     return SandboxSpec(
@@ -39,18 +39,18 @@ def make_spec(image: Image, folder: TaskFolder, disk_mb: int) -> SandboxSpec:
     )
 
 
-def set_up_session(box: SandboxSession, image: Image, variables: Mapping[str, str]) -> None:
+def set_up_session(sandbox_session: SandboxSession, image: TaskImage, variables: Mapping[str, str]) -> None:
     """Copy the files of the task into a new session, and export its variables. Raises ToolFailure if that fails."""
     exported = {**SHELL_VARIABLES, "PATH": SEARCH_PATH, **image.variables, **variables}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     script = START_SCRIPT.format(inner=shlex.quote(f"/tmp{image.workdir}"), workdir=shlex.quote(image.workdir))
-    outcome = box.run("\n".join([*lines, script]), timeout=SETUP_TIMEOUT_S)
+    outcome = sandbox_session.run("\n".join([*lines, script]), timeout=SETUP_TIMEOUT_S)
     if outcome.status is not ExitStatus.OK:
         said = outcome.stderr.decode("utf-8", "replace")[-300:]
         raise ToolFailure(f"the files of the task could not be copied into the sandbox: {outcome.reason} {said}".strip())
 
 
-class FolderSession(ToolSession):
+class TaskFolderSession(ToolSession):
     """Session with a shell in the task's sandbox; at its end the files of the working folder, or the artifacts, are collected."""
 
     max_artifact_bytes = MAX_ARCHIVE_BYTES + 4096
@@ -60,12 +60,12 @@ class FolderSession(ToolSession):
     ) -> None:
         super().__init__(task, tools, sandbox=sandbox, seed=seed)
         self.folder, self.disk_mb = folder, disk_mb
-        self.image: Image | None = None
+        self.image: TaskImage | None = None
 
     def sandbox_spec(self) -> SandboxSpec:
         """Return the spec of a session from the image of the task."""
-        self.image = prepare_image(self.folder)
-        return make_spec(self.image, self.folder, self.disk_mb)
+        self.image = get_or_build_image(self.folder)
+        return make_sandbox_spec(self.image, self.folder, self.disk_mb)
 
     def tools(self) -> Any:
         """Open the sandbox session, and copy the files before the first turn of the policy."""
@@ -82,10 +82,10 @@ class FolderSession(ToolSession):
         return {} if self.sandbox_session is None or self.image is None else collect_files(self.sandbox_session, self.image, self.folder)
 
 
-def collect_files(box: SandboxSession, image: Image, folder: TaskFolder) -> dict[str, Any]:
-    """Collect the files as `left`; or `trouble`, which says why they cannot be collected."""
+def collect_files(sandbox_session: SandboxSession, image: TaskImage, folder: TaskFolder) -> dict[str, Any]:
+    """Archive the answer's files in the sandbox: returns {'left': archive}, or {'trouble': reason} if they cannot be collected."""
     wanted = " ".join(shlex.quote(f"./{path}") for path in list_artifact_paths(image, folder))
-    outcome = box.run(COLLECT_COMMAND.format(paths=wanted), timeout=SETUP_TIMEOUT_S)
+    outcome = sandbox_session.run(COLLECT_COMMAND.format(paths=wanted), timeout=SETUP_TIMEOUT_S)
     if outcome.status is ExitStatus.INTERNAL_ERROR:
         raise ToolFailure(f"the sandbox failed: {outcome.reason}")
     if outcome.status is ExitStatus.OUTPUT_LIMIT or outcome.truncated or len(outcome.stdout) > MAX_ARCHIVE_BYTES:
@@ -95,10 +95,10 @@ def collect_files(box: SandboxSession, image: Image, folder: TaskFolder) -> dict
     return {"left": outcome.stdout}
 
 
-def list_artifact_paths(image: Image, folder: TaskFolder) -> list[str]:
+def list_artifact_paths(image: TaskImage, folder: TaskFolder) -> list[str]:
     """Return the paths to collect, relative to the writable folder.
 
-    >>> list_artifact_paths(Image("i", "/app", {}), TaskFolder("hello", "Write hello.txt.", "harbor"))
+    >>> list_artifact_paths(TaskImage("i", "/app", {}), TaskFolder("hello", "Write hello.txt.", "harbor"))
     ['app', 'logs/artifacts']
     """
     wanted = [image.relative_workdir] if folder.artifact_mode == "shared" else [_make_relative(path) for path in folder.artifacts]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlvr.contracts import ExitStatus, SandboxSession
 from rlvr.envs.external._harbor.folders import TaskFolder
-from rlvr.envs.external._harbor.images import Image
+from rlvr.envs.external._harbor.images import TaskImage
 from rlvr.envs.external._harbor.sessions import SEARCH_PATH, SETUP_TIMEOUT_S, list_artifact_paths
 from rlvr.errors import ToolFailure
 
@@ -87,49 +87,51 @@ done
 """Restores the image's virtual environments; if the working folder is one itself, its commands and modules."""
 
 
-def stage_files(box: SandboxSession, image: Image, folder: TaskFolder, left: bytes) -> str:
-    """Copy the collected files, then the tests, so that no file of an answer replaces a test. Returns why that failed, or ''."""
+def stage_files(sandbox_session: SandboxSession, image: TaskImage, folder: TaskFolder, answer_archive: bytes) -> str:
+    """Unpack the answer's files into a fresh sandbox, then copy the tests, so that no file of an answer replaces a test. Returns why
+    that failed, or ''.
+    """
     inner = f"/tmp{image.workdir}"
     cleared = f"find {inner} -mindepth 1 -delete" if folder.artifact_mode == "shared" else ":"
     script = UNPACK_SCRIPT.format(
         path=SEARCH_PATH, cleared=cleared, wanted=" ".join(list_artifact_paths(image, folder)), inner=inner,
-        others=shlex.quote(":".join(_list_safe_path(image, folder))), cleaning=shlex.quote(CLEANUP_SOURCE),
-        given=shlex.quote(json.dumps(_build_cleanup_request(image, folder))), guarded="".join(build_guards(image, folder)),
+        others=shlex.quote(":".join(_list_trusted_search_path(image, folder))), cleaning=shlex.quote(CLEANUP_SOURCE),
+        given=shlex.quote(json.dumps(_build_cleanup_request(image, folder))), guarded="".join(build_restore_lines(image, folder)),
     )  # fmt: skip
     try:
-        box.write_file(".left.tgz", left)
-        outcome = box.run(script, timeout=SETUP_TIMEOUT_S)
+        sandbox_session.write_file(".left.tgz", answer_archive)
+        outcome = sandbox_session.run(script, timeout=SETUP_TIMEOUT_S)
         if outcome.status is ExitStatus.INTERNAL_ERROR:
             raise ToolFailure(f"the sandbox failed: {outcome.reason}")
         if outcome.status is not ExitStatus.OK:
             said = outcome.stderr.decode("utf-8", "replace").strip()[-200:]
             return f"the files that were left cannot be copied into a fresh sandbox: {said or outcome.reason}"
         for name, data in folder.tests.items():
-            box.write_file(f"tests/{name}", data)
+            sandbox_session.write_file(f"tests/{name}", data)
     except OSError as error:
         return f"the files that were left have no room beside the tests: {error.strerror}"
     return ""
 
 
-def build_guards(image: Image, folder: TaskFolder) -> Iterator[str]:
+def build_restore_lines(image: TaskImage, folder: TaskFolder) -> Iterator[str]:
     """Yield shell lines for each folder on a search path for commands or libraries that the answer could change."""
     if folder.artifact_mode == "shared":
         yield RESTORE_VENVS_SCRIPT.format(**_quote_paths(image.workdir))
     roots = [f"/{path}" for path in list_artifact_paths(image, folder)]
     for variable in ("PATH", "LD_LIBRARY_PATH"):
-        places = find_search_folders(image, folder, variable)
-        others = _list_safe_path(image, folder)
+        places = find_untrusted_search_folders(image, folder, variable)
+        others = _list_trusted_search_path(image, folder)
         for place in places:
             lines = REMOVE_SHADOWING_SCRIPT if place in roots else RESTORE_SCRIPT
-            asked = " ".join(sorted(set(_find_named_files(place, image, folder))))
+            asked = " ".join(sorted(set(_find_mentioned_files(place, image, folder))))
             yield lines.format(asked=asked, others=shlex.quote(":".join(others)), **_quote_paths(place))
 
 
-def find_search_folders(image: Image, folder: TaskFolder, variable: str) -> list[str]:
+def find_untrusted_search_folders(image: TaskImage, folder: TaskFolder, variable: str) -> list[str]:
     """Find the folders of a search path that have files of the answer, as paths of the image.
 
-    >>> image = Image("i", "/app", {"PATH": "/app/bin:.:/usr/bin"})
-    >>> find_search_folders(image, TaskFolder("hello", "Write hello.txt.", "harbor"), "PATH")
+    >>> image = TaskImage("i", "/app", {"PATH": "/app/bin:.:/usr/bin"})
+    >>> find_untrusted_search_folders(image, TaskFolder("hello", "Write hello.txt.", "harbor"), "PATH")
     ['/app/bin', '/app']
     """
     roots = [f"/{path}" for path in list_artifact_paths(image, folder)]
@@ -138,31 +140,31 @@ def find_search_folders(image: Image, folder: TaskFolder, variable: str) -> list
     return list(dict.fromkeys(place for place in places if any(place == root or place.startswith(f"{root}/") for root in roots)))
 
 
-def _make_absolute(one: str, image: Image) -> str:
+def _make_absolute(entry: str, image: TaskImage) -> str:
     """Make an entry of a search path absolute; relative entries refer to the working folder."""
-    return posixpath.normpath(posixpath.join(image.workdir, one)).removeprefix("/tmp")
+    return posixpath.normpath(posixpath.join(image.workdir, entry)).removeprefix("/tmp")
 
 
 def _quote_paths(place: str) -> dict[str, str]:
     return {"here": shlex.quote(f"/tmp{place}"), "seed": shlex.quote(f"/opt/rlvr/seed{place}")}
 
 
-def _find_named_files(place: str, image: Image, folder: TaskFolder) -> Iterator[str]:
+def _find_mentioned_files(folder_path: str, image: TaskImage, folder: TaskFolder) -> Iterator[str]:
     """Yield the files of a folder that the question, the tests or the solution mention with their folder."""
-    below = place.removeprefix(image.workdir).strip("/")
-    ways = [re.escape(f"{place}/"), re.escape(f"./{below}/" if below else "./"), *([re.escape(f"{below}/")] if below else [])]
+    below = folder_path.removeprefix(image.workdir).strip("/")
+    ways = [re.escape(f"{folder_path}/"), re.escape(f"./{below}/" if below else "./"), *([re.escape(f"{below}/")] if below else [])]
     form = re.compile(rf"(?<![\w./-])(?:{'|'.join(ways)})([A-Za-z0-9_][A-Za-z0-9._-]*)")
     for text in (folder.instruction.encode(), *folder.tests.values(), *folder.solution.values()):
         yield from (name.rstrip(".") for name in form.findall(text.decode("utf-8", "replace")))
 
 
-def _list_safe_path(image: Image, folder: TaskFolder) -> list[str]:
+def _list_trusted_search_path(image: TaskImage, folder: TaskFolder) -> list[str]:
     """Return the search path for commands, without folders that have files of the answer."""
-    places = find_search_folders(image, folder, "PATH")
+    places = find_untrusted_search_folders(image, folder, "PATH")
     return [SEARCH_PATH, *(one for one in image.variables.get("PATH", "").split(":") if one and _make_absolute(one, image) not in places)]
 
 
-def _build_cleanup_request(image: Image, folder: TaskFolder) -> dict[str, list[str]]:
+def _build_cleanup_request(image: TaskImage, folder: TaskFolder) -> dict[str, list[str]]:
     """Build the arguments of the cleanup program: the folders of the answer, and the names it may not have."""
     question = [folder.instruction.encode(), *folder.solution.values()]
     said = [*question, *folder.tests.values()]
@@ -174,9 +176,11 @@ def _build_cleanup_request(image: Image, folder: TaskFolder) -> dict[str, list[s
     judging = {path.partition("/")[0].partition(".")[0] for path in folder.tests if path.endswith((".py", ".so"))} - mine
     return {
         "roots": [f"/tmp/{path}" for path in list_artifact_paths(image, folder)],
-        "imported": [f"/tmp{place}" for place in dict.fromkeys([image.workdir, *find_search_folders(image, folder, "PYTHONPATH")])],
+        "imported": [
+            f"/tmp{place}" for place in dict.fromkeys([image.workdir, *find_untrusted_search_folders(image, folder, "PYTHONPATH")])
+        ],
         "planted": sorted(judging | (set(PROTECTED_MODULES) - asked)),
         "settings": list(PYTEST_SETTINGS),
         "asked": sorted(asked),
-        "paths": [path for path in ":".join(_list_safe_path(image, folder)).split(":") if path.startswith("/")],
+        "paths": [path for path in ":".join(_list_trusted_search_path(image, folder)).split(":") if path.startswith("/")],
     }

@@ -40,8 +40,8 @@ RUNNABLE_SUFFIXES = (".py", ".pyc", ".so", ".sh", ".pth")
 EVENT_STRUCT = struct.Struct("iIII")
 
 
-def main(log: str, command: list[str]) -> None:
-    """Run the command with its output in the file `log` (empty: our own output), and print the report."""
+def main(log_file: str, command: list[str]) -> None:
+    """Run the tests with their output in `log_file` (empty: our own output), and print a JSON report on standard error."""
     if os.getuid() == 0:
         raise OSError(1, "as root, ending every process would end those of the machine")
     libc = ctypes.CDLL(None, use_errno=True)
@@ -50,8 +50,8 @@ def main(log: str, command: list[str]) -> None:
     places, before = [REWARD_FOLDER] + [folder for folder, _, _ in os.walk(TESTS_FOLDER)], snapshot_tests()
     seen, watches = watch_folders(libc, places)
     folder = os.stat(REWARD_FOLDER).st_ino
-    with open(log or os.devnull, "wb") as file:
-        run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file if log else None, stderr=subprocess.STDOUT)
+    with open(log_file or os.devnull, "wb") as file:
+        run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file if log_file else None, stderr=subprocess.STDOUT)
     status, strays = wait_and_kill(run.pid)
     found = [(watches.get(watch, ""), kind, os.fsdecode(name)) for watch, kind, name in read_events(seen)]
     after = snapshot_tests()
@@ -66,21 +66,23 @@ def snapshot_tests() -> dict[str, tuple[int, int]]:
     return {path: (found.st_ino, found.st_ctime_ns) for path, found in ((path, os.lstat(path)) for path in paths)}
 
 
-def watch_folders(libc: ctypes.CDLL, places: list[str]) -> tuple[int, dict[int, str]]:
+def watch_folders(libc: ctypes.CDLL, folders: list[str]) -> tuple[int, dict[int, str]]:
     """Watch folders with inotify; return the descriptor for events, and the folder of each watch."""
     seen = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    found = {libc.inotify_add_watch(seen, os.fsencode(place), WATCHED_EVENTS): place for place in places}
+    found = {libc.inotify_add_watch(seen, os.fsencode(place), WATCHED_EVENTS): place for place in folders}
     if seen < 0 or min(found) < 0:
         raise OSError(ctypes.get_errno(), "the tests and their reward cannot be watched")
     return seen, found
 
 
-def wait_and_kill(tests: int) -> tuple[int, int]:
-    """Wait for the tests, and kill remaining processes; return the exit status, and how many processes outlived their parents."""
+def wait_and_kill(test_pid: int) -> tuple[int, int]:
+    """Wait for the process of the tests, then kill all that still run; return its exit status, and how many processes outlived their
+    parents.
+    """
     strays, status, running = 0, 0, True
     while running:
         pid, ending = os.waitpid(-1, 0)
-        running = pid != tests
+        running = pid != test_pid
         strays += running
         status = status if running else ending
     with contextlib.suppress(ProcessLookupError):
@@ -91,22 +93,22 @@ def wait_and_kill(tests: int) -> tuple[int, int]:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status), strays
 
 
-def read_events(seen: int) -> Iterator[tuple[int, int, bytes]]:
+def read_events(inotify_fd: int) -> Iterator[tuple[int, int, bytes]]:
     """Yield the events: the watch, the kind of event, and the name in the folder."""
     data = b""
     with contextlib.suppress(BlockingIOError):
         while True:
-            data += os.read(seen, 1 << 16)
+            data += os.read(inotify_fd, 1 << 16)
     while data:
         watch, kind, _, size = EVENT_STRUCT.unpack_from(data)
         yield watch, kind, data[EVENT_STRUCT.size : EVENT_STRUCT.size + size].rstrip(b"\0")
         data = data[EVENT_STRUCT.size + size :]
 
 
-def count_reward_writes(found: list[tuple[str, int, str]]) -> int:
+def count_reward_writes(events: list[tuple[str, int, str]]) -> int:
     """Count how often a reward was written, replaced, removed or made read-only."""
     count = 0
-    for place, kind, name in found:
+    for place, kind, name in events:
         of_folder = FOLDER_EVENTS if name else FOLDER_EVENTS | CHANGED_RIGHTS
         count += bool(
             kind & EVENTS_LOST or (place == REWARD_FOLDER and ((name in REWARD_FILES and kind & COUNTED_EVENTS) or kind & of_folder))
@@ -114,19 +116,19 @@ def count_reward_writes(found: list[tuple[str, int, str]]) -> int:
     return count
 
 
-def find_added_files(found: list[tuple[str, int, str]]) -> set[str]:
+def find_added_files(events: list[tuple[str, int, str]]) -> set[str]:
     """Return the paths added beside the tests that could be run there: programs, modules, and folders."""
     new = [
-        (os.path.join(place, name), kind) for place, kind, name in found if place.startswith(TESTS_FOLDER) and kind & (CREATED | MOVED_TO)
+        (os.path.join(place, name), kind) for place, kind, name in events if place.startswith(TESTS_FOLDER) and kind & (CREATED | MOVED_TO)
     ]
     return {path for path, kind in new if path.endswith(RUNNABLE_SUFFIXES) or kind & FOLDER}
 
 
-def count_reward_problems(folder: int) -> int:
+def count_reward_problems(folder_inode: int) -> int:
     """Count problems of the reward folder: replaced, not writable, or a reward that is not a regular file."""
     wrong = 0
     try:
-        wrong += os.stat(REWARD_FOLDER).st_ino != folder
+        wrong += os.stat(REWARD_FOLDER).st_ino != folder_inode
         with open(os.path.join(REWARD_FOLDER, ".room"), "wb") as file:
             file.write(b"1")
         for name in REWARD_FILES:

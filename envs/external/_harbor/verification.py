@@ -12,12 +12,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from rlvr.contracts import Example, ExecutionResult, ExitStatus, Sandbox, SandboxSession, Transcript, Verifier
+from rlvr.contracts import ExecutionResult, ExitStatus, Sandbox, SandboxSession, Transcript, Verifier, VerifierExample
 from rlvr.envs.external._harbor.folders import TaskFolder
-from rlvr.envs.external._harbor.images import Image, prepare_image
-from rlvr.envs.external._harbor.sessions import SEARCH_PATH, build_solution_command, collect_files, make_spec, set_up_session
+from rlvr.envs.external._harbor.images import TaskImage, get_or_build_image
+from rlvr.envs.external._harbor.sessions import SEARCH_PATH, build_solution_command, collect_files, make_sandbox_spec, set_up_session
 from rlvr.envs.external._harbor.staging import stage_files
-from rlvr.errors import ToolFailure, requires_text
+from rlvr.errors import ToolFailure, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 
 MAX_REPORT_BYTES = 64_000
@@ -57,14 +57,14 @@ class TaskFolderVerifier(Verifier):
     task's fault.
     """
 
-    examples = (Example({"folder": ""}, correct=(), incorrect=("", "done", '{"reward": 1}')),)
+    examples = (VerifierExample({"folder": ""}, correct=(), incorrect=("", "done", '{"reward": 1}')),)
 
     def __init__(self, folders: Mapping[str, TaskFolder], *, sandbox: Sandbox | None, disk_mb: int, partial: bool) -> None:
         self.folders, self.sandbox, self.disk_mb, self.partial = folders, sandbox, disk_mb, partial
         self._solution_reports: dict[str, RewardReport] = {}
         self._lock = Lock()
 
-    @requires_text
+    @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score 0: a text alone has changed no file."""
         return Verdict(0.0, "there was no sandbox session, so nothing was done")
@@ -93,12 +93,12 @@ class TaskFolderVerifier(Verifier):
         detail = {"reward": found.reward} | ({"rewards": dict(found.other_rewards)} if found.other_rewards else {})
         return Verdict(1.0 if full else score, f"the tests gave the reward {found.reward:g}", detail=detail)
 
-    def run_tests(self, folder: TaskFolder, left: bytes) -> RewardReport:
+    def run_tests(self, folder: TaskFolder, answer_archive: bytes) -> RewardReport:
         """Run the tests on the collected files, in a fresh sandbox. Raises ToolFailure if the sandbox fails."""
-        image = prepare_image(folder)
+        image = get_or_build_image(folder)
         with self._open_session(folder, image) as box:
             set_up_session(box, image, {})
-            if wrong := stage_files(box, image, folder, left):
+            if wrong := stage_files(box, image, folder, answer_archive):
                 return RewardReport(None, wrong)
             outcome = box.run(_build_test_command(folder, image), timeout=folder.test_timeout_s)
             if outcome.status is ExitStatus.INTERNAL_ERROR:
@@ -115,42 +115,42 @@ class TaskFolderVerifier(Verifier):
                 return replace(parse_pytest_summary(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), **seen)
             return replace(_read_reward(box), num_writes=ended["changes"], **seen)
 
-    def _open_session(self, folder: TaskFolder, image: Image) -> SandboxSession:
+    def _open_session(self, folder: TaskFolder, image: TaskImage) -> SandboxSession:
         if self.sandbox is None:
             raise ToolFailure("the environment has no sandbox; its tools need one")
-        return self.sandbox.create_session(make_spec(image, folder, self.disk_mb))
+        return self.sandbox.create_session(make_sandbox_spec(image, folder, self.disk_mb))
 
-    def _find_tampering(self, folder: TaskFolder, found: RewardReport) -> str:
+    def _find_tampering(self, folder: TaskFolder, report: RewardReport) -> str:
         """Explain why a reward may be forged; '' if the folder's solution behaves the same way."""
         solved = self._test_solution(folder)
-        if found.num_strays and not solved.num_strays:
+        if report.num_strays and not solved.num_strays:
             return "a process that had outlived its program was running while the reward was written"
         known = folder.solution_script and solved.reward is not None
-        if known and (more := sorted(found.changed_files - solved.changed_files)):
+        if known and (more := sorted(report.changed_files - solved.changed_files)):
             return f"{more[0] or 'the folder of the tests'} was changed while the tests ran"
-        if found.exit_code < 0 and found.exit_code != solved.exit_code:
-            return f"the tests were ended by signal {-found.exit_code}"
-        if known and found.reward == 1.0 and found.exit_code != solved.exit_code:
-            return f"the tests ended with status {found.exit_code}, and with {solved.exit_code} for the solution"
-        differs = found.num_writes > solved.num_writes or (found.reward == 1.0 and found.num_writes < solved.num_writes)
+        if report.exit_code < 0 and report.exit_code != solved.exit_code:
+            return f"the tests were ended by signal {-report.exit_code}"
+        if known and report.reward == 1.0 and report.exit_code != solved.exit_code:
+            return f"the tests ended with status {report.exit_code}, and with {solved.exit_code} for the solution"
+        differs = report.num_writes > solved.num_writes or (report.reward == 1.0 and report.num_writes < solved.num_writes)
         if known and differs:
-            return f"the reward was written {found.num_writes} times, and {solved.num_writes} times for the solution"
+            return f"the reward was written {report.num_writes} times, and {solved.num_writes} times for the solution"
         return ""
 
-    def _find_fault(self, folder: TaskFolder, found: RewardReport) -> Verdict:
+    def _find_fault(self, folder: TaskFolder, report: RewardReport) -> Verdict:
         """Find the fault of a missing reward: the task's, unless its own solution gets one."""
         solved = self._test_solution(folder)
         what = "its solution" if folder.solution_script else "the unchanged files"
         if solved.reward is None or (folder.solution_script and solved.reward < 1):
             why = f"{what} gets none either: {solved.problem}" if solved.reward is None else f"{what} gets {solved.reward:g}"
-            return Verdict(None, f"the tests of {folder.name} gave no valid reward: {found.problem}; {why}", fault=Fault.TASK)
-        return Verdict(0.0, f"the answer broke the tests: {found.problem}; the solution of the task does not", fault=Fault.ANSWER)
+            return Verdict(None, f"the tests of {folder.name} gave no valid reward: {report.problem}; {why}", fault=Fault.TASK)
+        return Verdict(0.0, f"the answer broke the tests: {report.problem}; the solution of the task does not", fault=Fault.ANSWER)
 
     def _test_solution(self, folder: TaskFolder) -> RewardReport:
         """Run the tests once on the solution (or on the unchanged files if there is none), and cache the report."""
         with self._lock:
             if folder.name not in self._solution_reports:
-                image = prepare_image(folder)
+                image = get_or_build_image(folder)
                 with self._open_session(folder, image) as box:
                     set_up_session(box, image, folder.variables)
                     if folder.solution_script:
@@ -175,16 +175,16 @@ def parse_pytest_summary(text: str, exit_code: int | None) -> RewardReport:
     return RewardReport(float(bool(passed) and exit_code == 0), other_rewards=others, num_writes=len(found))
 
 
-def parse_reward(text: str, *, structured: bool) -> RewardReport:
+def parse_reward(text: str, *, is_json: bool) -> RewardReport:
     """Parse the reward from the text of reward.json or reward.txt.
 
-    >>> parse_reward("1", structured=False).reward, parse_reward('{"reward": 0.5, "style": 1}', structured=True).reward
+    >>> parse_reward("1", is_json=False).reward, parse_reward('{"reward": 0.5, "style": 1}', is_json=True).reward
     (1.0, 0.5)
-    >>> parse_reward("7.5", structured=False).problem
+    >>> parse_reward("7.5", is_json=False).problem
     'the reward is 7.5; it must be a number from 0 to 1'
     """
     try:
-        value: Any = json.loads(text) if structured else float(text.strip())
+        value: Any = json.loads(text) if is_json else float(text.strip())
     except (ValueError, RecursionError):
         return RewardReport(None, f"the reward is {text.strip()!r:.80}; it must be a number from 0 to 1")
     others: dict[str, float] = {}
@@ -202,7 +202,7 @@ def _is_reward(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= 1
 
 
-def _build_test_command(folder: TaskFolder, image: Image) -> str:
+def _build_test_command(folder: TaskFolder, image: TaskImage) -> str:
     exported = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in {**folder.variables, **folder.test_variables}.items())
     log = "" if folder.task_format == "terminal-bench" else "/logs/verifier/test-stdout.txt"
     run = f"-I -S -c {shlex.quote(TEST_RUNNER_SOURCE)} {shlex.quote(log)} /bin/bash /tests/{shlex.quote(folder.test_script)}"
@@ -221,18 +221,18 @@ def _parse_report(outcome: ExecutionResult) -> dict[str, Any] | None:
     return said if isinstance(said, dict) and {"exit", "strays", "changes", "touched"} <= said.keys() else None
 
 
-def _read_reward(box: SandboxSession) -> RewardReport:
+def _read_reward(sandbox_session: SandboxSession) -> RewardReport:
     """Read the reward that the tests wrote. Two different ones count as none: a program of the answer may have written one."""
     found = list[RewardReport]()
     for name in ("reward.json", "reward.txt"):
         try:
-            data = box.read_file(f"logs/verifier/{name}", MAX_REPORT_BYTES)
+            data = sandbox_session.read_file(f"logs/verifier/{name}", MAX_REPORT_BYTES)
         except FileNotFoundError:
             continue
         except OSError as error:
             return RewardReport(None, f"{name} cannot be read: {error.strerror}")
         text = data.decode("utf-8", "replace")
-        found.append(parse_reward(text, structured=name.endswith("json")) if text.strip() else RewardReport(None, f"{name} is empty"))
+        found.append(parse_reward(text, is_json=name.endswith("json")) if text.strip() else RewardReport(None, f"{name} is empty"))
     if len(found) == 2 and found[0].reward != found[1].reward:
         return RewardReport(None, "reward.json and reward.txt say different things")
     return found[0] if found else RewardReport(None, "the tests wrote no reward")

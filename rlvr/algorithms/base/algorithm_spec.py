@@ -25,7 +25,7 @@ from rlvr.registry.plugins import load_factory
 Function = Callable[..., Any]
 
 
-def component(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
+def declare_traits(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
     """Declare the traits of a component function.
 
     requires_group  compares the answers of a group, so that a single answer gives no signal
@@ -50,7 +50,7 @@ def component(*traits: str, compute_batch_stats: Function | None = None) -> Call
 
 
 def get_traits(function: Function) -> frozenset[str]:
-    """Return the traits that `component` declared; empty for an undecorated function."""
+    """Return the traits that `declare_traits` declared; empty for an undecorated function."""
     found: frozenset[str] = getattr(function, "traits", frozenset())
     return found
 
@@ -72,7 +72,7 @@ class AlgorithmSpec:
         self.components, self.defaults = dict(components), dict(defaults)
         fields = (
             base.common_settings
-            | self.collect_settings()
+            | self.collect_defaults_and_types()
             | ({"advantage": ("", "str"), "loss": ("", "str")} if "loss" in components else {})
         )
         self.setting_types = {key: kind for key, (_, kind) in fields.items()}
@@ -82,22 +82,22 @@ class AlgorithmSpec:
         if "values" not in self.traits:
             self.default_settings = {key: value for key, value in self.default_settings.items() if key not in base.critic_settings}
 
-    def collect_settings(self) -> dict[str, tuple[Any, str]]:
+    def collect_defaults_and_types(self) -> dict[str, tuple[Any, str]]:
         """Return the default and the type of each keyword parameter of all components."""
-        return {key: value for part in self.components for key, value in self.get_component_settings(part).items()}
+        return {key: value for part in self.components for key, value in self.get_component_defaults_and_types(part).items()}
 
-    def get_component_settings(self, key: str) -> dict[str, tuple[Any, str]]:
+    def get_component_defaults_and_types(self, component_name: str) -> dict[str, tuple[Any, str]]:
         """Return the default and the type of each keyword parameter of one component."""
         found = {}
-        for name, p in inspect.signature(self.components[key]).parameters.items():
+        for name, p in inspect.signature(self.components[component_name]).parameters.items():
             if p.kind is inspect.Parameter.KEYWORD_ONLY:
                 kind = p.annotation if isinstance(p.annotation, str) else getattr(p.annotation, "__name__", str(p.annotation))
                 found[name] = (p.default, "" if p.annotation is p.empty else kind)
         return found
 
-    def replace_components(self, given: Mapping[str, Any]) -> AlgorithmSpec:
+    def replace_components(self, settings: Mapping[str, Any]) -> AlgorithmSpec:
         """Return a spec with the components that the settings `advantage` and `loss` name; these may add settings."""
-        named = {key: given[key] for key in ("advantage", "loss") if key in self.components and given.get(key)}
+        named = {key: settings[key] for key in ("advantage", "loss") if key in self.components and settings.get(key)}
         if not named:
             return self
         swapped = {key: load_component(key, target) for key, target in named.items()}
@@ -119,9 +119,12 @@ class AlgorithmSpec:
                 raise ConfigError(f"{key}={value!r} has no effect because {reasons[key]}; change that, or remove {key}")
         return spec.base(spec, settings)
 
-    def bind_settings(self, key: str, settings: Mapping[str, Any]) -> Function:
+    def bind_settings(self, component_name: str, settings: Mapping[str, Any]) -> Function:
         """Return a component with its settings bound."""
-        function, own = self.components[key], {name: settings[name] for name in self.get_component_settings(key)}
+        function, own = (
+            self.components[component_name],
+            {name: settings[name] for name in self.get_component_defaults_and_types(component_name)},
+        )
         return partial(function, **own)
 
     @property
@@ -144,15 +147,15 @@ class AlgorithmSpec:
         return list(find_inactive_settings(self.default_settings))
 
 
-def load_component(key: str, target: Any) -> Function:
+def load_component(component_name: str, target: Any) -> Function:
     """Load a component: that of another algorithm, or a function in a file."""
     if not isinstance(target, str):
-        raise ConfigError(f"{key} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
+        raise ConfigError(f"{component_name} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
     found = load_factory("algorithm", target)
     parts = getattr(found, "components", None)
     if parts is None:
         return found
-    if key not in parts:
-        raise ConfigError(f"{key} is {target!r}, which has no such component: it is not a policy-gradient algorithm")
-    function: Function = parts[key]
+    if component_name not in parts:
+        raise ConfigError(f"{component_name} is {target!r}, which has no such component: it is not a policy-gradient algorithm")
+    function: Function = parts[component_name]
     return function

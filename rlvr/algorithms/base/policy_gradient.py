@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
-from rlvr.algorithms.base.setting_checks import check_combinations
+from rlvr.algorithms.base.setting_checks import check_setting_combinations
 from rlvr.algorithms.base.settings import find_inactive_settings
 from rlvr.algorithms.functions import advantages as credit
 from rlvr.algorithms.functions import aggregation as aggregate
@@ -23,7 +23,7 @@ from rlvr.algorithms.functions import kl, mismatch
 from rlvr.algorithms.functions import loss_terms as terms
 from rlvr.algorithms.functions import turn_advantages as turns
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
-from rlvr.algorithms.functions.answer_batch import AnswerBatch, Groups, Numbers, TokenMasks, expand_to_tokens, whiten_tokens
+from rlvr.algorithms.functions.answer_batch import AnswerBatch, Groups, Numbers, TokenMasks, expand_to_tokens, whiten_token_advantages
 from rlvr.algorithms.functions.surrogate import SurrogateLoss
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, TokenStats
 from rlvr.episode import Episode
@@ -57,7 +57,7 @@ class PolicyGradient(Algorithm):
     """The common settings that only apply to algorithms with a critic."""
 
     def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
-        check_combinations(settings, spec.traits, spec.name)
+        check_setting_combinations(settings, spec.traits, spec.name)
         self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
         self.advantage, self.loss = spec.bind_settings("advantage", settings), spec.bind_settings("loss", settings)
         s = self.settings
@@ -99,40 +99,40 @@ class PolicyGradient(Algorithm):
         """Compute the advantage of every token; 0.0 for non-policy tokens and for episodes without a score."""
         less = self.has_penalties or token_stats.penalties is not None
         earned = self._subtract_penalties(groups, token_stats.penalties) if less else [[e.rewards for e in group] for group in groups]
-        counted = [[self.is_counted(e) for e in group] for group in groups]
+        counted = [[self.is_in_advantages(e) for e in group] for group in groups]
         answers = AnswerBatch(groups, earned, counted, token_stats, all_reduce, self._running_mean_reward)
         found = self.advantage(answers)
         self.metrics, self.returns = answers.metrics, answers.value_targets
         kept = answers.action_masks if not self.settings.mask_malformed_calls else [[self.loss_mask(e) for e in group] for group in groups]
         return expand_to_tokens(found, kept) if self.settings.whiten == "none" else self._whiten(answers, found, kept)
 
-    def _whiten(self, answers: AnswerBatch, found: Any, kept: TokenMasks) -> NestedValues:
+    def _whiten(self, answers: AnswerBatch, advantages: Any, token_masks: TokenMasks) -> NestedValues:
         """Whiten the advantages over the answers or the tokens of all processes."""
         if self.settings.whiten == "samples":
-            return expand_to_tokens(credit.whiten_samples(answers.rewards, found, answers.all_reduce), kept)
+            return expand_to_tokens(credit.whiten_answer_advantages(answers.rewards, advantages, answers.all_reduce), token_masks)
         trained = [
             [mask if self.is_in_loss(e) else np.zeros(len(e.tokens), dtype=bool) for e, mask in zip(group, masks, strict=True)]
-            for group, masks in zip(answers.groups, kept, strict=True)
+            for group, masks in zip(answers.groups, token_masks, strict=True)
         ]
-        return whiten_tokens(expand_to_tokens(found, kept), trained, answers.all_reduce)
+        return whiten_token_advantages(expand_to_tokens(advantages, token_masks), trained, answers.all_reduce)
 
-    def _subtract_penalties(self, groups: Groups, penalties: NestedValues | None) -> list[list[Numbers]]:
+    def _subtract_penalties(self, groups: Groups, kl_penalties: NestedValues | None) -> list[list[Numbers]]:
         """Subtract the KL and the penalties from the reward of each token."""
         if self.settings.overlong_buffer:
             self._check_max_length(self.max_new_tokens)
-        penalties = penalties or [[None for _ in group] for group in groups]
+        kl_penalties = kl_penalties or [[None for _ in group] for group in groups]
         return [
             [self._subtract_answer_penalties(e, own) for e, own in zip(group, owns, strict=True)]
-            for group, owns in zip(groups, penalties, strict=True)
+            for group, owns in zip(groups, kl_penalties, strict=True)
         ]
 
-    def _subtract_answer_penalties(self, episode: Episode, penalty: Sequence[float] | None) -> Numbers:
+    def _subtract_answer_penalties(self, episode: Episode, kl_penalties: Sequence[float] | None) -> Numbers:
         """Subtract the KL, the malformed-call penalty and the length penalty from the rewards of one answer."""
         s, row = self.settings, np.array(episode.rewards, dtype=np.float64)
-        if penalty is not None:
-            if len(penalty) != len(row):
-                raise ValueError(f"there are {len(penalty)} penalties for {len(row)} tokens")
-            row -= penalty
+        if kl_penalties is not None:
+            if len(kl_penalties) != len(row):
+                raise ValueError(f"there are {len(kl_penalties)} penalties for {len(row)} tokens")
+            row -= kl_penalties
         if s.malformed_call_penalty:
             for _, end in episode.malformed_turn_spans:
                 row[end - 1] -= s.malformed_call_penalty
@@ -143,7 +143,7 @@ class PolicyGradient(Algorithm):
             )
         return row
 
-    def is_counted(self, episode: Episode) -> bool:
+    def is_in_advantages(self, episode: Episode) -> bool:
         """Return whether an episode's reward is used for advantages: it has a score, and is not only a baseline."""
         return (
             episode.is_scored
@@ -153,7 +153,7 @@ class PolicyGradient(Algorithm):
 
     def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an episode is trained on: overlong filtering masks a truncated answer, but keeps its reward."""
-        return self.is_counted(episode) and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
+        return self.is_in_advantages(episode) and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
 
     def loss_mask(self, episode: Episode) -> Sequence[bool]:
         """Return the tokens in the loss: the policy's tokens, without turns with a malformed call if these are masked."""
@@ -162,13 +162,13 @@ class PolicyGradient(Algorithm):
     # ---- loss -----------------------------------------------------------------------------------------------------
 
     def compute_row_weights(
-        self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
+        self, lengths: Sequence[int], group_ids: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
     ) -> list[float]:
         """Compute the weight of each row's tokens over one optimizer step."""
         how, cap = self.settings.loss_aggregation, self.settings.max_new_tokens or max_length
         if how == "seq-mean-token-sum-norm":
             self._check_max_length(cap)
-        return aggregate.compute_row_weights(lengths, prompts, how, max_length=cap, all_reduce=all_reduce)
+        return aggregate.compute_row_weights(lengths, group_ids, how, max_length=cap, all_reduce=all_reduce)
 
     def _check_max_length(self, cap: int) -> None:
         if not cap:
@@ -180,25 +180,27 @@ class PolicyGradient(Algorithm):
         """Compute the batch statistics that the loss needs."""
         own: Callable[..., Tensor] = vars(self.spec.components["loss"])["compute_batch_stats"]
         settings = vars(self.settings)
-        return own(columns, all_reduce, **{key: settings[key] for key in self.spec.get_component_settings("loss")})
+        return own(columns, all_reduce, **{key: settings[key] for key in self.spec.get_component_defaults_and_types("loss")})
 
     def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of each token: the sum of its policy, KL, entropy and value terms."""
         policy = self.loss(inputs)
         loss: Tensor = policy.loss if isinstance(policy, SurrogateLoss) else policy
         if self.settings.importance_sampling_correction != "none":
-            loss = loss * self._compute_correction(inputs)
+            loss = loss * self._compute_mismatch_correction(inputs)
         metrics = {"policy_loss": loss.detach()}
         if isinstance(policy, SurrogateLoss):
             sides = {"low": policy.clipped_low, "high": policy.clipped_high, "region": policy.clipped_low + policy.clipped_high}
             metrics |= {f"clip_ratio/{side}_mean": clipped.detach() for side, clipped in sides.items()}
         return (loss if self.is_policy_loss_only else self._add_loss_terms(inputs, loss, metrics)), metrics
 
-    def _compute_correction(self, x: LossInputs) -> Tensor:
+    def _compute_mismatch_correction(self, x: LossInputs) -> Tensor:
         """Compute the weight of each token that corrects the mismatch between sampler and trainer."""
         s = self.settings
         cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
-        return mismatch.compute_correction(x.old, x.sampler, x.rows, x.num_rows, s.importance_sampling_correction, cap=cap, floor=floor)
+        return mismatch.compute_mismatch_correction(
+            x.old, x.sampler, x.rows, x.num_rows, s.importance_sampling_correction, max_ratio=cap, min_ratio=floor
+        )
 
     def _add_loss_terms(self, x: LossInputs, loss: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Add the KL, entropy and critic terms to the policy loss; each is logged if its inputs are available."""
@@ -278,14 +280,14 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
         backprop_zero_advantage=needs_teacher or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss"),
         use_rollout_logprobs=s.old_from_sampler,
         off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},
-        noop_on_policy=tuple(spec.get_component_settings("loss")) if "ratio" in traits else (),
+        noop_on_policy=tuple(spec.get_component_defaults_and_types("loss")) if "ratio" in traits else (),
     )
 
 
-def define_policy_gradient(name: str, about: str | None, advantage: Any, loss: Any, **defaults: Any) -> AlgorithmSpec:
+def define_policy_gradient(name: str, description: str | None, advantage: Any, loss: Any, **defaults: Any) -> AlgorithmSpec:
     """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults.
 
     >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).default_settings["beta"]
     0.0
     """
-    return AlgorithmSpec(PolicyGradient, name, about, {"advantage": advantage, "loss": loss}, defaults)
+    return AlgorithmSpec(PolicyGradient, name, description, {"advantage": advantage, "loss": loss}, defaults)

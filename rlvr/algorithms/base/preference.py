@@ -1,8 +1,8 @@
 """Preference and Imitation: algorithms whose loss depends on whole answers, without a ratio and without a clip.
 
 Preference (DPO, IPO, KTO): the loss is a function of s = beta * (l - l_ref) of whole answers. It is computed before the step, at the
-current weights, and logged as `loss`; the step follows its gradient, advantage * gradient of l.
-Imitation (SFT, best-of-N): the loss is -l of selected answers, the mean over their tokens.
+current weights, and logged as `loss`; the step follows its gradient, advantage * gradient of l. Imitation (SFT, best-of-N): the loss is
+-l of selected answers, the mean over their tokens.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class WholeAnswerAlgorithm(Algorithm):
         return found
 
     def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return -l weighted by the advantage; the KL to the reference is logged."""
+        """Return minus the log-probability times the advantage of each token; the KL to the reference is only logged."""
         figures = {} if inputs.reference is None else {"kl": kl.estimate_kl(inputs.new.detach(), inputs.reference, "k3")}
         return -inputs.advantages * inputs.new, figures
 
-    def get_rewards(self, groups: Groups) -> list[list[float | None]]:
+    def get_selectable_rewards(self, groups: Groups) -> list[list[float | None]]:
         """Return the rewards of the answers that may be selected; None for the others."""
         return [[e.reward if self.is_in_loss(e) and e.num_policy_tokens else None for e in group] for group in groups]
 
 
 class Preference(WholeAnswerAlgorithm):
-    """A loss on the scores of whole answers relative to a reference.
+    """The base of DPO, IPO and KTO: a loss on whole answers, from their log-probabilities relative to a reference.
 
     >>> from rlvr.algorithms.dpo import make
     >>> make(beta=0.2).beta
@@ -99,7 +99,7 @@ class Preference(WholeAnswerAlgorithm):
 
     @property
     def beta(self) -> float:
-        """The coefficient of the reference."""
+        """The coefficient of the implicit reward, beta * (l - l_ref), as in DPO."""
         return self.controller.beta
 
     def compute_advantages(
@@ -111,13 +111,15 @@ class Preference(WholeAnswerAlgorithm):
         divisors = [[max(1, e.num_policy_tokens) if self.settings.length_normalised else 1 for e in group] for group in groups]
         sums = [[math.fsum(np.asarray(row, dtype=np.float64).tolist()) for row in group] for group in token_stats.penalties]
         shifts = [[s / n for s, n in zip(row, ns, strict=True)] for row, ns in zip(sums, divisors, strict=True)]
-        found: preferences.PreferenceAdvantages = self.prefer_function(groups, self.get_rewards(groups), shifts, self.beta, all_reduce)
+        found: preferences.PreferenceAdvantages = self.prefer_function(
+            groups, self.get_selectable_rewards(groups), shifts, self.beta, all_reduce
+        )
         self.metrics = found.metrics
         pulls = [[a / n for a, n in zip(row, ns, strict=True)] for row, ns in zip(found.advantages, divisors, strict=True)]
         return expand_to_tokens(pulls, [[e.action_mask for e in group] for group in groups])
 
     def compute_row_weights(
-        self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
+        self, lengths: Sequence[int], group_ids: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
     ) -> list[float]:
         """Return weight 1 for every row, because the mean over pairs or answers is part of the advantages."""
         return [1.0] * len(lengths)
@@ -165,23 +167,23 @@ class Imitation(WholeAnswerAlgorithm):
         self, groups: Groups, token_stats: TokenStats = EMPTY_TOKEN_STATS, *, all_reduce: AllReduce = single_process_all_reduce
     ) -> NestedValues:
         """Return advantage 1 at each token of the selected answers."""
-        places = [self.choose_function(group) for group in self.get_rewards(groups)]
-        self.metrics = {"best/kept": all_reduce([float(sum(i is not None for i in places))])[0]}
+        places = [self.choose_function(group) for group in self.get_selectable_rewards(groups)]
+        self.metrics = {"imitation/selected_answers": all_reduce([float(sum(i is not None for i in places))])[0]}
         chosen = [[float(i == place) for i in range(len(group))] for group, place in zip(groups, places, strict=True)]
         return expand_to_tokens(chosen, [[e.action_mask for e in group] for group in groups])
 
     def compute_row_weights(
-        self, lengths: Sequence[int], prompts: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
+        self, lengths: Sequence[int], group_ids: Sequence[str], *, max_length: int = 0, all_reduce: AllReduce = single_process_all_reduce
     ) -> list[float]:
         """Compute the weight of each selected answer's tokens over one optimizer step."""
-        return aggregate.compute_row_weights(lengths, prompts, self.settings.loss_aggregation, all_reduce=all_reduce)
+        return aggregate.compute_row_weights(lengths, group_ids, self.settings.loss_aggregation, all_reduce=all_reduce)
 
 
-def define_preference(name: str, about: str | None, prefer: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
+def define_preference(name: str, description: str | None, prefer: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
     """Define a preference algorithm: its `__name__`, docstring, loss on whole answers, and selection of recorded answers."""
-    return AlgorithmSpec(Preference, name, about, {"prefer": prefer, "select_offline": select_offline}, defaults)
+    return AlgorithmSpec(Preference, name, description, {"prefer": prefer, "select_offline": select_offline}, defaults)
 
 
-def define_imitation(name: str, about: str | None, choose: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
+def define_imitation(name: str, description: str | None, choose: Any, select_offline: Any, **defaults: Any) -> AlgorithmSpec:
     """Define an imitation algorithm; `choose` returns the index of the best answer of a group, or None."""
-    return AlgorithmSpec(Imitation, name, about, {"choose": choose, "select_offline": select_offline}, defaults)
+    return AlgorithmSpec(Imitation, name, description, {"choose": choose, "select_offline": select_offline}, defaults)

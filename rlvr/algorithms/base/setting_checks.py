@@ -8,7 +8,7 @@ from typing import Any
 from rlvr.errors import ConfigError
 
 
-def check_combinations(settings: Mapping[str, Any], traits: frozenset[str], name: str) -> None:
+def check_setting_combinations(settings: Mapping[str, Any], traits: frozenset[str], name: str) -> None:
     """Raise ConfigError for the first invalid combination; `traits` are those of the advantage and the loss."""
     for wrong, reason in [*_find_ratio_conflicts(settings), *_find_advantage_conflicts(settings, traits, name)]:
         if wrong:

@@ -16,7 +16,7 @@ from rlvr.algorithms.functions.mismatch import CORRECTIONS
 from rlvr.algorithms.functions.preferences import PREFERENCE_LOSSES
 from rlvr.algorithms.functions.surrogate import RATIO_LEVELS
 from rlvr.algorithms.functions.turn_advantages import BASELINES, TURN_COMPARISONS
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 
 INFINITY = math.inf
 OtherSettings = Mapping[str, Any]
@@ -190,11 +190,11 @@ def format_unknown_setting(algorithm: str, name: str, value: Any, known: Mapping
         return f"algorithm {algorithm!r} has no setting {name!r}; {SETTING_REPLACEMENTS[name]}"
     if name in SETTINGS:
         return f"{name}={value!r} has no effect in {algorithm!r}, which has no such setting; remove it. Allowed: {', '.join(known)}"
-    return f"algorithm {algorithm!r} has no setting {name!r}; {suggest(name, known)}"
+    return f"algorithm {algorithm!r} has no setting {name!r}; {format_suggestion(name, known)}"
 
 
 def coerce_setting(name: str, value: Any, kind: str) -> Any:
-    """Convert a user's value of a setting to its type (YAML reads 3e-4 as text, and 0 as an integer)."""
+    """Convert a user's value of a setting to its declared type: YAML reads 3e-4 as text, and 0 as an integer."""
     if not kind or (value is None and "None" in kind):
         return value
     try:
@@ -219,7 +219,7 @@ def check_setting_value(name: str, value: Any) -> None:
     """Raise an error for a value outside the bounds or choices of a setting."""
     setting = SETTINGS.get(name, UNKNOWN_SETTING)
     if setting.choices and value not in setting.choices:
-        raise ConfigError(f"{name} is {value!r}; {suggest(str(value), setting.choices)}")
+        raise ConfigError(f"{name} is {value!r}; {format_suggestion(str(value), setting.choices)}")
     if isinstance(value, int | float) and not setting.minimum <= value <= setting.maximum:
         raise ConfigError(f"{name} is {value}; it must be from {setting.minimum:g} to {setting.maximum:g}")
 

@@ -73,7 +73,7 @@ def subtract_baseline(rewards: Rewards, baseline: float) -> list[float]:
 
 
 def divide_by_std(
-    groups: Sequence[Rewards],
+    rewards: Sequence[Rewards],
     advantages: list[list[float]],
     scale_rewards: str,
     epsilon: float,
@@ -83,9 +83,9 @@ def divide_by_std(
     if scale_rewards not in ("group", "batch"):
         return advantages
     spreads = (
-        [compute_std(drop_missing(g)) for g in groups]
+        [compute_std(drop_missing(g)) for g in rewards]
         if scale_rewards == "group"
-        else [_compute_batch_std(groups, all_reduce)] * len(groups)
+        else [_compute_batch_std(rewards, all_reduce)] * len(rewards)
     )
     divisors = [spread + epsilon for spread in spreads]  # 0 where epsilon is 0 and all rewards are equal
     return [[a / by if by > 1e-12 else 0.0 for a in row] for row, by in zip(advantages, divisors, strict=True)]
@@ -93,14 +93,14 @@ def divide_by_std(
 
 def _compute_batch_std(groups: Sequence[Rewards], all_reduce: AllReduce) -> float:
     """Compute the standard deviation of all rewards of all processes, with Bessel's correction."""
-    _, spread, count = compute_moments([r for g in groups for r in drop_missing(g)], all_reduce)
+    _, spread, count = compute_mean_std_count([r for g in groups for r in drop_missing(g)], all_reduce)
     return spread * (math.sqrt(count / (count - 1)) if count > 1 else 0.0)
 
 
-def compute_moments(values: Any, all_reduce: AllReduce = single_process_all_reduce) -> tuple[float, float, float]:
+def compute_mean_std_count(values: Any, all_reduce: AllReduce = single_process_all_reduce) -> tuple[float, float, float]:
     """Compute mean, population standard deviation and count over all processes, of a list or an array.
 
-    >>> compute_moments([1.0, 3.0])
+    >>> compute_mean_std_count([1.0, 3.0])
     (2.0, 1.0, 2.0)
     """
     numbers = np.asarray(values, dtype=np.float64)
@@ -114,13 +114,13 @@ def compute_moments(values: Any, all_reduce: AllReduce = single_process_all_redu
 
 def whiten(values: Sequence[float], all_reduce: AllReduce = single_process_all_reduce) -> list[float]:
     """Shift and scale to mean 0 and deviation 1 over all processes; all zeros if all values are equal."""
-    mean, spread, _ = compute_moments(values, all_reduce)
+    mean, spread, _ = compute_mean_std_count(values, all_reduce)
     if spread <= 1e-8:
         return [0.0] * len(values)
     return [(v - mean) / spread for v in values]
 
 
-def whiten_samples(
+def whiten_answer_advantages(
     rewards: Sequence[Rewards], advantages: Sequence[Sequence[float]], all_reduce: AllReduce = single_process_all_reduce
 ) -> list[list[float]]:
     """Whiten the advantages of all answers that have a reward."""

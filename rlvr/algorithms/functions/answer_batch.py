@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlvr.algorithms.functions.advantages import AllReduce, Rewards, compute_moments, single_process_all_reduce
+from rlvr.algorithms.functions.advantages import AllReduce, Rewards, compute_mean_std_count, single_process_all_reduce
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, TokenStats
 from rlvr.episode import Episode
 
@@ -69,13 +69,15 @@ def expand_to_tokens(advantages: Advantages, token_masks: TokenMasks) -> list[li
     ]
 
 
-def whiten_tokens(
-    rows: list[list[Numbers]], token_masks: TokenMasks, all_reduce: AllReduce = single_process_all_reduce
+def whiten_token_advantages(
+    advantages: list[list[Numbers]], token_masks: TokenMasks, all_reduce: AllReduce = single_process_all_reduce
 ) -> list[list[Numbers]]:
     """Whiten token advantages: mean 0 and deviation 1 over the tokens in the mask, 0 at the others."""
     masks = [[np.asarray(row, dtype=bool) for row in own] for own in token_masks]
-    pairs = [(row, m) for own, ms in zip(rows, masks, strict=True) for row, m in zip(own, ms, strict=True)]
-    mean, spread, _ = compute_moments(np.concatenate([np.zeros(0), *(row[m] for row, m in pairs)]), all_reduce)
+    pairs = [(row, m) for own, ms in zip(advantages, masks, strict=True) for row, m in zip(own, ms, strict=True)]
+    mean, spread, _ = compute_mean_std_count(np.concatenate([np.zeros(0), *(row[m] for row, m in pairs)]), all_reduce)
     if spread <= 1e-8:
-        return [[np.zeros(len(row)) for row in own] for own in rows]
-    return [[np.where(m, (row - mean) / spread, 0.0) for row, m in zip(own, ms, strict=True)] for own, ms in zip(rows, masks, strict=True)]
+        return [[np.zeros(len(row)) for row in own] for own in advantages]
+    return [
+        [np.where(m, (row - mean) / spread, 0.0) for row, m in zip(own, ms, strict=True)] for own, ms in zip(advantages, masks, strict=True)
+    ]

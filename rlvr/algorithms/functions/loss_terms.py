@@ -18,10 +18,10 @@ def compute_kl_term(x: LossInputs, beta: float, estimator: str) -> Tensor:
     return beta * kl.estimate_kl(x.new, x.reference, estimator, ratio)
 
 
-def compute_value_loss(values: Tensor, old: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:
+def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:
     """Compute half the squared error per token: the larger of the unclipped and the clipped one (epsilon None: unclipped)."""
     free = (values - returns).square()
     if epsilon is None:
         return 0.5 * free
-    held = old + (values - old).clamp(-epsilon, epsilon)
+    held = old_values + (values - old_values).clamp(-epsilon, epsilon)
     return 0.5 * free.maximum((held - returns).square())

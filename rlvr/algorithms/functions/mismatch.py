@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 CORRECTIONS = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_mask")
 
 
-def compute_correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, mode: str, *, cap: float, floor: float) -> Tensor:
+def compute_mismatch_correction(
+    old_logprobs: Tensor, sampler_logprobs: Tensor, row_indices: Tensor, num_rows: int, mode: str, *, max_ratio: float, min_ratio: float
+) -> Tensor:
     """Compute the correction factor of each token's policy loss, without a gradient."""
-    gap = (old - sampler).detach()
+    gap = (old_logprobs - sampler_logprobs).detach()
     if mode.startswith("sequence"):
-        gap = pool_by_row(gap, rows, count, mean=False)
+        gap = pool_by_row(gap, row_indices, num_rows, mean=False)
     elif mode == "geometric_mask":
-        gap = pool_by_row(gap, rows, count, mean=True)
+        gap = pool_by_row(gap, row_indices, num_rows, mean=True)
     ratio = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    inside = ((ratio >= floor) & (ratio <= cap)).to(ratio.dtype)
+    inside = ((ratio >= min_ratio) & (ratio <= max_ratio)).to(ratio.dtype)
     if mode in ("token_truncate", "sequence_truncate"):
-        return ratio.clamp(max=cap)
+        return ratio.clamp(max=max_ratio)
     if mode in ("token_mask", "sequence_mask"):
         return ratio * inside
     if mode == "geometric_mask":
@@ -40,11 +42,11 @@ def compute_correction(old: Tensor, sampler: Tensor, rows: Tensor, count: int, m
     raise ValueError(f"importance_sampling_correction is {mode!r}; allowed: {', '.join(CORRECTIONS)}")
 
 
-def compute_mismatch_metrics(old: Tensor, sampler: Tensor) -> dict[str, float]:
+def compute_mismatch_metrics(old_logprobs: Tensor, sampler_logprobs: Tensor) -> dict[str, float]:
     """Compute statistics of the raw ratios: quantiles, effective sample size as a fraction, KL(sampler || trainer), largest difference."""
-    if old.numel() == 0:
+    if old_logprobs.numel() == 0:
         return {}
-    gap = (old - sampler).detach().double()
+    gap = (old_logprobs - sampler_logprobs).detach().double()
     ratio = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     ordered = ratio.sort().values
     last = ordered.numel() - 1

@@ -103,7 +103,7 @@ def compute_preference_advantages(
         seen = (compute_pair_loss(better - worse, beta, preference_loss, smoothing), better, worse, float(better > worse))
         sums = [x + y for x, y in zip(sums, seen, strict=True)]
     cost, better, worse, right = (x / max(count, 1.0) for x in all_reduce(sums))
-    figures = {"preference/pairs": count}
+    figures = {"preference/num_pairs": count}
     if count:
         figures |= {"loss": cost, "preference/loss": cost, "rewards/accuracies": right} | _build_reward_metrics(better, worse)
     return PreferenceAdvantages(advantages, figures)
@@ -138,7 +138,7 @@ def compute_kto_advantages(
             seen = (weight * (1 - value), float(good), float(not good), s if good else 0.0, 0.0 if good else s)
             sums = [x + y for x, y in zip(sums, seen, strict=True)]
     cost, goods, bads, better, worse = all_reduce(sums)
-    figures = {"preference/desirable": goods, "preference/undesirable": bads, "kl/mismatched": z / beta}
+    figures = {"preference/num_desirable": goods, "preference/num_undesirable": bads, "kto/kl_baseline": z / beta}
     if goods + bads:
         figures["loss"] = figures["preference/loss"] = cost / (goods + bads)
     if goods and bads:
@@ -171,7 +171,7 @@ def select_paired_answers(groups: Sequence[Sequence[Episode]], max_pairs: int) -
     return kept
 
 
-def require_both_kinds(groups: Sequence[Sequence[Episode]], desirable_threshold: float) -> list[list[Episode]]:
+def require_desirable_and_undesirable(groups: Sequence[Sequence[Episode]], desirable_threshold: float) -> list[list[Episode]]:
     """Return all groups; raise ConfigError unless some answers are desirable and some are not."""
     good = sum(e.reward >= desirable_threshold for group in groups for e in group)
     everyone = sum(len(group) for group in groups)

@@ -30,29 +30,29 @@ class SurrogateLoss(NamedTuple):
     clipped_low: Tensor
     """1.0 where the lower bound stopped the gradient."""
     clipped_high: Tensor
-    """1.0 where the upper bound stopped the gradient (for `compute_weighted_loss`: where the weight was capped)."""
+    """1.0 where the upper bound stopped the gradient (for `compute_capped_ratio_loss`: where the weight was capped)."""
 
 
-def pool_by_row(values: Tensor, rows: Tensor, count: int, *, mean: bool) -> Tensor:
+def pool_by_row(values: Tensor, row_indices: Tensor, num_rows: int, *, mean: bool) -> Tensor:
     """Compute the sum or mean over each row's entries, repeated for every entry."""
-    sums = values.new_zeros(count).index_add(0, rows, values)
+    sums = values.new_zeros(num_rows).index_add(0, row_indices, values)
     if mean:
-        sizes = values.new_zeros(count).index_add(0, rows, values.detach() * 0 + 1)
+        sizes = values.new_zeros(num_rows).index_add(0, row_indices, values.detach() * 0 + 1)
         sums = sums / sizes.clamp(min=1)
-    return sums.index_select(0, rows)
+    return sums.index_select(0, row_indices)
 
 
-def compute_log_ratio(new: Tensor, old: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
+def compute_log_ratio(new: Tensor, old: Tensor, row_indices: Tensor, num_rows: int, level: str) -> Tensor:
     """Compute the log of the importance ratio at a level, clamped so that its exponential is finite."""
     delta = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return delta if level == "token" else _compute_row_log_ratio(delta, new, rows, count, level)
+    return delta if level == "token" else _compute_row_log_ratio(delta, new, row_indices, num_rows, level)
 
 
-def _compute_row_log_ratio(delta: Tensor, new: Tensor, rows: Tensor, count: int, level: str) -> Tensor:
+def _compute_row_log_ratio(log_ratios: Tensor, new: Tensor, row_indices: Tensor, num_rows: int, level: str) -> Tensor:
     """Compute one log ratio for all tokens of a row."""
     if level == "completion":
-        return pool_by_row(delta, rows, count, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    pooled = pool_by_row(delta, rows, count, mean=True)
+        return pool_by_row(log_ratios, row_indices, num_rows, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    pooled = pool_by_row(log_ratios, row_indices, num_rows, mean=True)
     if level == "sequence":
         return pooled
     if level == "sequence_token":
@@ -71,7 +71,7 @@ def compute_clipped_loss(
     return SurrogateLoss(loss, low, high)
 
 
-def compute_weighted_loss(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> SurrogateLoss:
+def compute_capped_ratio_loss(ratio: Tensor, advantage: Tensor, new: Tensor, ratio_max: float) -> SurrogateLoss:
     """Compute -A times the log-probability, weighted by the detached capped ratio, so that no token loses its gradient."""
     weight = ratio.detach().clamp(max=ratio_max)
     return SurrogateLoss(-weight * advantage * new, ratio.detach() * 0, (ratio > ratio_max).to(ratio.dtype))

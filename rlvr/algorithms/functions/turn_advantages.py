@@ -72,12 +72,12 @@ def group_comparable_turns(group: Sequence[Episode], comparison: str) -> list[Tu
     return list(found.values())
 
 
-def subtract_turn_baseline(rewards: Sequence[Rewards], baseline: str) -> list[list[float]]:
+def subtract_turn_baseline(turn_returns: Sequence[Rewards], baseline: str) -> list[list[float]]:
     """Subtract a baseline from returns: the mean of the cohort, the mean of the others, or nothing."""
     how = {"group": subtract_group_mean, "leave_one_out": subtract_leave_one_out_mean, "none": lambda row: subtract_baseline(row, 0.0)}[
         baseline
     ]
-    return [how(row) for row in rewards]
+    return [how(row) for row in turn_returns]
 
 
 def compute_turn_advantages(
@@ -102,7 +102,7 @@ def compute_turn_advantages(
             out[g][member][start:stop] = advantage
     sizes = [sum(reward is not None for reward in row) for row in rewards]
     everyone, met = answers.all_reduce([float(sum(sizes)), float(sum(size for size in sizes if size > 1))])
-    answers.metrics["turns/compared"] = met / everyone if everyone else 0.0
+    answers.metrics["turns/compared_fraction"] = met / everyone if everyone else 0.0
     return out
 
 

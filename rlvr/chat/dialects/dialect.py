@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlvr.chat.dialects.json_text import ValueSyntaxError, parse_complete_value
 from rlvr.contracts.schema import SchemaError, validate_arguments
-from rlvr.errors import suggest
+from rlvr.errors import format_suggestion
 from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
 TOOL_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)
@@ -42,10 +42,10 @@ class RawCall:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanResult:
+class CallScanResult:
     """The result of scanning one call mark.
 
-    >>> ScanResult((RawCall("now", {}),), 10).end
+    >>> CallScanResult((RawCall("now", {}),), 10).end
     10
     """
 
@@ -94,7 +94,7 @@ class Dialect(ABC):
         """Format calls as the policy would write them; raise UnwritableCallError if one cannot be expressed."""
 
     @abstractmethod
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse the call that starts with the mark at `start`; None if it is plain text. Never raises."""
 
     def parse_turn(
@@ -199,13 +199,13 @@ class Dialect(ABC):
 
     # ---- for subclasses
 
-    def parse_unmarked_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def parse_unmarked_turn(self, text: str, position: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse a turn that consists of calls without a mark, possibly after reasoning; None for other turns."""
         return None
 
-    def build_unclosed_result(self, text: str, name: str = "", raw_calls: Sequence[RawCall] = ()) -> ScanResult:
+    def build_unclosed_result(self, text: str, name: str = "", raw_calls: Sequence[RawCall] = ()) -> CallScanResult:
         """Build the result for a text that ends inside a call."""
-        return ScanResult((*raw_calls, RawCall(name, None, CallStatus.UNCLOSED, "the text ends inside it")), len(text))
+        return CallScanResult((*raw_calls, RawCall(name, None, CallStatus.UNCLOSED, "the text ends inside it")), len(text))
 
     # ---- inside
 
@@ -226,10 +226,10 @@ class Dialect(ABC):
             return False
         return bool(closes) and (mark is None or min(closes) < mark.start())
 
-    def _find_reasoning_end(self, text: str, at: int, close: str = "") -> tuple[int, int]:
+    def _find_reasoning_end(self, text: str, position: int, closing_mark: str = "") -> tuple[int, int]:
         """Return where the reasoning ends, and where the text continues."""
-        closes = [close] if close else list(self._reasoning_closers.values())
-        ends = [(end, end + len(one)) for one in closes if (end := text.find(one, at)) >= 0]
+        closes = [closing_mark] if closing_mark else list(self._reasoning_closers.values())
+        ends = [(end, end + len(one)) for one in closes if (end := text.find(one, position)) >= 0]
         return min(ends, default=(len(text), len(text)))
 
     def _split_reasoning(self, text: str, tools: Sequence[ToolSpec]) -> Iterator[TurnPiece]:
@@ -249,7 +249,7 @@ class Dialect(ABC):
         return text
 
 
-def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], number: str, raw: str, *, is_in_reasoning: bool = False) -> Call:
+def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], call_id: str, raw_text: str, *, is_in_reasoning: bool = False) -> Call:
     """Validate a call and set its final status.
 
     >>> validate_call(RawCall("now", {}), {"now": ToolSpec("now", "The time.")}, "0.0", "now()").status
@@ -259,7 +259,7 @@ def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], number: str,
     if status is CallStatus.OK and not raw_call.name:
         status, why = CallStatus.NO_NAME, f"the tools are {', '.join(tools) or 'none'}"
     elif status is CallStatus.OK and raw_call.name not in tools:
-        status, why = CallStatus.UNKNOWN_TOOL, f"{raw_call.name!r:.80} is unknown; {suggest(raw_call.name, tools)}"
+        status, why = CallStatus.UNKNOWN_TOOL, f"{raw_call.name!r:.80} is unknown; {format_suggestion(raw_call.name, tools)}"
     elif status is CallStatus.OK and not isinstance(given, Mapping):
         status, why = CallStatus.BAD_ARGUMENTS, "the arguments are not an object of names and values"
     elif status is CallStatus.OK:
@@ -271,7 +271,7 @@ def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], number: str,
     if is_in_reasoning:
         status, why = CallStatus.IN_THOUGHT, ""
     shown = dict(given) if isinstance(given, Mapping) else None
-    return Call(number, raw_call.name, shown, status, raw, why)
+    return Call(call_id, raw_call.name, shown, status, raw_text, why)
 
 
 def _mark_truncated(raw_call: RawCall) -> RawCall:

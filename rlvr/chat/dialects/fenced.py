@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.chat.dialects.dialect import Dialect, RawCall, ScanResult
+from rlvr.chat.dialects.dialect import CallScanResult, Dialect, RawCall
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_complete_value
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -36,7 +36,7 @@ class FencedDialect(Dialect):
         fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
         return f"{fence}{call.name}\n{body}\n{fence}"
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse from a fence at the start of a line to the same fence at the start of another line."""
         begins = start == 0 or text[start - 1] == "\n" or any(text.endswith(close, 0, start) for _, close in self.reasoning_marks)
         fence = FENCE_PATTERN.match(text, start) if begins else None
@@ -49,11 +49,11 @@ class FencedDialect(Dialect):
         body = text[fence.end() : max(fence.end(), close.start() - 1)]
         key = _find_single_text_argument(name, tools)
         if key:
-            return ScanResult((RawCall(name, {key: body}),), close.end())
+            return CallScanResult((RawCall(name, {key: body}),), close.end())
         try:
-            return ScanResult((RawCall(name, parse_complete_value(body) if body.strip() else {}),), close.end())
+            return CallScanResult((RawCall(name, parse_complete_value(body) if body.strip() else {}),), close.end())
         except ValueSyntaxError as broken:
-            return ScanResult((RawCall(name, None, CallStatus.BAD_JSON, str(broken)),), close.end())
+            return CallScanResult((RawCall(name, None, CallStatus.BAD_JSON, str(broken)),), close.end())
 
 
 def _find_single_text_argument(name: str, tools: Sequence[ToolSpec]) -> str:

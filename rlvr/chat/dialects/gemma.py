@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.chat.dialects import literal
-from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, Dialect, RawCall, ScanResult, UnwritableCallError
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, CallScanResult, Dialect, RawCall, UnwritableCallError
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -34,14 +34,14 @@ class GemmaDialect(Dialect):
             f"{self.open_marks[0]}call:{call.name}{self._format_value(dict(call.arguments or {}))}{self.close_mark}" for call in calls
         )
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse the name, then an object up to its closing brace."""
         body = start + len(self.open_marks[0])
         head = HEAD_PATTERN.match(text, body)
         if not head:
             return self._build_broken_call(text, body, "", CallStatus.MALFORMED, "it must begin with call:name{")
         name = head.group(1)
-        style = literal.LiteralStyle(self.quote, bare_keys=True)
+        style = literal.LiteralSyntax(self.quote, bare_keys=True)
         try:
             given, end = literal.parse_literal(text, head.end() - 1, style)
         except ValueSyntaxError as broken:
@@ -50,16 +50,16 @@ class GemmaDialect(Dialect):
             return self._build_broken_call(text, head.end(), name, CallStatus.BAD_JSON, str(broken))
         after = skip_whitespace(text, end)
         if text.startswith(self.close_mark, after):
-            return ScanResult((RawCall(name, given),), after + len(self.close_mark))
+            return CallScanResult((RawCall(name, given),), after + len(self.close_mark))
         if after >= len(text):  # the closing mark ended the turn and was not decoded
-            return ScanResult((RawCall(name, given),), after)
+            return CallScanResult((RawCall(name, given),), after)
         return self._build_broken_call(text, after, name, CallStatus.MALFORMED, f"the arguments must be followed by {self.close_mark}")
 
-    def _build_broken_call(self, text: str, at: int, name: str, status: CallStatus, why: str) -> ScanResult:
+    def _build_broken_call(self, text: str, at: int, name: str, status: CallStatus, why: str) -> CallScanResult:
         end = text.find(self.close_mark, at)
         if end < 0:
             return self.build_unclosed_result(text, name)
-        return ScanResult((RawCall(name, None, status, why),), end + len(self.close_mark))
+        return CallScanResult((RawCall(name, None, status, why),), end + len(self.close_mark))
 
     def _format_value(self, value: Any, depth: int = 0) -> str:
         if isinstance(value, dict):
@@ -81,7 +81,7 @@ class GemmaDialect(Dialect):
 
 
 class FunctionGemmaDialect(GemmaDialect):
-    """FunctionGemmaDialect: the format of Gemma with different marks."""
+    """The dialect of FunctionGemma models: the format of Gemma 4 with other marks."""
 
     name = "function_gemma"
     description = "FunctionGemma: <start_function_call>call:name{key:value}<end_function_call>"
@@ -127,7 +127,7 @@ class PythonicDialect(Dialect):
             value = value.replace(sign, escaped)
         return f"'{value}'"
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse a list in brackets; the rest of a broken call is ignored."""
         found: list[RawCall] = []
         name = ""
@@ -147,12 +147,12 @@ class PythonicDialect(Dialect):
             close = text.find(self.close_mark, start)
             if broken.truncated or close < 0:
                 return self.build_unclosed_result(text, name, found)
-            return ScanResult((*found, RawCall("", None, CallStatus.BAD_JSON, str(broken))), close + len(self.close_mark))
+            return CallScanResult((*found, RawCall("", None, CallStatus.BAD_JSON, str(broken))), close + len(self.close_mark))
         after = skip_whitespace(text, start + 1)
         if not text.startswith(self.close_mark, after):
             return self.build_unclosed_result(text, name, found[:-1])
         empty = RawCall("", None, CallStatus.MALFORMED, "the list has no call")
-        return ScanResult(tuple(found) or (empty,), after + len(self.close_mark))
+        return CallScanResult(tuple(found) or (empty,), after + len(self.close_mark))
 
     def _parse_call(self, text: str, at: int) -> tuple[str, dict[str, Any], int]:
         match = TOOL_NAME_PATTERN.match(text, at)

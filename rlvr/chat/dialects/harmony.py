@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from rlvr.chat.dialects.dialect import Dialect, RawCall, ScanResult, TurnPiece
+from rlvr.chat.dialects.dialect import CallScanResult, Dialect, RawCall, TurnPiece
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_value, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -58,7 +58,7 @@ class HarmonyDialect(Dialect):
             piece, at = self._parse_message(text, begin, header, body, tools)
             yield piece
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Return None: a turn is parsed message by message, in `split_turn`."""
         return None
 
@@ -100,16 +100,16 @@ class HarmonyDialect(Dialect):
         _, at = self._find_message_end(text, after)
         return RawCall(name, None, CallStatus.MALFORMED, "the arguments must be followed by <|call|>"), at
 
-    def _parse_incomplete_message(self, text: str, begin: int, at: int) -> Iterator[TurnPiece]:
+    def _parse_incomplete_message(self, text: str, message_start: int, position: int) -> Iterator[TurnPiece]:
         """Parse a header without a message: a call if it is addressed to a tool, else content."""
-        end = self._find_message_end(text, at)[0]
-        to = RECIPIENT_PATTERN.search(text, at, min(end, at + MAX_HEADER_CHARACTERS))
+        end = self._find_message_end(text, position)[0]
+        to = RECIPIENT_PATTERN.search(text, position, min(end, position + MAX_HEADER_CHARACTERS))
         if to:
             status = CallStatus.UNCLOSED if end >= len(text) else CallStatus.MALFORMED
             why = "the text ends inside it" if end >= len(text) else "its header has no <|message|>"
-            yield TurnPiece("calls", text[begin:end], (RawCall(to.group(1).removeprefix("functions."), None, status, why),))
+            yield TurnPiece("calls", text[message_start:end], (RawCall(to.group(1).removeprefix("functions."), None, status, why),))
         else:
-            yield TurnPiece("content", HEADER_MARK_PATTERN.sub("", text[at:end].removeprefix("assistant")))
+            yield TurnPiece("content", HEADER_MARK_PATTERN.sub("", text[position:end].removeprefix("assistant")))
 
     @staticmethod
     def _starts_in_header(text: str) -> bool:
@@ -118,9 +118,9 @@ class HarmonyDialect(Dialect):
         return head.startswith(("<|channel|>", "to=", "<|message|>", "<|constrain|>"))
 
     @staticmethod
-    def _find_message_end(text: str, at: int) -> tuple[int, int]:
+    def _find_message_end(text: str, position: int) -> tuple[int, int]:
         """Return where a message ends, and where the text continues. `<|start|>` starts the next message."""
-        mark = BOUNDARY_PATTERN.search(text, at)
+        mark = BOUNDARY_PATTERN.search(text, position)
         if not mark:
             return len(text), len(text)
         return mark.start(), mark.start() if mark.group() == "<|start|>" else mark.end()

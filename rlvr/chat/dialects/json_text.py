@@ -37,23 +37,23 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=_reject_duplicate_keys)
 
 
-def skip_whitespace(text: str, at: int) -> int:
+def skip_whitespace(text: str, position: int) -> int:
     """Return the next position that is not white space.
 
     >>> skip_whitespace("a  b", 1)
     3
     """
-    match = WHITESPACE_PATTERN.match(text, at)
-    return match.end() if match else at
+    match = WHITESPACE_PATTERN.match(text, position)
+    return match.end() if match else position
 
 
-def parse_value(text: str, at: int = 0) -> tuple[Any, int]:
-    """Parse the JSON value that starts at `at`; return it and its end. Raises ValueSyntaxError.
+def parse_value(text: str, position: int = 0) -> tuple[Any, int]:
+    """Parse the JSON value that starts at `position`; return it and its end. Raises ValueSyntaxError.
 
     >>> parse_value('x {"a": 1} y', 1)
     ({'a': 1}, 10)
     """
-    start = skip_whitespace(text, at)
+    start = skip_whitespace(text, position)
     if start >= len(text):
         raise ValueSyntaxError("the text ends where a JSON value is expected", cut=True)
     try:
@@ -62,7 +62,7 @@ def parse_value(text: str, at: int = 0) -> tuple[Any, int]:
         cut = (
             error.pos >= len(text)
             or error.msg.startswith("Unterminated")
-            or (len(text) - error.pos < 6 and _is_partial_word(text[error.pos :]))
+            or (len(text) - error.pos < 6 and _is_partial_json_literal(text[error.pos :]))
         )
         raise ValueSyntaxError(f"{error.msg} at character {max(0, error.pos - start)} of the JSON", cut=cut) from None
     except RecursionError:
@@ -74,8 +74,8 @@ def parse_value(text: str, at: int = 0) -> tuple[Any, int]:
     return found, end
 
 
-def _is_partial_word(rest: str) -> bool:
-    """Return whether the rest is the start of a JSON word or number."""
+def _is_partial_json_literal(rest: str) -> bool:
+    """Return whether the rest of a text is an incomplete `true`, `false` or `null`, or the first sign of a number or an escape."""
     return any(word.startswith(rest) for word in ("true", "false", "null")) or rest in ("-", "\\")
 
 
@@ -91,10 +91,10 @@ def parse_complete_value(text: str) -> Any:
     return found
 
 
-def format_json(found: Any) -> str:
+def format_json(value: Any) -> str:
     """Format JSON in one line, as chat templates do.
 
     >>> format_json({"a": "é"})
     '{"a": "é"}'
     """
-    return json.dumps(found, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

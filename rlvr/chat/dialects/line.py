@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, Dialect, RawCall, ScanResult
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, CallScanResult, Dialect, RawCall
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_complete_value
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -43,7 +43,7 @@ class LineDialect(Dialect):
             return f"!{call.name} {format_json(value)}"
         return f"!{call.name} {format_json(given)}" if given else f"!{call.name}"
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse one line."""
         begins = start == 0 or text[start - 1] == "\n" or any(text.endswith(close, 0, start) for _, close in self.reasoning_marks)
         if not begins or not tools:
@@ -54,10 +54,10 @@ class LineDialect(Dialect):
         word = TOOL_NAME_PATTERN.match(line)
         name = word.group() if word and line[word.end() : word.end() + 1] in ("", " ") else ""
         if name in {spec.name for spec in tools}:
-            return ScanResult((self._parse_call(name, line[len(name) :].strip(), tools),), end)
+            return CallScanResult((self._parse_call(name, line[len(name) :].strip(), tools),), end)
         if len(tools) == 1:
-            return ScanResult((self._parse_call(tools[0].name, line.strip(), tools),), end)
-        return ScanResult((RawCall(name, {}),), end)
+            return CallScanResult((self._parse_call(tools[0].name, line.strip(), tools),), end)
+        return CallScanResult((RawCall(name, {}),), end)
 
     def _parse_call(self, name: str, body: str, tools: Sequence[ToolSpec]) -> RawCall:
         key = find_single_argument(name, tools)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, Dialect, RawCall, ScanResult
-from rlvr.chat.dialects.hermes import raw_call_from_object
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, CallScanResult, Dialect, RawCall
+from rlvr.chat.dialects.hermes import build_raw_call
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_value, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -32,17 +32,17 @@ class LlamaDialect(Dialect):
         """Format one object per call."""
         return "; ".join(format_json({"name": call.name, "parameters": dict(call.arguments or {})}) for call in calls)
 
-    def parse_unmarked_turn(self, text: str, at: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def parse_unmarked_turn(self, text: str, position: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse a turn that is an object with a name."""
-        return self._parse_objects(text, at) if CALL_OBJECT_PATTERN.match(text, at) else None
+        return self._parse_objects(text, position) if CALL_OBJECT_PATTERN.match(text, position) else None
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse the text after the tag: an object, a built-in tool, or code up to the end of the turn."""
         body = start + len(PYTHON_TAG)
         if CALL_OBJECT_PATTERN.match(text, body):
             return self._parse_objects(text, body)
         if built_in := BUILT_IN_CALL_PATTERN.match(text, body):
-            return self._parse_built_in(text, built_in.end(), built_in.group(1))
+            return self._parse_builtin_tool_call(text, built_in.end(), built_in.group(1))
         code = text[body:]
         for mark in self.ignored_marks:
             code = code.removesuffix(mark)
@@ -51,9 +51,9 @@ class LlamaDialect(Dialect):
             return self.build_unclosed_result(text)
         spec = next((spec for name in CODE_TOOLS for spec in tools if spec.name == name), None)
         keys = list((spec.parameters.get("properties") or {}) if spec else {"code": {}})
-        return ScanResult((RawCall(spec.name if spec else CODE_TOOLS[0], {keys[0]: code} if keys else {}),), len(text))
+        return CallScanResult((RawCall(spec.name if spec else CODE_TOOLS[0], {keys[0]: code} if keys else {}),), len(text))
 
-    def _parse_objects(self, text: str, at: int) -> ScanResult:
+    def _parse_objects(self, text: str, at: int) -> CallScanResult:
         found: list[RawCall] = []
         while True:
             try:
@@ -61,28 +61,28 @@ class LlamaDialect(Dialect):
             except ValueSyntaxError as broken:
                 if broken.truncated:
                     return self.build_unclosed_result(text, raw_calls=found)
-                return ScanResult((*found, RawCall("", None, CallStatus.BAD_JSON, str(broken))), len(text))
-            found.append(raw_call_from_object(given, ("parameters", "arguments")))
+                return CallScanResult((*found, RawCall("", None, CallStatus.BAD_JSON, str(broken))), len(text))
+            found.append(build_raw_call(given, ("parameters", "arguments")))
             after = skip_whitespace(text, at)
             if len(found) >= 64 or not text.startswith(";", after) or not CALL_OBJECT_PATTERN.match(text, after + 1):
-                return ScanResult(tuple(found), at)
+                return CallScanResult(tuple(found), at)
             at = after + 1
 
-    def _parse_built_in(self, text: str, at: int, name: str) -> ScanResult:
+    def _parse_builtin_tool_call(self, text: str, position: int, name: str) -> CallScanResult:
         """Parse `name.call(key="value", ...)` with JSON values."""
         given: dict[str, object] = {}
         wrong = RawCall(name, None, CallStatus.MALFORMED, f'it must be {name}.call(key="value")')
-        while key := ARGUMENT_PATTERN.match(text, at):
+        while key := ARGUMENT_PATTERN.match(text, position):
             try:
-                one, at = parse_value(text, key.end())
+                one, position = parse_value(text, key.end())
             except ValueSyntaxError as broken:
                 if broken.truncated:
                     return self.build_unclosed_result(text, name)
-                return ScanResult((RawCall(name, None, CallStatus.BAD_JSON, str(broken)),), len(text))
+                return CallScanResult((RawCall(name, None, CallStatus.BAD_JSON, str(broken)),), len(text))
             if key.group(1) in given or not TOOL_NAME_PATTERN.fullmatch(key.group(1)):
-                return ScanResult((wrong,), len(text))
+                return CallScanResult((wrong,), len(text))
             given[key.group(1)] = one
-        at = skip_whitespace(text, at)
-        if at >= len(text):
+        position = skip_whitespace(text, position)
+        if position >= len(text):
             return self.build_unclosed_result(text, name)
-        return ScanResult((RawCall(name, given),), at + 1) if text[at] == ")" else ScanResult((wrong,), len(text))
+        return CallScanResult((RawCall(name, given),), position + 1) if text[position] == ")" else CallScanResult((wrong,), len(text))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, Dialect, RawCall, ScanResult
-from rlvr.chat.dialects.hermes import raw_call_from_object
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, CallScanResult, Dialect, RawCall
+from rlvr.chat.dialects.hermes import build_raw_call
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_value, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -26,7 +26,7 @@ class MistralDialect(Dialect):
         """Format one mark per call."""
         return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{format_json(dict(call.arguments or {}))}" for call in calls)
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse a list, or a name and an object."""
         body = skip_whitespace(text, start + len(self.open_marks[0]))
         if text.startswith("[", body) or text.startswith("{", body):
@@ -42,26 +42,26 @@ class MistralDialect(Dialect):
             given, end = parse_value(text, head.end())
         except ValueSyntaxError as broken:
             return self._build_broken_call(text, head.end(), head.group(1), broken)
-        return ScanResult((RawCall(head.group(1), given),), end)
+        return CallScanResult((RawCall(head.group(1), given),), end)
 
-    def _parse_list(self, text: str, at: int) -> ScanResult:
+    def _parse_list(self, text: str, at: int) -> CallScanResult:
         try:
             given, end = parse_value(text, at)
         except ValueSyntaxError as broken:
             return self._build_broken_call(text, at, "", broken)
         calls = given if isinstance(given, list) else [given]
         empty = RawCall("", None, CallStatus.MALFORMED, "the list has no call")
-        return ScanResult(tuple(raw_call_from_object(call) for call in calls) or (empty,), end)
+        return CallScanResult(tuple(build_raw_call(call) for call in calls) or (empty,), end)
 
-    def _build_broken_call(self, text: str, at: int, name: str, error: ValueSyntaxError) -> ScanResult:
+    def _build_broken_call(self, text: str, at: int, name: str, error: ValueSyntaxError) -> CallScanResult:
         if error.truncated:
             return self.build_unclosed_result(text, name)
         return self._extend_to_next_call(text, at, RawCall(name, None, CallStatus.BAD_JSON, str(error)))
 
-    def _extend_to_next_call(self, text: str, at: int, found: RawCall) -> ScanResult:
-        """Extend a malformed call to the next call, or to the end of the turn."""
-        following = text.find(self.open_marks[0], at)
-        return ScanResult((found,), len(text) if following < 0 else following)
+    def _extend_to_next_call(self, text: str, position: int, malformed_call: RawCall) -> CallScanResult:
+        """Build the result for a malformed call, whose text ends at the next call or at the end of the turn."""
+        following = text.find(self.open_marks[0], position)
+        return CallScanResult((malformed_call,), len(text) if following < 0 else following)
 
 
 class MistralListDialect(MistralDialect):

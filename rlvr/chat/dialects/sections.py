@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlvr.chat.dialects.dialect import Dialect, RawCall, ScanResult
+from rlvr.chat.dialects.dialect import CallScanResult, Dialect, RawCall
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_value, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -90,7 +90,7 @@ class SectionDialect(Dialect):
         ]
         return m.section[0] + m.joiner.join(written) + m.section[1] if written else ""
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse the name up to the separator, the JSON, the closing mark."""
         m = self.marks
         body = start + len(m.call)
@@ -106,15 +106,17 @@ class SectionDialect(Dialect):
         after, close = skip_whitespace(text, end), m.close.strip()
         if text.startswith(close, after):
             unnamed = RawCall("", given, CallStatus.NO_NAME, f"there is no name before {m.separator.strip()}")
-            return ScanResult((RawCall(name, given) if name else unnamed,), after + len(close))
+            return CallScanResult((RawCall(name, given) if name else unnamed,), after + len(close))
         if after >= len(text) or close.startswith(text[after : after + len(close)]):
             return self.build_unclosed_result(text, name)
         return self._build_broken_call(text, after, name, f"the arguments must be followed by {close}")
 
-    def _build_broken_call(self, text: str, at: int, name: str, why: str, status: CallStatus = CallStatus.MALFORMED) -> ScanResult:
+    def _build_broken_call(
+        self, text: str, position: int, name: str, reason: str, status: CallStatus = CallStatus.MALFORMED
+    ) -> CallScanResult:
         """Build the result for a call that cannot be parsed, up to its end."""
         close = self.close_marks[0]
-        end = text.find(close, at)
+        end = text.find(close, position)
         if end < 0:
             return self.build_unclosed_result(text, name)
-        return ScanResult((RawCall(name, None, status, why),), end + len(close))
+        return CallScanResult((RawCall(name, None, status, reason),), end + len(close))

@@ -14,7 +14,7 @@ from rlvr.chat.dialects.llama import LlamaDialect
 from rlvr.chat.dialects.mistral import MistralDialect, MistralListDialect
 from rlvr.chat.dialects.sections import SECTION_MARKS, SectionDialect
 from rlvr.chat.dialects.tagged import DsmlDialect, GlmDialect, QwenXmlDialect
-from rlvr.errors import NotFound, suggest
+from rlvr.errors import NotFound, format_suggestion
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect
@@ -45,7 +45,7 @@ def get_dialect(name: str) -> Dialect:
     'GLM-4.5 and later: <arg_key> and <arg_value> tags, values without types'
     """
     if name not in DIALECTS:
-        raise NotFound(f"there is no dialect {name!r}; {suggest(name, DIALECTS)}")
+        raise NotFound(f"there is no dialect {name!r}; {format_suggestion(name, DIALECTS)}")
     return DIALECTS[name]
 
 

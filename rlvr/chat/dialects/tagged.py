@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, Dialect, RawCall, ScanResult, UnwritableCallError
+from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, CallScanResult, Dialect, RawCall, UnwritableCallError
 from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_complete_value, skip_whitespace
 from rlvr.turns import Call, CallStatus, ToolSpec
 
@@ -25,7 +25,7 @@ class TaggedDialect(Dialect):
     end_mark = "</tool_call>"
     """The last mark of a call."""
 
-    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> ScanResult | None:
+    def scan_call(self, text: str, start: int, tools: Sequence[ToolSpec]) -> CallScanResult | None:
         """Parse the tags of one call."""
         names: list[str] = []
         try:
@@ -36,49 +36,49 @@ class TaggedDialect(Dialect):
             if end < 0 or lost.at >= len(text):
                 return self.build_unclosed_result(text, name)
             why = f"{text[lost.at : lost.at + 20]!r} is where {lost.expected} is expected"
-            return ScanResult((RawCall(name, None, CallStatus.MALFORMED, why),), end + len(self.end_mark))
+            return CallScanResult((RawCall(name, None, CallStatus.MALFORMED, why),), end + len(self.end_mark))
 
-    def parse_tags(self, text: str, at: int, names: list[str]) -> ScanResult:
-        """Parse one call; raise MissingTagError if a tag is missing. The name is appended to `names` once it is known."""
+    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
+        """Parse one call; raise MissingTagError if a tag is missing. The name is appended to `parsed_names` as soon as it is known."""
         raise NotImplementedError
 
-    def format_arguments(self, call: Call, marks: Sequence[str]) -> Mapping[str, str]:
+    def format_arguments(self, call: Call, end_marks: Sequence[str]) -> Mapping[str, str]:
         """Format the arguments as strings; raise UnwritableCallError if a string contains one of its end marks."""
         found = {key: value if isinstance(value, str) else format_json(value) for key, value in (call.arguments or {}).items()}
         for key, text in found.items():
-            if not TOOL_NAME_PATTERN.fullmatch(key) or any(mark in text for mark in marks):
+            if not TOOL_NAME_PATTERN.fullmatch(key) or any(mark in text for mark in end_marks):
                 raise UnwritableCallError(
-                    f"argument {key!r} of {call.name} cannot be written in {self.name}: it has {' or '.join(marks)}, or is no valid name"
+                    f"argument {key!r} of {call.name} cannot be written in {self.name}: it has {' or '.join(end_marks)}, or is no valid name"
                 )
         return found
 
 
-def expect_mark(text: str, at: int, *marks: str) -> tuple[str, int]:
-    """Return the mark after white space at `at`, and its end. Raises MissingTagError.
+def expect_mark(text: str, position: int, *marks: str) -> tuple[str, int]:
+    """Return which of `marks` stands at `position`, after white space, and its end; raise MissingTagError if none does.
 
     >>> expect_mark("  <a>b", 0, "<b>", "<a>")
     ('<a>', 5)
     """
-    start = skip_whitespace(text, at)
+    start = skip_whitespace(text, position)
     for mark in marks:
         if text.startswith(mark, start):
             return mark, start + len(mark)
     raise MissingTagError(start, " or ".join(marks))
 
 
-def read_until(text: str, at: int, mark: str, last: str) -> tuple[str, int]:
-    """Return the text up to a mark, and the mark's end. Raises MissingTagError if the mark is missing or `last` comes first.
+def read_until(text: str, position: int, mark: str, end_mark: str) -> tuple[str, int]:
+    """Return the text up to a mark, and the mark's end. Raises MissingTagError if the mark is missing or `end_mark` comes first.
 
     >>> read_until("ab<c>d", 0, "<c>", "<end>")
     ('ab', 5)
     """
-    end = text.find(mark, at)
-    early = text.find(last, at, end) if end >= 0 else text.find(last, at)
+    end = text.find(mark, position)
+    early = text.find(end_mark, position, end) if end >= 0 else text.find(end_mark, position)
     if early >= 0:
         raise MissingTagError(early, mark)
     if end < 0:
         raise MissingTagError(len(text), mark)
-    return text[at:end], end + len(mark)
+    return text[position:end], end + len(mark)
 
 
 class QwenXmlDialect(TaggedDialect):
@@ -99,31 +99,32 @@ class QwenXmlDialect(TaggedDialect):
         lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         return f"<tool_call>\n<function={call.name}>\n{lines}</function>\n</tool_call>"
 
-    def parse_tags(self, text: str, at: int, names: list[str]) -> ScanResult:
+    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse from `<tool_call>` to `</tool_call>`; a call that starts with `<function=` is malformed, with a hint."""
-        whole_call = text.startswith("<tool_call>", at)
-        _, at = expect_mark(text, at + len("<tool_call>") * whole_call, "<function=")
-        name, at = read_until(text, at, ">", self.end_mark)
-        names.append(name.strip())
+        whole_call = text.startswith("<tool_call>", position)
+        _, position = expect_mark(text, position + len("<tool_call>") * whole_call, "<function=")
+        name, position = read_until(text, position, ">", self.end_mark)
+        parsed_names.append(name.strip())
         given: dict[str, str] = {}
         while True:
-            mark, at = expect_mark(text, at, "<parameter=", "</function>")
+            mark, position = expect_mark(text, position, "<parameter=", "</function>")
             if mark == "</function>":
                 break
-            start = at
-            key, at = read_until(text, at, ">", self.end_mark)
-            value, at = read_until(text, at, "</parameter>", self.end_mark)
+            start = position
+            key, position = read_until(text, position, ">", self.end_mark)
+            value, position = read_until(text, position, "</parameter>", self.end_mark)
             if key in given:
                 raise MissingTagError(start, f"a parameter other than {key!r}")
             given[key] = value[value.startswith("\n") : len(value) - (value.endswith("\n") and len(value) > 1)]
         if not whole_call:
-            after = skip_whitespace(text, at)
-            at = after + len(self.end_mark) * text.startswith(self.end_mark, after)
-            return ScanResult(
-                (RawCall(names[0], None, CallStatus.MALFORMED, "it must begin with <tool_call> and end with </tool_call>"),), at
+            after = skip_whitespace(text, position)
+            position = after + len(self.end_mark) * text.startswith(self.end_mark, after)
+            return CallScanResult(
+                (RawCall(parsed_names[0], None, CallStatus.MALFORMED, "it must begin with <tool_call> and end with </tool_call>"),),
+                position,
             )
-        _, at = expect_mark(text, at, self.end_mark)
-        return ScanResult((RawCall(names[0], given, is_untyped=True),), at)
+        _, position = expect_mark(text, position, self.end_mark)
+        return CallScanResult((RawCall(parsed_names[0], given, is_untyped=True),), position)
 
 
 class GlmDialect(TaggedDialect):
@@ -145,20 +146,20 @@ class GlmDialect(TaggedDialect):
         lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
         return f"<tool_call>{call.name}\n{lines}</tool_call>"
 
-    def parse_tags(self, text: str, at: int, names: list[str]) -> ScanResult:
+    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse the name, then pairs of key and value."""
-        match = self._name_pattern.match(text, at + len("<tool_call>"))
-        names.append(match.group(1) if match else "")
-        at = match.end() if match else at
+        match = self._name_pattern.match(text, position + len("<tool_call>"))
+        parsed_names.append(match.group(1) if match else "")
+        position = match.end() if match else position
         given: dict[str, str] = {}
         while True:
-            mark, at = expect_mark(text, at, "<arg_key>", self.end_mark)
+            mark, position = expect_mark(text, position, "<arg_key>", self.end_mark)
             if mark == self.end_mark:
-                return ScanResult((RawCall(names[0], given, is_untyped=True),), at)
-            start = at
-            key, at = read_until(text, at, "</arg_key>", self.end_mark)
-            _, at = expect_mark(text, at, "<arg_value>")
-            value, at = read_until(text, at, "</arg_value>", self.end_mark)
+                return CallScanResult((RawCall(parsed_names[0], given, is_untyped=True),), position)
+            start = position
+            key, position = read_until(text, position, "</arg_key>", self.end_mark)
+            _, position = expect_mark(text, position, "<arg_value>")
+            value, position = read_until(text, position, "</arg_value>", self.end_mark)
             if key.strip() in given:
                 raise MissingTagError(start, f"a key other than {key.strip()!r}")
             given[key.strip()] = value
@@ -190,21 +191,21 @@ class DsmlDialect(TaggedDialect):
         )
         return f'{self.open_marks[0]}{call.name}">\n{lines}{self.end_mark}\n'
 
-    def parse_tags(self, text: str, at: int, names: list[str]) -> ScanResult:
+    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse the arguments, each a literal string or JSON."""
-        name, at = read_until(text, at + len(self.open_marks[0]), '">', self.end_mark)
-        names.append(name)
+        name, position = read_until(text, position + len(self.open_marks[0]), '">', self.end_mark)
+        parsed_names.append(name)
         given: dict[str, Any] = {}
         wrong = ""
         while True:
-            mark, at = expect_mark(text, at, self._parameter_mark, self.end_mark)
+            mark, position = expect_mark(text, position, self._parameter_mark, self.end_mark)
             if mark == self.end_mark:
                 broken = (RawCall(name, None, CallStatus.BAD_JSON, wrong),)
-                return ScanResult(broken if wrong else (RawCall(name, given),), at)
-            start = at
-            key, at = read_until(text, at, '"', self.end_mark)
-            kind, at = expect_mark(text, at, 'string="true">', 'string="false">')
-            value, at = read_until(text, at, self._parameter_close_mark, self.end_mark)
+                return CallScanResult(broken if wrong else (RawCall(name, given),), position)
+            start = position
+            key, position = read_until(text, position, '"', self.end_mark)
+            kind, position = expect_mark(text, position, 'string="true">', 'string="false">')
+            value, position = read_until(text, position, self._parameter_close_mark, self.end_mark)
             if key in given:
                 raise MissingTagError(start, f"a parameter other than {key!r}")
             try:

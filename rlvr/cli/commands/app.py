@@ -35,7 +35,7 @@ KINDS_HELP = "envs, verifiers, sandboxes, samplers, tools, algorithms, recipes, 
 
 
 @app.callback()
-def show_version_or_help(
+def handle_global_options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")] = False,
@@ -103,9 +103,9 @@ def verify(
     if explain and file is not None:
         raise ConfigError("--explain explains one answer; give --reference R with --answer A")
     if file is not None and reference is None and answer is None and not meta:
-        return verifying.verify_file(verifier, file, pairs=settings or [], workers=workers, json=json)
+        return verifying.verify_file(verifier, file, setting_pairs=settings or [], workers=workers, json=json)
     if file is None and reference is not None and answer is not None:
-        return verifying.verify_one(verifier, reference, answer, meta=meta, pairs=settings or [], explain=explain, json=json)
+        return verifying.verify_one(verifier, reference, answer, meta=meta, setting_pairs=settings or [], explain=explain, json=json)
     raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both")
 
 
@@ -121,8 +121,8 @@ def check(
     from rlvr.cli import checking
 
     if catalog:
-        return checking.check_catalog(kind, name, pairs=settings or [], json=json)
-    return checking.check_plugin(kind, name, pairs=settings or [], json=json)
+        return checking.check_catalog(kind, name, setting_pairs=settings or [], json=json)
+    return checking.check_plugin(kind, name, setting_pairs=settings or [], json=json)
 
 
 @app.command()
@@ -135,7 +135,7 @@ def new(
     """Write a template of a plugin package, with a test."""
     from rlvr.cli import scaffold
 
-    scaffold.write_package(kind, name, out=out, json=json)
+    scaffold.write_plugin_package(kind, name, out=out, json=json)
 
 
 @app.command()
@@ -163,7 +163,9 @@ def train(
     from rlvr.cli.settings import make_cluster_overrides
 
     overrides = [*make_cluster_overrides(cluster), *(overrides or [])]
-    running.train_run(recipe, overrides, model=model, test=test, verifier=verifier, out=out, resume=resume, verify=verify, json=json)
+    running.train_run(
+        recipe, overrides, model=model, test_data=test, verifier=verifier, out=out, resume=resume, verify_resume=verify, json=json
+    )
 
 
 @app.command()
@@ -225,7 +227,7 @@ def replay(
     from rlvr.cli import running
 
     if audit is not None:
-        return running.audit_run(run, groups=audit, json=json)
+        return running.resample_recorded_groups(run, num_groups=audit, json=json)
     return running.replay_run(run, json=json)
 
 
@@ -254,7 +256,7 @@ def doctor(
     if plan is not None:
         from rlvr.cli import planning
 
-        return planning.check_memory_plan(plan, memory=memory, gpus=gpus, json=json)
+        return planning.check_memory_plan(plan, memory_gb=memory, gpus=gpus, json=json)
     if model is not None:
         from rlvr.cli import numerics_check as agreement
 

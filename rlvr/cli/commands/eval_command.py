@@ -23,8 +23,12 @@ System = Annotated[Text, typer.Option(help="The system prompt, in place of the e
 NewTokens = Annotated[Whole, typer.Option(help="Maximum tokens of an answer, all turns together; default: the suite's.")]
 TurnTokens = Annotated[Whole, typer.Option(help="Maximum tokens of a turn; a longer turn is cut, and the conversation continues.")]
 Length = Annotated[Whole, typer.Option(help="Maximum tokens of prompt and answer together; endpoints have their own limit.")]
-EpisodeS = Annotated[Number, typer.Option(help="Time limit of an episode in seconds: the conversation ends with the turn that exceeds it.")]
-DeadlineS = Annotated[Number, typer.Option(help="Timeout of one step or verification in seconds; then there is no score. Default: 600.")]
+EpisodeTimeout = Annotated[
+    Number, typer.Option(help="Time limit of an episode in seconds: the conversation ends with the turn that exceeds it.")
+]
+VerifyTimeout = Annotated[
+    Number, typer.Option(help="Timeout of one step or verification in seconds; then there is no score. Default: 600.")
+]
 Concurrency = Annotated[Whole, typer.Option(help="How many requests run in parallel; default: the sampler's.")]
 Price = Annotated[
     str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million input and output tokens, such as 0.25,1.25; shows the cost.")
@@ -51,8 +55,8 @@ def eval_(
     max_new_tokens: NewTokens = None,
     max_turn_tokens: TurnTokens = None,
     max_length: Length = None,
-    episode_timeout_s: EpisodeS = None,
-    verify_timeout_s: DeadlineS = None,
+    episode_timeout_s: EpisodeTimeout = None,
+    verify_timeout_s: VerifyTimeout = None,
     concurrency: Concurrency = None,
     select: Annotated[str, typer.Option(help="Also show best@k, selected by: shortest, longest or confident.")] = "",
     seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
@@ -76,7 +80,7 @@ def eval_(
     shown = {"allow_unscored": allow_unscored, "json": json}
     if rescore is not None and not suite and not policy:
         sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None, "cluster": cluster or None}
-        return evaluating.rescore_run(rescore, pairs=settings or [], sampling_options=sampling, out=out, select=select, **shown)
+        return evaluating.rescore_run(rescore, setting_pairs=settings or [], sampling_options=sampling, out=out, select=select, **shown)
     if suite and not policy and rescore is None:
         raise ConfigError(
             f"--policy is missing; give one, such as hf:DIR, openai:URL#MODEL or scripted:gold: rlvr eval {suite} --policy hf:DIR"
@@ -84,4 +88,6 @@ def eval_(
     if not suite or rescore is not None:
         raise ConfigError("eval takes either a SUITE with --policy, such as `rlvr eval quick --policy scripted:gold`, or --rescore RUN")
     how = {**sampling, "seed": seed, "select": select, "retry": retry, "sampler": parse_settings(sampler or [], "--sampler")}
-    return evaluating.eval_suite(suite, policy, pairs=settings or [], out=out, price=price, eval_settings=how, cluster=cluster, **shown)
+    return evaluating.eval_suite(
+        suite, policy, setting_pairs=settings or [], out=out, price=price, eval_settings=how, cluster=cluster, **shown
+    )

@@ -23,4 +23,4 @@ def export_env(
     """Write an environment as files for another trainer."""
     from rlvr.cli import scaffold
 
-    scaffold.write_env_export(env, to, out=out, split=split, count=count, pairs=settings or [], json=json)
+    scaffold.write_env_export(env, to, out=out, split=split, count=count, setting_pairs=settings or [], json=json)

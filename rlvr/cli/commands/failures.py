@@ -56,7 +56,7 @@ def _format_usage_error(error: Any) -> str:
     return f"`{path}` has no option {option!r}{meant} see `{path} --help`"
 
 
-def print_failure(message: str, code: int) -> int:
+def print_failure(message: str, exit_code: int) -> int:
     """Print a message on standard error and return the exit code."""
     print(message, file=sys.stderr, flush=True)
-    return code
+    return exit_code

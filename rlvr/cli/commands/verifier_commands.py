@@ -30,7 +30,14 @@ def audit(
     limits = {"--max-fpr": max_fpr, "--max-fnr": max_fnr}
     how = {"search_calls": search, "timeout_s": timeout, "seed": seed}
     return auditing.audit_verifier(
-        verifier, pairs=pairs, settings=settings or [], limits=limits, audit_settings=how, golds=golds, out=out, json=json
+        verifier,
+        labelled_pairs=pairs,
+        setting_pairs=settings or [],
+        rate_limits=limits,
+        audit_settings=how,
+        max_golds=golds,
+        out=out,
+        json=json,
     )
 
 

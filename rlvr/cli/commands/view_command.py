@@ -24,4 +24,4 @@ def view(
     """Write runs as one HTML file: curves, episodes, tokens."""
     from rlvr.cli import viewing
 
-    viewing.view_runs(runs, out=out, against=against, follow=watch, port=port, json=json)
+    viewing.view_runs(runs, out=out, against=against, serve_live=watch, port=port, json=json)

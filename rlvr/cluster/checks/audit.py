@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from rlvr.cluster.checks.comparison import TIME_REASONS, SampledAnswer, describe_difference, extract_answer
+from rlvr.cluster.checks.comparison import TIME_REASONS, ComparedFields, describe_difference, get_compared_fields
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.config.config import ModelConfig, RunConfig
-from rlvr.contracts import Sampling
+from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.models.device import get_trainer_precision
@@ -56,7 +56,7 @@ Group = Sequence[Mapping[str, Any]]
 
 @dataclass(slots=True)
 class AuditReport:
-    """The result of an audit.
+    """The result of sampling recorded groups of a run again: how many groups and answers were compared, and how many answers differ.
 
     >>> AuditReport(groups=2, answers=16).record()
     {'groups': 2, 'answers': 16, 'differing': 0, 'left_out': 0, 'details': []}
@@ -75,15 +75,15 @@ class AuditReport:
         return asdict(self)
 
 
-def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
+def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> AuditReport:
     """Sample some recorded groups of a run again, and compare the completions.
 
     Args:
         run: the run folder; the run may still be going on.
-        groups: how many groups; they are drawn at random, with a fixed seed, from those whose weights are in a checkpoint.
+        num_groups: how many groups; they are drawn at random, with a fixed seed, from those whose weights are in a checkpoint.
     """
-    if groups < 1:
-        raise ConfigError(f"groups is {groups}; an audit compares at least 1")
+    if num_groups < 1:
+        raise ConfigError(f"num_groups is {num_groups}; an audit compares at least 1")
     run, report = Path(run), AuditReport()
     config, places = load_run_config(run), {parse_step(place): place for place in iter_complete_checkpoints(run)}
     if config.rollout.partial_rollout_tokens is not None:
@@ -95,8 +95,8 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
             f"{run} has no recorded group whose weights are in a checkpoint (there are those of steps: {found}); "
             "for an audit, save more often (log.save_every) and keep the checkpoints (log.save_total_limit)"
         )
-    chosen = random.Random(0).sample(known, min(groups, len(known)))
-    with closing(build_worker(config)) as collector:
+    chosen = random.Random(0).sample(known, min(num_groups, len(known)))
+    with closing(build_local_worker(config)) as collector:
         for version, group in sorted(((group[0]["policy_version"], group) for group in chosen), key=lambda pair: pair[0]):
             if version != collector.version and collector.model is not None:
                 model = load_model(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
@@ -106,7 +106,7 @@ def audit(run: str | Path, *, groups: int = 8) -> AuditReport:
                 )
                 del model
             collector.version = version
-            add_comparison(report, group, resample_group(collector, config, group))
+            compare_and_add_group(report, group, resample_group(collector, config, group))
     return report
 
 
@@ -114,7 +114,9 @@ def iter_recorded_groups(run: Path, config: RunConfig, report: AuditReport) -> I
     """Read the groups of the log, each in the order of its members. Groups that cannot be sampled again are counted and skipped."""
     log = run / "episodes.jsonl"
     rows = (
-        check_row(row, number, log) for number, row in enumerate(read_jsonl(log), 1) if not any(row.get(name) for name in AUXILIARY_FLAGS)
+        check_log_row(row, number, log)
+        for number, row in enumerate(read_jsonl(log), 1)
+        if not any(row.get(name) for name in AUXILIARY_FLAGS)
     )
     for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
         group = list(found)
@@ -126,21 +128,23 @@ def iter_recorded_groups(run: Path, config: RunConfig, report: AuditReport) -> I
             report.left_out += 1
 
 
-def check_row(row: Mapping[str, Any], number: int, log: Path) -> Mapping[str, Any]:
+def check_log_row(row: Mapping[str, Any], line_number: int, log: Path) -> Mapping[str, Any]:
     """Check a row and return it; ConfigError if it was damaged."""
     for name, kind in REQUIRED_FIELDS.items():
         if not isinstance(row.get(name), kind):
             raise ConfigError(
-                f"{log}, line {number} has {name} {row.get(name)!r:.40}, not {kind.__name__}; the record was damaged or changed"
+                f"{log}, line {line_number} has {name} {row.get(name)!r:.40}, not {kind.__name__}; the record was damaged or changed"
             )
     if not re.fullmatch(r"\d+:\d+", row["group"]):
-        raise ConfigError(f"{log}, line {number} has group {row['group']!r:.40}, not STEP:PLACE; the record was damaged or changed")
+        raise ConfigError(f"{log}, line {line_number} has group {row['group']!r:.40}, not STEP:PLACE; the record was damaged or changed")
     if not all(isinstance(value, int | float) for name in ("tokens", "action_mask", "logprobs") for value in row[name]):
-        raise ConfigError(f"{log}, line {number} has tokens, acted or logprobs that are not numbers; the record was damaged or changed")
+        raise ConfigError(
+            f"{log}, line {line_number} has tokens, acted or logprobs that are not numbers; the record was damaged or changed"
+        )
     return row
 
 
-def build_worker(config: RunConfig) -> RolloutWorker:
+def build_local_worker(config: RunConfig) -> RolloutWorker:
     """Build a rollout worker in this process, without verifier workers."""
     accelerator = Accelerator()
     plain = config.model_copy(update={"cluster": None})
@@ -156,25 +160,25 @@ def build_worker(config: RunConfig) -> RolloutWorker:
     return made
 
 
-def resample_group(collector: RolloutWorker, config: RunConfig, group: Group) -> list[Episode]:
+def resample_group(worker: RolloutWorker, config: RunConfig, group: Group) -> list[Episode]:
     """Sample the completions of a recorded group again."""
-    mdp, asked, first = collector.rollout.mdp, config.rollout, group[0]
+    mdp, asked, first = worker.rollout.mdp, config.rollout, group[0]
     step, place = map(int, str(first["group"]).split(":"))
     task = mdp.environment.task(first["split"], first["index"])
     draws = [RolloutRequest(task, first["group"], derive_seed(config.seed, step - 1, place, member)) for member in range(len(group))]
-    sampling = Sampling(asked.temperature, asked.top_p, asked.top_k, mdp.tokenizer.stop_ids)
-    data, _ = collector.collect(collector.version, draws, sampling, collector.version)
+    sampling = SamplingParams(asked.temperature, asked.top_p, asked.top_k, mdp.tokenizer.stop_ids)
+    data, _ = worker.run_task(worker.version, draws, sampling, worker.version)
     [found] = decode_episodes(EncodedEpisodes.from_bytes(data))
     return found
 
 
-def add_comparison(report: AuditReport, group: Group, found: Sequence[Episode]) -> None:
-    """Compare one group, and add it to a report."""
+def compare_and_add_group(report: AuditReport, recorded_group: Group, resampled_episodes: Sequence[Episode]) -> None:
+    """Compare one recorded group with its new sampling, and add the result to the report."""
     report.groups += 1
-    for member, (row, episode) in enumerate(zip(group, found, strict=True)):
+    for member, (row, episode) in enumerate(zip(recorded_group, resampled_episodes, strict=True)):
         report.answers += 1
-        before = SampledAnswer(row["tokens"], list(map(bool, row["action_mask"])), row["logprobs"])
-        if what := describe_difference(before, extract_answer(episode)):
+        before = ComparedFields(row["tokens"], list(map(bool, row["action_mask"])), row["logprobs"])
+        if what := describe_difference(before, get_compared_fields(episode)):
             report.differing += 1
             if len(report.details) < MAX_DETAILS:
                 report.details.append(

@@ -17,10 +17,10 @@ LOGPROB_TOLERANCE = 0.01
 """Tolerance of log-probabilities: different hardware gives different last bits."""
 
 
-class SampledAnswer(NamedTuple):
-    """The compared fields of a completion.
+class ComparedFields(NamedTuple):
+    """The fields of a completion that two samplings of the same request are compared by.
 
-    >>> SampledAnswer([5, 6], [False, True], [0.0, -0.5]).tokens
+    >>> ComparedFields([5, 6], [False, True], [0.0, -0.5]).tokens
     [5, 6]
     """
 
@@ -31,9 +31,9 @@ class SampledAnswer(NamedTuple):
     """Whether it is a partial completion that continues in a later step."""
 
 
-def extract_answer(episode: Episode) -> SampledAnswer:
+def get_compared_fields(episode: Episode) -> ComparedFields:
     """Extract the compared fields of an episode."""
-    return SampledAnswer(episode.tokens, episode.action_mask, episode.logprobs, episode.error == CONTINUES_ERROR)
+    return ComparedFields(episode.tokens, episode.action_mask, episode.logprobs, episode.error == CONTINUES_ERROR)
 
 
 def is_comparable(one: Episode, other: Episode) -> bool:
@@ -41,10 +41,10 @@ def is_comparable(one: Episode, other: Episode) -> bool:
     return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") in TIME_REASONS for episode in (one, other))
 
 
-def describe_difference(one: SampledAnswer, other: SampledAnswer) -> str:
+def describe_difference(one: ComparedFields, other: ComparedFields) -> str:
     """Describe the first difference between two samplings; "" if they are equal.
 
-    >>> describe_difference(SampledAnswer([5, 6], [False, True], [0.0, -0.5]), SampledAnswer([5, 7], [False, True], [0.0, -0.5]))
+    >>> describe_difference(ComparedFields([5, 6], [False, True], [0.0, -0.5]), ComparedFields([5, 7], [False, True], [0.0, -0.5]))
     'token 1 is 6 in one and 7 in the other'
     """
     for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.action_mask, other.action_mask)}.items():
@@ -61,9 +61,11 @@ def describe_difference(one: SampledAnswer, other: SampledAnswer) -> str:
     return ""
 
 
-def choose_audited(units: Mapping[str, RolloutTask], share: float) -> dict[str, RolloutTask]:
+def choose_audit_tasks(tasks: Mapping[str, RolloutTask], fraction: float) -> dict[str, RolloutTask]:
     """Choose the tasks that are sampled a second time, and name them. The choice does not depend on the number of workers."""
-    return {make_audit_name(name): unit for name, unit in units.items() if unit and zlib.crc32(unit[0].group.encode()) < share * (1 << 32)}
+    return {
+        make_audit_name(name): unit for name, unit in tasks.items() if unit and zlib.crc32(unit[0].group.encode()) < fraction * (1 << 32)
+    }
 
 
 def make_audit_name(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import rlvr
 from rlvr.cluster.checks.reachability import check_can_join
-from rlvr.cluster.machines import check_capacity, list_requirements
+from rlvr.cluster.machines import check_capacity, list_required_processes
 from rlvr.cluster.ray_transport import connect_ray
 from rlvr.config.cluster import ClusterConfig
 from rlvr.errors import ConfigError
@@ -23,7 +23,7 @@ CHECK_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check.
+    """The result of one check of a cluster: what was checked, what is wrong, details, and what to do.
 
     >>> CheckResult("collector", "", "needs 1 CPUs, placed on n1").fault
     ''
@@ -36,7 +36,7 @@ class CheckResult:
     advice: str = ""
 
 
-class _Probe:
+class _MachineProbe:
     """Actor that reports its machine and the versions that are installed there."""
 
     def about(self) -> dict[str, str]:
@@ -74,10 +74,10 @@ def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOU
             check_capacity(settings, machines)
         except ConfigError as error:
             found.append(CheckResult("capacity", "too small", str(error), "ask for fewer, or add machines"))
-        kind = ray.remote(max_restarts=0, max_task_retries=0)(_Probe)
-        for role, needs in [(role, needs) for role, count, needs in list_requirements(settings) if count]:
+        kind = ray.remote(max_restarts=0, max_task_retries=0)(_MachineProbe)
+        for role, needs in [(role, needs) for role, count, needs in list_required_processes(settings) if count]:
             if lacking := [name for name, amount in needs.items() if all(machine.get(name, 0.0) < amount for machine in machines)]:
-                lacks = f"needs {format_needs(needs)} on one machine, and no machine has so many {' and '.join(lacking)}s"
+                lacks = f"needs {format_resources(needs)} on one machine, and no machine has so many {' and '.join(lacking)}s"
                 found.append(CheckResult(role, "no machine is large enough", lacks))
                 continue
             actors.append(kind.options(num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0)).remote())
@@ -97,7 +97,7 @@ def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOU
             ray.shutdown()
 
 
-def format_needs(needs: dict[str, float]) -> str:
+def format_resources(needs: dict[str, float]) -> str:
     """Format the resources of a process.
 
     >>> words({"CPU": 1.0, "GPU": 2.0})
@@ -106,24 +106,24 @@ def format_needs(needs: dict[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
 
 
-def _check_placement(ray: Any, role: str, needs: dict[str, float], call: Any, until: float) -> CheckResult:
+def _check_placement(ray: Any, role: str, needs: dict[str, float], start_call: Any, deadline: float) -> CheckResult:
     """Check that a process of this kind starts."""
-    ready, _ = ray.wait([call], timeout=max(0.1, until - time.monotonic()))
+    ready, _ = ray.wait([start_call], timeout=max(0.1, deadline - time.monotonic()))
     if ready:
         try:
-            return CheckResult(role, "", f"needs {format_needs(needs)}; placed on {ray.get(call, timeout=5)['machine']}")
+            return CheckResult(role, "", f"needs {format_resources(needs)}; placed on {ray.get(start_call, timeout=5)['machine']}")
         except ray.exceptions.RayError as error:
             return CheckResult(role, "does not start", " ".join(str(error).split())[:200], "see the logs of Ray on that machine")
     free = ray.available_resources()
     busy = [name for name, amount in needs.items() if free.get(name, 0.0) < amount]
     why = f"all {' and '.join(busy)}s are in use" if busy else "no process started in time"
-    return CheckResult(role, "not placed", f"needs {format_needs(needs)} on one machine; {why}", "`ray status` shows what else runs")
+    return CheckResult(role, "not placed", f"needs {format_resources(needs)} on one machine; {why}", "`ray status` shows what else runs")
 
 
-def _check_versions(ray: Any, names: Sequence[str], calls: Sequence[Any], until: float) -> list[CheckResult]:
+def _check_versions(ray: Any, names: Sequence[str], calls: Sequence[Any], deadline: float) -> list[CheckResult]:
     """Check that each machine answers and has the versions of this one."""
     mine, found = collect_versions(), list[CheckResult]()
-    ray.wait(list(calls), num_returns=len(calls), timeout=max(0.1, until - time.monotonic()))
+    ray.wait(list(calls), num_returns=len(calls), timeout=max(0.1, deadline - time.monotonic()))
     for name, call in zip(names, calls, strict=True):
         if not ray.wait([call], timeout=0)[0]:
             found.append(

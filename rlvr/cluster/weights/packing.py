@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlvr.cluster.weights.weight_updates import Array, Bucket, TensorSlice, WeightUpdate, compute_checksum
+from rlvr.cluster.weights.weight_updates import Array, TensorBucket, TensorSlice, WeightUpdate, compute_checksum
 from rlvr.errors import ConfigError, RlvrError
-from rlvr.models.plain_weights import cast_matrix
+from rlvr.models.plain_weights import cast_if_matrix
 
 MAX_BUCKET_BYTES = 256 << 20
 """Maximum bytes of a bucket."""
@@ -34,7 +34,7 @@ COMPARE_CHUNK = 1 << 26
 
 
 class WeightPacker:
-    """Encode each version of the weights of a model."""
+    """Encodes each version of the trainer's weights for rollout workers, as a full copy or as a delta to the version before."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class WeightPacker:
         bucket_bytes: int = MAX_BUCKET_BYTES,
         full_copy_interval: int = FULL_COPY_INTERVAL,
     ) -> None:
-        """`vectors`: whether vectors are converted to the precision too, not only matrices."""
+        """`converts_vectors`: whether vectors are converted to the precision too, not only matrices."""
         if mode == "delta" and getattr(torch, precision).itemsize != 2:
             raise ConfigError(
                 f"cluster.weights is delta, but rollout workers compute in {precision}, where an update changes nearly every weight; "
@@ -85,7 +85,7 @@ class WeightPacker:
 
     def _iter_tensors(self, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over the tensors as they are sent; tied tensors come once."""
-        seen, same = set[int](), has_precision(model, self.precision)
+        seen, same = set[int](), has_dtype(model, self.precision)
         for name, tensor in model.state_dict(keep_vars=True).items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
@@ -115,23 +115,23 @@ class WeightPacker:
 
 
 def convert_tensor(tensor: torch.Tensor, precision: str, *, converts_vectors: bool) -> torch.Tensor:
-    """Convert a tensor to the precision of the workers; without `vectors` only matrices."""
+    """Convert a tensor to the precision of the workers; vectors only if `converts_vectors`."""
     dtype = getattr(torch, precision)
-    return tensor.to(dtype) if converts_vectors and tensor.is_floating_point() else cast_matrix(tensor, precision)
+    return tensor.to(dtype) if converts_vectors and tensor.is_floating_point() else cast_if_matrix(tensor, precision)
 
 
 def convert_model(model: Any, precision: str, *, converts_vectors: bool) -> Any:
     """Convert a model in place to the precision in which weights are sent, and return it."""
-    if has_precision(model, precision):
+    if has_dtype(model, precision):
         return model
     if converts_vectors:
         return model.to(getattr(torch, precision))
     for weight in model.parameters():
-        weight.data = cast_matrix(weight.data, precision)
+        weight.data = cast_if_matrix(weight.data, precision)
     return model
 
 
-def has_precision(model: Any, precision: str) -> bool:
+def has_dtype(model: Any, precision: str) -> bool:
     """Whether a model has a precision; then its tensors of other precisions are not converted."""
     return bool(getattr(torch, precision) == model.dtype)
 
@@ -151,40 +151,40 @@ def _view_bytes(tensor: torch.Tensor) -> Array:
     return found
 
 
-def _fill_buckets(parts: Iterable[TensorSlice], max_bytes: int) -> Iterator[Bucket]:
+def _fill_buckets(tensor_slices: Iterable[TensorSlice], max_bytes: int) -> Iterator[TensorBucket]:
     """Group parts into buckets of at most so many bytes, unless one part is larger."""
     held, size = list[TensorSlice](), 0
-    for part in parts:
+    for part in tensor_slices:
         if held and size + part.data.nbytes > max_bytes:
-            yield Bucket.from_parts(held)
+            yield TensorBucket.from_parts(held)
             held, size = [], 0
         held.append(part)
         size += part.data.nbytes
     if held:
-        yield Bucket.from_parts(held)
+        yield TensorBucket.from_parts(held)
 
 
-def _encode_changes(at: Array, moves: Array) -> tuple[Array, int]:
+def _encode_changes(indices: Array, differences: Array) -> tuple[Array, int]:
     """Compress indices and differences: first all low bytes, then the higher bytes, which are nearly all 0."""
-    gaps = np.diff(at, prepend=0)
+    gaps = np.diff(indices, prepend=0)
     wide = next(size for size in (1, 2, 4) if gaps.max() < 1 << 8 * size)
-    folded = (moves << 1) ^ (moves >> 15)  # -1 becomes 1, and 1 becomes 2
-    columns = [part.view(np.uint8).reshape(len(at), -1).T for part in (gaps.astype(f"<u{wide}"), folded.astype("<i2"))]
+    folded = (differences << 1) ^ (differences >> 15)  # -1 becomes 1, and 1 becomes 2
+    columns = [part.view(np.uint8).reshape(len(indices), -1).T for part in (gaps.astype(f"<u{wide}"), folded.astype("<i2"))]
     return np.frombuffer(zlib.compress(b"".join(column.tobytes() for column in columns), 1), np.uint8), wide
 
 
-def _decode_changes(part: TensorSlice) -> tuple[Array, Array]:
+def _decode_changes(tensor_slice: TensorSlice) -> tuple[Array, Array]:
     """Decode the indices and differences of `_encode_changes`."""
-    length = part.num_changed * (part.gap_bytes + 2)
+    length = tensor_slice.num_changed * (tensor_slice.gap_bytes + 2)
     opened = zlib.decompressobj()
     try:
-        plain = np.frombuffer(opened.decompress(part.data.data, max(1, length)), np.uint8)
+        plain = np.frombuffer(opened.decompress(tensor_slice.data.data, max(1, length)), np.uint8)
     except zlib.error as error:
-        raise RlvrError(f"the changes of {part.name} cannot be decompressed: {error}") from error
+        raise RlvrError(f"the changes of {tensor_slice.name} cannot be decompressed: {error}") from error
     if len(plain) != length or not opened.eof:
-        raise RlvrError(f"the changes of {part.name} are not {part.num_changed:,} of {part.gap_bytes} and 2 bytes")
-    edge = part.num_changed * part.gap_bytes
-    gaps = np.ascontiguousarray(plain[:edge].reshape(part.gap_bytes, -1).T).view(f"<u{part.gap_bytes}").reshape(-1)
+        raise RlvrError(f"the changes of {tensor_slice.name} are not {tensor_slice.num_changed:,} of {tensor_slice.gap_bytes} and 2 bytes")
+    edge = tensor_slice.num_changed * tensor_slice.gap_bytes
+    gaps = np.ascontiguousarray(plain[:edge].reshape(tensor_slice.gap_bytes, -1).T).view(f"<u{tensor_slice.gap_bytes}").reshape(-1)
     folded = np.ascontiguousarray(plain[edge:].reshape(2, -1).T).view("<u2").reshape(-1)
     return np.cumsum(gaps, dtype=np.int64), (folded >> 1).astype(np.int16) ^ -(folded & 1).astype(np.int16)
 
@@ -193,7 +193,7 @@ def _decode_changes(part: TensorSlice) -> tuple[Array, Array]:
 
 
 def apply_updates(model: Any, updates: Iterable[WeightUpdate]) -> None:
-    """Update a model to the version of the last parcel; RlvrError if its weights are not exactly those of the trainer.
+    """Update a model with these weight updates, in order; RlvrError if its weights are then not exactly those of the trainer.
 
     After an error the model mixes several versions and must not be used.
     """
@@ -223,30 +223,30 @@ def apply_updates(model: Any, updates: Iterable[WeightUpdate]) -> None:
                 desk = _copy_bytes(places[part.name], part, desk)
         if others := parcel.checksums.keys() - places.keys():
             raise RlvrError(f"the weights that were sent are those of another model: it has {min(others)}, and here is no such tensor")
-        _check_complete(places, given | {name: places[name].nbytes for name in parcel.checksums})
+        _check_all_received(places, given | {name: places[name].nbytes for name in parcel.checksums})
         result = parcel.checksums
     for name, checksum in result.items():
         if zlib.crc32(_view_bytes(places[name]).data) != checksum:
             raise RlvrError(f"{name} has a wrong checksum after the delta; a full copy is needed")
 
 
-def _check_complete(places: Mapping[str, torch.Tensor], given: Mapping[str, int]) -> None:
+def _check_all_received(tensors: Mapping[str, torch.Tensor], received_bytes: Mapping[str, int]) -> None:
     """Check that every tensor was received or has a checksum; a tied tensor under any of its names."""
-    full = {(place.data_ptr(), place.shape) for name, place in places.items() if given[name] == place.nbytes}
-    if missing := [name for name, place in places.items() if (place.data_ptr(), place.shape) not in full]:
+    full = {(place.data_ptr(), place.shape) for name, place in tensors.items() if received_bytes[name] == place.nbytes}
+    if missing := [name for name, place in tensors.items() if (place.data_ptr(), place.shape) not in full]:
         raise RlvrError(f"the weights that were sent are those of another model: {len(missing)} tensors are missing, such as {missing[0]}")
 
 
-def _copy_bytes(place: torch.Tensor, part: TensorSlice, buffer: Array) -> Array:
+def _copy_bytes(tensor: torch.Tensor, tensor_slice: TensorSlice, buffer: Array) -> Array:
     """Copy bytes into a tensor. Copies to a device go through a reused buffer, which is returned."""
-    into = place.view(-1).view(torch.uint8)[part.offset : part.offset + part.data.nbytes]
-    if place.device.type == "cpu":
-        np.copyto(into.numpy(), part.data)
+    into = tensor.view(-1).view(torch.uint8)[tensor_slice.offset : tensor_slice.offset + tensor_slice.data.nbytes]
+    if tensor.device.type == "cpu":
+        np.copyto(into.numpy(), tensor_slice.data)
         return buffer
-    if len(buffer) < part.data.nbytes:
-        buffer = np.empty(part.data.nbytes, np.uint8)
-    np.copyto(buffer[: part.data.nbytes], part.data)
-    into.copy_(torch.from_numpy(buffer[: part.data.nbytes]))
+    if len(buffer) < tensor_slice.data.nbytes:
+        buffer = np.empty(tensor_slice.data.nbytes, np.uint8)
+    np.copyto(buffer[: tensor_slice.data.nbytes], tensor_slice.data)
+    into.copy_(torch.from_numpy(buffer[: tensor_slice.data.nbytes]))
     return buffer
 
 

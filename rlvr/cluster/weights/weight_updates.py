@@ -37,8 +37,8 @@ class TensorSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Parts that are sent together.
+class TensorBucket:
+    """Slices of tensors that are sent together, with their checksum.
 
     >>> Bucket((), 0).parts
     ()
@@ -48,9 +48,9 @@ class Bucket:
     checksum: int
 
     @classmethod
-    def from_parts(cls, parts: Iterable[TensorSlice]) -> Bucket:
+    def from_parts(cls, tensor_slices: Iterable[TensorSlice]) -> TensorBucket:
         """Make a bucket of these parts, with their checksum."""
-        made = tuple(parts)
+        made = tuple(tensor_slices)
         return cls(made, compute_checksum(made))
 
 
@@ -72,17 +72,17 @@ class WeightUpdate:
     """Total bytes of all buckets."""
 
 
-def compute_checksum(parts: Iterable[TensorSlice]) -> int:
+def compute_checksum(tensor_slices: Iterable[TensorSlice]) -> int:
     """Compute the checksum of all parts, in order, over their bytes and their positions."""
     found = 0
-    for part in parts:
+    for part in tensor_slices:
         head = repr((part.name, part.type_and_shape, part.offset, part.num_changed, part.gap_bytes))
         found = zlib.crc32(part.data.data, zlib.crc32(head.encode(), found))
     return found
 
 
 class WeightHistory:
-    """The stored versions of a transport. It finds what a worker must load.
+    """The stored weight updates; finds which ones a worker must load to get from its version to another.
 
     >>> chain = WeightHistory()
     >>> for version, is_delta in enumerate([False, True, True]):
@@ -94,12 +94,12 @@ class WeightHistory:
     def __init__(self) -> None:
         self._updates, self._lock = dict[int, WeightUpdate](), threading.Lock()
 
-    def add(self, version: int, parcel: WeightUpdate) -> None:
+    def add(self, version: int, update: WeightUpdate) -> None:
         """Add a newer version; from any thread."""
         with self._lock:
-            self._updates[version] = parcel
+            self._updates[version] = update
 
-    def keep_versions(self, versions: Collection[int]) -> None:
+    def free_other_versions(self, versions: Collection[int]) -> None:
         """Free the versions that neither these nor later versions need."""
         with self._lock:
             first = min(
@@ -108,12 +108,12 @@ class WeightHistory:
             )
             self._updates = {version: parcel for version, parcel in self._updates.items() if version >= first}
 
-    def get_updates(self, version: int, current: int | None) -> list[WeightUpdate]:
-        """Return the parcels that update a worker to a version, in order; `has` is its present version."""
+    def get_updates(self, target_version: int, current_version: int | None) -> list[WeightUpdate]:
+        """Return the updates that bring a worker from `current_version` (None: no weights) to `target_version`, in order."""
         with self._lock:
-            first = self._find_full_version(version)
-            first = current + 1 if current is not None and first <= current <= version else first
-            return [parcel for at, parcel in self._updates.items() if first <= at <= version]
+            first = self._find_full_version(target_version)
+            first = current_version + 1 if current_version is not None and first <= current_version <= target_version else first
+            return [parcel for at, parcel in self._updates.items() if first <= at <= target_version]
 
     def _find_full_version(self, version: int) -> int:
         """Return the last version up to this one with a full copy."""

@@ -12,7 +12,7 @@ from typing import Any
 from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair, generate_pairs
 from rlvr.conformance.audit.search import UniversalAnswer, search_universal_answers
 from rlvr.conformance.audit.verifier_process import VerifierProcess, VerifierReply
-from rlvr.contracts import Example
+from rlvr.contracts import VerifierExample
 from rlvr.errors import ConfigError
 from rlvr.task import to_plain_json
 
@@ -31,10 +31,10 @@ NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 
 
 @dataclass(slots=True)
-class PairFamily:
+class PairFamilyCounts:
     """The counts of one family of pairs, and its shortest failures.
 
-    >>> PairFamily("near miss", right=False, asked=10, failed=1).failure_rate
+    >>> PairFamilyCounts("near miss", right=False, asked=10, failed=1).failure_rate
     0.1
     """
 
@@ -55,7 +55,7 @@ class PairFamily:
         scored = self.asked - self.unscored - self.crashed
         return self.failed / scored if scored else None
 
-    def add(self, pair: LabelledPair, reply: VerifierReply) -> None:
+    def count_reply(self, pair: LabelledPair, reply: VerifierReply) -> None:
         """Count one reply."""
         self.asked += 1
         if reply.crash_message:
@@ -79,12 +79,12 @@ class PairFamily:
 class AuditReport:
     """The results of an audit.
 
-    >>> AuditReport("exact", []).compute_rates()
+    >>> AuditReport("exact", []).compute_error_rates()
     {'given': {'false_positive': None, 'false_negative': None}, 'made': {'false_positive': None, 'false_negative': None}}
     """
 
     target: str
-    families: list[PairFamily]
+    families: list[PairFamilyCounts]
     accepted_forms: list[str] = field(default_factory=list)
     """The forms of declaring an answer that the verifier accepts."""
     skipped: int = 0
@@ -94,7 +94,7 @@ class AuditReport:
     durations_s: list[float] = field(default_factory=list)
     """Duration of each verification."""
 
-    def compute_rates(self) -> dict[str, dict[str, float | None]]:
+    def compute_error_rates(self) -> dict[str, dict[str, float | None]]:
         """Compute the rates of false positives and false negatives, of labelled and of generated pairs."""
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
@@ -105,7 +105,7 @@ class AuditReport:
             }
         return found
 
-    def compute_latency(self) -> dict[str, float]:
+    def compute_latency_quantiles(self) -> dict[str, float]:
         """Compute median, 95 %, 99 % and maximum of the verification time in seconds."""
         ordered = sorted(self.durations_s) or [0.0]
         at = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
@@ -115,26 +115,26 @@ class AuditReport:
         """Convert the report to plain JSON."""
         return {
             "verifier": self.target,
-            "rates": self.compute_rates(),
+            "rates": self.compute_error_rates(),
             "asked": sum(family.asked for family in self.families),
             "unscored": sum(family.unscored for family in self.families),
             "crashed": sum(family.crashed for family in self.families),
             "skipped": self.skipped,
             "forms": self.accepted_forms,
-            "latency_seconds": self.compute_latency(),
+            "latency_seconds": self.compute_latency_quantiles(),
             "disagreements": self.disagreements,
             "search": [{**asdict(key), "share": key.rewarded_fraction} for key in self.universal_answers],
             "families": [{**asdict(family), "rate": family.failure_rate} for family in self.families],
         }
 
 
-def _failure_rate(families: Iterable[PairFamily]) -> float | None:
+def _failure_rate(families: Iterable[PairFamilyCounts]) -> float | None:
     rows = list(families)
     scored = sum(f.asked - f.unscored - f.crashed for f in rows)
     return sum(f.failed for f in rows) / scored if scored else None
 
 
-def load_pairs(path: Path) -> tuple[list[LabelledPair], int]:
+def load_labelled_pairs(path: Path) -> tuple[list[LabelledPair], int]:
     """Load the labelled pairs of a JSONL file; also return how many have another label than right or wrong."""
     found, skipped = [], 0
     try:
@@ -164,8 +164,10 @@ def load_pairs(path: Path) -> tuple[list[LabelledPair], int]:
     return found, skipped
 
 
-def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[Example], *, max_golds: int, seed: int) -> list[LabelledPair]:
-    """Collect some bare golds: references of the pairs, else of the verifier's own examples."""
+def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExample], *, max_golds: int, seed: int) -> list[LabelledPair]:
+    """Collect right answers without a declaring mark: the references of the pairs, or else the right answers of the verifier's own
+    examples.
+    """
     found: dict[str, LabelledPair] = {}
     for pair in pairs:
         if isinstance(pair.reference, str | int | float) and not isinstance(pair.reference, bool):
@@ -187,25 +189,25 @@ def run_audit(
     *,
     settings: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
-    search_calls: int = 400,
+    max_search_calls: int = 400,
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> AuditReport:
     """Verify every pair twice, in two processes, and search for answers that are rewarded without knowing the question."""
     report = AuditReport(target, [])
-    families: dict[tuple[str, bool, bool], PairFamily] = {}
+    families: dict[tuple[str, bool, bool], PairFamilyCounts] = {}
     count = 0
     with (
         VerifierProcess(target, settings, timeout_s=timeout_s, seed=1) as one,
         VerifierProcess(target, settings, timeout_s=timeout_s, seed=2) as two,
     ):
-        report.accepted_forms = _find_accepted_forms(one, golds)
+        report.accepted_forms = _find_accepted_answer_forms(one, golds)
         given = [(pair, True) for pair in pairs]
         for pair, labelled in [*given, *((pair, False) for pair in generate_pairs(golds, report.accepted_forms or [ANSWER_FORMS[0][0]]))]:
-            first, second = one.verify_row(pair.to_row()), two.verify_row(pair.to_row())
+            first, second = one.verify_row(pair.to_worker_request()), two.verify_row(pair.to_worker_request())
             report.durations_s.append(first.duration_s)
             key = (pair.family, pair.is_correct, labelled)
-            families.setdefault(key, PairFamily(*key)).add(pair, first)
+            families.setdefault(key, PairFamilyCounts(*key)).count_reply(pair, first)
             if (first.score, first.crash_message) != (second.score, second.crash_message):
                 report.disagreements.append(
                     {"answer": pair.answer[:500], "reference": to_plain_json(pair.reference), "scores": [first.score, second.score]}
@@ -214,17 +216,21 @@ def run_audit(
             on_progress(count)
         seen = [pair.answer for pair in pairs if len(pair.answer) < 300]
         report.universal_answers = search_universal_answers(
-            golds, seen, lambda gold, text: one.verify_row({**gold.to_row(), "answer": text}).is_rewarded, max_calls=search_calls, seed=seed
+            golds,
+            seen,
+            lambda gold, text: one.verify_row({**gold.to_worker_request(), "answer": text}).is_rewarded,
+            max_calls=max_search_calls,
+            seed=seed,
         )
     report.families = sorted(families.values(), key=lambda f: (-(f.failure_rate or 0.0), f.right, f.name))
     return report
 
 
-def _find_accepted_forms(verifier: VerifierProcess, golds: Sequence[LabelledPair]) -> list[str]:
-    """Find the forms in which at least half of some golds are accepted, the best first."""
+def _find_accepted_answer_forms(verifier: VerifierProcess, golds: Sequence[LabelledPair]) -> list[str]:
+    """Find the answer forms (bare, box, tag, ...) in which the verifier accepts at least half of some golds, the best first."""
     some = golds[:NUM_PROBE_GOLDS]
     accepted = {
-        name: sum(verifier.verify_row({**gold.to_row(), "answer": text.format(gold.answer)}).is_rewarded for gold in some)
+        name: sum(verifier.verify_row({**gold.to_worker_request(), "answer": text.format(gold.answer)}).is_rewarded for gold in some)
         for name, text in ANSWER_FORMS
     }
     return [name for name in sorted(accepted, key=lambda name: -accepted[name]) if some and 2 * accepted[name] >= len(some)]

@@ -36,18 +36,18 @@ class LabelledPair:
     question: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
 
-    def to_row(self) -> dict[str, Any]:
+    def to_worker_request(self) -> dict[str, Any]:
         """Convert the pair to a request for a worker."""
         return {"answer": self.answer, "reference": self.reference, "question": self.question, "meta": self.meta}
 
 
-def _increment_digit(text: str) -> str | None:
+def _increment_last_digit(text: str) -> str | None:
     """Replace the last digit by the next one; None without a digit."""
     at = next((n for n in range(len(text) - 1, -1, -1) if text[n] in "0123456789"), None)
     return None if at is None else text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
 
 
-def _swap_digits(text: str) -> str | None:
+def _swap_adjacent_digits(text: str) -> str | None:
     """Swap the first two different adjacent digits; None if there are none."""
     found = next((m for m in re.finditer(r"(?=(\d)(\d))", text) if m[1] != m[2]), None)
     return None if found is None else text[: found.start()] + found[2] + found[1] + text[found.start() + 2 :]
@@ -68,8 +68,8 @@ VALUE_PRESERVING_REWRITES: tuple[tuple[str, Callable[[str], str | None]], ...] =
 )
 """Rewrites that keep the value."""
 VALUE_CHANGING_REWRITES: tuple[tuple[str, Callable[[str], str | None]], ...] = (
-    ("one digit more", _increment_digit),
-    ("two digits swapped", _swap_digits),
+    ("one digit more", _increment_last_digit),
+    ("two digits swapped", _swap_adjacent_digits),
     ("sign changed", _for_numerals(lambda text: text[1:] if text.startswith("-") else f"-{text}" if text.strip("0.") else "1")),
     (
         "ten times",
@@ -89,14 +89,18 @@ VALUE_CHANGING_REWRITES: tuple[tuple[str, Callable[[str], str | None]], ...] = (
 
 
 def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Iterator[LabelledPair]:
-    """Generate right and wrong pairs from golds, in the accepted forms; `golds` are right pairs whose answer is the bare gold."""
+    """Generate labelled pairs, right and wrong, from golds, in the accepted answer forms; each gold is a right pair whose answer has no
+    declaring mark.
+    """
     if not forms:
         return
     texts = dict(ANSWER_FORMS)
     main = texts[forms[0]]
     every = list(dict.fromkeys(gold.answer for gold in golds))
     for at, gold in enumerate(golds):
-        other = every[(every.index(gold.answer) + 1) % len(every)] if len(every) > 1 else _increment_digit(gold.answer) or "something else"
+        other = (
+            every[(every.index(gold.answer) + 1) % len(every)] if len(every) > 1 else _increment_last_digit(gold.answer) or "something else"
+        )
         yield from (_make_pair(gold, texts[form].format(gold.answer), True, f"form: {form}") for form in forms)
         yield from (
             _make_pair(gold, text.format(main.format(gold.answer)), True, f"same value: {name}") for name, text in SURROUNDING_FORMS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from rlvr.conformance.audit.audit import AuditReport, PairFamily
+from rlvr.conformance.audit.audit import AuditReport, PairFamilyCounts
 
 Interval = Callable[[int, int], tuple[float, float]]
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -19,7 +19,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}code{white-space:pre-wra
 
 def render_page(report: AuditReport, interval: Interval) -> str:
     """Render the page; `interval` computes the confidence interval of a fraction."""
-    latency = report.compute_latency()
+    latency = report.compute_latency_quantiles()
     head = [("asked", str(sum(f.asked for f in report.families))), ("no score", str(sum(f.unscored for f in report.families)))]
     head += [
         ("crashes and timeouts", str(sum(f.crashed for f in report.families))),
@@ -32,7 +32,7 @@ def render_page(report: AuditReport, interval: Interval) -> str:
     ]
     rates = [
         (f"{source}: {kind.replace('_', ' ')} rate", "none" if value is None else f"{value:.2%}")
-        for source, kinds in report.compute_rates().items()
+        for source, kinds in report.compute_error_rates().items()
         for kind, value in kinds.items()
     ]
     body = [_render_table(("", ""), [*rates, *head]), "<h2>Families</h2>", _render_families(report.families, interval)]
@@ -52,7 +52,7 @@ def render_page(report: AuditReport, interval: Interval) -> str:
     return (text + "".join(body) + "</html>").encode("utf-8", "replace").decode("utf-8")
 
 
-def _render_families(families: Sequence[PairFamily], interval: Interval) -> str:
+def _render_families(families: Sequence[PairFamilyCounts], interval: Interval) -> str:
     rows = []
     for family in families:
         scored = family.asked - family.unscored - family.crashed

@@ -44,7 +44,12 @@ class UniversalAnswer:
 
 
 def search_universal_answers(
-    golds: Sequence[LabelledPair], seen: Sequence[str], is_rewarded: Callable[[LabelledPair, str], bool], *, max_calls: int, seed: int
+    golds: Sequence[LabelledPair],
+    seed_answers: Sequence[str],
+    is_rewarded: Callable[[LabelledPair, str], bool],
+    *,
+    max_calls: int,
+    seed: int,
 ) -> list[UniversalAnswer]:
     """Find texts that are rewarded for at least two different references, best and shortest first, with at most `max_calls` verifications."""
     chance = random.Random(seed)
@@ -53,7 +58,7 @@ def search_universal_answers(
     tasks = tasks[:NUM_SEARCH_TASKS]
     if len(tasks) < 2:
         return []
-    pool = list(dict.fromkeys([*canaries.INJECTION_ANSWERS, *seen[:40], *(gold.answer for gold in golds[:20]), "yes", "0", "1"]))
+    pool = list(dict.fromkeys([*canaries.INJECTION_ANSWERS, *seed_answers[:40], *(gold.answer for gold in golds[:20]), "yes", "0", "1"]))
     known: dict[str, tuple[str, ...]] = {}
     for _ in range(max(0, max_calls // len(tasks))):
         text = pool[len(known)] if len(known) < len(pool) else _mutate(chance, pool, known)

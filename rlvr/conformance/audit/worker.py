@@ -101,14 +101,14 @@ def _wrap_reward_function(function: Any) -> VerifyRow:
             given |= {name: row["reference"] for name in REFERENCE_ARGUMENTS if name != answer}
         if batched:
             given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
-        return _parse_score(function(**given))
+        return _parse_reward_result(function(**given))
 
     return verify_row
 
 
-def _parse_score(returned: Any) -> dict[str, Any]:
+def _parse_reward_result(reward_result: Any) -> dict[str, Any]:
     """Parse the score in the return value of a reward function."""
-    value: Any = returned[0] if isinstance(returned, list | tuple) and returned else returned
+    value: Any = reward_result[0] if isinstance(reward_result, list | tuple) and reward_result else reward_result
     if isinstance(value, Mapping):
         value = value.get("score", value.get("reward"))
     if value is None:

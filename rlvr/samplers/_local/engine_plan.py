@@ -43,13 +43,13 @@ def choose_weights_folder(model: Any) -> Path:
     return SHARED_MEMORY if roomy else Path(tempfile.gettempdir())
 
 
-def clear_shared_memory(home: Path, name: str = "") -> None:
+def clear_shared_memory(engines_folder: Path, name: str = "") -> None:
     """Remove the shared memory of killed engines, or of one; vLLM's CPU build names it after the folder of the engine."""
-    for left in SHARED_MEMORY.glob(f"{home.name}-{name}*"):
+    for left in SHARED_MEMORY.glob(f"{engines_folder.name}-{name}*"):
         left.unlink(missing_ok=True)
 
 
-def plan_engines(engines: int | None, gpus: Sequence[int] | None, width: int, device: Any) -> EnginePlan:
+def plan_engines(engines: int | None, gpus: Sequence[int] | None, tensor_parallel_size: int, device: Any) -> EnginePlan:
     """Plan the engines of this process: on its share of `gpus` if several processes train, or all on the trainer's `device`.
 
     >>> plan_engines(None, [2, 3], 1, None)
@@ -59,16 +59,16 @@ def plan_engines(engines: int | None, gpus: Sequence[int] | None, width: int, de
     if gpus is None:
         if getattr(device, "type", "cpu") != "cuda":
             return EnginePlan(engines or 1)
-        if width > 1:
-            raise ConfigError(f"tensor_parallel_size is {width}; name the GPUs of the engines, for example gpus: [0, 1]")
+        if tensor_parallel_size > 1:
+            raise ConfigError(f"tensor_parallel_size is {tensor_parallel_size}; name the GPUs of the engines, for example gpus: [0, 1]")
         own = device.index or 0
         return EnginePlan(engines or 1, (visible[own] if visible else str(own),) * (engines or 1))
     rank, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    if len(gpus) % (ranks * width) or (engines is not None and engines * width * ranks != len(gpus)):
-        each = f"{engines or 'some'} engines of {width} for each of {ranks} training processes"
+    if len(gpus) % (ranks * tensor_parallel_size) or (engines is not None and engines * tensor_parallel_size * ranks != len(gpus)):
+        each = f"{engines or 'some'} engines of {tensor_parallel_size} for each of {ranks} training processes"
         raise ConfigError(f"gpus has {len(gpus)} entries, which cannot be {each}; name as many GPUs as they need, or start servers")
     if visible and max(gpus) >= len(visible):
         raise ConfigError(f"gpus is {list(gpus)}, but this process sees {len(visible)} GPUs, counted from 0")
     mine = len(gpus) // ranks
     names = [visible[gpu] if visible else str(gpu) for gpu in gpus[rank * mine : (rank + 1) * mine]]
-    return EnginePlan(mine // width, tuple(names))
+    return EnginePlan(mine // tensor_parallel_size, tuple(names))

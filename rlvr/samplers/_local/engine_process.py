@@ -35,7 +35,9 @@ KILL_TIMEOUT_S, MAX_LOG_BYTES = 5.0, 1500
 
 
 class EngineProcess:
-    """A running process with one engine. A thread passes its messages to the callback `heard`, and None when it has ended."""
+    """The trainer's side of a process with one engine. A thread passes the messages of the process to `on_message`, and None when it
+    has ended.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class EngineProcess:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", WORKER_MODULE, str(theirs.fileno()), str(os.getpid()), home],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, pass_fds=[theirs.fileno()], start_new_session=True,
-                env=build_environment(os.environ, gpus),
+                env=build_engine_variables(os.environ, gpus),
             )  # fmt: skip
         self.pid, self._wire = self.process.pid, MessageSocket(ours, send_timeout_s=send_timeout_s)
         self._thread = threading.Thread(target=self._listen, args=(on_message,), name="vllm engine", daemon=True)
@@ -101,13 +103,15 @@ class EngineProcess:
             on_message(self, message)
 
 
-def build_environment(outer: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
+def build_engine_variables(trainer_variables: Mapping[str, str], gpus: Sequence[str] | None) -> dict[str, str]:
     """Build the environment variables of an engine's process: this rlvr, its own devices, no launcher variables.
 
-    >>> build_environment({"RANK": "1"}, ["3"])["CUDA_VISIBLE_DEVICES"]
+    >>> build_engine_variables({"RANK": "1"}, ["3"])["CUDA_VISIBLE_DEVICES"]
     '3'
     """
-    made = {name: value for name, value in outer.items() if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")}
-    made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(rlvr.__file__).parents[1]), outer.get("PYTHONPATH", "")]))
+    made = {
+        name: value for name, value in trainer_variables.items() if name not in LAUNCHER_VARIABLES and not name.startswith("ACCELERATE_")
+    }
+    made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(rlvr.__file__).parents[1]), trainer_variables.get("PYTHONPATH", "")]))
     made.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # on a CPU each engine would bind itself to all cores
     return made | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)})

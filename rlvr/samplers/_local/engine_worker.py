@@ -23,7 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from rlvr.contracts import Request, RequestQueue, Sampling
+from rlvr.contracts import Request, RequestQueue, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import ConfigError
 from rlvr.samplers._colocated import ColocatedEngine, EngineConfig
@@ -60,13 +60,13 @@ class SocketRequestQueue(RequestQueue):
                 self.num_running += 1
         return None if self.has_ended else found
 
-    def pop_all(self) -> NumberedRequests | None:
+    def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all requests received so far."""
         return self.pop(sys.maxsize)
 
 
 class EngineWorker:
-    """Executes the trainer's orders with one engine."""
+    """Runs in an engine's process: executes the trainer's orders with one engine."""
 
     def __init__(self, connection: MessageSocket, orders: Orders, start: dict[str, Any]) -> None:
         self.connection, self.orders, self.tied_names = connection, orders, dict[str, str]()
@@ -85,22 +85,22 @@ class EngineWorker:
                 case "take":
                     self.load_weights(order)
                 case "score":
-                    self.connection.send({"told": "scored", "scores": self.engine.score_tokens(order["tokens"])})
+                    self.connection.send({"told": "scored", "scores": self.engine.compute_logprobs(order["tokens"])})
                 case "rest":
                     self.engine.sleep()
                     self.connection.send({"told": "rested"})
                 case "serve":
-                    self.serve(Sampling(**order["sampling"] | {"stop_ids": frozenset(order["sampling"]["stop_ids"])}))
+                    self.serve(SamplingParams(**order["sampling"] | {"stop_ids": frozenset(order["sampling"]["stop_ids"])}))
 
     def load_weights(self, order: dict[str, Any]) -> None:
         """Load the weights that the trainer has written; unchanged parts are not sent again."""
         if order["folder"]:
-            self.engine.reload_weights("reload_from", {"folder": order["folder"], "twins": self.tied_names}, order["version"])
+            self.engine.reload_weights("reload_from_folder", {"folder": order["folder"], "tied_names": self.tied_names}, order["version"])
         if order["adapter"]:
             self.engine.load_adapter(order["adapter"], order["version"])
         self.connection.send({"told": "took", "order": order["order"]})
 
-    def serve(self, sampling: Sampling) -> None:
+    def serve(self, sampling: SamplingParams) -> None:
         """Sample until the trainer sends `end`; then abort running requests."""
         feed = SocketRequestQueue(self.orders)
         answers = self.engine.serve(feed, sampling)

@@ -18,7 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
+from rlvr.contracts import Completion, Request, RequestQueue, SamplingParams, Weights
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.models.device import free_cached_memory
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
@@ -31,7 +31,7 @@ from rlvr.samplers._servers.replies import RESUME_HINT
 from rlvr.samplers._servers.server_engine import POLL_INTERVAL_S
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers._vllm_format import check_request_length
-from rlvr.samplers._weight_probe import LOGPROB_TOLERANCES, compare_logprobs
+from rlvr.samplers._weight_probe import LOGPROB_TOLERANCES, compute_logprob_differences
 
 FOLDER_PREFIX = "rlvr-engines-"
 MAX_DEATHS = 3
@@ -41,7 +41,7 @@ STALL_S = 5.0
 
 
 class LocalEngines:
-    """The local engines of this process."""
+    """The trainer's local vLLM engines, each in a process of its own: starts, updates, balances and restarts them."""
 
     name = "the vLLM engines beside the trainer"
 
@@ -130,39 +130,39 @@ class LocalEngines:
         if self.config.sleep:
             self._collect_replies({"do": "rest"})
 
-    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_logprob_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return one scoring function for each engine."""
-        return {slot.name: partial(self.score_tokens, slot) for slot in self.slots}
+        return {slot.name: partial(self.compute_logprobs, slot) for slot in self.slots}
 
-    def score_tokens(self, slot: EngineSlot, tokens: Sequence[int]) -> list[float]:
+    def compute_logprobs(self, slot: EngineSlot, tokens: Sequence[int]) -> list[float]:
         """Return one engine's log-probability of each token except the first."""
         [reply] = self._collect_replies({"do": "score", "tokens": list(tokens)}, [slot])
         slot.reference_scores = list(tokens), reply["scores"]
         return list(reply["scores"])
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes; requests go to engines with free capacity."""
         numbers: dict[int, int] = {}
         self._sampling = asdict(sampling) | {"stop_ids": sorted(sampling.stop_ids)}
-        feed.on_requests_ready = lambda: self._inbox.put(None)
+        queue.on_requests_ready = lambda: self._inbox.put(None)
         try:
             while True:
                 room = sum(slot.load.num_free for slot in self.slots if slot.state == "ready") - len(self._waiting)
-                more = feed.pop(max(0, room))
+                more = queue.pop(max(0, room))
                 for number, request in more or ():
                     check_request_length(request, self.name, self.max_model_len)
                     numbers[name := next(self._names)] = number
                     self._waiting.append((name, request, make_group_key(request)))
-                self._dispatch()
+                self._dispatch_requests()
                 if more is None and not numbers:
                     return
-                message = self._receive(POLL_INTERVAL_S)
+                message = self._receive_message(POLL_INTERVAL_S)
                 if message is None or message["told"] != "ended" or message["id"] not in numbers:
                     yield None
                     continue
                 yield numbers.pop(message["id"]), Completion(message["tokens"], message["logprobs"], message["finish"], message["error"])
         finally:
-            feed.on_requests_ready = None
+            queue.on_requests_ready = None
             self._waiting.clear()
             for slot in self.slots:
                 slot.load.remove_all()
@@ -212,7 +212,7 @@ class LocalEngines:
         if order and slot.process is not None:
             slot.process.send(order)
 
-    def _dispatch(self) -> None:
+    def _dispatch_requests(self) -> None:
         """Send waiting requests to engines with free capacity."""
         ready = [slot for slot in self.slots if slot.state == "ready"]
         while self._waiting:
@@ -250,9 +250,9 @@ class LocalEngines:
     def _wait_until(self, done: Callable[[], bool], busy: Sequence[EngineSlot] = ()) -> None:
         """Process messages until the condition is true. It terminates because each engine has a deadline."""
         while not done():
-            self._receive(POLL_INTERVAL_S, busy)
+            self._receive_message(POLL_INTERVAL_S, busy)
 
-    def _receive(self, wait_s: float, busy: Sequence[EngineSlot] = ()) -> dict[str, Any] | None:
+    def _receive_message(self, wait_s: float, busy: Sequence[EngineSlot] = ()) -> dict[str, Any] | None:
         """Receive and apply the next message. Engines past their deadline are restarted."""
         if (late := time.monotonic() - self._last_poll) > 0:
             self._last_poll = time.monotonic() + POLL_INTERVAL_S
@@ -296,7 +296,7 @@ class LocalEngines:
             case "took":
                 slot.state, slot.has_base_weights = "ready", bool(self._load_order["adapter"])
             case "scored" if slot.state == "checking":
-                self._check_restarted(slot, list(map(float, message["scores"])))
+                self._check_restarted_scores(slot, list(map(float, message["scores"])))
             case "scored":
                 slot.reply = message | {"scores": list(map(float, message["scores"]))}
             case "rested":
@@ -319,10 +319,10 @@ class LocalEngines:
         self._last_poll = time.monotonic()
         slot.deadline = self._last_poll + seconds
 
-    def _check_restarted(self, slot: EngineSlot, scores: list[float]) -> None:
+    def _check_restarted_scores(self, slot: EngineSlot, scores: list[float]) -> None:
         """Check that a restarted engine scores like the previous one."""
         assert slot.reference_scores is not None
-        mean, _ = compare_logprobs(slot.reference_scores[1], scores)
+        mean, _ = compute_logprob_differences(slot.reference_scores[1], scores)
         if not mean <= LOGPROB_TOLERANCES["bfloat16"][0]:
             raise SamplerError(
                 f"{slot.name} was restarted and has other weights than before: its scores differ by {mean:.3g}. {RESUME_HINT}"

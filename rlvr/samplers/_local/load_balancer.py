@@ -36,13 +36,13 @@ class EngineLoad:
     def add(self, number: int, request: Request, group: str) -> None:
         """Add a request."""
         self.running[number] = request, group
-        self.tokens += count_request_tokens(request)
+        self.tokens += compute_max_request_tokens(request)
         self.groups.add(group)
 
     def remove(self, number: int) -> bool:
         """Remove a request; return False if it is not running here."""
         found = self.running.pop(number, None)
-        self.tokens -= count_request_tokens(found[0]) if found else 0
+        self.tokens -= compute_max_request_tokens(found[0]) if found else 0
         return found is not None
 
     def remove_all(self) -> list[tuple[int, Request, str]]:
@@ -53,7 +53,7 @@ class EngineLoad:
         return left
 
 
-def count_request_tokens(request: Request) -> int:
+def compute_max_request_tokens(request: Request) -> int:
     """Return the most tokens that a request may need."""
     return len(request.prompt) + request.max_tokens
 
@@ -73,6 +73,6 @@ def choose_engine(loads: Sequence[EngineLoad], request: Request, group: str) -> 
     if not free:
         return None
     least = min(free, key=lambda place: loads[place].tokens)
-    near = loads[least].tokens + PREFIX_BONUS_REQUESTS * count_request_tokens(request)
+    near = loads[least].tokens + PREFIX_BONUS_REQUESTS * compute_max_request_tokens(request)
     known = [place for place in free if group in loads[place].groups and loads[place].tokens <= near]
     return min(known, key=lambda place: loads[place].tokens, default=least)

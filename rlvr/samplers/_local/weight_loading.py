@@ -9,20 +9,20 @@ from typing import Any
 from safetensors import safe_open
 
 
-class Reload:
+class WeightReloadExtension:
     """Extension of vLLM's workers: every process of an engine reads the weights by itself, from shared memory."""
 
-    def reload_from(self, folder: str, twins: dict[str, str]) -> None:
-        """Load the tensors in a folder; `twins` are names under which a tensor is loaded a second time."""
-        self.reload_weights(weights_iterator=iter_tensors(folder, twins))  # type: ignore[attr-defined]
+    def reload_from_folder(self, folder: str, tied_names: dict[str, str]) -> None:
+        """Load the tensors in a folder; `tied_names` maps a tensor to the name under which it is loaded a second time."""
+        self.reload_weights(weights_iterator=iter_tensors(folder, tied_names))  # type: ignore[attr-defined]
 
 
-def iter_tensors(folder: str, twins: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def iter_tensors(folder: str, tied_names: dict[str, str]) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in a model's folder, one at a time."""
     for path in sorted(Path(folder).glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 -- it is no mapping
                 tensor = file.get_tensor(name)
                 yield name, tensor
-                if name in twins:
-                    yield twins[name], tensor
+                if name in tied_names:
+                    yield tied_names[name], tensor

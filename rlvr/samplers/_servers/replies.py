@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlvr.contracts import Completion, Sampling
+from rlvr.contracts import Completion, SamplingParams
 from rlvr.episode import LOGPROB_EPS
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
 from rlvr.samplers._servers.weight_transfer import NCCL_ARGUMENT
 from rlvr.samplers._vllm_format import make_completion
-from rlvr.samplers._vllm_version import check_version
+from rlvr.samplers._vllm_version import check_vllm_version
 
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve DIR --logprobs-mode processed_logprobs --enable-scale-out"
 WEIGHT_PATHS = ("/collective_rpc", "/reset_prefix_cache", "/update_weight_version")
@@ -56,7 +56,7 @@ def is_cache_reset(reply: HttpResponse) -> bool:
 
 
 def parse_choice(server: HttpClient, reply: HttpResponse) -> dict[str, Any]:
-    """Parse the only choice of a reply. Raises BadServerReply if there is none."""
+    """Return the first and only choice of a server's completion reply. Raises BadServerReply if there is none."""
     try:
         choice = reply.json()["choices"][0]
         if not isinstance(choice["token_ids"], list) or not isinstance(choice["logprobs"]["content"], list):
@@ -68,7 +68,9 @@ def parse_choice(server: HttpClient, reply: HttpResponse) -> dict[str, Any]:
         ) from error
 
 
-def parse_completion(server: HttpClient, choice: dict[str, Any], weights_name: str, sampling: Sampling, max_tokens: int) -> Completion:
+def parse_completion(
+    server: HttpClient, choice: dict[str, Any], weights_name: str, sampling: SamplingParams, max_tokens: int
+) -> Completion:
     """Parse the completion of a choice, of at most `max_tokens` tokens.
 
     Raises BadServerReply if it was sampled by weights of another name, or is not a usable completion.
@@ -144,7 +146,7 @@ def wait_until_ready(
             raise SamplerError(f"no vLLM server at {server.url} within {start_timeout_s:g} s ({told}); start it as `{SERVE_COMMAND}`")
         time.sleep(0.5)
     try:
-        check_version(str(server.request("GET", "/version", deadline=until).json()["version"]), server.url, "server")
+        check_vllm_version(str(server.request("GET", "/version", deadline=until).json()["version"]), server.url, "server")
         length = int(server.request("GET", "/v1/models", deadline=until).json()["data"][0]["max_model_len"])
         sure = request_choice(
             server, {"token_ids": [0, 0], "sampling_params": {"max_tokens": 1, "top_k": 1, "logprobs": 0, "ignore_eos": True}}

@@ -29,7 +29,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
-from rlvr.contracts import Completion, Request, RequestQueue, Sampling, Weights
+from rlvr.contracts import Completion, Request, RequestQueue, SamplingParams, Weights
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
@@ -46,10 +46,10 @@ from rlvr.samplers._servers.replies import (
     parse_prompt_logprobs,
     wait_until_ready,
 )  # fmt: skip
-from rlvr.samplers._servers.server_pool import LostServer, ServerPool, get_address
+from rlvr.samplers._servers.server_pool import LostServerResult, ServerPool, get_address
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers._servers.weight_transfer import WeightTransfer
-from rlvr.samplers._vllm_format import check_request_length, make_sampling_settings
+from rlvr.samplers._vllm_format import check_request_length, make_vllm_sampling_params
 
 T = TypeVar("T")
 PendingCalls: TypeAlias = list[tuple[int, Callable[[], T]]]
@@ -109,7 +109,7 @@ class ServerEngine:
             self._transfer.send(weights, self.dtype)
             self._weights_name, _ = weights.run_on_main(lambda: self._load_weights(None, version))
             return
-        weights.run_on_main(lambda: self.pool.restore_healthy(self.timeouts.heartbeat_timeout_s, self._check_returned))
+        weights.run_on_main(lambda: self.pool.restore_healthy(self.timeouts.heartbeat_timeout_s, self._check_returned_server))
         name, before = f"{self._run_id}-{version}", self._weights_name
         home = Path(weights.run_on_main(lambda: str(self._folder)))
         part = weights.get_adapter() if self._sends_adapters is not False else None
@@ -134,7 +134,7 @@ class ServerEngine:
     def sleep(self) -> None:
         """Do nothing: a server has its own memory."""
 
-    def serve(self, feed: RequestQueue, sampling: Sampling) -> Iterator[tuple[int, Completion] | None]:
+    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and keep up to `concurrency` requests per server in progress.
 
         A group or a conversation goes to one server, which has its prompt or earlier turns cached. Other requests go to the least busy
@@ -142,8 +142,8 @@ class ServerEngine:
         """
         loads, asked, again = {server: EngineLoad(self.concurrency) for server in self.servers}, dict[int, Request](), list[int]()
 
-        def calls(room: int) -> PendingCalls[Completion | LostServer] | None:
-            more = feed.pop(max(0, room - len(again)))
+        def calls(room: int) -> PendingCalls[Completion | LostServerResult] | None:
+            more = queue.pop(max(0, room - len(again)))
             asked.update(more or ())
             if more is None and not again:
                 return None
@@ -151,8 +151,8 @@ class ServerEngine:
             again.clear()
             return [(number, self._make_call(number, asked[number], sampling, loads)) for number in numbers]
 
-        ended: EndedCalls[Completion | LostServer] = SimpleQueue()
-        feed.on_requests_ready = lambda: ended.put(None)
+        ended: EndedCalls[Completion | LostServerResult] = SimpleQueue()
+        queue.on_requests_ready = lambda: ended.put(None)
         try:
             with closing(self._run_calls(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
                 for given in answers:
@@ -162,7 +162,7 @@ class ServerEngine:
                     number, found = given
                     for load in loads.values():
                         load.remove(number)
-                    if isinstance(found, LostServer):
+                    if isinstance(found, LostServerResult):
                         self.pool.mark_lost(found.server, f"{found.reason}, with {len(asked)} answers in progress")
                         again.append(number)
                         yield None
@@ -170,11 +170,11 @@ class ServerEngine:
                         del asked[number]
                         yield number, found
         finally:
-            feed.on_requests_ready = None
+            queue.on_requests_ready = None
 
     def _make_call(
-        self, number: int, request: Request, sampling: Sampling, loads: Mapping[HttpClient, EngineLoad]
-    ) -> Callable[[], Completion | LostServer]:
+        self, number: int, request: Request, sampling: SamplingParams, loads: Mapping[HttpClient, EngineLoad]
+    ) -> Callable[[], Completion | LostServerResult]:
         check_request_length(request, self.name, self.max_model_len)
         group, up = make_group_key(request), self.pool.active
         server = up[choose_engine([loads[server] for server in up], request, group) or 0]
@@ -222,7 +222,7 @@ class ServerEngine:
                     time.sleep(0.05)
             pool.shutdown(wait=True)
 
-    def get_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
+    def get_logprob_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return one scoring function for each active server, so that every weight update is checked."""
         return {f"the vLLM server at {get_address(server)}": partial(self._score_tokens, server) for server in self.pool.active}
 
@@ -273,8 +273,8 @@ class ServerEngine:
         """Add the name of the adapter to a request, if there is one."""
         return body | ({"model": self._adapter_name} if self._adapter_name else {})
 
-    def _complete(self, server: HttpClient, request: Request, sampling: Sampling) -> Completion:
-        body = self._add_adapter_name({"token_ids": list(request.prompt), "sampling_params": make_sampling_settings(request, sampling)})
+    def _complete(self, server: HttpClient, request: Request, sampling: SamplingParams) -> Completion:
+        body = self._add_adapter_name({"token_ids": list(request.prompt), "sampling_params": make_vllm_sampling_params(request, sampling)})
         return parse_completion(server, self._request_choice(server, body), self._weights_name, sampling, request.max_tokens)
 
     def _score_tokens(self, server: HttpClient, tokens: Sequence[int]) -> list[float]:
@@ -308,18 +308,18 @@ class ServerEngine:
         """
         until, bodies = time.monotonic() + self.timeouts.completion_timeout_s, cycle(body or [None])
         asks = [partial(server.request, method, path, next(bodies), deadline=until) for server in servers]
-        left: PendingCalls[HttpResponse | LostServer] = [
+        left: PendingCalls[HttpResponse | LostServerResult] = [
             (i, partial(self.pool.call_or_lost, server, asks[i])) for i, server in enumerate(servers)
         ]
 
-        def commands(room: int) -> PendingCalls[HttpResponse | LostServer] | None:
+        def commands(room: int) -> PendingCalls[HttpResponse | LostServerResult] | None:
             sent, left[:room] = left[:room], []
             return sent if sent or left else None
 
         replies, faults, failed = dict[HttpClient, HttpResponse](), dict[int, str](), False
         with closing(self._run_calls(commands, SimpleQueue(), lambda _: f"during {path}")) as ended:
             for i, reply in filter(None, ended):
-                if isinstance(reply, LostServer):
+                if isinstance(reply, LostServerResult):
                     self.pool.mark_lost(reply.server, f"{reply.reason}, during {path}")
                     continue
                 faults[i] = describe_failure(servers[i], path, reply) if strict else ""
@@ -335,22 +335,22 @@ class ServerEngine:
             raise SamplerError("; ".join(faults[i] for i in sorted(faults) if faults[i]))
         return {server: replies[server] for server in servers if server in replies}
 
-    def _check_health(self, awaited: str) -> None:
+    def _check_health(self, pending_description: str) -> None:
         """Check the health of the servers. An unhealthy one is marked as lost; SamplerError if it is the last."""
         self.pool.abort_lost()
         for server in self.pool.active:
             try:
                 reply = server.request("GET", "/health", deadline=time.monotonic() + self.timeouts.heartbeat_timeout_s)
-                fault = "" if reply.status == 200 else f"{server.format_error(reply)}: its engine is dead, {awaited}"
+                fault = "" if reply.status == 200 else f"{server.format_error(reply)}: its engine is dead, {pending_description}"
             except NoReply as error:
-                fault = f"{error}: its health check failed, {awaited}"
+                fault = f"{error}: its health check failed, {pending_description}"
             if fault:
                 self.pool.mark_lost(server, fault)
 
     def _wait_until_ready(self, server: HttpClient) -> int:
         return wait_until_ready(server, self.timeouts.start_timeout_s, self._request_choice)
 
-    def _check_returned(self, server: HttpClient) -> None:
+    def _check_returned_server(self, server: HttpClient) -> None:
         """Check a returning server like at the start."""
         if (length := self._wait_until_ready(server)) < self.max_model_len:
             raise SamplerError(f"{server.url} takes {length} tokens now, and {self.max_model_len} are needed")

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LostServer:
+class LostServerResult:
     """Returned instead of a result if the server was lost meanwhile, and others are left.
 
-    >>> LostServer(HttpClient("http://localhost:8000"), "nothing listens").reason
+    >>> LostServerResult(HttpClient("http://localhost:8000"), "nothing listens").reason
     'nothing listens'
     """
 
@@ -52,16 +52,16 @@ class ServerPool:
         """Return whether this server cannot be lost, because it is the last one or the pool is fixed."""
         return self.is_fixed or self.active == [server]
 
-    def call_or_lost(self, server: HttpClient, call: Callable[[], T]) -> T | LostServer:
-        """Call a server and return the result; a `LostServer` if the call failed and other servers are left."""
+    def call_or_lost(self, server: HttpClient, call: Callable[[], T]) -> T | LostServerResult:
+        """Call a server and return the result; a `LostServerResult` if the call failed and other servers are left."""
         if server not in self.active:
-            return LostServer(server, f"{server.url} is lost")
+            return LostServerResult(server, f"{server.url} is lost")
         try:
             return call()
         except (NoReply, BadServerReply) as error:
             if self.is_last(server):
                 raise
-            return LostServer(server, str(error))
+            return LostServerResult(server, str(error))
 
     def mark_lost(self, server: HttpClient, reason: str) -> None:
         """Mark a server as lost, and abort its requests. Raises SamplerError if it is the last one."""

@@ -44,7 +44,7 @@ TRANSFER_BACKENDS: dict[str, Callable[[str, int, int, int], Any]] = {"nccl": mak
 """By backend name: a function from address, port, group size and rank to vLLM's settings."""
 
 
-class TransferClient:
+class WeightTransferClient:
     """Client that vLLM's sender uses to send commands to all servers at once. Records the first failure."""
 
     def __init__(self, servers: Sequence[HttpClient], send_command: Callable[..., Mapping[HttpClient, HttpResponse]]) -> None:
@@ -97,7 +97,7 @@ class WeightSource:
         """Return name, dtype and shape of each tensor."""
         from vllm.distributed.weight_transfer.base import ParamMeta
 
-        return [ParamMeta(name, like.dtype, tuple(like.shape)) for name, like in self.weights.list_tensor_shapes(self.dtype).items()]
+        return [ParamMeta(name, like.dtype, tuple(like.shape)) for name, like in self.weights.get_meta_tensors(self.dtype).items()]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return self.weights.iter_tensors(self.dtype)
@@ -111,7 +111,7 @@ class WeightTransfer:
     ) -> None:
         """Set up the transfer. `send_command` sends a command to servers and returns their replies."""
         self.backend, self.url, self.timeout_s = backend, servers[0].url, timeout_s
-        self.client, self._source, self._sender = TransferClient(servers, send_command), WeightSource(), None
+        self.client, self._source, self._sender = WeightTransferClient(servers, send_command), WeightSource(), None
         self._factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferTrainerFactory
 
     _sender: Any

@@ -67,7 +67,7 @@ def broadcast(value: T | None) -> T:
     return sent
 
 
-def main_only(work: Callable[[], T]) -> T:
+def run_in_main_process(work: Callable[[], T]) -> T:
     """Run `work` in the main process; all processes get its result or raise its error."""
     if get_control_group() is None:
         return work()

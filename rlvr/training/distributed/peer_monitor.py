@@ -112,14 +112,14 @@ class PeerMonitor:
                     said = [json.loads(line) for line in lines]
                     if any("ended" in line for line in said):
                         waiting.unregister(key.fileobj)
-                    elif words := self._find_failure(key.data, said, is_closed=not data):
+                    elif words := self._describe_failure(key.data, said, is_closed=not data):
                         self.failure = self.failure or words
         if self.failure:
             self._send_to_peers({"lost": self.failure})
             self._failure_event.set()
-            self._stop_training()
+            self._interrupt_training_thread()
 
-    def _find_failure(self, rank: int, messages: list[dict[str, str]], *, is_closed: bool) -> str:
+    def _describe_failure(self, rank: int, messages: list[dict[str, str]], *, is_closed: bool) -> str:
         """Return a description of the failure that a process reported, or that its closed connection implies."""
         for line in messages:
             if "lost" in line:
@@ -128,7 +128,7 @@ class PeerMonitor:
                 return f"process {rank} failed: {line['failed']}"
         return f"process {rank} ended without a word, as if killed" if is_closed else ""
 
-    def _stop_training(self) -> None:
+    def _interrupt_training_thread(self) -> None:
         """Raise PeerLost in the training thread; exit the process if that has no effect."""
         if self._exit_event.wait(GRACE_S):
             return

@@ -132,7 +132,7 @@ def _decode_tensor(inside: Any, arrays: Sequence[memoryview]) -> torch.Tensor:
     return torch.from_numpy(np.frombuffer(bytearray(arrays[place]), dtype=np.dtype(dtype)).reshape(shape))
 
 
-def _decode_record(inside: Any, arrays: Sequence[memoryview]) -> Any:
+def _decode_dataclass(inside: Any, arrays: Sequence[memoryview]) -> Any:
     """Rebuild an rlvr dataclass with its constructor, so that its validation runs again."""
     module, name, values = inside
     return _resolve_own_class(module, name)(**{key: _decode(value, arrays) for key, value in values})
@@ -152,7 +152,7 @@ DECODERS: Mapping[str, Callable[[Any, Sequence[memoryview]], Any]] = {
     "groups": lambda inside, arrays: decode_episodes(EncodedEpisodes.from_bytes(arrays[inside])),
     "path": lambda inside, _: Path(inside),
     "tensor": _decode_tensor,
-    "record": _decode_record,
+    "record": _decode_dataclass,
     "enum": lambda inside, _: _resolve_own_class(inside[0], inside[1])(inside[2]),
     "pickle": lambda inside, arrays: pickle.loads(arrays[inside]),
 }

@@ -14,13 +14,13 @@ WINDOW_PAIRS, MIN_PAIRS = 400, 50
 """The window of score pairs, and the minimum number of pairs for a correlation."""
 
 
-class AuditMonitor:
+class AuditVerifierMonitor:
     """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `audit`).
 
-    >>> watch = AuditMonitor()
+    >>> watch = AuditVerifierMonitor()
     >>> watch.add_pairs([(1.0, 1.0), (0.0, 0.0)] * 30); watch.metrics()["audit_verifier/correlation"]
     1.0
-    >>> watch.add_pairs([(1.0, 0.0)] * 60); watch.metrics()["audit_verifier/drop"] > 0.3
+    >>> watch.add_pairs([(1.0, 0.0)] * 60); watch.metrics()["audit_verifier/correlation_drop"] > 0.3
     True
     """
 
@@ -31,7 +31,7 @@ class AuditMonitor:
 
     def observe_groups(self, groups: Sequence[Sequence[Episode]]) -> None:
         """Add the episodes of one sampling round."""
-        verdicts = [e.verdict for group in groups for e in group if e.verdict is not None and not e.auxiliary]
+        verdicts = [e.verdict for group in groups for e in group if e.verdict is not None and not e.is_auxiliary]
         self.add_pairs([(v.score, v.components["audit"]) for v in verdicts if v.score is not None and "audit" in v.components])
 
     def add_pairs(self, pairs: Sequence[tuple[float, float]]) -> None:
@@ -45,11 +45,11 @@ class AuditMonitor:
         if not self.pairs:
             return {}
         gap = math.fsum(ours - theirs for ours, theirs in self.pairs) / len(self.pairs)
-        row = {"audit_verifier/pairs": float(len(self.pairs)), "audit_verifier/gap": gap}
+        row = {"audit_verifier/num_pairs": float(len(self.pairs)), "audit_verifier/mean_gap": gap}
         if (now := self._compute_correlation()) is not None:
             row["audit_verifier/correlation"] = now
             if self.best_correlation is not None:
-                row["audit_verifier/drop"] = self.best_correlation - now
+                row["audit_verifier/correlation_drop"] = self.best_correlation - now
         return row
 
     def _compute_correlation(self) -> float | None:

@@ -31,25 +31,25 @@ NUMBER_PATTERN = re.compile(r"\s*[-+]?[\d,]*\.?\d+\s*")
 class CanaryTasks:
     """Samples canary tasks, counts the rewarded ones, and stops the run if there are too many.
 
-    >>> CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0).make_requests(tasks, step=0, first=0, num_completions=256)        # doctest: +SKIP
+    >>> CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0).make_requests(tasks, step=0, first=0, num_regular_completions=256)  # doctest: +SKIP
     """
 
     def __init__(self, environment: Environment, *, fraction: float, max_rewarded: int, seed: int) -> None:
         self.fraction, self.max_rewarded, self.seed = fraction, max_rewarded, seed
         self.num_rewarded_total = self.num_rewarded_in_step = self.num_sampled_in_step = 0
         if fraction:
-            check_environment(environment)
+            check_canary_support(environment)
 
     def make_requests(
-        self, tasks: Sequence[tuple[int, Task]], *, step: int, first: int, num_completions: int
+        self, tasks: Sequence[tuple[int, Task]], *, step: int, first_group_number: int, num_regular_completions: int
     ) -> list[list[RolloutRequest]]:
-        """Make the canary requests of one sampling round, each a group of one; `num_completions` is the number of regular completions."""
+        """Make the canary requests of one sampling round, each a group of one; `num_regular_completions` is the number of regular completions."""
         if not self.fraction:
             return []
-        dice = random.Random(derive_seed(self.seed, "canaries", step, first))
-        count = int(self.fraction * num_completions + dice.random())
+        dice = random.Random(derive_seed(self.seed, "canaries", step, first_group_number))
+        count = int(self.fraction * num_regular_completions + dice.random())
         found = []
-        for number in range(first, first + count):
+        for number in range(first_group_number, first_group_number + count):
             index, task = dice.choice(tasks)
             seed = derive_seed(self.seed, "canary", step, number)
             pot = make_canary(task, seed)
@@ -60,7 +60,7 @@ class CanaryTasks:
     def observe_groups(self, groups: Sequence[Sequence[Episode]]) -> None:
         """Count the results of the canaries of a round."""
         answers = [episode for group in groups for episode in group if episode.is_scored]
-        caught = find_rewarded(groups)
+        caught = select_rewarded_canaries(groups)
         self.num_sampled_in_step += len(answers)
         self.num_rewarded_in_step += len(caught)
         self.num_rewarded_total += len(caught)
@@ -68,14 +68,14 @@ class CanaryTasks:
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of a step, and reset its counters: scored canaries, rewarded ones, and rewarded ones in total."""
         told = {
-            "canary/sampled": self.num_sampled_in_step,
+            "canary/scored": self.num_sampled_in_step,
             "canary/rewarded": self.num_rewarded_in_step,
             "canary/rewarded_total": self.num_rewarded_total,
         }
         self.num_sampled_in_step = self.num_rewarded_in_step = 0
         return {name: float(value) for name, value in told.items()} if self.fraction else {}
 
-    def raise_if_exceeded(self, metrics: Mapping[str, Any]) -> None:
+    def raise_if_too_many_rewarded(self, metrics: Mapping[str, Any]) -> None:
         """Raise CheckFailed if too many canaries were rewarded; `metrics` are those of the last step."""
         if (count := metrics.get("canary/rewarded_total", 0.0)) > self.max_rewarded:
             raise CheckFailed(
@@ -94,7 +94,7 @@ class CanaryTasks:
         self.num_rewarded_total = int(state["num_rewarded"])
 
 
-def find_rewarded(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
+def select_rewarded_canaries(groups: Sequence[Sequence[Episode]]) -> list[Episode]:
     """Return the rewarded canaries."""
     return [
         e
@@ -124,7 +124,7 @@ def _replace_reference(task: Task, dice: random.Random) -> Any:
     return str(digits) if NUMBER_PATTERN.fullmatch(was) else "".join(dice.choices(string.ascii_lowercase, k=16))
 
 
-def check_environment(environment: Environment) -> None:
+def check_canary_support(environment: Environment) -> None:
     """Raise ConfigError if canaries do not work for this environment, tested with its gold answers."""
     if environment.max_turns > 1 or environment.tools:
         raise ConfigError("rollout.canary_fraction works for environments of one turn without tools; set it to 0 here")

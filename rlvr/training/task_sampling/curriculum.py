@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, suggest
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Task
 
 
@@ -40,14 +40,14 @@ class Curriculum:
             return task.id
         if self.meta_key not in task.meta:
             raise ConfigError(
-                f"curriculum.key is {self.meta_key!r}, which is not in the meta of {task.id}; {suggest(self.meta_key, task.meta)}"
+                f"curriculum.meta_key is {self.meta_key!r}, which is not in the meta of {task.id}; {format_suggestion(self.meta_key, task.meta)}"
             )
         return str(task.meta[self.meta_key])
 
-    def update_solve_rate(self, task: str, solved_fraction: float) -> None:
+    def update_solve_rate(self, rate_key: str, solved_fraction: float) -> None:
         """Update a solve rate with the fraction of right answers in a group; recent groups count more."""
-        before = self.solve_rates.get(task)
-        self.solve_rates[task] = solved_fraction if before is None else self.ema_decay * before + (1 - self.ema_decay) * solved_fraction
+        before = self.solve_rates.get(rate_key)
+        self.solve_rates[rate_key] = solved_fraction if before is None else self.ema_decay * before + (1 - self.ema_decay) * solved_fraction
 
     def update_from_group(self, task: Task, group: Sequence[Episode]) -> None:
         """Update the solve rate with a group; a group without any score is ignored."""
@@ -55,23 +55,23 @@ class Curriculum:
         if scores:
             self.update_solve_rate(self.get_rate_key(task), sum(scores) / len(scores))
 
-    def compute_weight(self, task: str) -> float:
+    def compute_weight(self, rate_key: str) -> float:
         """Return the sampling weight of a task, from the minimum weight to 1."""
-        p = self.solve_rates.get(task, 0.5)
+        p = self.solve_rates.get(rate_key, 0.5)
         return max(self.min_weight, 4 * p * (1 - p))
 
-    def draw_positions(self, tasks: Sequence[str], count: int, *, seed: int) -> list[int]:
+    def draw_positions(self, rate_keys: Sequence[str], count: int, *, seed: int) -> list[int]:
         """Draw `count` positions, weighted by the tasks at them; the same state and seed give the same draw."""
-        if count > len(tasks):
-            raise ConfigError(f"{count} tasks are requested, but there are {len(tasks)}; lower the count or add tasks")
+        if count > len(rate_keys):
+            raise ConfigError(f"{count} tasks are requested, but there are {len(rate_keys)}; lower the count or add tasks")
         dice = random.Random(seed)
-        keys = [dice.random() ** (1 / self.compute_weight(task)) for task in tasks]
-        return sorted(sorted(range(len(tasks)), key=lambda i: -keys[i])[:count])
+        keys = [dice.random() ** (1 / self.compute_weight(task)) for task in rate_keys]
+        return sorted(sorted(range(len(rate_keys)), key=lambda i: -keys[i])[:count])
 
     def metrics(self) -> dict[str, float]:
         """Return metrics: the number of known solve rates, and their mean."""
         rates = self.solve_rates.values()
-        return {"curriculum/known_tasks": float(len(rates)), "curriculum/solve_rate": sum(rates) / len(rates)} if rates else {}
+        return {"curriculum/num_solve_rates": float(len(rates)), "curriculum/mean_solve_rate": sum(rates) / len(rates)} if rates else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""

@@ -17,7 +17,8 @@ Group = list[Episode]
 
 
 class DynamicSampling:
-    """Collects the groups of one step over several rounds of sampling. With one round nothing is filtered.
+    """Keeps the groups of one step over several rounds of sampling, and selects those with a spread of rewards. With one round nothing
+    is filtered.
 
     >>> collector = DynamicSampling(2, max_rounds=3)
     >>> collector.num_missing, collector.is_done, collector.next_num_groups
@@ -73,14 +74,16 @@ class DynamicSampling:
         return [i for kind in kinds for i in kind][: self.num_groups]
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics: how many groups were kept, and how many discarded."""
+        """Return metrics: rounds, sampled groups, the fraction with a spread of rewards, the missing groups, and the mean reward of the
+        kept ones.
+        """
         kept = [e.reward for group in self.select_groups() for e in group if e.is_scored and not e.meta.get("greedy")]
         share = sum(self._has_signal) / len(self.sampled_groups) if self.sampled_groups else 0.0
-        reward = {"dynamic_sampling/kept_reward": math.fsum(kept) / len(kept)} if kept else {}
+        reward = {"dynamic_sampling/kept_reward_mean": math.fsum(kept) / len(kept)} if kept else {}
         return reward | {
             "frac_reward_zero_std": 1.0 - share if self.sampled_groups else 0.0,
             "dynamic_sampling/rounds": float(self.num_rounds),
-            "dynamic_sampling/groups": float(len(self.sampled_groups)),
-            "dynamic_sampling/kept_fraction": share,
+            "dynamic_sampling/sampled_groups": float(len(self.sampled_groups)),
+            "dynamic_sampling/useful_fraction": share,
             "dynamic_sampling/missing_groups": float(self.num_missing),
         }

@@ -13,11 +13,11 @@ from typing import Any
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, NotFound, RlvrError
-from rlvr.mdp.state import find_last_action
+from rlvr.mdp.state import find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.runs.run_log import load_run_config, read_jsonl
 from rlvr.task import Task, Verdict
-from rlvr.training.task_sampling.task_order import shuffled_index
+from rlvr.training.task_sampling.task_order import compute_shuffled_index
 
 NUM_COMPARED_PROMPTS = 20
 """The number of recorded prompts that are re-rendered, to check that both runs use the same tokens."""
@@ -41,9 +41,12 @@ class OfflineDataset:
         self.groups, self.seed, self.digest = list(groups), seed, digest
         """`digest` is the fingerprint of all recorded episodes; a resumed run checks that it has not changed."""
 
-    def get_groups(self, first: int, count: int) -> list[Group]:
+    def get_groups(self, first_position: int, num_groups: int) -> list[Group]:
         """Return the groups from a position on."""
-        return [self.groups[shuffled_index(len(self.groups), self.seed, "stored", position)] for position in range(first, first + count)]
+        return [
+            self.groups[compute_shuffled_index(len(self.groups), self.seed, "stored", position)]
+            for position in range(first_position, first_position + num_groups)
+        ]
 
     def load_tasks(self, mdp: TokenMDP) -> list[Task]:
         """Load the tasks of the groups."""
@@ -63,7 +66,7 @@ def compute_digest(groups: Sequence[Group]) -> str:
     return sums.hexdigest()
 
 
-def check_unchanged(recorded_digest: object, current_digest: str, config: RunConfig) -> None:
+def check_episodes_unchanged(recorded_digest: object, current_digest: str, config: RunConfig) -> None:
     """Raise ConfigError if the episodes have changed since the run began."""
     if recorded_digest is not None and recorded_digest != current_digest:
         run = config.data and config.data.run
@@ -88,7 +91,7 @@ def load_recorded_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path}, line {number} is not an episode: {type(error).__name__}: {error}") from error
         groups.setdefault((int(row["step"]), episode.group), []).append(episode)
-    found = [[e for e in group if e.is_scored and e.num_policy_tokens and not e.auxiliary] for group in groups.values()]
+    found = [[e for e in group if e.is_scored and e.num_policy_tokens and not e.is_auxiliary] for group in groups.values()]
     found = [group for group in found if group]
     if not found:
         raise ConfigError(f"{folder} has no episode with a score yet; let it run longer, or name another run in data.run")
@@ -109,7 +112,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
     if "rewards" in row:
         rewards = [float(value) for value in row["rewards"]]
     elif row["reward"]:
-        rewards[find_last_action(acted)] = float(row["reward"])
+        rewards[find_last_policy_token(acted)] = float(row["reward"])
     verdict = row["verdict"]
     return Episode(
         task_id=row["task_id"],
@@ -148,7 +151,7 @@ def build_gold_groups(tasks: Sequence[tuple[int, Task]], mdp: TokenMDP) -> Itera
     for index, task in tasks:
         tokens, acted = tokenize_gold(mdp, task)
         rewards = [0.0] * len(tokens)
-        rewards[find_last_action(acted)] = 1.0
+        rewards[find_last_policy_token(acted)] = 1.0
         end = StopReason.TERMINATED if tokens[-1] in mdp.tokenizer.stop_ids else StopReason.TRUNCATED
         verdict = Verdict(1.0, "the environment's own solution")
         meta = {"split": "train", "index": index}

@@ -50,10 +50,10 @@ class PartialGroup:
         return [replace(draw, partial_completion=answer or PartialCompletion()) for draw, answer in both if not isinstance(answer, Episode)]
 
 
-class PartialBuffer:
+class PartialRolloutBuffer:
     """The groups that have started and are not trained on yet, in order.
 
-    >>> PartialBuffer(environment).groups                                     # doctest: +SKIP
+    >>> PartialRolloutBuffer(environment).groups                                     # doctest: +SKIP
     []
     """
 

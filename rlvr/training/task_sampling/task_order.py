@@ -34,18 +34,18 @@ class TaskOrder:
         """Return the index of the task at a position of the order."""
         if self.num_tasks is None:
             return derive_seed(self.seed, self.purpose, position) % NUM_PROCEDURAL_TASKS
-        return shuffled_index(self.num_tasks, self.seed, self.purpose, position)
+        return compute_shuffled_index(self.num_tasks, self.seed, self.purpose, position)
 
-    def load_tasks(self, first: int, count: int) -> list[tuple[int, Task]]:
+    def load_tasks(self, first_position: int, num_tasks: int) -> list[tuple[int, Task]]:
         """Load the tasks from a position on, with their indices."""
-        indices = [self.get_index(position) for position in range(first, first + count)]
+        indices = [self.get_index(position) for position in range(first_position, first_position + num_tasks)]
         return [(index, self.environment.task(self.split, index)) for index in indices]
 
 
-def shuffled_index(size: int, seed: int, purpose: str, position: int) -> int:
+def compute_shuffled_index(size: int, seed: int, purpose: str, position: int) -> int:
     """Return which of `size` items is at a position: every pass contains each item once, in a new order.
 
-    >>> sorted(shuffled_index(3, 0, "rollout", position) for position in range(3))
+    >>> sorted(compute_shuffled_index(3, 0, "rollout", position) for position in range(3))
     [0, 1, 2]
     """
     return _shuffle_indices(size, derive_seed(seed, purpose, position // size))[position % size]

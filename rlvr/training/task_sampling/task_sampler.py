@@ -14,7 +14,7 @@ from rlvr.errors import ConfigError
 from rlvr.rollout.rollout import derive_seed
 from rlvr.task import Task
 from rlvr.training.task_sampling.curriculum import Curriculum
-from rlvr.training.task_sampling.reward_monitor import RewardMonitor, build_reward_monitor
+from rlvr.training.task_sampling.reward_monitor import RewardHackingMonitor, build_reward_hacking_monitor
 from rlvr.training.task_sampling.task_order import TaskOrder
 
 IndexedTasks = Sequence[tuple[int, Task]]
@@ -30,13 +30,13 @@ class TaskSampler:
     needs_previous_batch = False
     """True if the next tasks depend on the results of earlier ones."""
 
-    def __init__(self, task_order: TaskOrder, reward_monitor: RewardMonitor | None = None) -> None:
+    def __init__(self, task_order: TaskOrder, reward_monitor: RewardHackingMonitor | None = None) -> None:
         self.task_order, self.reward_monitor, self.position = task_order, reward_monitor, 0
 
-    def next_tasks(self, count: int) -> IndexedTasks:
+    def next_tasks(self, num_tasks: int) -> IndexedTasks:
         """Return the next tasks."""
-        self.position += count
-        return self.task_order.load_tasks(self.position - count, count)
+        self.position += num_tasks
+        return self.task_order.load_tasks(self.position - num_tasks, num_tasks)
 
     def on_verified(
         self, tasks: IndexedTasks, groups: Sequence[Sequence[Episode]], canary_groups: Sequence[Sequence[Episode]] = ()
@@ -62,7 +62,7 @@ class TaskSampler:
 
 def build_task_sampler(config: RolloutConfig, task_order: TaskOrder) -> TaskSampler:
     """Build the task sampler of a run: in order, or with a curriculum."""
-    watch = build_reward_monitor(config, task_order.environment, seed=task_order.seed)
+    watch = build_reward_hacking_monitor(config, task_order.environment, seed=task_order.seed)
     guide = config.curriculum
     return TaskSampler(task_order, watch) if guide is None else CurriculumTaskSampler(task_order, Curriculum(**guide.model_dump()), watch)
 
@@ -75,7 +75,7 @@ class CurriculumTaskSampler(TaskSampler):
 
     needs_previous_batch = True
 
-    def __init__(self, task_order: TaskOrder, curriculum: Curriculum, reward_monitor: RewardMonitor | None = None) -> None:
+    def __init__(self, task_order: TaskOrder, curriculum: Curriculum, reward_monitor: RewardHackingMonitor | None = None) -> None:
         super().__init__(task_order, reward_monitor)
         self.curriculum = curriculum
         [(_, first)] = task_order.load_tasks(0, 1)
@@ -84,23 +84,23 @@ class CurriculumTaskSampler(TaskSampler):
             shared = ", ".join(first.meta) or "nothing; this environment cannot have a curriculum"
             raise ConfigError(
                 "curriculum: these tasks are generated and never repeat, so a single task has no solve rate; "
-                f"set curriculum.key to a key of their meta that many tasks share (available: {shared})"
+                f"set curriculum.meta_key to a key of their meta that many tasks share (available: {shared})"
             )
 
-    def next_tasks(self, count: int) -> IndexedTasks:
+    def next_tasks(self, num_tasks: int) -> IndexedTasks:
         """Return tasks, selected from several candidates each; tasks that are not selected return in the next pass."""
         first, size, curriculum = self.position, self.task_order.num_tasks, self.curriculum
-        window = max(count, min(count * curriculum.oversample, size or count * curriculum.oversample))
+        window = max(num_tasks, min(num_tasks * curriculum.oversample, size or num_tasks * curriculum.oversample))
         tasks = self.task_order.load_tasks(first, window)
-        if count <= (size or count):
+        if num_tasks <= (size or num_tasks):
             different = dict(tasks)  # the window may span two passes; no task is used twice in a step
-            while len(different) < count:
+            while len(different) < num_tasks:
                 different.update(self.task_order.load_tasks(first + window, 1))
                 window += 1
             tasks = list(different.items())
         self.position += window
         seed = derive_seed(self.task_order.seed, "curriculum", first)
-        places = curriculum.draw_positions([curriculum.get_rate_key(task) for _, task in tasks], count, seed=seed)
+        places = curriculum.draw_positions([curriculum.get_rate_key(task) for _, task in tasks], num_tasks, seed=seed)
         return [tasks[place] for place in places]
 
     def on_verified(

@@ -25,7 +25,7 @@ from rlvr.models.safetensors_files import TensorFolder
 from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update.policy import Policy, has_no_weights
 from rlvr.training.update.reference import ReferencePolicy
-from rlvr.training.update.sharded_tensors import copy_to_shards, get_local, get_local_slices, reshard
+from rlvr.training.update.sharded_tensors import copy_to_shards, get_local_shard, get_local_slices, reshard
 
 MIXED_PRECISION_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 WeightLoader = Callable[[nn.Module], None]
@@ -57,11 +57,10 @@ def get_compute_precision(model: Any, accelerator: Accelerator) -> str:
 def shard_policy(
     policy: Policy, accelerator: Accelerator, weight_loader: WeightLoader | None = None, *, keep_root_gathered: bool = True
 ) -> None:
-    """Shard a policy in place. Existing weights are distributed; `fill` loads the others.
+    """Shard a policy in place. Weights that it has are distributed over the processes; `weight_loader` loads the others.
 
     With `fp32_head`, embedding, last norm and head are gathered in the precision of the weights. `keep_root_gathered`: embedding and head
-    stay
-    gathered between forward and backward pass; not needed for a reference.
+    stay gathered between forward and backward pass; not needed for a reference.
     """
     plugin: Any = accelerator.state.fsdp_plugin
     offload = plugin.cpu_offload if isinstance(plugin.cpu_offload, CPUOffloadPolicy) else None
@@ -76,7 +75,7 @@ def shard_policy(
     for layer in [module for module in policy.modules() if type(module).__name__ in names]:
         fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, mp_policy=layers, **settings)
     fully_shard(policy, mp_policy=root, **settings, reshard_after_forward=None if keep_root_gathered else True)
-    _materialize(policy, torch.device("cpu") if offload else accelerator.device)
+    _allocate_shards(policy, torch.device("cpu") if offload else accelerator.device)
     with torch.no_grad():
         for name, tensor in policy.named_parameters():
             if name in own:
@@ -84,19 +83,19 @@ def shard_policy(
     register_fsdp_forward_method(policy, "run_with_weights")
     if weight_loader is not None:
         weight_loader(policy.model)
-    policy.run_with_weights(policy.detect_head)
+    policy.run_with_weights(policy.detect_logit_transform)
 
 
 def shard_reference(
     reference: ReferencePolicy | None, policy: Policy, accelerator: Accelerator, weight_loader: WeightLoader | None
 ) -> None:
-    """Shard the reference like the policy. Without `fill`, a reference without weights is a copy of the current policy."""
+    """Shard the reference like the policy. Without `weight_loader`, a reference without weights becomes a copy of the current policy."""
     if reference is None:
         return
     if reference.adapted_model is not None:
         reference.policy = policy  # with its adapter disabled
         return
-    start = partial(copy_shards, other=policy) if has_no_weights(reference.policy) else None
+    start = partial(copy_shards, source_policy=policy) if has_no_weights(reference.policy) else None
     shard_policy(reference.policy, accelerator, weight_loader or start, keep_root_gathered=False)
 
 
@@ -119,7 +118,7 @@ def move_to_meta(module: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in held.items() if p.device.type != "meta"}
 
 
-def _materialize(module: nn.Module, device: torch.device) -> None:
+def _allocate_shards(module: nn.Module, device: torch.device) -> None:
     """Allocate memory for each shard; buffers keep their values."""
     kept = {name: buffer.to(device, copy=True) for name, buffer in module.named_buffers(remove_duplicate=False)}
     module.to_empty(device=device)
@@ -146,13 +145,17 @@ class FolderWeightLoader:
     def for_model(cls, model: nn.Module, folder: Any) -> FolderWeightLoader | None:
         """Create a loader if the folder has the model's tensors by name; return None if transformers must convert them."""
         found = TensorFolder(folder)
-        return cls(found) if found.has_tensors({name: tensor.shape for name, tensor, _ in adapter.list_base_tensors(model)}) else None
+        return (
+            cls(found)
+            if found.has_tensors({name: tensor.shape for name, tensor, _ in adapter.list_tensors_without_adapter(model)})
+            else None
+        )
 
     def __call__(self, model: nn.Module) -> None:
         """Load the shards."""
         with torch.no_grad():
-            for name, tensor, _ in adapter.list_base_tensors(model):
-                get_local(tensor).copy_(self.folder.read_slice(name, get_local_slices(tensor)))
+            for name, tensor, _ in adapter.list_tensors_without_adapter(model):
+                get_local_shard(tensor).copy_(self.folder.read_slice(name, get_local_slices(tensor)))
 
 
 class MainProcessWeightLoader:
@@ -167,8 +170,8 @@ class MainProcessWeightLoader:
     def __call__(self, model: nn.Module) -> None:
         """Load the shards; the source weights are freed one by one."""
         with torch.no_grad():
-            for name, tensor, _ in adapter.list_base_tensors(model):
-                mine = get_local(tensor)
+            for name, tensor, _ in adapter.list_tensors_without_adapter(model):
+                mine = get_local_shard(tensor)
                 like: dict[str, Any] = {"dtype": tensor.dtype, "device": mine.device}
                 sent = self.weights.pop(name).to(**like) if self.weights else torch.empty(tensor.shape, **like)
                 if isinstance(tensor, DTensor):
@@ -178,9 +181,9 @@ class MainProcessWeightLoader:
                     mine.copy_(sent)
 
 
-def copy_shards(model: nn.Module, other: Policy) -> None:
+def copy_shards(model: nn.Module, source_policy: Policy) -> None:
     """Copy the weights of an identically sharded policy into a model."""
-    reshard(other)
+    reshard(source_policy)
     with torch.no_grad():
-        for mine, theirs in zip(model.parameters(), other.model.parameters(), strict=True):
-            get_local(mine).copy_(get_local(theirs))
+        for mine, theirs in zip(model.parameters(), source_policy.model.parameters(), strict=True):
+            get_local_shard(mine).copy_(get_local_shard(theirs))

@@ -29,10 +29,10 @@ from rlvr.contracts import Weights
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, RlvrError, suggest
+from rlvr.errors import ConfigError, RlvrError, format_suggestion
 from rlvr.hints import Hinted, explain_call
 from rlvr.models.batch import Batch, TokenRows
-from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_token_budget
+from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_microbatch_tokens
 from rlvr.registry.plugins import build_from_config
 from rlvr.training.distributed.group import all_gather_values
 from rlvr.training.update import fsdp as sharded
@@ -41,14 +41,14 @@ from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update import optimizer_state as moments
 from rlvr.training.update import packing
 from rlvr.training.update.networks.attachments import attach_networks, build_parameter_groups
-from rlvr.training.update.optimization import Optimization
+from rlvr.training.update.optimization import OptimizationSettings
 from rlvr.training.update.policy import Policy, check_deterministic_forward, enable_gradient_checkpointing, require_float32
 from rlvr.training.update.policy_weights import build_policy_weights
 from rlvr.training.update.reference import ReferencePolicy
 from rlvr.training.update.sharded_tensors import reshard
-from rlvr.training.update.step_data import MeanMetrics, StepData, StepStats, are_finite
+from rlvr.training.update.step_data import MeanMetrics, OptimizerStepStats, StepData, are_finite
 
-__all__ = ["Learner", "Optimization"]
+__all__ = ["Learner", "OptimizationSettings"]
 
 MicroBatchLoss = Callable[[Batch, bool], Tensor]
 """The loss of a micro-batch; the bool is False for a filler."""
@@ -63,11 +63,11 @@ CONSTANT_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
 """The schedules of the learning rate that do not depend on the number of steps."""
 
 
-def _make_optimization(settings: Mapping[str, Any]) -> Optimization:
-    names = [field.name for field in fields(Optimization)]
+def _make_optimization(settings: Mapping[str, Any]) -> OptimizationSettings:
+    names = [field.name for field in fields(OptimizationSettings)]
     if unknown := [name for name in settings if name not in names]:
-        raise ConfigError(f"Learner has no setting {unknown[0]!r}; {suggest(unknown[0], names)}")
-    return Optimization(**settings)
+        raise ConfigError(f"Learner has no setting {unknown[0]!r}; {format_suggestion(unknown[0], names)}")
+    return OptimizationSettings(**settings)
 
 
 class Learner(Hinted):
@@ -91,7 +91,7 @@ class Learner(Hinted):
         self,
         model: Any,
         algorithm: Algorithm | str | Mapping[str, Any] = "grpo",
-        optimization: Optimization | None = None,
+        optimization: OptimizationSettings | None = None,
         *,
         accelerator: Any = None,
         total_steps: int | None = None,
@@ -121,7 +121,7 @@ class Learner(Hinted):
             max_new_tokens: the limit on the tokens of an answer, which some algorithms need; 0: none.
             has_sampling_temperature: whether the episodes were sampled at `temperature`, so that their log-probabilities compare.
             fp32_head: whether the output head is computed in float32.
-            settings: the fields of `Optimization`, such as learning_rate, if `optimization` is not given.
+            settings: the fields of `OptimizationSettings`, such as learning_rate, if `optimization` is not given.
         """
         if isinstance(model, LoadedModel):
             model = model.model
@@ -141,11 +141,13 @@ class Learner(Hinted):
             raise ConfigError(f"temperature is {temperature}; a policy that samples greedily has no gradient; use a value above 0")
         self.algorithm, self.optimization, self.accelerator = algorithm, optimization, accelerator
         self.max_new_tokens, self.has_sampling_temperature = max_new_tokens, has_sampling_temperature
-        optimization.check_algorithm(algorithm, max_new_tokens, has_adapter=adapter.has_adapter(model), is_sharded=accelerator.is_fsdp2)
+        optimization.check_and_configure_algorithm(
+            algorithm, max_new_tokens, has_adapter=adapter.has_adapter(model), is_sharded=accelerator.is_fsdp2
+        )
         if optimization.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         scale: dict[str, Any] = {"temperature": temperature, "fp32_head": fp32_head}
-        self.reference = ReferencePolicy.from_model(model, frozen=reference, **scale) if algorithm.traits.needs_reference else None
+        self.reference = ReferencePolicy.from_model(model, frozen_model=reference, **scale) if algorithm.traits.needs_reference else None
         policy = Policy(model, value_head=algorithm.traits.needs_value, **scale)
         self.device, self.is_sharded = accelerator.device, accelerator.is_fsdp2
         self.critic = attach_networks(policy, self.reference, algorithm, optimization)
@@ -154,7 +156,7 @@ class Learner(Hinted):
             sharded.shard_reference(self.reference, policy, accelerator, reference_weight_loader)
         policy.run_with_weights(partial(check_deterministic_forward, model))
         reshard(policy)  # so that the optimizer gets shards
-        self.max_tokens_per_microbatch = resolve_token_budget(optimization.max_tokens_per_microbatch, self.device)
+        self.max_tokens_per_microbatch = resolve_microbatch_tokens(optimization.max_tokens_per_microbatch, self.device)
         fused, trained = get_device_defaults(self.device).fused_optimizer, build_parameter_groups(policy, optimization)
         optimizer, self.scheduler = optimization.build_optimizer(trained, total_steps or 1, fused=fused)
         scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapted_model is None else [])]
@@ -187,7 +189,7 @@ class Learner(Hinted):
         step, tally, descents = (
             StepData(groups, self.algorithm, has_sampling_temperature=self.has_sampling_temperature),
             MeanMetrics(),
-            StepStats(),
+            OptimizerStepStats(),
         )
         self._compute_advantages(step)
         for _ in range(self.algorithm.traits.num_iterations):
@@ -197,9 +199,9 @@ class Learner(Hinted):
         return self._finish_update(step, tally, descents)
 
     def _compute_advantages(self, step: StepData) -> None:
-        """Compute the advantages, and the scores under old and reference weights if they are needed."""
+        """Compute the advantages, and the log-probabilities under the old and the reference weights where they are needed."""
         algorithm, early = self.algorithm, bool(self.algorithm.traits.advantage_inputs)
-        scores = self._score_before_advantages(step) if early else EMPTY_TOKEN_STATS
+        scores = self._compute_advantage_inputs(step) if early else EMPTY_TOKEN_STATS
         step.set_advantages(
             algorithm.compute_advantages(step.groups, scores, all_reduce=self.all_reduce),
             keep_zero_advantage=algorithm.traits.backprop_zero_advantage,
@@ -207,55 +209,57 @@ class Learner(Hinted):
         if algorithm.returns is not None:
             step.add_column("returns", algorithm.returns)
         if self.reference is not None or not self.is_on_policy:
-            self._score_after_advantages(step, scored=early)
+            self._compute_loss_columns(step, has_advantage_inputs=early)
 
-    def _score_after_advantages(self, step: StepData, *, scored: bool) -> None:
-        """Compute the scores that only the loss needs, for rows with a gradient; `scored`: the advantages already needed them."""
+    def _compute_loss_columns(self, step: StepData, *, has_advantage_inputs: bool) -> None:
+        """Compute the old and reference log-probabilities that only the loss needs, for rows with a gradient; `has_advantage_inputs`:
+        they were computed before.
+        """
         chosen, columns = [r for r, moves in enumerate(step.has_grad) if moves], step.columns
-        if self.reference is not None and not scored and not self.algorithm.traits.needs_divergence:
-            self._score_reference(step, chosen)
+        if self.reference is not None and not has_advantage_inputs and not self.algorithm.traits.needs_divergence:
+            self._compute_reference_logprobs(step, chosen)
         if self.algorithm.traits.use_rollout_logprobs:
-            columns["first"] = columns["old"] if scored else torch.full_like(columns["sampler"], math.nan)
+            columns["first"] = columns["old"] if has_advantage_inputs else torch.full_like(columns["sampler"], math.nan)
             columns["old"] = columns["sampler"]
-        elif not self.is_on_policy and not scored:  # otherwise the training pass fills the column
-            self._score_old(step, chosen)
+        elif not self.is_on_policy and not has_advantage_inputs:  # otherwise the training pass fills the column
+            self._compute_old_outputs(step, chosen)
 
-    def _score_before_advantages(self, step: StepData) -> TokenStats:
+    def _compute_advantage_inputs(self, step: StepData) -> TokenStats:
         """Compute the token statistics that the advantages need: KL penalties, critic values, entropies."""
         algorithm, everyone, columns = self.algorithm, range(len(step.episodes)), step.columns
         needs = algorithm.traits.advantage_inputs
-        self._score_old(step, everyone)
+        self._compute_old_outputs(step, everyone)
         if self.reference is not None:
-            self._score_reference(step, everyone)
+            self._compute_reference_logprobs(step, everyone)
         if "penalties" in needs:
             columns["penalties"] = algorithm.beta * (columns["old"] - columns["reference"])
         names = {"values": "old_values", "entropy": "old_entropy"}
         return TokenStats(**{need: step.unflatten_column(columns[names.get(need, need)]) for need in needs})
 
     @torch.no_grad()
-    def _score_old(self, step: StepData, chosen: Sequence[int]) -> None:
-        """Compute the policy's own scores before the update."""
+    def _compute_old_outputs(self, step: StepData, row_indices: Sequence[int]) -> None:
+        """Compute log-probabilities, and values and entropies if needed, under the weights before the update."""
         asked = {"values": self.algorithm.traits.needs_value, "entropy": "entropy" in self.algorithm.traits.advantage_inputs}
         wanted = {"logprobs": "old"} | {name: f"old_{name}" for name, needed in asked.items() if needed}
         for column in wanted.values():
             step.add_zero_column(column)
-        for batch, real, _ in self._iter_microbatches(step.rows, chosen):
+        for batch, real, _ in self._iter_microbatches(step.rows, row_indices):
             scores = self.policy(batch, **asked)
             for name, column in wanted.items() if real else ():
-                step.defer(column, batch.entry_positions, getattr(scores, name))
+                step.defer_column_write(column, batch.entry_positions, getattr(scores, name))
             del batch
         step.flush_deferred()
 
     @torch.no_grad()
-    def _score_reference(self, step: StepData, chosen: Sequence[int]) -> None:
+    def _compute_reference_logprobs(self, step: StepData, row_indices: Sequence[int]) -> None:
         """Compute the reference's scores in the policy's precision, so that the KL has no rounding errors."""
         assert self.reference is not None
         step.add_zero_column("reference")
-        for batch, real, _ in self._iter_microbatches(step.rows, chosen):
+        for batch, real, _ in self._iter_microbatches(step.rows, row_indices):
             with nullcontext() if self.is_sharded else self.accelerator.autocast():
                 logprobs = self.reference.compute_logprobs(batch)
             if real:
-                step.defer("reference", batch.entry_positions, logprobs)
+                step.defer_column_write("reference", batch.entry_positions, logprobs)
             del batch
         step.flush_deferred()
 
@@ -271,7 +275,7 @@ class Learner(Hinted):
         prompts = [str(step.row_positions[r][0]) for r in row_indices]
         mine = algorithm.compute_row_weights(lengths, prompts, max_length=self.max_new_tokens, all_reduce=self.all_reduce)
         weight_of = dict(zip(row_indices, mine, strict=True))
-        weights = step.rows.repeat_per_entry([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
+        weights = step.rows.repeat_per_policy_token([weight_of.get(r, 0.0) for r in range(len(step.episodes))])
         live = [r for r in row_indices if step.has_grad[r]]
         if not self.all_reduce([float(len(live))])[0]:
             return None
@@ -290,7 +294,7 @@ class Learner(Hinted):
         new = scores.logprobs
         noted = "old" if self.is_on_policy else "first" if algorithm.traits.use_rollout_logprobs and not step.has_optimizer_stepped else ""
         if noted and has_rows:
-            step.defer(noted, take, new)
+            step.defer_column_write(noted, take, new)
         known = {
             name: copy_to_device(columns[name][take], new.device).to(new) if has_rows else new.detach()
             for name in LOSS_COLUMNS
@@ -299,24 +303,26 @@ class Learner(Hinted):
         if self.is_on_policy:
             known["old"] = new.detach()
         if algorithm.traits.needs_token_context:
-            known |= step.get_context(batch, has_rows)
-        inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_terms())
+            known |= step.get_token_context(batch, has_rows)
+        inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_inputs())
         losses, figures = algorithm.compute_token_losses(inputs)
         mean_metrics.add(
-            figures, tokens=batch.entry_positions.numel() if has_rows else 0, computed=batch.input_ids.numel() if has_rows else 0
+            figures,
+            num_tokens=batch.entry_positions.numel() if has_rows else 0,
+            num_computed_tokens=batch.input_ids.numel() if has_rows else 0,
         )
         return (losses * copy_to_device(weights[take], losses.device).to(losses)).sum() if has_rows else losses.sum() * 0.0
 
     def _backward_and_step(
-        self, rows: TokenRows, chosen: Sequence[int], loss_of: MicroBatchLoss, *, critic_only: bool = False
+        self, rows: TokenRows, row_indices: Sequence[int], compute_loss: MicroBatchLoss, *, critic_only: bool = False
     ) -> tuple[float, float]:
         """Accumulate the micro-batches' gradients, then clip and step. A non-finite step is skipped; `critic_only`: train only the critic."""
         accelerator, losses = self.accelerator, list[Tensor]()
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
-        for batch, real, last in self._iter_microbatches(rows, chosen):
+        for batch, real, last in self._iter_microbatches(rows, row_indices):
             accelerator.sync_gradients = last
             with nullcontext() if last else self._no_sync():
-                part = loss_of(batch, real)
+                part = compute_loss(batch, real)
                 accelerator.backward(part * factor)
                 losses.append(part.detach())  # fetched at the end, so that the device computes while the next micro-batch is built
             del batch, part
@@ -333,12 +339,12 @@ class Learner(Hinted):
         self.optimizer.zero_grad()
         return loss, norm
 
-    def _iter_microbatches(self, rows: TokenRows, chosen: Sequence[int]) -> Iterator[tuple[Batch, bool, bool]]:
+    def _iter_microbatches(self, rows: TokenRows, row_indices: Sequence[int]) -> Iterator[tuple[Batch, bool, bool]]:
         """Yield (micro-batch, has rows, is last); fillers make the number equal in all processes.
 
         Micro-batches are built lazily. The caller deletes each one before taking the next, so that only one is in memory.
         """
-        parts, lay = packing.plan_batches(rows, chosen, self.max_tokens_per_microbatch, self.packing)
+        parts, lay = packing.plan_batches(rows, row_indices, self.max_tokens_per_microbatch, self.packing)
         most = int(self.accelerator.gather(torch.tensor([len(parts)], device=self.device)).max())
         for k in range(most):
             real = k < len(parts)
@@ -349,7 +355,7 @@ class Learner(Hinted):
     def train_supervised(self, rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> dict[str, float]:
         """Take one optimizer step of cross-entropy over the masked-in tokens, for SFT. Also advances the learning rate schedule."""
         material = TokenRows([tokens for tokens, _ in rows], [acted for _, acted in rows])
-        [tokens] = self.all_reduce([float(material.num_entries)])
+        [tokens] = self.all_reduce([float(material.num_policy_tokens)])
         if not tokens:
             raise ConfigError("the action masks of these rows are empty, so there is nothing to train on; mark the answer's tokens")
 
@@ -369,29 +375,29 @@ class Learner(Hinted):
         mine = torch.tensor(numbers, dtype=torch.float64, device=self.accelerator.device)
         return list(self.accelerator.reduce(mine, "sum").tolist())
 
-    def _finish_update(self, step: StepData, tally: MeanMetrics, descents: StepStats) -> dict[str, float]:
+    def _finish_update(self, step: StepData, mean_metrics: MeanMetrics, step_stats: OptimizerStepStats) -> dict[str, float]:
         """Finish the update: collect metrics, and update the schedule, the algorithm and the reference."""
         algorithm = self.algorithm
-        metrics = descents.metrics() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
-        metrics |= tally.compute_means(self.all_reduce) | self._compute_token_metrics(step, tally)
+        metrics = step_stats.metrics() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
+        metrics |= mean_metrics.compute_means(self.all_reduce) | self._compute_token_metrics(step, mean_metrics)
         metrics |= dict(algorithm.metrics) | (
             step.compute_preference_logprobs(self.all_reduce) if algorithm.traits.one_optimizer_step else {}
         )
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # the log and the KL controller reject NaN
-        algorithm.on_step_end([e.reward for e in step.episodes if not e.auxiliary], metrics.get("kl"), self.all_reduce)
+        algorithm.on_step_end([e.reward for e in step.episodes if not e.is_auxiliary], metrics.get("kl"), self.all_reduce)
         if self.reference is not None:
             metrics["beta"] = algorithm.beta
             if mix := algorithm.reference_mixup():
                 reshard(self.policy)
                 self.reference.mix_in(self.accelerator.unwrap_model(self.policy).model, mix)
-        if descents.num_steps:  # a step that changed nothing does not advance the schedule
+        if step_stats.num_steps:  # a step that changed nothing does not advance the schedule
             self.scheduler.step()
-        self.advantages, self.log_ratios = step.build_advantage_log(), step.compute_log_ratios()
+        self.advantages, self.log_ratios = step.build_logged_advantages(), step.compute_log_ratios()
         return metrics
 
-    def _compute_token_metrics(self, step: StepData, tally: MeanMetrics) -> dict[str, float]:
+    def _compute_token_metrics(self, step: StepData, mean_metrics: MeanMetrics) -> dict[str, float]:
         """Compute metrics: token counts, groups, advantages, and the mismatch between sampler and trainer."""
-        trained = tally.num_tokens / self.algorithm.traits.num_iterations
+        trained = mean_metrics.num_tokens / self.algorithm.traits.num_iterations
         account = step.count_tokens()
         if trained != account["tokens/to_train"]:
             raise RlvrError(f"{trained:g} tokens were trained, but {account['tokens/to_train']:g} were expected: a row was lost")
@@ -401,7 +407,7 @@ class Learner(Hinted):
             account
             | step.compute_group_metrics()
             | {f"advantage/{k}": v for k, v in spread.items()}
-            | {"tokens/computed": tally.num_computed_tokens}
+            | {"tokens/computed_with_padding": mean_metrics.num_computed_tokens}
         )
         sums = dict(zip(numbers, self.all_reduce(list(numbers.values())), strict=True))
         if sums["tokens/sampled"] != sums["tokens/trained"] + sums["tokens/masked"] + sums["tokens/dropped"]:
@@ -409,9 +415,9 @@ class Learner(Hinted):
         count, added, squares = (sums.pop(f"advantage/{k}") for k in ("count", "sum", "squares"))
         mean = added / count if count else 0.0
         groups = sums.pop("groups")
-        row = sums | {"frac_reward_zero_std": sums["groups/zero_std"] / groups if groups else 0.0}
+        row = sums | {"frac_reward_zero_std": sums["groups/num_zero_std"] / groups if groups else 0.0}
         row |= {"advantage/mean": mean, "advantage/std": math.sqrt(max(0.0, squares / count - mean**2)) if count else 0.0}
-        row |= mismatch.compute_mismatch_metrics(*torch.cat(all_gather_values(step.stack_logprobs()), 1))
+        row |= mismatch.compute_mismatch_metrics(*torch.cat(all_gather_values(step.stack_trainer_sampler_logprobs()), 1))
         return row
 
     @property
@@ -427,9 +433,9 @@ class Learner(Hinted):
         """Return the state for a bitwise identical resume, without the model's weights and the state of `write_sharded_state`."""
         return state.collect_state(self)
 
-    def load_state_dict(self, saved: Mapping[str, Any], parts: Path | None = None) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any], sharded_state_folder: Path | None = None) -> None:
         """Restore the state from `state_dict`, in a learner with the same settings; `parts`: the folder of `write_sharded_state`."""
-        state.restore_state(self, saved, parts)
+        state.restore_state(self, saved, sharded_state_folder)
 
     def write_sharded_state(self, folder: Path) -> None:
         """Write the sharded state, each process its shard. A collective operation."""

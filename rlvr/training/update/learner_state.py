@@ -1,6 +1,6 @@
 """The state of a learner in a checkpoint, without the model's weights: tensors and plain values only.
 
-Sharded state is written separately, by `rlvr.training.update.compute_moments`.
+Sharded state is written separately, by `rlvr.training.update.compute_mean_std_count`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def collect_state(learner: Any) -> dict[str, Any]:
     }
 
 
-def restore_state(learner: Any, saved: Mapping[str, Any], parts: Path | None) -> None:
+def restore_state(learner: Any, saved: Mapping[str, Any], sharded_state_folder: Path | None) -> None:
     """Restore a learner's state, which may have been saved by another number of processes, sharded or not."""
     policy = learner.accelerator.unwrap_model(learner.policy)
     moments.load_full_state(learner.optimizer, saved["optimizer"])
-    if parts is not None and (parts / moments.SHARDED_FOLDER_NAME).is_dir():
-        moments.read_sharded_state(parts, learner.optimizer, get_moving_reference(learner), is_collective=learner.is_sharded)
+    if sharded_state_folder is not None and (sharded_state_folder / moments.SHARDED_FOLDER_NAME).is_dir():
+        moments.read_sharded_state(sharded_state_folder, learner.optimizer, get_moving_reference(learner), is_collective=learner.is_sharded)
     learner.scheduler.load_state_dict(saved["scheduler"])
     learner.algorithm.load_state_dict(saved["algorithm"])
     version, numbers, gauss = saved["random"]

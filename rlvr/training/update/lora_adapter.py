@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from rlvr.config.config import LoraConfig
-from rlvr.errors import ConfigError, MissingExtra, suggest
+from rlvr.errors import ConfigError, MissingExtra, format_suggestion
 from rlvr.training.update.policy import has_no_weights
 from rlvr.training.update.sharded_tensors import copy_to_shards, gather_full
 
@@ -39,7 +39,7 @@ def check_lora_config(model: Any, settings: LoraConfig) -> None:
     for name in settings.target_modules or ():
         if name not in known:
             raise ConfigError(
-                f"model.lora.target_modules names {name!r}, which is not a linear layer of this model; {suggest(name, known)}"
+                f"model.lora.target_modules names {name!r}, which is not a linear layer of this model; {format_suggestion(name, known)}"
             )
 
 
@@ -74,16 +74,16 @@ def has_adapter(model: Any) -> bool:
     return hasattr(model, "disable_adapter")
 
 
-def merge_adapter(model: Any, out: Any = None) -> Any:
-    """Merge the adapter into a plain model; reuse `spare`, an earlier merged model, if given."""
-    plain = out or _copy_without_adapter(model)
+def merge_adapter(model: Any, reusable_model: Any = None) -> Any:
+    """Return a plain model with the adapter merged; `reusable_model`: an earlier merged model, whose memory is used again."""
+    plain = reusable_model or _copy_without_adapter(model)
     with torch.no_grad():
         for name, layer in _find_adapted_layers(model.get_base_model()).items():
             plain.get_submodule(name).weight.copy_(compute_merged_weight(layer))
     return plain
 
 
-def list_base_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
+def list_tensors_without_adapter(model: Any) -> list[tuple[str, Tensor, Any]]:
     """List the tensors of the model without its adapter: the name in a plain model, the tensor, and its adapted layer, if any.
 
     Tied weights are listed once, under their first name. Sorted by name, as in files.

@@ -17,10 +17,10 @@ from rlvr.models.device_defaults import TokenBudget
 
 
 @dataclass(frozen=True, slots=True)
-class Optimization:
+class OptimizationSettings:
     """The settings of the optimizer.
 
-    >>> Optimization(learning_rate=1e-3).minibatches_per_step
+    >>> OptimizationSettings(learning_rate=1e-3).minibatches_per_step
     1
     """
 
@@ -60,7 +60,7 @@ class Optimization:
         share, *_ = usual.lr_lambdas  # identical for all parameter groups
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
-    def check_algorithm(self, algorithm: Algorithm, max_new_tokens: int, *, has_adapter: bool, is_sharded: bool) -> None:
+    def check_and_configure_algorithm(self, algorithm: Algorithm, max_new_tokens: int, *, has_adapter: bool, is_sharded: bool) -> None:
         """Configure the algorithm with the completion limit, and raise ConfigError for incompatible settings.
 
         `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlvr.training.distributed.group import get_control_group
-from rlvr.training.update.sharded_tensors import get_local, shard_like
+from rlvr.training.update.sharded_tensors import get_local_shard, shard_like
 
 SHARDED_FOLDER_NAME = "sharded"
 """The folder in a checkpoint."""
@@ -54,7 +54,9 @@ def write_sharded_state(folder: Path, optimizer: Any, reference_weights: Mapping
 def read_sharded_state(
     folder: Path, optimizer: Any, reference_weights: Mapping[str, Tensor] | None = None, *, is_collective: bool = True
 ) -> None:
-    """Read the state in place, with any number of processes. `together`: a collective operation, each process for its shard."""
+    """Read the state of `write_sharded_state` in place, with any number of processes. `is_collective`: all processes read together,
+    each its shard.
+    """
     init_adam_state(optimizer)
     wanted = collect_state_tensors(optimizer, reference_weights)
     saved = FileSystemReader(folder / SHARDED_FOLDER_NAME).read_metadata().state_dict_metadata
@@ -68,10 +70,10 @@ def read_sharded_state(
 
 
 def init_adam_state(optimizer: Any) -> None:
-    """Initialize Adam's state as at the first step, as the target of reading."""
+    """Create zero moments in an Adam optimizer, so that a saved state can be read into them."""
     for p in list_parameters(optimizer):
         moments = {name: torch.zeros_like(p.detach()) for name in ("exp_avg", "exp_avg_sq")}
-        device = get_local(p).device if optimizer.defaults.get("fused") else "cpu"
+        device = get_local_shard(p).device if optimizer.defaults.get("fused") else "cpu"
         optimizer.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=device), **moments}
 
 

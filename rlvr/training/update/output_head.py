@@ -144,22 +144,31 @@ def _compute_logits(states: Tensor, matrix: Tensor, bias: Tensor | None, tempera
 
 def compute_token_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *,
-    temperature: float = 1.0, chunk: int = 0, entropy: bool = False, form: LogitTransform = IDENTITY_TRANSFORM, exact: bool = False,
-    cut: LogitMask | None = None,
+    temperature: float = 1.0, tile_size: int = 0, entropy: bool = False, logit_transform: LogitTransform = IDENTITY_TRANSFORM, fp32_operands: bool = False,
+    logit_mask: LogitMask | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute the log-probability of each target, and the entropy if requested.
 
-    `chunk` 0: the device's default tile size. `exact`: float32 operands, ignoring autocast. `cut`: removes tokens that could not be
+    `tile_size` 0: the device's default tile size. `exact`: float32 operands, ignoring autocast. `cut`: removes tokens that could not be
     sampled.
     """
-    if chunk or exact or not fits_cpu_cache(hidden, weight):
+    if tile_size or fp32_operands or not fits_cpu_cache(hidden, weight):
         return compute_tiled_logprobs(
-            hidden, weight, bias, target, temperature, chunk, entropy, form, get_head_dtype(hidden, exact=exact), cut
+            hidden,
+            weight,
+            bias,
+            target,
+            temperature,
+            tile_size,
+            entropy,
+            logit_transform,
+            get_head_dtype(hidden, fp32_operands=fp32_operands),
+            logit_mask,
         )
     logits = nn.functional.linear(hidden, weight, bias)
-    if form != IDENTITY_TRANSFORM or temperature != 1.0:
-        logits = form(logits) / temperature
-    logits = logits if cut is None else cut(logits, slice(None))
+    if logit_transform != IDENTITY_TRANSFORM or temperature != 1.0:
+        logits = logit_transform(logits) / temperature
+    logits = logits if logit_mask is None else logit_mask(logits, slice(None))
     return compute_full_logprobs(logits, target, entropy=entropy)
 
 
@@ -170,19 +179,21 @@ def fits_cpu_cache(hidden: Tensor, weight: Tensor) -> bool:
 
 
 def compute_tiled_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool, form: LogitTransform,
-    dtype: torch.dtype, cut: LogitMask | None = None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, tile_size: int, entropy: bool, logit_transform: LogitTransform,
+    dtype: torch.dtype, logit_mask: LogitMask | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute log-probabilities, and entropies if requested, in tiles. `dtype`: the precision of the operands."""
-    size = chunk or max(1, defaults.get_device_defaults(hidden.device).max_head_logits // weight.shape[0])
-    logprobs, entropies = ChunkedLogprobs.apply(hidden, weight, bias, target, temperature, size, entropy, form, dtype, cut)
+    size = tile_size or max(1, defaults.get_device_defaults(hidden.device).max_head_logits // weight.shape[0])
+    logprobs, entropies = ChunkedLogprobs.apply(
+        hidden, weight, bias, target, temperature, size, entropy, logit_transform, dtype, logit_mask
+    )
     return logprobs, entropies if entropy else None
 
 
-def get_head_dtype(hidden: Tensor, *, exact: bool) -> torch.dtype:
+def get_head_dtype(hidden: Tensor, *, fp32_operands: bool) -> torch.dtype:
     """Return the precision of the head's operands: that of autocast, or of the hidden states."""
     kind = hidden.device.type
-    if exact or hidden.dtype == torch.float64:
+    if fp32_operands or hidden.dtype == torch.float64:
         return _accumulation_dtype(hidden.dtype)
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
@@ -201,19 +212,19 @@ def get_trunk(model: Any) -> Any:
 
 
 @torch.no_grad()
-def detect_logit_transform(model: Any, ids: Tensor) -> LogitTransform | None:
+def detect_logit_transform(model: Any, token_ids: Tensor) -> LogitTransform | None:
     """Detect the logit transform of a model on a few tokens; None if it is unknown, or the head is not a linear layer.
 
     The head's output is replaced by known numbers, because those of a new model are too small to reveal a soft cap.
     """
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     try:
-        states = getattr(get_trunk(model)(input_ids=ids, use_cache=False), "last_hidden_state", None)
+        states = getattr(get_trunk(model)(input_ids=token_ids, use_cache=False), "last_hidden_state", None)
     except TypeError:  # the trunks of some old families accept fewer arguments
         return None
     if type(head) is not nn.Linear or states is None:
         return None
-    probe, seen = torch.linspace(-100, 100, head.out_features, device=ids.device), list[Tensor]()
+    probe, seen = torch.linspace(-100, 100, head.out_features, device=token_ids.device), list[Tensor]()
 
     def shaped(values: Tensor) -> Tensor:
         def swap(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -222,7 +233,7 @@ def detect_logit_transform(model: Any, ids: Tensor) -> LogitTransform | None:
 
         hook = head.register_forward_hook(swap)
         try:
-            out: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+            out: Tensor = model(input_ids=token_ids, use_cache=False).logits[0, -1].float()
         finally:
             hook.remove()
         return out

@@ -1,9 +1,9 @@
 """Pack rows into one sequence without padding, and compute the shared prompt of a group only once.
 
-All tokens of a micro-batch are in one sequence. Rows with the same prompt share it: the prompt is a separate segment, and each answer is a
-segment that attends to the prompt and, causally, to itself. Positions continue after the prompt.
-Attention uses a variable-length kernel if there is one (CUDA, 16 bits). Otherwise it runs over buckets of segments of similar length, so
-that no full attention mask is needed. `find_packing_mismatch` tests whether a model supports it; if not, padded rows are used.
+All tokens of a micro-batch are in one sequence. Rows with the same prompt share it: the prompt is a separate segment, and each answer is
+a segment that attends to the prompt and, causally, to itself. Positions continue after the prompt. Attention uses a variable-length
+kernel if there is one (CUDA, 16 bits). Otherwise it runs over buckets of segments of similar length, so that no full attention mask is
+needed. `find_packing_mismatch` tests whether a model supports it; if not, padded rows are used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch import Tensor
 
 from rlvr.models.batch import Batch, Numbers, TokenRows
 from rlvr.models.device_defaults import copy_to_device
-from rlvr.models.layout_attention import enable_layout
-from rlvr.models.varlen import Kernel, SegmentLengths, build_segment_lengths, choose_kernel
+from rlvr.models.layout_attention import try_enable_layout
+from rlvr.models.varlen import SegmentBoundaries, VarlenAttentionKernel, build_segment_boundaries, choose_kernel
 
 MIN_SHARED_PROMPT_TOKENS = 4
 MAX_PACKED_TOKEN_FRACTION = 0.9
 """Rows are packed if that computes less than this fraction of the tokens of padded rows."""
 
 
-class Bucket(NamedTuple):
+class SegmentBucket(NamedTuple):
     """Segments of similar length, as positions in the packed sequence.
 
     >>> Bucket._fields
@@ -51,20 +51,20 @@ class BucketLayout(NamedTuple):
 
     positions: Tensor
     """[1, tokens]"""
-    buckets: list[Bucket]
+    buckets: list[SegmentBucket]
     output_positions: Tensor
     """[tokens], the index of each token's output in the concatenated outputs of the buckets."""
-    buckets_by_window: dict[int, list[Bucket]]
+    buckets_by_window: dict[int, list[SegmentBucket]]
     """A cache of the buckets with sliding-window masks, by window length."""
     shapes: frozenset[str] = frozenset({"sliding_window"})
     """The attention options that this layout supports."""
 
-    def get_windowed_buckets(self, window: int) -> list[Bucket]:
+    def get_windowed_buckets(self, window: int) -> list[SegmentBucket]:
         """Return the buckets with the mask of a sliding window, if the window is shorter than a row."""
         if window not in self.buckets_by_window:
             hides = window <= int(self.positions.max())
             self.buckets_by_window[window] = [
-                b._replace(mask=apply_window(b, self.positions[0], window)) if hides else b for b in self.buckets
+                b._replace(mask=add_sliding_window_mask(b, self.positions[0], window)) if hides else b for b in self.buckets
             ]
         return self.buckets_by_window[window]
 
@@ -99,8 +99,8 @@ class SegmentLayout(NamedTuple):
     """[1, tokens]"""
     keys: Tensor | None
     """The positions of the keys of each segment: its prompt, and itself; None if no prompt is shared."""
-    lengths: SegmentLengths
-    kernel: Kernel
+    lengths: SegmentBoundaries
+    kernel: VarlenAttentionKernel
     shapes: frozenset[str] = frozenset({"sliding_window", "softcap"})
     """The attention options that this layout supports."""
 
@@ -128,13 +128,13 @@ class Segment(NamedTuple):
 
 
 class PackingMode(NamedTuple):
-    """The packing mode of a learner's rows.
+    """How a learner packs rows: with a kernel, in buckets, or not at all, and why not.
 
     >>> PackingMode(padded="its tokens influence each other outside of attention").kernel is None
     True
     """
 
-    kernel: Kernel | None = None
+    kernel: VarlenAttentionKernel | None = None
     """The variable-length kernel; None for buckets with masks."""
     dtype: torch.dtype = torch.float32
     """The precision of computation and masks."""
@@ -157,7 +157,7 @@ def group_by_prompt(rows: TokenRows, row_indices: Sequence[int]) -> list[tuple[i
     return [(prompt if len(members) > 1 and prompt >= MIN_SHARED_PROMPT_TOKENS else 0, members) for prompt, members in prompts]
 
 
-def plan_packed_batches(rows: TokenRows, row_indices: Sequence[int], budget: int) -> tuple[list[list[int]], int]:
+def plan_packed_batches(rows: TokenRows, row_indices: Sequence[int], max_tokens: int) -> tuple[list[list[int]], int]:
     """Group rows into micro-batches within a token budget, with rows of one prompt together; also return the number of computed tokens."""
     bins, room, computed = list[list[int]](), 0, 0
     for shared, members in sorted(group_by_prompt(rows, row_indices), key=lambda item: -max(int(rows.input_lengths[i]) for i in item[1])):
@@ -166,19 +166,19 @@ def plan_packed_batches(rows: TokenRows, row_indices: Sequence[int], budget: int
             cost = int(rows.input_lengths[i]) - known
             if not bins or cost > room:
                 bins.append([])
-                room, cost = budget, int(rows.input_lengths[i])
+                room, cost = max_tokens, int(rows.input_lengths[i])
             bins[-1].append(i)
             room, computed, known = room - cost, computed + cost, shared
     return bins, computed
 
 
 def plan_batches(
-    rows: TokenRows, row_indices: Sequence[int], budget: int, mode: PackingMode
+    rows: TokenRows, row_indices: Sequence[int], max_tokens: int, mode: PackingMode
 ) -> tuple[list[list[int]], Callable[..., Batch]]:
     """Return the rows of each micro-batch, and the function that builds one: packed if that is possible and saves work."""
-    parts = rows.plan_batches(row_indices, budget)
+    parts = rows.plan_batches(row_indices, max_tokens)
     if parts and not mode.padding_reason:
-        packed, computed = plan_packed_batches(rows, row_indices, budget)
+        packed, computed = plan_packed_batches(rows, row_indices, max_tokens)
         width = sum(len(part) * max(1, int(rows.input_lengths[part].max())) for part in parts)
         # a kernel always saves work: for padded rows, transformers synchronizes with the device to detect packing
         if mode.kernel is not None or computed / width < MAX_PACKED_TOKEN_FRACTION:
@@ -206,13 +206,13 @@ def pack_rows(rows: TokenRows, row_indices: Sequence[int], device: torch.device 
     return rows.build_batch(row_indices, np.concatenate(line)[None], [source[i] for i in row_indices], device, layout)
 
 
-def build_segment_layout(segments: list[Segment], positions: Tensor, kernel: Kernel) -> SegmentLayout:
+def build_segment_layout(segments: list[Segment], positions: Tensor, kernel: VarlenAttentionKernel) -> SegmentLayout:
     """Build the layout of all segments in packed order, each with the keys of its prompt before its own."""
     device, keys = positions.device, None
     if any(p.prompt_length for p in segments):
         ranges = [np.arange(a, a + n) for p in segments for a, n in ((p.prompt_start, p.prompt_length), (p.start, p.length))]
         keys = copy_to_device(torch.from_numpy(np.concatenate(ranges)), device)
-    lengths = build_segment_lengths([p.length for p in segments], [p.prompt_length + p.length for p in segments], device)
+    lengths = build_segment_boundaries([p.length for p in segments], [p.prompt_length + p.length for p in segments], device)
     return SegmentLayout(positions, keys, lengths, kernel)
 
 
@@ -232,7 +232,7 @@ def build_bucket_layout(segments: list[Segment], positions: Tensor, dtype: torch
     return BucketLayout(positions, buckets, copy_to_device(torch.from_numpy(home), device), {})
 
 
-def apply_window(bucket: Bucket, positions: Tensor, window: int) -> Tensor:
+def add_sliding_window_mask(bucket: SegmentBucket, positions: Tensor, window: int) -> Tensor:
     """Add a sliding window to the mask of a bucket: a token sees itself and the `window` - 1 tokens before it."""
     queries, keys = positions[bucket.query], positions[bucket.keys]
     hidden = (queries[:, :, None] - keys[:, None, :] >= window)[:, None]
@@ -243,27 +243,29 @@ def apply_window(bucket: Bucket, positions: Tensor, window: int) -> Tensor:
     return torch.zeros(hidden.shape, device=positions.device).masked_fill_(hidden, -torch.inf)
 
 
-def _build_bucket(members: list[Segment], width: int, device: torch.device, dtype: torch.dtype) -> Bucket:
+def _build_bucket(members: list[Segment], width: int, device: torch.device, dtype: torch.dtype) -> SegmentBucket:
     prompt = max(p.prompt_length for p in members)
     steps, before = np.arange(width), np.arange(prompt)
     start, length, first, shared = (np.array(column)[:, None] for column in zip(*members, strict=True))
     query = start + np.minimum(steps, length - 1)
     where = copy_to_device(torch.from_numpy(query), device)
     if not prompt:
-        return Bucket(where, where, None)
+        return SegmentBucket(where, where, None)
     keys = np.concatenate([first + np.minimum(before, shared - 1), query], 1)
     # in the compute dtype, because a boolean mask would be converted in every layer and kept for the backward pass
     mask = torch.zeros(len(members), 1, width, prompt + width, device=device, dtype=dtype)
     beyond = torch.arange(prompt, device=device) >= copy_to_device(torch.from_numpy(shared), device)
     mask[..., :prompt].masked_fill_(beyond[:, None, None, :], -torch.inf)
     mask[..., prompt:].masked_fill_(torch.ones(width, width, dtype=torch.bool, device=device).triu(1), -torch.inf)
-    return Bucket(where, copy_to_device(torch.from_numpy(keys), device), mask)
+    return SegmentBucket(where, copy_to_device(torch.from_numpy(keys), device), mask)
 
 
-def find_packing_mismatch(model: Any, score: Any, mode: PackingMode = BUCKET_PACKING, compute_dtype: torch.dtype | None = None) -> str:
+def find_packing_mismatch(
+    model: Any, compute_logprobs: Any, mode: PackingMode = BUCKET_PACKING, compute_dtype: torch.dtype | None = None
+) -> str:
     """Compare packed and single rows on a few tokens; return '' if they agree, else the reason for padding.
 
-    `computed`: the compute precision of `score`; None: that of the weights.
+    `num_computed_tokens`: the compute precision of `score`; None: that of the weights.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = [[(7 * j + 3) % vocabulary for j in range(6)] + [(5 * k + j) % vocabulary for j in range(2 + k)] for k in range(4)]
@@ -271,9 +273,9 @@ def find_packing_mismatch(model: Any, score: Any, mode: PackingMode = BUCKET_PAC
     device = next(model.parameters()).device
 
     def truth() -> Tensor:
-        return torch.cat([score(next(rows.iter_batches([i], max_tokens=1, device=device))).logprobs for i in range(4)])
+        return torch.cat([compute_logprobs(next(rows.iter_batches([i], max_tokens=1, device=device))).logprobs for i in range(4)])
 
-    return enable_layout(model, truth, lambda: score(pack_rows(rows, range(4), device, mode)).logprobs, compute_dtype)
+    return try_enable_layout(model, truth, lambda: compute_logprobs(pack_rows(rows, range(4), device, mode)).logprobs, compute_dtype)
 
 
 def choose_packing(policies: Sequence[Any], device: torch.device, precision: str, autocast: Callable[[], Any] | None) -> PackingMode:

@@ -47,8 +47,8 @@ class PolicyOutputs(NamedTuple):
     values: Tensor | None
     divergence: Tensor | None = None
 
-    def to_loss_terms(self) -> dict[str, Any]:
-        """Return all outputs except the log-probabilities, by name."""
+    def to_loss_inputs(self) -> dict[str, Any]:
+        """Return entropy, values and divergence as keyword arguments of LossInputs."""
         return {"entropy": self.entropy, "values": self.values, "divergence": self.divergence}
 
 
@@ -81,7 +81,7 @@ class Policy(nn.Module):
         self.logit_transform: LogitTransform | None = None
         """The logit transform after the head; None: the model computes logits itself, as its head is not linear or has an adapter."""
         if not has_no_weights(model):
-            self.detect_head()
+            self.detect_logit_transform()
 
     def train(self, mode: bool = True) -> Self:
         """Keep the model in evaluation mode, even if a wrapper requests training mode."""
@@ -89,7 +89,7 @@ class Policy(nn.Module):
         self.model.eval()
         return self
 
-    def detect_head(self) -> None:
+    def detect_logit_transform(self) -> None:
         """Detect the logit transform. A model without weights is tested after its weights are loaded."""
         self.logit_transform = detect_logit_transform(self.model, _make_probe_tokens(self.model))
 
@@ -106,7 +106,15 @@ class Policy(nn.Module):
         cut = None if self.make_logit_filter is None else self.make_logit_filter(batch)
         head, form, fp32 = self.model.get_output_embeddings(), self.logit_transform, self.fp32_head
         logprobs, entropies = compute_token_logprobs(
-            hidden, head.weight, head.bias, batch.targets, temperature=self.temperature, entropy=entropy, form=form, exact=fp32, cut=cut
+            hidden,
+            head.weight,
+            head.bias,
+            batch.targets,
+            temperature=self.temperature,
+            entropy=entropy,
+            logit_transform=form,
+            fp32_operands=fp32,
+            logit_mask=cut,
         )
         far = self.divergence(self, batch, hidden) if self.divergence is not None and torch.is_grad_enabled() else None
         return PolicyOutputs(logprobs, entropies, self._compute_values(batch, hidden, logprobs.dtype) if values else None, far)
@@ -126,7 +134,7 @@ class Policy(nn.Module):
         logprobs, entropies = compute_full_logprobs(logits, batch.targets, entropy=entropy)
         if not values:
             return PolicyOutputs(logprobs, entropies, None)
-        hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source_positions)
+        hidden = out.hidden_states[-1].flatten_policy_tokens(0, 1).index_select(0, batch.source_positions)
         return PolicyOutputs(logprobs, entropies, self._compute_values(batch, hidden, logprobs.dtype))
 
     def _compute_values(self, batch: Batch, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -142,11 +150,11 @@ def _build_model_kwargs(batch: Batch) -> dict[str, Any]:
     return {"use_cache": False} if batch.layout is None else build_layout_kwargs(batch.layout, batch.layout.positions)
 
 
-def require_float32(scores: PolicyOutputs) -> PolicyOutputs:
+def require_float32(outputs: PolicyOutputs) -> PolicyOutputs:
     """Return the outputs if they are at least float32: in bfloat16 a log-probability of -6 has steps of 0.03, which is noise."""
-    if scores.logprobs.dtype not in FULL_PRECISION_DTYPES:
-        raise _build_precision_error(scores.logprobs.dtype)
-    return scores
+    if outputs.logprobs.dtype not in FULL_PRECISION_DTYPES:
+        raise _build_precision_error(outputs.logprobs.dtype)
+    return outputs
 
 
 def _build_precision_error(dtype: torch.dtype) -> RlvrError:

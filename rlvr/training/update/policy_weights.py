@@ -13,13 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlvr.contracts import Adapter, Weights
+from rlvr.contracts import LoraAdapter, Weights
 from rlvr.errors import RlvrError
 from rlvr.models.device import get_trainer_precision
 from rlvr.models.model_loading import MODEL_LOAD_LOCK
-from rlvr.models.plain_weights import PlainWeights, cast_matrix, compute_model_logprobs, list_saved_shapes, to_file_tensors
+from rlvr.models.plain_weights import PlainWeights, build_file_meta_tensors, cast_if_matrix, compute_model_logprobs, to_file_tensors
 from rlvr.models.safetensors_files import TensorWriter
-from rlvr.training.distributed.group import all_gather_values, main_only
+from rlvr.training.distributed.group import all_gather_values, run_in_main_process
 from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update.policy import Policy
 from rlvr.training.update.sharded_tensors import gather_full, reshard
@@ -52,9 +52,9 @@ class ShardedWeights(Weights):
         """Yield each full tensor of the plain model, with the adapter merged. Only one is gathered at a time."""
         reshard(self.policy)
         with torch.no_grad():
-            for name, tensor, layer in adapter.list_base_tensors(self.policy.model):
+            for name, tensor, layer in adapter.list_tensors_without_adapter(self.policy.model):
                 here = tensor.detach() if layer is None or not self.merged else adapter.compute_merged_weight(layer).to(tensor.dtype)
-                yield name, gather_full(cast_matrix(here, dtype))
+                yield name, gather_full(cast_if_matrix(here, dtype))
                 del here
 
     def gather_model(self) -> Any:
@@ -92,7 +92,7 @@ class ShardedWeights(Weights):
         if fault := next(filter(None, all_gather_values(fault)), ""):
             raise RlvrError(f"the weights could not be written to {folder}: {fault}")
 
-    def list_tensor_shapes(self, dtype: str | None = None) -> dict[str, Any]:
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
         """Return names, dtypes and shapes of the plain model."""
         reshard(self.policy)
         return list_merged_shapes(self.policy.model, dtype)
@@ -108,16 +108,16 @@ class ShardedWeights(Weights):
         """Compute log-probabilities in one forward pass of the sharded model, in its own precision."""
         return self.policy.run_with_weights(lambda: compute_model_logprobs(self.policy.model, tokens))
 
-    def get_adapter(self) -> Adapter | None:
+    def get_adapter(self) -> LoraAdapter | None:
         """Return the adapter; its small matrices are gathered in all processes."""
         if not adapter.has_adapter(model := self.policy.model):
             return None
         reshard(self.policy)
-        return split_adapter(model, ShardedWeights(self.policy, dtype=self.dtype, merged=False))
+        return build_adapter(model, ShardedWeights(self.policy, dtype=self.dtype, merged=False))
 
     def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` in the main process; all processes get its result."""
-        return main_only(work)
+        return run_in_main_process(work)
 
 
 class AdapterWeights(Weights):
@@ -129,7 +129,7 @@ class AdapterWeights(Weights):
 
     def __init__(self, model: Any) -> None:
         self._model, self._merged_model = model, None
-        self._adapter: Adapter | None = None
+        self._adapter: LoraAdapter | None = None
 
     @property
     def model_structure(self) -> Any:
@@ -143,9 +143,9 @@ class AdapterWeights(Weights):
 
     def save(self, folder: Path, dtype: str | None = None) -> None:
         """Save the plain model with the adapter merged."""
-        PlainWeights(self.gather_model(), run_on_main=main_only).save(folder, dtype)
+        PlainWeights(self.gather_model(), run_on_main=run_in_main_process).save(folder, dtype)
 
-    def list_tensor_shapes(self, dtype: str | None = None) -> dict[str, Any]:
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
         """Return names, dtypes and shapes of the merged model."""
         return list_merged_shapes(self._model, dtype)
 
@@ -157,32 +157,34 @@ class AdapterWeights(Weights):
         """Compute log-probabilities in one forward pass with the unmerged adapter, as in training."""
         return compute_model_logprobs(self._model, tokens, precision)
 
-    def get_adapter(self) -> Adapter | None:
+    def get_adapter(self) -> LoraAdapter | None:
         """Return the adapter, with base weights that are shared and not copied."""
         if self._adapter is None:
-            self._adapter = split_adapter(self._model, PlainWeights(adapter.remove_adapter(self._model), run_on_main=main_only))
+            self._adapter = build_adapter(self._model, PlainWeights(adapter.remove_adapter(self._model), run_on_main=run_in_main_process))
         return self._adapter
 
     def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` in the main process; all processes get its result."""
-        return main_only(work)
+        return run_in_main_process(work)
 
 
 def build_policy_weights(policy: Policy, accelerator: Accelerator) -> Weights:
     """Build the `Weights` of a policy, for the sampler and the checkpoint."""
     if accelerator.is_fsdp2:
         return ShardedWeights.from_policy(policy, accelerator)
-    return AdapterWeights(policy.model) if adapter.has_adapter(policy.model) else PlainWeights(policy.model, run_on_main=main_only)
+    return (
+        AdapterWeights(policy.model) if adapter.has_adapter(policy.model) else PlainWeights(policy.model, run_on_main=run_in_main_process)
+    )
 
 
-def split_adapter(model: Any, base: Weights) -> Adapter:
-    """Build the `Adapter` of a model: base weights and matrices."""
+def build_adapter(model: Any, base: Weights) -> LoraAdapter:
+    """Build the `LoraAdapter` of a model: base weights and matrices."""
 
     def save(folder: Path) -> None:
         matrices = adapter.get_adapter_state(model) or {}
-        main_only(lambda: adapter.save_adapter(model, matrices, folder))
+        run_in_main_process(lambda: adapter.save_adapter(model, matrices, folder))
 
-    return Adapter(int(model.peft_config[adapter.ADAPTER_NAME].r), base, save)
+    return LoraAdapter(int(model.peft_config[adapter.ADAPTER_NAME].r), base, save)
 
 
 def get_base_model(model: Any) -> Any:
@@ -192,7 +194,9 @@ def get_base_model(model: Any) -> Any:
 
 def list_merged_shapes(model: Any, dtype: str | None) -> dict[str, Tensor]:
     """Return names, dtypes and shapes of a model's tensors in its files, with its adapter merged."""
-    return list_saved_shapes(get_base_model(model), ((name, tensor) for name, tensor, _ in adapter.list_base_tensors(model)), dtype)
+    return build_file_meta_tensors(
+        get_base_model(model), ((name, tensor) for name, tensor, _ in adapter.list_tensors_without_adapter(model)), dtype
+    )
 
 
 class _ShardedSaver:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlvr.models.batch import Batch
 from rlvr.training.update.policy import Policy
-from rlvr.training.update.sharded_tensors import copy_to_shards, get_local, reshard
+from rlvr.training.update.sharded_tensors import copy_to_shards, get_local_shard, reshard
 
 
 class ReferencePolicy:
-    """Log-probabilities under the reference policy.
+    """The frozen or slowly moving reference model; computes log-probabilities under it.
 
     >>> ReferencePolicy.of(model, temperature=1.0).logprobs(batch)        # doctest: +SKIP
     """
@@ -23,11 +23,11 @@ class ReferencePolicy:
         self.policy, self.adapted_model = policy, adapter
 
     @classmethod
-    def from_model(cls, model: Any, *, temperature: float, frozen: Any = None, fp32_head: bool = False) -> ReferencePolicy:
+    def from_model(cls, model: Any, *, temperature: float, frozen_model: Any = None, fp32_head: bool = False) -> ReferencePolicy:
         """Create the reference from a frozen model; else from the base of an adapted model; else from a copy of the current model."""
-        if frozen is None and hasattr(model, "disable_adapter"):
+        if frozen_model is None and hasattr(model, "disable_adapter"):
             return cls(Policy(model, temperature=temperature, fp32_head=fp32_head), adapter=model)
-        copied = frozen if frozen is not None else copy.deepcopy(model)
+        copied = frozen_model if frozen_model is not None else copy.deepcopy(model)
         copied.requires_grad_(False)
         return cls(Policy(copied, temperature=temperature, fp32_head=fp32_head))
 
@@ -40,7 +40,7 @@ class ReferencePolicy:
             return self.policy(batch).logprobs
 
     def mix_in(self, model: Any, fraction: float = 1.0) -> None:
-        """Move the reference toward the model's weights by the fraction `fraction`; 1 copies them."""
+        """Move the reference's weights toward the model's: w_ref += fraction * (w - w_ref); 1 copies them."""
         if self.adapted_model is not None:
             raise ValueError(
                 "the reference is the adapter's base and cannot be refreshed; train without an adapter, or pass a frozen model"
@@ -48,7 +48,7 @@ class ReferencePolicy:
         reshard(self.policy)
         with torch.no_grad():
             for mine, theirs in zip(self.policy.model.parameters(), model.parameters(), strict=True):
-                get_local(mine).lerp_(get_local(theirs).to(mine.dtype), fraction)
+                get_local_shard(mine).lerp_(get_local_shard(theirs).to(mine.dtype), fraction)
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Return the reference's weights, if it has its own."""

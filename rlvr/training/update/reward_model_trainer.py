@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from rlvr.algorithms.functions.ranking import compute_bradley_terry_loss
-from rlvr.models.device_defaults import get_device_defaults, resolve_token_budget
+from rlvr.models.device_defaults import get_device_defaults, resolve_microbatch_tokens
 from rlvr.models.reward_model import RewardModel, Rows
-from rlvr.training.update.optimization import Optimization
+from rlvr.training.update.optimization import OptimizationSettings
 from rlvr.training.update.step_data import are_finite
 
 
 class RewardModelTrainer:
     """Trains a reward model on pairs of answers.
 
-    >>> RewardModelTrainer(model, Optimization(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
+    >>> RewardModelTrainer(model, OptimizationSettings(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
     """
 
-    def __init__(self, model: Any, optimization: Optimization, *, total_steps: int, device: Any, centering: float = 0.0) -> None:
+    def __init__(self, model: Any, optimization: OptimizationSettings, *, total_steps: int, device: Any, centering: float = 0.0) -> None:
         self.optimization, self.centering = optimization, centering
         self.scorer = RewardModel(model.to(device)).eval()  # permanently: training mode would turn dropout on
-        self.max_tokens_per_microbatch = resolve_token_budget(optimization.max_tokens_per_microbatch, torch.device(device))
+        self.max_tokens_per_microbatch = resolve_microbatch_tokens(optimization.max_tokens_per_microbatch, torch.device(device))
         fused = get_device_defaults(torch.device(device)).fused_optimizer
         self.optimizer, self.scheduler = optimization.build_optimizer(model.parameters(), total_steps, fused=fused)
 
@@ -48,7 +48,7 @@ class RewardModelTrainer:
         self.optimizer.zero_grad()
         gap = scores[:, 0] - scores[:, 1]
         row = {
-            "loss": loss if fine else 0.0, "grad_norm": norm if fine else 0.0, "learning_rate": rate, "step/nonfinite": float(not fine),
+            "loss": loss if fine else 0.0, "grad_norm": norm if fine else 0.0, "learning_rate": rate, "step/nonfinite_minibatches": float(not fine),
             "accuracy": float((gap > 0).float().mean()), "margin": float(gap.mean()),
             "mean_reward": float(scores.mean()), "min_reward": float(scores.min()), "max_reward": float(scores.max()),
         }  # fmt: skip

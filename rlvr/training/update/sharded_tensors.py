@@ -22,7 +22,7 @@ def get_local_slices(like: Tensor) -> tuple[slice, ...]:
     return tuple(slice(a, a + n) for a, n in zip(first, shape, strict=True))
 
 
-def get_local(tensor: Tensor) -> Tensor:
+def get_local_shard(tensor: Tensor) -> Tensor:
     """Return the local shard of a tensor; changing it changes the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -30,14 +30,14 @@ def get_local(tensor: Tensor) -> Tensor:
 def copy_to_shards(tensor: Tensor, value: Tensor) -> None:
     """Copy a full value into a tensor that may be sharded; each process copies its own shard, without communication."""
     with torch.no_grad():
-        get_local(tensor).copy_(value[get_local_slices(tensor)] if value.ndim else value)
+        get_local_shard(tensor).copy_(value[get_local_slices(tensor)] if value.ndim else value)
 
 
 def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
     """Shard a full tensor like the given parameter."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
-    mine = torch.empty_like(get_local(parameter), dtype=value.dtype)
+    mine = torch.empty_like(get_local_shard(parameter), dtype=value.dtype)
     mine.copy_(value[get_local_slices(parameter)])
     return DTensor.from_local(
         mine, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()

@@ -30,7 +30,7 @@ class StepData:
     """The data of one step. Rows are the scored episodes with at least one policy token, in order; their entries are the tokens
     in the algorithm's loss mask.
 
-    >>> Step(groups, algorithm).rows.entries        # doctest: +SKIP
+    >>> Step(groups, algorithm).rows.list_questions        # doctest: +SKIP
     """
 
     def __init__(self, groups: Groups, algorithm: Algorithm, *, has_sampling_temperature: bool = True) -> None:
@@ -43,18 +43,18 @@ class StepData:
         self.has_grad = list(self.is_in_loss)
         self.has_optimizer_stepped = False
         """True if an optimizer step was already taken on this data."""
-        sampler = self.rows.flatten([e.logprobs for e in self.episodes])
+        sampler = self.rows.flatten_policy_tokens([e.logprobs for e in self.episodes])
         self.columns = {"sampler": sampler, "old": torch.zeros_like(sampler)}
         self.deferred: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def add_zero_column(self, name: str) -> Tensor:
         """Add a column of zeros and return it."""
-        self.columns[name] = torch.zeros(self.rows.num_entries)
+        self.columns[name] = torch.zeros(self.rows.num_policy_tokens)
         return self.columns[name]
 
-    def defer(self, name: str, take: Tensor, values: Tensor) -> None:
+    def defer_column_write(self, column_name: str, positions: Tensor, values: Tensor) -> None:
         """Defer writing values to a column. They stay on the device until `flush_deferred`, to avoid synchronization."""
-        self.deferred.setdefault(name, []).append((take.clone(), values.detach().float()))
+        self.deferred.setdefault(column_name, []).append((positions.clone(), values.detach().float()))
 
     def flush_deferred(self) -> None:
         """Fetch all deferred values at once and write them to their columns."""
@@ -73,7 +73,7 @@ class StepData:
 
     def add_column(self, name: str, nested: NestedValues) -> None:
         """Add a column from numbers per group, episode and token."""
-        self.columns[name] = self.rows.flatten([nested[g][i] for g, i in self.row_positions])
+        self.columns[name] = self.rows.flatten_policy_tokens([nested[g][i] for g, i in self.row_positions])
 
     def set_advantages(self, advantages: NestedValues, *, keep_zero_advantage: bool) -> None:
         """Store the advantages, and select the rows that have a gradient."""
@@ -85,7 +85,7 @@ class StepData:
             trains and (keep_zero_advantage or bool(busy[starts[r] : starts[r + 1]].any())) for r, trains in enumerate(self.is_in_loss)
         ]
 
-    def build_advantage_log(self) -> list[list[list[float]]]:
+    def build_logged_advantages(self) -> list[list[list[float]]]:
         """Return the advantages for the log as lists, empty if one is not finite."""
         rows = [[np.asarray(row, dtype=np.float64) for row in group] for group in self.advantages]
         return [[row.tolist() if np.isfinite(row).all() else [] for row in group] for group in rows]
@@ -100,7 +100,7 @@ class StepData:
         }
         self.columns |= {name: torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *some])) for name, some in found.items()}
 
-    def get_context(self, batch: Batch, has_rows: bool) -> dict[str, Tensor]:
+    def get_token_context(self, batch: Batch, has_rows: bool) -> dict[str, Tensor]:
         """Return the id, episode index and turn index of each token of a micro-batch; zeros for a filler."""
         if "tokens" not in self.columns:
             self._add_context_columns()
@@ -141,13 +141,15 @@ class StepData:
                 if not e.is_scored:
                     count["dropped_unscored"] += e.num_policy_tokens
         for episode, kept, trains, moves in zip(self.episodes, self.rows.num_acted.tolist(), self.is_in_loss, self.has_grad, strict=True):
-            where = "to_train" if moves else "dropped_zero_advantage" if trains else "dropped_baseline" if episode.auxiliary else "masked"
+            where = (
+                "to_train" if moves else "dropped_zero_advantage" if trains else "dropped_baseline" if episode.is_auxiliary else "masked"
+            )
             count[where] += kept
             count["masked"] += episode.num_policy_tokens - kept
         count["dropped"] = sum(n for key, n in count.items() if key.startswith("dropped_"))
         return {f"tokens/{key}": float(n) for key, n in count.items()}
 
-    def stack_logprobs(self) -> Tensor:
+    def stack_trainer_sampler_logprobs(self) -> Tensor:
         """Return two rows: the log-probabilities of trained tokens by the trainer (before any optimizer step) and by the sampler."""
         trainer = self._get_trainer_logprobs()
         known = trainer.isfinite()
@@ -157,7 +159,7 @@ class StepData:
         """Compute the trainer's minus the sampler's log-probability of each token; None for episodes that were not scored."""
         ratios = self._get_trainer_logprobs() - self.columns["sampler"]
         out: list[list[list[float] | None]] = [[None for _ in group] for group in self.groups]
-        for (g, i), row in zip(self.row_positions, self.rows.unflatten(ratios), strict=True):
+        for (g, i), row in zip(self.row_positions, self.rows.unflatten_policy_tokens(ratios), strict=True):
             out[g][i] = row if are_finite(row) else None
         return out
 
@@ -167,19 +169,23 @@ class StepData:
         looked_at = [
             self.has_sampling_temperature and moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.has_grad, strict=True)
         ]
-        return torch.where(self.rows.repeat_per_entry([float(both) for both in looked_at]) > 0, trainer, math.nan)
+        return torch.where(self.rows.repeat_per_policy_token([float(both) for both in looked_at]) > 0, trainer, math.nan)
 
     def compute_group_metrics(self) -> dict[str, float]:
         """Count the groups, and those without spread or with too few scores."""
-        rewards = [[e.reward if e.is_scored and not e.auxiliary else None for e in group] for group in self.groups]
+        rewards = [[e.reward if e.is_scored and not e.is_auxiliary else None for e in group] for group in self.groups]
         lone = sum(sum(r is not None for r in group) < 2 for group in rewards)
         flat = sum(has_no_signal(group) for group in rewards)
-        return {"groups": float(len(rewards)), "groups/zero_std": float(flat), "groups/too_few_scored": float(lone)}
+        return {"groups": float(len(rewards)), "groups/num_zero_std": float(flat), "groups/num_too_few_scored": float(lone)}
 
     def compute_preference_logprobs(self, all_reduce: AllReduce) -> dict[str, float]:
         """Compute the mean log-probability of chosen and of rejected answers, for preference algorithms."""
         sums = dict.fromkeys(("chosen", "rejected"), (0.0, 0.0))
-        for advantage, old in zip(self.rows.unflatten(self.columns["advantages"]), self.rows.unflatten(self.columns["old"]), strict=True):
+        for advantage, old in zip(
+            self.rows.unflatten_policy_tokens(self.columns["advantages"]),
+            self.rows.unflatten_policy_tokens(self.columns["old"]),
+            strict=True,
+        ):
             push = sum(advantage)
             if push:
                 name = "chosen" if push > 0 else "rejected"
@@ -189,19 +195,19 @@ class StepData:
 
     def compute_advantage_sums(self) -> dict[str, float]:
         """Compute sums over the tokens in the loss, for mean and standard deviation of the advantages."""
-        chosen = self.columns["advantages"][self.rows.repeat_per_entry([float(t) for t in self.is_in_loss]) > 0].double()
+        chosen = self.columns["advantages"][self.rows.repeat_per_policy_token([float(t) for t in self.is_in_loss]) > 0].double()
         if not chosen.numel():
             return {"count": 0.0, "sum": 0.0, "squares": 0.0}
         return {"count": float(chosen.numel()), "sum": float(chosen.sum()), "squares": float(chosen.square().sum())}
 
 
-class StepStats:
+class OptimizerStepStats:
     """Statistics of the optimizer steps of one training step. Skipped, non-finite steps are not in the means.
 
-    >>> d = StepStats()
+    >>> d = OptimizerStepStats()
     >>> for outcome in (None, (0.5, 2.0), (math.nan, math.inf)):
     ...     d.add(outcome)
-    >>> [d.figures()[name] for name in ("loss", "grad_norm", "optimizer_steps", "step/nonfinite", "step/skipped_minibatches")]
+    >>> [d.figures()[name] for name in ("loss", "grad_norm", "optimizer_steps", "step/nonfinite_minibatches", "step/skipped_minibatches")]
     [0.5, 2.0, 1.0, 1.0, 1.0]
     """
 
@@ -209,15 +215,15 @@ class StepStats:
         self.loss = self.norm = 0.0
         self.num_steps = self.num_nonfinite = self.num_skipped = 0
 
-    def add(self, outcome: tuple[float, float] | None) -> None:
+    def add(self, loss_and_grad_norm: tuple[float, float] | None) -> None:
         """Add one step: its loss and gradient norm, or None if no row had a gradient."""
-        if outcome is None:
+        if loss_and_grad_norm is None:
             self.num_skipped += 1
-        elif not are_finite(outcome):
+        elif not are_finite(loss_and_grad_norm):
             self.num_nonfinite += 1
         else:
             self.num_steps += 1
-            self.loss, self.norm = self.loss + outcome[0], self.norm + outcome[1]
+            self.loss, self.norm = self.loss + loss_and_grad_norm[0], self.norm + loss_and_grad_norm[1]
 
     def metrics(self) -> dict[str, float]:
         """Return the means, and the numbers of steps taken, non-finite, or skipped."""
@@ -227,7 +233,7 @@ class StepStats:
             "optimizer_steps": float(self.num_steps),
             "step/skipped": float(self.num_steps + self.num_nonfinite == 0),
             "step/skipped_minibatches": float(self.num_skipped),
-            "step/nonfinite": float(self.num_nonfinite),
+            "step/nonfinite_minibatches": float(self.num_nonfinite),
         }
 
 
@@ -245,27 +251,27 @@ class MeanMetrics:
         """The sums of each metric per micro-batch, with their multiplicity. They stay on the device until `compute_means`."""
         self.num_tokens = self.num_computed_tokens = 0.0
 
-    def add(self, figures: Mapping[str, Tensor], *, tokens: int, computed: int = 0) -> None:
+    def add(self, metrics: Mapping[str, Tensor], *, num_tokens: int, num_computed_tokens: int = 0) -> None:
         """Add one micro-batch; a filler has no tokens and only adds the names. A scalar metric counts for every token."""
-        self.num_tokens, self.num_computed_tokens = self.num_tokens + tokens, self.num_computed_tokens + computed
-        for name, values in figures.items():
-            self.sums[name] += [(values.detach().sum(), 1 if values.ndim else tokens)] if tokens else []
+        self.num_tokens, self.num_computed_tokens = self.num_tokens + num_tokens, self.num_computed_tokens + num_computed_tokens
+        for name, values in metrics.items():
+            self.sums[name] += [(values.detach().sum(), 1 if values.ndim else num_tokens)] if num_tokens else []
 
     def compute_means(self, all_reduce: AllReduce) -> dict[str, float]:
         """Compute the mean of each metric over all tokens of all processes."""
         names = list(self.sums)
-        tokens, *sums = all_reduce([self.num_tokens, *(sum_scalars(self.sums[n]) for n in names)])
+        tokens, *sums = all_reduce([self.num_tokens, *(sum_weighted_scalars(self.sums[n]) for n in names)])
         return {name: value / tokens if tokens else 0.0 for name, value in zip(names, sums, strict=True)}
 
 
-def sum_scalars(parts: Sequence[tuple[Tensor, int]]) -> float:
+def sum_weighted_scalars(weighted_scalars: Sequence[tuple[Tensor, int]]) -> float:
     """Compute the weighted sum of scalars on a device, fetching all at once.
 
     >>> added([(torch.tensor(0.5), 2), (torch.tensor(3.0), 1)])
     4.0
     """
-    values = torch.stack([value for value, _ in parts]).tolist() if parts else []
-    return float(sum(value * times for value, (_, times) in zip(values, parts, strict=True)))
+    values = torch.stack([value for value, _ in weighted_scalars]).tolist() if weighted_scalars else []
+    return float(sum(value * times for value, (_, times) in zip(values, weighted_scalars, strict=True)))
 
 
 def are_finite(numbers: Iterable[float]) -> bool:

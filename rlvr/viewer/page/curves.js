@@ -5,10 +5,10 @@ const LINES = {
   "completions/mean_length": "mean", "completions/max_length": "longest", "completions/clipped_ratio": "share of answers", kl: "to the reference",
   mismatch_kl: "trainer to sampler", "clip_ratio/region_mean": "all", "clip_ratio/low_mean": "low side", "clip_ratio/high_mean": "high side",
   grad_norm: "before clipping", frac_reward_zero_std: "share of groups", step_time: "whole step", "time/sample": "sampling",
-  "time/verify_wait": "waiting for verdicts", "time/update": "update", "turns/mean": "turns", "tools/calls": "calls", "tools/errors": "failed calls",
+  "time/verify_after_sampling": "waiting for verdicts", "time/update": "update", "turns/mean_per_episode": "turns", "tools/calls_per_episode": "calls", "tools/errors_per_episode": "failed calls",
   reward_std: "standard deviation in a group", "eval/accuracy": "held-out accuracy", "staleness/mean": "mean",
-  "cluster/sampling": "rollout_workers sample", "cluster/idle": "idle", "cluster/loading": "load weights", "cluster/trainer": "trainer trains",
-  "cluster/rollout_workers": "at work or ready", "cluster/workers_lost": "lost", "cluster/retries": "calls sampled again", "cluster/failures": "calls given up",
+  "cluster/sampling_fraction": "rollout_workers sample", "cluster/idle_fraction": "idle", "cluster/loading_fraction": "load weights", "cluster/trainer_busy_fraction": "trainer trains",
+  "cluster/rollout_workers": "at work or ready", "cluster/workers_lost": "lost", "cluster/retried_tasks": "calls sampled again", "cluster/abandoned_tasks": "calls given up",
 };
 const FIRST = ["groups by share of right answers", "reward by part", "turns and calls per answer", "activity, fraction of a step"]; // of the small ones; the others keep their order
 const SHOWN = 8; // small charts; more are folded

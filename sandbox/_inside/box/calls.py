@@ -90,9 +90,9 @@ class CallDescriptors:
         self.child_fds[fd] = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC)
         return number
 
-    def add_shared(self, fd: int, number: int) -> None:
+    def add_shared(self, fd: int, own_fd: int) -> None:
         """Add a descriptor of ours that is shared with the call and stays open here."""
-        self.child_fds[fd] = number
+        self.child_fds[fd] = own_fd
         self._shared_fds.add(fd)
 
     def add_output(self, fd: int, name: str) -> None:

@@ -111,7 +111,7 @@ class CgroupFactory:
 
 def create_parent_cgroup(name: str) -> CgroupFactory:
     """Create a parent group of this name for the call groups where possible; remount a read-only hierarchy if needed."""
-    for above in _list_parent_paths():
+    for above in _list_own_cgroup_paths():
         base = f"{above}/{name}"
         for _ in range(2):
             with contextlib.suppress(OSError):
@@ -125,9 +125,11 @@ def create_parent_cgroup(name: str) -> CgroupFactory:
 
 
 def remove_parent_cgroup(name: str, seconds: float = 5.0) -> None:
-    """Remove the parent group created by `find` once nothing runs in it; for the process sandbox, where no engine does it."""
+    """Remove the parent group that `create_parent_cgroup` created, once nothing runs in it; for the process sandbox, where no engine
+    does it.
+    """
     deadline = time.monotonic() + seconds
-    for base in [path for path in (f"{above}/{name}" for above in _list_parent_paths()) if os.path.isdir(path)]:
+    for base in [path for path in (f"{above}/{name}" for above in _list_own_cgroup_paths()) if os.path.isdir(path)]:
         while not _try_remove(base) and time.monotonic() < deadline:
             time.sleep(0.01)  # killed processes are still ending
 
@@ -147,15 +149,15 @@ def _try_remove(base: str) -> bool:
 
 
 def list_parent_cgroups(prefix: str) -> list[str]:
-    """Return the names of the parent groups created by `find`, by their prefix."""
+    """Return the names of the parent groups that `create_parent_cgroup` created, by their prefix."""
     found = set[str]()
-    for above in _list_parent_paths():
+    for above in _list_own_cgroup_paths():
         with contextlib.suppress(OSError):
             found |= {name for name in os.listdir(above) if name.startswith(prefix)}
     return sorted(found)
 
 
-def _list_parent_paths() -> list[str]:
+def _list_own_cgroup_paths() -> list[str]:
     """Return the paths of our own cgroup: as named here, or the root that a container sees."""
     two = os.path.exists(f"{CGROUP_ROOT}/cgroup.controllers")
     root, wanted = (CGROUP_ROOT, "") if two else (f"{CGROUP_ROOT}/freezer", "freezer")

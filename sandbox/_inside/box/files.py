@@ -33,8 +33,8 @@ def write_file(home: str, uid: int | None, path: str, data: bytes) -> int:
     return _run_as_user(uid, work)
 
 
-def read_file(home: str, uid: int | None, path: str, limit: int) -> tuple[int, bytes]:
-    """Read the first `limit` bytes of a file below `home`; return (0, bytes) or (errno, b'')."""
+def read_file(home: str, uid: int | None, path: str, max_bytes: int) -> tuple[int, bytes]:
+    """Read the first `max_bytes` bytes of a file below `home`; return (0, bytes) or (errno, b'')."""
     result = os.memfd_create("file", os.MFD_CLOEXEC)
 
     def work() -> int:
@@ -42,7 +42,7 @@ def read_file(home: str, uid: int | None, path: str, limit: int) -> tuple[int, b
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
             return errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        left = limit
+        left = max_bytes
         while left and (data := os.read(number, min(left, 1 << 20))):
             left -= len(data)
             streams.write_all(result, data)
@@ -50,7 +50,7 @@ def read_file(home: str, uid: int | None, path: str, limit: int) -> tuple[int, b
 
     try:
         code = _run_as_user(uid, work)
-        return code, b"" if code else os.pread(result, limit, 0)
+        return code, b"" if code else os.pread(result, max_bytes, 0)
     finally:
         os.close(result)
 

@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.sandbox._inside import meter
 from rlvr.sandbox._inside.box import calls
 from rlvr.sandbox._inside.box.cgroups import CallCgroup, CgroupFactory
-from rlvr.sandbox._inside.pid_namespace import NamespaceHelper
+from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient
 from rlvr.sandbox._inside.process_killer import ProcessKiller
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
@@ -24,13 +24,15 @@ KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after i
 
 
 @dataclass
-class SupervisorTools:
-    """The supervisor's means to start, measure and end processes, shared with its session server."""
+class SupervisorResources:
+    """What the supervisor shares with its session server to start, measure and end processes: zygote client, meter, killer, cgroups,
+    folders.
+    """
 
     folders: list[str]
     uid: int | None
     zygote: ZygoteClient
-    namespace_helper: NamespaceHelper | None
+    namespace_helper: NamespaceHelperClient | None
     has_filter: bool
     meter: meter.CgroupMeter | meter.ProcessTableMeter
     killer: ProcessKiller
@@ -42,7 +44,7 @@ class SupervisorTools:
 class SessionProcesses:
     """Starts and ends the processes of one session after another."""
 
-    def __init__(self, tools: SupervisorTools) -> None:
+    def __init__(self, tools: SupervisorResources) -> None:
         self.tools, self.uid, self.home = tools, tools.uid, tools.folders[0]
         self.limits: dict[str, Any] = {}
         self.has_cgroup_meter = isinstance(tools.meter, meter.CgroupMeter)
@@ -50,7 +52,7 @@ class SessionProcesses:
         self._namespace_init = 0
         self._cgroups: list[tuple[ChildProcess, CallCgroup]] = []
 
-    def reset(self, limits: dict[str, Any]) -> None:
+    def prepare_session(self, limits: dict[str, Any]) -> None:
         """Prepare for a new session: a user id and a PID namespace that were never used."""
         self.limits = limits
         if self.uid is not None:
@@ -63,7 +65,7 @@ class SessionProcesses:
         """Start a process of the session, in a control group of its own where available."""
         self._remove_ended_cgroups()
         if self.tools.namespace_helper and not self._namespace_init:
-            self._namespace_init = self.tools.namespace_helper.take_namespace()
+            self._namespace_init = self.tools.namespace_helper.take_namespace_init()
             self.tools.namespace_helper.request_namespaces(1)
         limits = calls.build_rlimits(self.limits, self.uid, self.has_cgroup_meter)
         if "NPROC" in limits:
@@ -100,7 +102,7 @@ class SessionProcesses:
             self.tools.zygote.receive_message(0.05)
         return ended and process.has_exited
 
-    def find_exit_code(self, process: ChildProcess) -> int | None:
+    def find_early_exit_code(self, process: ChildProcess) -> int | None:
         """Return the exit code of a process as soon as it stopped running, without the 10 ms that the kernel needs to remove its mounts."""
         status = (
             None if self.has_cgroup_meter else meter.find_exiting_status(process.pid)

@@ -20,7 +20,7 @@ from rlvr.sandbox._inside import streams
 from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.box import calls, files
 from rlvr.sandbox._inside.box.cgroups import CallCgroup
-from rlvr.sandbox._inside.box.processes import SessionProcesses, SupervisorTools, get_exit_code, reap_orphans
+from rlvr.sandbox._inside.box.processes import SessionProcesses, SupervisorResources, get_exit_code, reap_orphans
 from rlvr.sandbox._inside.pid_namespace import PeerExited
 from rlvr.sandbox._inside.zygote_client import ChildProcess
 
@@ -82,7 +82,7 @@ class RunningCall:
 class SessionServer:
     """Serves one session after another, and wipes everything in between."""
 
-    def __init__(self, tools: SupervisorTools) -> None:
+    def __init__(self, tools: SupervisorResources) -> None:
         self.tools, self.processes = tools, SessionProcesses(tools)
         self.limits: dict[str, Any] = {}
         self.python_session: PythonSession | None = None
@@ -110,7 +110,7 @@ class SessionServer:
 
     def _open_session(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
         self.limits, self.shell_state, self.pending_message, self.is_open = request["limits"], b"", "", True
-        self.processes.reset(self.limits)
+        self.processes.prepare_session(self.limits)
         places.grant_access(self.tools.folders, self.processes.uid)
         for name, data in parts.items():
             if code := files.write_file(self.processes.home, self.processes.uid, name, data):
@@ -190,7 +190,7 @@ class SessionServer:
         ended = self._watch_call(call, began, shell.process, None)
         if call.state.exit_status:
             self._kill_call(call, shell.process, shell.cgroup)
-        self._drain_output(call)
+        self._read_available_output(call)
         if (kept := calls.parse_last_state(bytes(call.state.output["report"]))) is not None:
             self.shell_state = kept
         call.state.exit_code = get_exit_code(shell.process) if ended is None else ended
@@ -229,7 +229,7 @@ class SessionServer:
             self._kill_call(call, session.process, session.cgroup)
             call.state.exit_code = get_exit_code(session.process)
             self._forget_session()
-        self._drain_output(call)
+        self._read_available_output(call)
 
     def _start_python_session(self) -> PythonSession:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -240,9 +240,9 @@ class SessionServer:
         ports.child_fds[calls.GO_FD] = theirs.detach()
         return PythonSession(*self.processes.start_process(ports, []), ours)
 
-    def _watch_call(self, call: RunningCall, began: float, process: ChildProcess, channel: socket.socket | None) -> int | None:
+    def _watch_call(self, call: RunningCall, start_time: float, process: ChildProcess, channel: socket.socket | None) -> int | None:
         """Read the call's output and measure it, until it ends or exceeds a limit; return its exit status if that is known early."""
-        run, door, looked = call.state, self.tools.zygote, began
+        run, door, looked = call.state, self.tools.zygote, start_time
         with selectors.DefaultSelector() as selector:
             for number in (*call.read_ends, *self.background_fds, 0):
                 selector.register(number, selectors.EVENT_READ)
@@ -264,7 +264,7 @@ class SessionServer:
                         selector.unregister(key.fd)
                         if (
                             call.read_ends[key.fd] == "report"
-                            and (status := self.processes.find_exit_code(process)) is not None
+                            and (status := self.processes.find_early_exit_code(process)) is not None
                             and not run.exit_status
                         ):
                             return status
@@ -275,7 +275,7 @@ class SessionServer:
                     run.peak_bytes = max(run.peak_bytes, self.tools.meter.get_memory_bytes())
                     if self.processes.exceeds_memory():
                         run.record_stop("MEMORY_LIMIT", f"the session used more than {self.limits['memory_mb']} MB")
-                    elif now - began > run.limits["wall_s"]:
+                    elif now - start_time > run.limits["wall_s"]:
                         run.record_stop("TIMEOUT", f"the call did not end within {run.limits['wall_s']:g} s")
         return None
 
@@ -306,7 +306,7 @@ class SessionServer:
 
     # ---- output, and the time between calls
 
-    def _drain_output(self, call: RunningCall) -> None:
+    def _read_available_output(self, call: RunningCall) -> None:
         """Read the available output once: the call has ended, and later output of background processes is not part of it."""
         for number, name in list(call.read_ends.items()):
             if streams.read_output(call.state, number, name) == 0 or name == "report":

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rlvr.cli.running import audit_run
-from rlvr.cluster.checks.audit import audit
-from rlvr.cluster.checks.comparison import SampledAnswer, describe_difference
+from rlvr.cli.running import resample_recorded_groups
+from rlvr.cluster.checks.audit import audit_recorded_groups
+from rlvr.cluster.checks.comparison import ComparedFields, describe_difference
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
 from rlvr.models.model_loading import load_model
@@ -36,9 +36,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_right_run_is_found_right(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = audit(run, groups=100)
+    report = audit_recorded_groups(run, num_groups=100)
     assert (report.groups, report.answers, report.differing, report.details) == (9, 36, 0, [])
-    assert audit_run(run, groups=2, json=True) == 0
+    assert resample_recorded_groups(run, num_groups=2, json=True) == 0
     assert json.loads(capsys.readouterr().out)["groups"] == 2
 
 
@@ -52,7 +52,7 @@ def test_other_weights_than_the_recorded_ones_are_found(
         return made
 
     monkeypatch.setattr("rlvr.cluster.checks.audit.load_model", wrong)
-    assert audit_run(run, groups=3, json=False) == 1
+    assert resample_recorded_groups(run, num_groups=3, json=False) == 1
     assert "12 answers of 3 groups sampled again" in (said := capsys.readouterr().out) and "(version " in said
 
 
@@ -63,7 +63,7 @@ def test_a_changed_token_in_the_record_is_found(run: Path, tmp_path: Path) -> No
     row = next(row for row in rows if row["policy_version"] == 2)
     row["tokens"][-1] += 1
     log.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    report = audit(tmp_path / "run", groups=100)
+    report = audit_recorded_groups(tmp_path / "run", num_groups=100)
     assert report.differing == 1 and f"completion 0 of group {row['group']} (version 2 of the weights): token" in report.details[0]
 
 
@@ -86,50 +86,52 @@ def test_a_damaged_row_is_one_sentence(run: Path, tmp_path: Path, name: str, val
         rows[3][name] = value if name != "split" or value is None else 7
 
     with pytest.raises(ConfigError, match=rf"episodes.jsonl, line 4 has {name} .*not (int|str|list|STEP:PLACE); the record was damaged"):
-        audit(copied(run, tmp_path, harm))
+        audit_recorded_groups(copied(run, tmp_path, harm))
 
 
 def test_numbers_that_are_none_are_one_sentence(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"line 1 has tokens, acted or logprobs that are not numbers; the record was damaged"):
-        audit(copied(run, tmp_path, lambda rows: [{**row, "logprobs": [None] * len(row["tokens"])} for row in rows]))
+        audit_recorded_groups(copied(run, tmp_path, lambda rows: [{**row, "logprobs": [None] * len(row["tokens"])} for row in rows]))
 
 
 @pytest.mark.parametrize(("name", "words"), [("action_mask", "mask entries"), ("logprobs", "log-probabilities"), ("tokens", "tokens")])
 def test_a_record_that_is_too_short_is_found(run: Path, tmp_path: Path, name: str, words: str) -> None:
-    report = audit(copied(run, tmp_path, lambda rows: [{**row, name: row[name][:-1]} for row in rows]), groups=100)
+    report = audit_recorded_groups(copied(run, tmp_path, lambda rows: [{**row, name: row[name][:-1]} for row in rows]), num_groups=100)
     assert report.differing == 36 and re.search(rf"one has \d+ {words} and the other \d+", report.details[0])
 
 
 def test_groups_that_cannot_be_sampled_again_are_counted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = copied(run, tmp_path, lambda rows: [*rows[1:8], {**rows[8], "truncated": "time"}, *rows[9:]])
-    report = audit(folder, groups=100)
+    report = audit_recorded_groups(folder, num_groups=100)
     assert (report.groups, report.left_out, report.differing) == (7, 2, 0)
-    assert audit_run(folder, groups=100, json=False) == 0
+    assert resample_recorded_groups(folder, num_groups=100, json=False) == 0
     assert "2 recorded groups lack answers, failed or hit a time limit" in capsys.readouterr().out
     shutil.rmtree(folder)
     with pytest.raises(NotFound, match=r"steps: 0, 1, 2, 3; 9 groups are incomplete\)"):
-        audit(copied(run, tmp_path, lambda rows: [row for row in rows if rows.index(row) % 4]))
+        audit_recorded_groups(copied(run, tmp_path, lambda rows: [row for row in rows if rows.index(row) % 4]))
 
 
 def test_answers_beside_a_group_are_not_part_of_it(run: Path, tmp_path: Path) -> None:
     beside: list[Row] = [{"greedy": True}, {"canary": "a"}, {"mismatched": True}]
-    report = audit(copied(run, tmp_path, lambda rows: [*rows[:4], *({**rows[3], **mark} for mark in beside), *rows[4:]]), groups=100)
+    report = audit_recorded_groups(
+        copied(run, tmp_path, lambda rows: [*rows[:4], *({**rows[3], **mark} for mark in beside), *rows[4:]]), num_groups=100
+    )
     assert (report.groups, report.left_out, report.differing) == (9, 0, 0)
 
 
 def test_the_groups_of_an_audit_are_drawn_from_the_whole_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = list[int]()
     monkeypatch.setattr(
-        "rlvr.cluster.checks.audit.add_comparison", lambda report, group, found: versions.append(group[0]["policy_version"])
+        "rlvr.cluster.checks.audit.compare_and_add_group", lambda report, group, found: versions.append(group[0]["policy_version"])
     )
-    audit(run, groups=3)
+    audit_recorded_groups(run, num_groups=3)
     assert len(versions) == 3 and versions != [0, 0, 0]
 
 
 @pytest.mark.parametrize("groups", [0, -1])
 def test_an_audit_of_nothing_is_refused(run: Path, groups: int) -> None:
     with pytest.raises(ConfigError, match=f"groups is {groups}; an audit compares at least 1"):
-        audit(run, groups=groups)
+        audit_recorded_groups(run, num_groups=groups)
 
 
 def test_without_weights_there_is_nothing_to_audit(run: Path, tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_without_weights_there_is_nothing_to_audit(run: Path, tmp_path: Path) ->
     with pytest.raises(
         NotFound, match=r"no recorded group whose weights are in a checkpoint \(there are those of steps: none\); for an audit"
     ):
-        audit(tmp_path / "run")
+        audit_recorded_groups(tmp_path / "run")
 
 
 def test_answers_in_parts_are_not_audited(run: Path, tmp_path: Path) -> None:
@@ -148,18 +150,18 @@ def test_answers_in_parts_are_not_audited(run: Path, tmp_path: Path) -> None:
     assert "partial_rollout_tokens: null" in text
     config.write_text(text.replace("partial_rollout_tokens: null", "partial_rollout_tokens: 4"), "utf-8")
     with pytest.raises(ConfigError, match=r"rollout\.partial_rollout_tokens mixes versions"):
-        audit(tmp_path / "run")
+        audit_recorded_groups(tmp_path / "run")
 
 
 def test_what_differs_is_said() -> None:
-    one = SampledAnswer([5, 6, 7], [False, True, True], [0.0, -0.5, -1.0])
+    one = ComparedFields([5, 6, 7], [False, True, True], [0.0, -0.5, -1.0])
     assert describe_difference(one, one._replace(logprobs=[0.0, -0.501, -1.0])) == ""
     assert (
         describe_difference(one, one._replace(logprobs=[0.0, -0.6, -1.0]))
         == "the log-probability of token 1 is -0.5000 in one and -0.6000 in the other"
     )
     assert "is -0.5000 in one and nan" in describe_difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
-    assert describe_difference(one, SampledAnswer([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
+    assert describe_difference(one, ComparedFields([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
     assert describe_difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
     assert (
         describe_difference(one, one._replace(action_mask=[False, False, True]))

@@ -10,9 +10,9 @@ import pytest
 
 import rlvr
 from rlvr.conformance.conversationkit import play_conversation
-from rlvr.envs.external._foreign.calls import are_arguments_allowed, list_first_calls, match_calls
+from rlvr.envs.external._foreign.calls import are_arguments_allowed, iter_minimal_expected_calls, match_calls
 from rlvr.errors import ConfigError
-from rlvr.integrations.texts import ConversationRunner
+from rlvr.integrations.texts import TextConversationFactory
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Verdict
@@ -81,12 +81,12 @@ def test_several_calls_are_right_in_a_dialect_with_one_call_in_a_turn(single: An
     task = single.task("train", 0)
     texts = mdp.tool_format.build_oracle_turns(task)
     assert texts is not None and len(texts) == 3, "each call is a turn of its own"
-    with ConversationRunner(single, dialect=mdp.tool_format.dialect.name) as world:
+    with TextConversationFactory(single, dialect=mdp.tool_format.dialect.name) as world:
         talk = world.start_conversation(task)
         for text in texts:
             assert not talk.done
             talk.step_text(text)
-        assert talk.done and talk.get_verdict().score == 1.0
+        assert talk.done and talk.finish_and_verify().score == 1.0
 
 
 def test_a_conversation_is_judged_after_each_request(long: Any) -> None:
@@ -189,7 +189,7 @@ def test_a_call_that_fits_two_listed_ones_is_given_to_the_one_that_needs_it() ->
 
 
 def test_no_calls_match_no_list_that_has_some() -> None:
-    assert not match_calls([{"f": {}}], []) and match_calls([], []) and list(list_first_calls([], {})) == []
+    assert not match_calls([{"f": {}}], []) and match_calls([], []) and list(iter_minimal_expected_calls([], {})) == []
 
 
 @pytest.mark.parametrize("category", ["irrelevance", "memory", "simple_pyton"])

@@ -227,9 +227,9 @@ def test_a_task_is_in_one_split(folders: Path, tmp_path: Path) -> None:
     "text", ["7.5", "-0.1", "NaN", "Infinity", '"1"', "true", "null", "[1]", "{}", '{"a": 1, "b": 1}', '{"reward": 2}', "x"]
 )
 def test_a_reward_that_is_no_number_from_0_to_1_is_none(text: str) -> None:
-    assert parse_reward(text, structured=True).reward is None and parse_reward(text, structured=True).problem
+    assert parse_reward(text, is_json=True).reward is None and parse_reward(text, is_json=True).problem
     if text not in ("true", '"1"', "[1]") and not text.startswith("{"):
-        assert parse_reward(text, structured=False).reward is None
+        assert parse_reward(text, is_json=False).reward is None
 
 
 @pytest.mark.parametrize(

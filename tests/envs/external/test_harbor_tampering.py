@@ -11,7 +11,7 @@ import pytest
 import rlvr
 from rlvr.conformance.conversationkit import play_conversation
 from rlvr.envs.external._harbor.folders import TaskFolder
-from rlvr.envs.external._harbor.images import Image
+from rlvr.envs.external._harbor.images import TaskImage
 from rlvr.envs.external._harbor.staging import _build_cleanup_request
 from rlvr.task import Fault
 from rlvr.turns import Call
@@ -154,7 +154,7 @@ def test_the_image_of_a_folder_holds_neither_its_solution_nor_its_tests(tmp_path
 def test_what_the_task_names_is_an_answer() -> None:
     tests = {"check.py": b"import helper, conftest; assert score.py", "helper.py": b""}
     folder = TaskFolder("f", "Write /app/calendar.py and conftest.py.", "harbor", tests=tests)
-    given = _build_cleanup_request(Image("i", "/app", {"PATH": "/app/bin:/opt/venv/bin"}), folder)
+    given = _build_cleanup_request(TaskImage("i", "/app", {"PATH": "/app/bin:/opt/venv/bin"}), folder)
     planted = set(given["planted"])
     assert {"check", "helper", "json", "pytest", "re"} <= planted and "calendar" not in planted, "score.py does not name re.py"
     assert {"calendar", "conftest", "conftest.py"} <= set(given["asked"])

@@ -88,11 +88,11 @@ def test_a_step_that_hangs_ends_its_session_and_no_other_one_takes_its_place(gue
 
 def test_a_connection_that_failed_is_not_opened_again(guess: Any) -> None:
     world = guess.host.new_instance()
-    world.call("begin", seed=1)
+    world.call("reset", seed=1)
     with pytest.raises(ForeignProcessLost, match="nothing within"):
-        world.call("act", timeout_s=0.2, move={"guess": "hang"})
+        world.call("step", timeout_s=0.2, move={"guess": "hang"})
     with pytest.raises(ForeignProcessLost, match="is closed"):
-        world.call("act", move={"guess": "1"})
+        world.call("step", move={"guess": "1"})
 
 
 def test_a_message_that_nobody_waited_for_is_not_the_answer_to_the_next_action(guess: Any) -> None:
@@ -190,4 +190,4 @@ def test_a_turn_is_read_by_the_schema(properties: dict[str, Any], text: str, act
     env = build("env", "openenv", url="http://127.0.0.1:9")
     env.host = Form(properties)
     assert env.parse_move(text) == action
-    assert "no action" in env.format_unreadable()
+    assert "no action" in env.format_no_move_reply()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Request, SamplingParams
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.tokenizers import ByteTokenizer
@@ -50,7 +50,7 @@ def request(question: str = "1+1=", max_tokens: int = 20) -> Request:
 
 def ask(seen: Endpoint, count: int = 1, **settings: Any) -> list[Any]:
     with sampler(seen.url, **settings) as asked:
-        return asked.sample([request()] * count, Sampling(0.5, top_p=0.9))
+        return asked.sample([request()] * count, SamplingParams(0.5, top_p=0.9))
 
 
 def test_text_comes_back_as_tokens_that_say_it() -> None:
@@ -108,7 +108,7 @@ def test_a_slow_endpoint_is_given_up_at_the_deadline(trouble: Any) -> None:
 
 def test_nobody_at_home_is_a_failed_answer_and_not_a_wrong_one() -> None:
     with sampler(closed_port(), retries=1) as asked:
-        (completion,) = asked.sample([request()], Sampling())
+        (completion,) = asked.sample([request()], SamplingParams())
     assert completion.finish == "error" and "no answer after 2 attempts: nothing listens at" in completion.error
 
 
@@ -232,14 +232,14 @@ def test_token_ids_go_in_and_come_out_where_the_endpoint_gives_them() -> None:
     texts = {0: choice, 1: choice, 2: choice | {"token_ids": [7, 5]}, 3: choice | {"token_ids": None}}
     with endpoint(lambda path, body, before: (200, {"choices": [texts[before]]})) as seen:
         asked = OpenAISampler(url=seen.url, model="tiny", tokenizer="somewhere")
-        (completion,) = asked.sample([Request([2, 5], 4, seed=3)], Sampling(stop_ids=frozenset({0})))
+        (completion,) = asked.sample([Request([2, 5], 4, seed=3)], SamplingParams(stop_ids=frozenset({0})))
         assert (completion.tokens, completion.logprobs, completion.finish) == ([7, 0], [-0.5, -0.1], "stop")
-        (certain,) = asked.sample([Request([2, 5], 4)], Sampling(temperature=0, stop_ids=frozenset({0})))
+        (certain,) = asked.sample([Request([2, 5], 4)], SamplingParams(temperature=0, stop_ids=frozenset({0})))
         assert (certain.tokens, certain.logprobs) == ([7, 0], [0.0, 0.0])  # no chance was in it
-        (contrary,) = asked.sample([Request([2, 5], 4)], Sampling(stop_ids=frozenset({0})))
+        (contrary,) = asked.sample([Request([2, 5], 4)], SamplingParams(stop_ids=frozenset({0})))
         assert contrary.finish == "error" and "by 'stop' with the token [5]" in contrary.error
         with pytest.raises(ConfigError, match="returns no token ids; remove the tokenizer"):
-            asked.sample([Request([2, 5], 4)], Sampling())
+            asked.sample([Request([2, 5], 4)], SamplingParams())
         asked.close()
     assert seen.asked[0][0] == "/completions" and seen.asked[0][1]["prompt"] == [2, 5] and seen.asked[0][1]["stop_token_ids"] == [0]
 

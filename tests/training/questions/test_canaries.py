@@ -20,7 +20,7 @@ from rlvr.training.train import train
 from tests.fixtures.tiny import tiny_run
 
 LEAKY = '''
-from rlvr import Example, Task, Verdict
+from rlvr import VerifierExample, Task, Verdict
 from rlvr.verifiers.exact import make as Exact
 
 
@@ -83,7 +83,7 @@ def test_a_sound_verifier_is_not_blamed_and_nothing_else_changes(tmp_path: Path)
     train(run(tmp_path, "exact", canary_fraction=0.0), out=tmp_path / "without", console=quiet())
     ours, plain = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("with", "without"))
     for with_pots, without in zip(ours, plain, strict=True):
-        assert with_pots["canary/sampled"] == 8 and with_pots["canary/rewarded"] == 0
+        assert with_pots["canary/scored"] == 8 and with_pots["canary/rewarded"] == 0
         for name in ("reward", "reward_std", "loss", "grad_norm", "tokens/trained", "completions/mean_length"):
             assert with_pots[name] == without[name], name
         assert with_pots["tokens/sampled"] == without["tokens/sampled"] + with_pots["tokens/dropped_canary"]
@@ -127,5 +127,5 @@ def test_so_many_are_asked_as_the_share_says() -> None:
     with build("env", "arithmetic") as environment:
         pots = CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0)
         asked = [(i, environment.task("train", i)) for i in range(8)]
-        counts = [len(pots.make_requests(asked, step=step, first=0, num_completions=64)) for step in range(300)]
+        counts = [len(pots.make_requests(asked, step=step, first_group_number=0, num_regular_completions=64)) for step in range(300)]
     assert set(counts) == {0, 1} and 150 < sum(counts) < 240

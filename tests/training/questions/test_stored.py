@@ -22,7 +22,7 @@ from rlvr.models.reward_model import load_reward_model
 from rlvr.registry.plugins import build
 from rlvr.runs.run_log import episode_to_json, read_jsonl
 from rlvr.training import checkpoint
-from rlvr.training.reward_model import RewardReport, train_reward_model
+from rlvr.training.reward_model import RewardModelReport, train_reward_model
 from rlvr.training.task_sampling.offline_dataset import OfflineDataset, episode_from_json
 from rlvr.training.train import train
 from rlvr.training.train_report import TrainReport
@@ -124,7 +124,7 @@ def test_best_of_n_raises_the_reward_round_by_round(source: Path, tmp_path: Path
     }  # fmt: skip
     report = run(tiny_run(**changes), tmp_path / "a")
     assert sum(report.rewards[-3:]) > sum(report.rewards[:3]) + 0.3
-    assert {row["best/kept"] for row in metrics(tmp_path / "a")} <= {float(n) for n in range(49)}
+    assert {row["imitation/selected_answers"] for row in metrics(tmp_path / "a")} <= {float(n) for n in range(49)}
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto", "reward_model"])
@@ -167,23 +167,23 @@ def test_episodes_that_changed_since_are_told_at_resume(name: str, source: Path,
 
 
 @pytest.fixture(scope="module")
-def rewarder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RewardReport]:
+def rewarder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RewardModelReport]:
     folder = tmp_path_factory.mktemp("reward") / "model"
     config = learned("reward_model", source, "train.steps=100", "train.learning_rate=1e-3", "rollout.prompts_per_step=64", "eval.every=50")
     return folder, train_reward_model(config, out=folder, console=Console(file=io.StringIO()))
 
 
-def test_a_reward_model_ranks_held_out_pairs(rewarder: tuple[Path, RewardReport]) -> None:
+def test_a_reward_model_ranks_held_out_pairs(rewarder: tuple[Path, RewardModelReport]) -> None:
     folder, report = rewarder
     assert report.held_out_pairs > 20 and report.accuracy is not None and report.accuracy > 0.9
     assert report.correlation is not None and report.correlation > 0.5
     rows = metrics(folder)
-    assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["eval/correlation"] == report.correlation
+    assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["eval/verifier_correlation"] == report.correlation
     assert {"accuracy", "margin", "mean_reward", "min_reward", "max_reward"} <= rows[0].keys()
     assert abs(rows[-1]["mean_reward"]) < 2  # held around 0
 
 
-def test_learned_scores_as_the_model_does_and_takes_the_least_of_several(rewarder: tuple[Path, RewardReport], source: Path) -> None:
+def test_learned_scores_as_the_model_does_and_takes_the_least_of_several(rewarder: tuple[Path, RewardModelReport], source: Path) -> None:
     place = str(rewarder[0] / "checkpoints" / "last")
     environment = build("env", "tests/fixtures/worlds.py:First")
     learned_ = build("verifier", "learned", models=[place])
@@ -204,7 +204,7 @@ def test_learned_scores_as_the_model_does_and_takes_the_least_of_several(rewarde
 
 
 def test_a_policy_trains_on_a_learned_reward_and_the_log_has_the_true_one(
-    rewarder: tuple[Path, RewardReport], source: Path, tmp_path: Path
+    rewarder: tuple[Path, RewardModelReport], source: Path, tmp_path: Path
 ) -> None:
     place = str(rewarder[0] / "checkpoints" / "last")
     env = {"name": "tests/fixtures/worlds.py:Judged", "verifier": {"name": "learned", "models": [place]}}
@@ -212,7 +212,9 @@ def test_a_policy_trains_on_a_learned_reward_and_the_log_has_the_true_one(
     run(tiny_run(env=env, sft_warmup=None, model=skilled, train={"steps": 2, "learning_rate": 1e-3}), tmp_path / "a")
     for row in metrics(tmp_path / "a"):
         assert row["rewards/learned/mean"] == pytest.approx(row["reward"])
-        assert 0 <= row["rewards/true/mean"] <= 1 and (row["rewards/correlation"] is None or -1 <= row["rewards/correlation"] <= 1)
+        assert 0 <= row["rewards/true/mean"] <= 1 and (
+            row["rewards/learned_true_correlation"] is None or -1 <= row["rewards/learned_true_correlation"] <= 1
+        )
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------------------

@@ -38,12 +38,12 @@ from rlvr.models.plain_weights import compute_model_logprobs
 from rlvr.models.safetensors_files import TensorWriter
 from rlvr.registry.plugins import build
 from rlvr.training.distributed.group import all_gather_values, init_control_group
-from rlvr.training.sampler_mismatch import check_sharded_model
+from rlvr.training.sampler_mismatch import check_sharded_model_numerics
 from rlvr.training.update import fsdp as sharded
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.policy import Policy
-from rlvr.training.update.sharded_tensors import gather_full, get_local
+from rlvr.training.update.sharded_tensors import gather_full, get_local_shard
 
 REFERENCE = {"beta": 0.1, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
 MODEL = {
@@ -84,7 +84,7 @@ def groups(count: int = 8, size: int = 4) -> list[list[Episode]]:
 
 def new(accelerator: Accelerator, model: Any, algorithm: dict[str, Any] | None = None, **more: Any) -> Learner:
     """A learner of one step's shape."""
-    settings = Optimization(learning_rate=1e-3, max_tokens_per_microbatch=64, max_grad_norm=0.0)
+    settings = OptimizationSettings(learning_rate=1e-3, max_tokens_per_microbatch=64, max_grad_norm=0.0)
     made = build("algorithm", "grpo", **(algorithm or {}))
     return Learner(model, made, settings, accelerator=accelerator, total_steps=4, **more)
 
@@ -98,7 +98,7 @@ def fresh(config: dict[str, Any] = MODEL, seed: int = 3) -> Any:
 
 
 def flat(model: Any) -> Tensor:
-    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+    return torch.cat([p.detach().double().flatten_policy_tokens() for p in model.parameters()])
 
 
 @contextmanager
@@ -263,11 +263,11 @@ def updates(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         found[name] = {
             "weights": apart(flat(learner.gather_model()), truth[name]["weights"]),
             "kl": kl,
-            "microbatches": metrics[0]["tokens/computed"] / 64,
+            "microbatches": metrics[0]["tokens/computed_with_padding"] / 64,
         }
         found[name]["kl_alone"] = [row.get("kl", 0.0) for row in truth[name]["metrics"]]
         every = [*learner.policy.parameters(), *(learner.reference.policy.parameters() if learner.reference else ())]
-        found[name]["share"] = sum(get_local(p).numel() for p in every) / sum(p.numel() for p in every)
+        found[name]["share"] = sum(get_local_shard(p).numel() for p in every) / sum(p.numel() for p in every)
     return found | {"kept_whole": held.count(False)}
 
 
@@ -344,7 +344,7 @@ def honest(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
         model.model.norm.register_forward_hook(lambda _, args, out, share=share: out + share * (out.mean(0, keepdim=True) - out))
         before = flat(learner.gather_model())
         try:
-            tables[name] = [finding.to_dict() for finding in check_sharded_model(learner, max_length=128)]
+            tables[name] = [finding.to_dict() for finding in check_sharded_model_numerics(learner, max_length=128)]
         except ConfigError as error:
             said[name] = str(error)
         assert torch.equal(before, flat(learner.gather_model())) and all(isinstance(p, DTensor) for p in learner.policy.parameters())
@@ -369,7 +369,7 @@ def start(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     policy = Policy(model)
     sharded.shard_policy(policy, accelerator, sharded.FolderWeightLoader.for_model(model, home))
     scores = look(policy)
-    most = all_gather_values(sum(get_local(p).numel() for p in policy.parameters()) * 4)
+    most = all_gather_values(sum(get_local_shard(p).numel() for p in policy.parameters()) * 4)
     finite = bool(scores.isfinite().all())
     return {
         "whole": refused,
@@ -407,7 +407,7 @@ def large(folder: Path) -> None:
     home = folder / "large"
     home.mkdir()
     model.config.save_pretrained(home)
-    named = {name: torch.empty_like(tensor, dtype=torch.bfloat16) for name, tensor, _ in adapter.list_base_tensors(model)}
+    named = {name: torch.empty_like(tensor, dtype=torch.bfloat16) for name, tensor, _ in adapter.list_tensors_without_adapter(model)}
     with TensorWriter(home / "model.safetensors", named) as file:
         for name, tensor in named.items():
             file.write_tensor(name, torch.randn(tensor.shape).mul_(0.02).to(torch.bfloat16))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlvr.config.config import LoraConfig, ModelConfig, load_config
-from rlvr.contracts import Request, Sampling
+from rlvr.contracts import Request, SamplingParams
 from rlvr.errors import ConfigError, MissingExtra
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.batch import TokenRows
@@ -26,7 +26,7 @@ from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.training.train import train
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.policy import Policy
 from rlvr.training.update.reference import ReferencePolicy
 from tests.fixtures.tiny import MODEL, tiny_run
@@ -59,7 +59,7 @@ def scores(model: Any) -> torch.Tensor:
 
 def learner(model: Any, **settings: Any) -> Learner:
     return Learner(
-        model, build("algorithm", "grpo", **settings), Optimization(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=10,
+        model, build("algorithm", "grpo", **settings), OptimizationSettings(learning_rate=1e-2), accelerator=Accelerator(cpu=True), total_steps=10,
         max_new_tokens=4,
     )  # fmt: skip
 
@@ -125,7 +125,7 @@ def test_the_sampler_says_how_likely_the_trainer_finds_it() -> None:
     sampler = HFSampler()
     sampler.load_model(subject.gather_model(), 0)
     requests = [Request([1, 6, 4, 11, 2], 6, seed) for seed in range(8)]
-    said = sampler.sample(requests, Sampling())
+    said = sampler.sample(requests, SamplingParams())
     tokens = [[1, 6, 4, 11, 2, *c.tokens] for c in said]
     rows = TokenRows(tokens, [[False] * 5 + [True] * (len(t) - 5) for t in tokens])
     ours = Policy(model)(next(rows.iter_batches(range(8), max_tokens=1000))).logprobs.detach()
@@ -156,7 +156,7 @@ def test_a_run_with_an_adapter_resumes_to_the_bit(tmp_path: Path, algorithm: dic
     shutil.rmtree(cut / "checkpoints" / "step-000004")
     (cut / "report.json").unlink()
     told = io.StringIO()
-    train(config, out=cut, resume=True, verify=True, console=Console(file=told, width=200))
+    train(config, out=cut, resume=True, verify_repeatability=True, console=Console(file=told, width=200))
     assert "step 3 repeated" in told.getvalue() and "rank 4, alpha 8, next to q_proj, v_proj, down_proj" in told.getvalue()
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (whole / name).read_text() == (cut / name).read_text()

@@ -15,9 +15,9 @@ from rlvr.errors import ConfigError
 from rlvr.models import layout_attention as attention
 from rlvr.models.batch import TokenRows
 from rlvr.registry.plugins import build
-from rlvr.samplers._cache_selection import find_slot_problem
+from rlvr.samplers._cache_selection import find_slot_cache_problem
 from rlvr.training.update import packing
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.policy import Policy, enable_gradient_checkpointing
 from tests.fixtures.families import FAMILIES, NOISY, STATE, UNUSUAL, model_of
 
@@ -45,7 +45,7 @@ def plain(model: Any) -> list[Tensor | None]:
 def taught(model: Any, monkeypatch: pytest.MonkeyPatch, **how: Any) -> list[Tensor | None]:
     """The gradient that the learner's supervised step has before it is clipped."""
     learner = Learner(
-        model, build("algorithm", "grpo"), Optimization(max_grad_norm=1e9, **how), accelerator=Accelerator(cpu=True), total_steps=1
+        model, build("algorithm", "grpo"), OptimizationSettings(max_grad_norm=1e9, **how), accelerator=Accelerator(cpu=True), total_steps=1
     )
     seen: list[Tensor | None] = []
 
@@ -103,7 +103,7 @@ def test_a_model_whose_passes_differ_is_refused_and_named() -> None:
     model = model_of("llama")
     model.model.norm = nn.Sequential(model.model.norm, Restless())
     with pytest.raises(ConfigError, match="family llama gives different probabilities each time"):
-        Learner(model, build("algorithm", "grpo"), Optimization(), accelerator=Accelerator(cpu=True), total_steps=1)
+        Learner(model, build("algorithm", "grpo"), OptimizationSettings(), accelerator=Accelerator(cpu=True), total_steps=1)
 
 
 def test_checkpointing_a_model_without_layers_for_it_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_a_state_that_runs_from_row_to_row_is_found_however_little_it_is_worth(f
         if p.dim() > 1 and "embed" not in name:
             p.data.mul_(scale)
     before = str(model.config._attn_implementation)
-    assert packing.find_packing_mismatch(model, Policy(model)) and find_slot_problem(model)
+    assert packing.find_packing_mismatch(model, Policy(model)) and find_slot_cache_problem(model)
     assert model.config._attn_implementation == before
 
 
@@ -127,7 +127,7 @@ def test_what_mixes_beside_attention_in_every_layer_is_found() -> None:
     """Each layer attends as it should, so counting them would not be enough."""
     model = model_of("falcon_h1")
     model.set_attn_implementation(attention.ATTENTION_NAME)
-    assert "a convolution or a recurrent state" in attention.find_token_mixing(model)
+    assert "a convolution or a recurrent state" in attention.find_mixing_outside_attention(model)
 
 
 def test_a_layer_that_does_not_attend_is_found_even_where_it_adds_nothing_yet() -> None:
@@ -136,14 +136,14 @@ def test_a_layer_that_does_not_attend_is_found_even_where_it_adds_nothing_yet() 
         if "conv.out_proj" in name:
             p.data.zero_()
     model.set_attn_implementation(attention.ATTENTION_NAME)
-    assert attention.find_token_mixing(model).startswith("2 of its 4 layers (such as 0)")
+    assert attention.find_mixing_outside_attention(model).startswith("2 of its 4 layers (such as 0)")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in UNUSUAL])
 def test_in_a_packed_line_no_row_depends_on_another(family: str) -> None:
     model = model_of(family)
     policy = Policy(model)
-    assert packing.find_packing_mismatch(model, policy) == "" and attention.find_token_mixing(model) == ""
+    assert packing.find_packing_mismatch(model, policy) == "" and attention.find_mixing_outside_attention(model) == ""
     prompts, found = ([5, 6, 7, 8, 9], [1, 2, 3, 4, 5]), []
     for first in ([11, 12, 13, 14], [21, 22, 23, 24]):
         tokens = [prompts[0] + first, prompts[0] + [9, 9, 3], prompts[1] + [7, 1]]

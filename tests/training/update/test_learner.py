@@ -18,7 +18,7 @@ from rlvr.models.device_defaults import CPU_DEFAULTS
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
 from rlvr.training.update import fsdp as sharded
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.learning import episode, learn, tiny_model
 
 
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 
 
 def learner(name: str = "grpo", *, model: Any = None, budget: Any = 8192, parts: int = 1, seed: int = 0, **settings: Any) -> Learner:
-    optimization = Optimization(learning_rate=1e-2, minibatches_per_step=parts, max_tokens_per_microbatch=budget)
+    optimization = OptimizationSettings(learning_rate=1e-2, minibatches_per_step=parts, max_tokens_per_microbatch=budget)
     return Learner(
         model or tiny_model(), build("algorithm", name, **settings), optimization, accelerator=Accelerator(cpu=True), total_steps=10,
         max_new_tokens=4, seed=seed,
@@ -53,7 +53,7 @@ def group(rewards: list[float | None], name: str = "g") -> list[Episode]:
 
 
 def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([p.detach().flatten().clone() for p in learner.policy.parameters()])
+    return torch.cat([p.detach().flatten_policy_tokens().clone() for p in learner.policy.parameters()])
 
 
 def test_a_wrapper_that_casts_log_probabilities_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_in_bfloat16_a_policy_that_has_not_moved_has_no_kl(monkeypatch: pytest.M
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
         subject = Learner(
-            tiny_model(), build("algorithm", "grpo", beta=0.1), Optimization(learning_rate=1e-2),
+            tiny_model(), build("algorithm", "grpo", beta=0.1), OptimizationSettings(learning_rate=1e-2),
             accelerator=Accelerator(cpu=True, mixed_precision="bf16"), total_steps=3,
         )  # fmt: skip
         first, second = (subject.update([group([1.0, 0.0, 0.5, 0.2])]) for _ in range(2))
@@ -227,7 +227,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
         subject.policy.model.lm_head.weight[0, 0] = float("nan")
     before = weights(subject)
     metrics = subject.update([group([1.0, 0.0])])
-    assert metrics["step/nonfinite"] == 1 and torch.equal(before.nan_to_num(), weights(subject).nan_to_num())
+    assert metrics["step/nonfinite_minibatches"] == 1 and torch.equal(before.nan_to_num(), weights(subject).nan_to_num())
 
 
 @pytest.mark.parametrize("name", ["grpo", "reinforce", "ppo"])

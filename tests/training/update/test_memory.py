@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlvr.episode import Episode
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.registry.plugins import build
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.learning import episode, tiny_model
 
 
@@ -53,7 +53,7 @@ def six_groups() -> list[list[Episode]]:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_one_micro_batch_at_a_time(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = build("algorithm", "grpo", beta=0.1, num_iterations=2)  # with passes for the old policy and for the reference
-    optimization = Optimization(max_tokens_per_microbatch=40, gradient_checkpointing=checkpointing)
+    optimization = OptimizationSettings(max_tokens_per_microbatch=40, gradient_checkpointing=checkpointing)
     learner = Learner(tiny_model(), algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=1)
     assert not learner.padding_reason
     live = Live(monkeypatch)
@@ -77,7 +77,7 @@ class Waits(TorchDispatchMode):
 def waits_of(budget: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """How often an update waits, and how many micro-batches it has."""
     learner = Learner(
-        tiny_model(), build("algorithm", "grpo", **settings), Optimization(max_tokens_per_microbatch=budget),
+        tiny_model(), build("algorithm", "grpo", **settings), OptimizationSettings(max_tokens_per_microbatch=budget),
         accelerator=Accelerator(cpu=True), total_steps=1,
     )  # fmt: skip
     waits, made = Waits(), list[int]()

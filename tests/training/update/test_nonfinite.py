@@ -23,7 +23,7 @@ from rlvr.models.reward_model import build_reward_model
 from rlvr.registry.plugins import build
 from rlvr.runs.run_log import read_jsonl
 from rlvr.training.train import train
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.reward_model_trainer import RewardModelTrainer
 from tests.fixtures.learning import tiny_model
 from tests.fixtures.tiny import MODEL, tiny_run
@@ -55,9 +55,9 @@ def test_one_step_that_is_not_finite_does_not_end_the_run(tmp_path: Path) -> Non
     changes = {"algorithm": algorithm, "train": {"steps": 4, "learning_rate": 1e-2, "lr_scheduler": "linear"}, "log": {"save_every": 1}}
     train(tiny_run(**changes), out=tmp_path / "a", console=Console(file=screen, width=200))
     rows = [row for row in read_jsonl(tmp_path / "a" / "metrics.jsonl") if "loss" in row]
-    assert [row["step/nonfinite"] for row in rows] == [0, 1, 0, 0] and [row["optimizer_steps"] for row in rows] == [1, 0, 1, 1]
+    assert [row["step/nonfinite_minibatches"] for row in rows] == [0, 1, 0, 0] and [row["optimizer_steps"] for row in rows] == [1, 0, 1, 1]
     assert "was not finite" in screen.getvalue()
-    assert all(row["grad_norm"] > 0 and "policy_loss" in row and "kl" in row for row in rows if not row["step/nonfinite"])
+    assert all(row["grad_norm"] > 0 and "policy_loss" in row and "kl" in row for row in rows if not row["step/nonfinite_minibatches"])
     assert all(math.isfinite(row["beta"]) for row in rows) and rows[-1]["beta"] != rows[1]["beta"]
     rates = [row["learning_rate"] for row in rows]
     assert rates[0] > rates[1] == rates[2] > rates[3], "a step that moved nothing moves no schedule"
@@ -72,10 +72,10 @@ def test_means_are_over_the_steps_that_moved() -> None:
         factor = math.nan if calls[0] == 1 else 1.0
         return descend(rows, chosen, lambda *batch: loss_of(*batch) * factor, **kwargs)
 
-    halved._backward_and_step = spoilt  # type: ignore[method-assign]
+    halved._backward_and_step = spoilt  # type: ignore[method-assign, assignment]
     data = [group([1.0, 0.0, 1.0, 0.0], f"g{k}") for k in range(2)]
     metrics = halved.update(data)
-    assert (metrics["step/nonfinite"], metrics["optimizer_steps"]) == (1, 1) and metrics["grad_norm"] > 0
+    assert (metrics["step/nonfinite_minibatches"], metrics["optimizer_steps"]) == (1, 1) and metrics["grad_norm"] > 0
     assert whole.update(data).keys() >= metrics.keys()
 
 
@@ -84,20 +84,20 @@ def test_what_is_not_finite_is_left_out_of_the_record_too() -> None:
     with torch.no_grad():
         subject.policy.model.lm_head.weight[0, 0] = float("nan")
     metrics = subject.update([group([1.0, 0.0, 0.5])])
-    assert metrics["step/nonfinite"] == 1 and "kl" not in metrics
+    assert metrics["step/nonfinite_minibatches"] == 1 and "kl" not in metrics
     json.dumps([metrics, subject.advantages, subject.log_ratios], allow_nan=False)
     assert subject.advantages == [[[], [], []]] and subject.log_ratios == [[None, None, None]]
 
 
 def test_a_reward_model_goes_on_too() -> None:
     model = build_reward_model(ModelConfig(config=MODEL), load_tokenizer("chars:0123456789+="), 0)
-    subject = RewardModelTrainer(model, Optimization(learning_rate=1e-2), total_steps=3, device="cpu")
+    subject = RewardModelTrainer(model, OptimizationSettings(learning_rate=1e-2), total_steps=3, device="cpu")
     hook = next(subject.scorer.parameters()).register_hook(lambda gradient: gradient * math.inf)
     rows = [subject.train_on_pairs([([5, 6], [5, 7], 0.0)])]
     hook.remove()
     rows.append(subject.train_on_pairs([([5, 6], [5, 7], 0.0)]))
     json.dumps(rows, allow_nan=False)
-    assert [row["step/nonfinite"] for row in rows] == [1, 0] and rows[1]["grad_norm"] > 0
+    assert [row["step/nonfinite_minibatches"] for row in rows] == [1, 0] and rows[1]["grad_norm"] > 0
 
 
 # ---- a scaled loss (fp16)
@@ -124,7 +124,7 @@ def scale_of(accelerator: Accelerator) -> float:
 
 
 def learner_with(accelerator: Accelerator, name: str = "grpo") -> Learner:
-    optimization = Optimization(learning_rate=1e-2, lr_scheduler="linear")
+    optimization = OptimizationSettings(learning_rate=1e-2, lr_scheduler="linear")
     return Learner(tiny_model(), build("algorithm", name), optimization, accelerator=accelerator, total_steps=100, max_new_tokens=4)
 
 
@@ -132,10 +132,10 @@ def test_a_loss_that_was_scaled_too_far_is_scaled_less(scaled: Accelerator) -> N
     subject, data = learner_with(scaled), [group([1.0, 0.0, 1.0, 0.0])]
     found: list[dict[str, float]] = []
     before = weights(subject)
-    while len(found) < 30 and (not found or found[-1]["step/nonfinite"]):
+    while len(found) < 30 and (not found or found[-1]["step/nonfinite_minibatches"]):
         scale = scale_of(scaled)
         found.append(subject.update(data))
-        if found[-1]["step/nonfinite"]:
+        if found[-1]["step/nonfinite_minibatches"]:
             assert scale_of(scaled) == scale / 2 and torch.equal(weights(subject), before)
     assert 1 < len(found) < 30 and not torch.equal(weights(subject), before)
     rates = [row["learning_rate"] for row in found]

@@ -47,7 +47,7 @@ def naive(model: Any, material: TokenRows, temperature: float) -> Tensor:
 
 
 def scored(policy: Policy, material: TokenRows, budget: int) -> Tensor:
-    out = torch.zeros(material.num_entries)
+    out = torch.zeros(material.num_policy_tokens)
     for batch in material.iter_batches(range(len(material.tokens)), max_tokens=budget):
         out = out.index_copy(0, batch.entry_positions, policy(batch).logprobs)
     return out
@@ -79,7 +79,7 @@ def test_packed_rows_that_share_their_prompt_equal_each_row_alone(family: str) -
         assert model.config._attn_implementation == before
         return
     material = families_of_rows()
-    out = torch.zeros(material.num_entries)
+    out = torch.zeros(material.num_policy_tokens)
     bins, computed = packing.plan_packed_batches(material, range(len(material.tokens)), 16)
     assert len(bins) > 1 and sorted(i for part in bins for i in part) == list(range(len(material.tokens)))
     for part in bins:
@@ -170,7 +170,7 @@ def test_chunked_equals_full(bias: bool, entropy: bool, chunk: int, form: LogitT
     logits = (form.softcap * torch.tanh(logits / form.softcap) if form.softcap else logits) / 0.6
     logs = logits.log_softmax(-1)
     expected = (logs.gather(1, target[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
-    got = compute_token_logprobs(hidden, weight, offset, target, temperature=0.6, chunk=chunk, entropy=entropy, form=form)
+    got = compute_token_logprobs(hidden, weight, offset, target, temperature=0.6, tile_size=chunk, entropy=entropy, logit_transform=form)
     leaves = [x for x in (hidden, weight, offset) if x is not None]
     assert torch.allclose(got[0], expected[0], atol=1e-12)
     total, truth = (got[0] * slopes[0]).sum(), (expected[0] * slopes[0]).sum()
@@ -190,7 +190,7 @@ def test_the_entropy_over_a_real_vocabulary_is_exact_in_pieces_too() -> None:
     found = []
     for dtype, chunk in ((torch.float64, 0), (torch.float32, 3)):
         states = hidden.to(dtype).requires_grad_()
-        _, entropy = compute_token_logprobs(states, weight.to(dtype), offset.to(dtype), target, chunk=chunk, entropy=True)
+        _, entropy = compute_token_logprobs(states, weight.to(dtype), offset.to(dtype), target, tile_size=chunk, entropy=True)
         assert entropy is not None
         entropy.sum().backward()
         assert states.grad is not None
@@ -205,7 +205,7 @@ def test_bfloat16_stays_near() -> None:
     target = torch.randint(0, 50, (9,), generator=g)
     full, _ = compute_token_logprobs(hidden, weight, None, target)
     half = hidden.bfloat16().requires_grad_()
-    got, _ = compute_token_logprobs(half, weight.bfloat16(), None, target, chunk=4)
+    got, _ = compute_token_logprobs(half, weight.bfloat16(), None, target, tile_size=4)
     assert got.dtype == torch.float32 and float((got - full).detach().abs().max()) < 0.1
     [grad] = torch.autograd.grad(got.sum(), half)
     assert grad.dtype == torch.bfloat16 and torch.isfinite(grad).all()
@@ -218,7 +218,7 @@ def test_under_autocast_the_second_logits_are_the_first(chunk: int) -> None:
     hidden, weight = torch.randn(8, 16, generator=g).mul_(4).requires_grad_(), torch.randn(40, 16, generator=g).mul_(2).requires_grad_()
     target = torch.randint(0, 40, (8,), generator=g)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logs, _ = compute_token_logprobs(hidden, weight, None, target, chunk=chunk)
+        logs, _ = compute_token_logprobs(hidden, weight, None, target, tile_size=chunk)
     assert logs.dtype == torch.float32
     [grad] = torch.autograd.grad(logs.sum(), hidden)
     wide, _ = compute_token_logprobs(hidden, weight, None, target)
@@ -228,7 +228,7 @@ def test_under_autocast_the_second_logits_are_the_first(chunk: int) -> None:
 
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, weight = torch.randn(5, 4).requires_grad_(), torch.randn(9, 4)
-    logs, _ = compute_token_logprobs(hidden, weight, None, torch.arange(5), chunk=2)
+    logs, _ = compute_token_logprobs(hidden, weight, None, torch.arange(5), tile_size=2)
     logs.sum().backward()
     assert hidden.grad is not None and weight.grad is None
 
@@ -242,7 +242,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_kept() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        compute_token_logprobs(hidden, weight, None, torch.zeros(64, dtype=torch.long), chunk=8)
+        compute_token_logprobs(hidden, weight, None, torch.zeros(64, dtype=torch.long), tile_size=8)
     assert kept and max(kept) < 64 * 500 / 4
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from rlvr.episode import Episode
 from rlvr.registry.plugins import build
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.algorithms.test_turns import batches, conversation
 from tests.fixtures.gradients import apart, gradient
 from tests.fixtures.learning import tiny_model
@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
 
 
 def learner(name: str, **settings_: object) -> Learner:
-    algorithm, optimization = build("algorithm", name, **settings_), Optimization(learning_rate=1e-3)
+    algorithm, optimization = build("algorithm", name, **settings_), OptimizationSettings(learning_rate=1e-3)
     return Learner(tiny_model(vocabulary=10), algorithm, optimization, accelerator=Accelerator(cpu=True), total_steps=3, max_new_tokens=9)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from rlvr.models import layout_attention as attention
 from rlvr.models import varlen
 from rlvr.models.batch import TokenRows
-from rlvr.models.varlen import SegmentLengths, attend_reference, build_segment_lengths, choose_kernel
+from rlvr.models.varlen import SegmentBoundaries, attend_with_matmul, build_segment_boundaries, choose_kernel
 from rlvr.registry.plugins import build
 from rlvr.training.update import packing
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.packing import PackingMode, SegmentLayout, choose_packing, pack_rows
 from rlvr.training.update.policy import Policy
 from tests.fixtures.families import model_of
@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 
 
 def spelt_out(
-    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, *, scale: float | None, window: int, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
     """Each query alone, in Python: what the kernels promise, written another way than `dense`."""
     out, group = [], query.shape[1] // key.shape[1]
@@ -68,10 +68,10 @@ def grown(rows: int = 3) -> TokenRows:
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (3, 0.0), (0, 1.5), (1, 2.0)])
 def test_what_kernels_are_compared_with_is_what_they_promise(window: int, softcap: float) -> None:
-    dice, lengths = torch.Generator().manual_seed(0), build_segment_lengths([5, 3, 1], [5, 8, 4], "cpu")
+    dice, lengths = torch.Generator().manual_seed(0), build_segment_boundaries([5, 3, 1], [5, 8, 4], "cpu")
     query, key, value = (torch.randn(n, heads, 8, generator=dice) for n, heads in ((9, 4), (17, 2), (17, 2)))
     how: dict[str, Any] = {"scale": 0.3, "window": window, "softcap": softcap}
-    assert torch.allclose(attend_reference(query, key, value, lengths, **how), spelt_out(query, key, value, lengths, **how), atol=1e-6)
+    assert torch.allclose(attend_with_matmul(query, key, value, lengths, **how), spelt_out(query, key, value, lengths, **how), atol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mistral", "gemma2"])
@@ -93,7 +93,7 @@ def test_packed_by_a_kernel_rows_equal_each_row_alone(family: str, rows: int) ->
 
 def test_a_line_whose_prompts_are_not_shared_is_not_copied() -> None:
     layout = pack_rows(
-        TokenRows([[1, 2, 3], [4, 5]], [[False, True, True], [False, True]]), [0, 1], "cpu", PackingMode(attend_reference)
+        TokenRows([[1, 2, 3], [4, 5]], [[False, True, True], [False, True]]), [0, 1], "cpu", PackingMode(attend_with_matmul)
     ).layout
     assert layout.keys is None and layout.lengths.query_offsets.tolist() == layout.lengths.key_offsets.tolist() == [0, 2, 3]
 
@@ -101,9 +101,9 @@ def test_a_line_whose_prompts_are_not_shared_is_not_copied() -> None:
 def test_with_a_kernel_rows_are_packed_also_where_that_computes_no_fewer_tokens() -> None:
     rows = TokenRows([[1, 2, 3], [4, 5, 6]], [[False, True, True], [False, True, True]])
     for how, packed in (
-        (PackingMode(attend_reference), True),
+        (PackingMode(attend_with_matmul), True),
         (PackingMode(), False),
-        (PackingMode(attend_reference, padding_reason="a state"), False),
+        (PackingMode(attend_with_matmul, padding_reason="a state"), False),
     ):
         [part], lay = packing.plan_batches(rows, [0, 1], 99, how)
         assert (lay(part, "cpu").layout is not None) == packed
@@ -111,7 +111,7 @@ def test_with_a_kernel_rows_are_packed_also_where_that_computes_no_fewer_tokens(
 
 def test_queries_are_answers_and_keys_are_prompt_and_answer() -> None:
     rows = TokenRows([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9]], [[False] * 4 + [True] * 2, [False] * 4 + [True] * 3])
-    layout = pack_rows(rows, [0, 1], "cpu", PackingMode(attend_reference)).layout
+    layout = pack_rows(rows, [0, 1], "cpu", PackingMode(attend_with_matmul)).layout
     assert layout.lengths.query_offsets.tolist() == [0, 4, 5, 7] and layout.lengths.key_offsets.tolist() == [0, 4, 9, 15]
     assert layout.keys.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3, 5, 6]
 
@@ -119,18 +119,18 @@ def test_queries_are_answers_and_keys_are_prompt_and_answer() -> None:
 def test_a_learner_packs_by_the_kernel_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a step is that of buckets; no mask is made."""
     found = []
-    for kernel in (None, attend_reference):
+    for kernel in (None, attend_with_matmul):
         monkeypatch.setattr(packing, "choose_kernel", lambda device, dtype, kernel=kernel: (kernel, ""))
         learner = Learner(
             tiny_model(),
             build("algorithm", "grpo", beta=0.1),
-            Optimization(learning_rate=1e-2),
+            OptimizationSettings(learning_rate=1e-2),
             accelerator=Accelerator(cpu=True),
             total_steps=1,
         )
         assert learner.packing.kernel is kernel
         learner.update([[episode([1, 2, 3, 4, 5], [k, 7 - k, 3], [-2.0] * 3, float(k % 2), "g") for k in range(4)]])
-        found.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
+        found.append(torch.cat([p.detach().flatten_policy_tokens() for p in learner.policy.parameters()]))
     assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
@@ -143,9 +143,9 @@ def test_under_autocast_attention_is_computed_in_16_bits(monkeypatch: pytest.Mon
         seen.extend(x.dtype for x in (query, key, value, attn_mask) if x is not None)
         return attend(query, key, value, attn_mask=attn_mask, **how)
 
-    def kernel(query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, **how: Any) -> Tensor:
+    def kernel(query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, **how: Any) -> Tensor:
         seen.extend(x.dtype for x in (query, key, value))
-        return attend_reference(query.float(), key.float(), value.float(), lengths, **how).to(query.dtype)
+        return attend_with_matmul(query.float(), key.float(), value.float(), lengths, **how).to(query.dtype)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     policy, rows = Policy(model_of("llama")), grown()
@@ -161,7 +161,7 @@ def test_under_autocast_attention_is_computed_in_16_bits(monkeypatch: pytest.Mon
 
 
 def broken(
-    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, *, scale: float | None, window: int, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
     raise RuntimeError("head size 4 is not supported")
 
@@ -179,12 +179,12 @@ def test_a_kernel_that_a_model_does_not_fit_gives_way_to_buckets(monkeypatch: py
 def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example one that aligns causality to the beginning."""
 
-    def to_the_left(query: Tensor, key: Tensor, value: Tensor, lengths: SegmentLengths, **how: Any) -> Tensor:
+    def to_the_left(query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, **how: Any) -> Tensor:
         mine = torch.diff(lengths.query_offsets).tolist()
         ends = [n for start, n in zip(lengths.key_offsets[:-1].tolist(), mine, strict=True) for n in range(start, start + n)]
-        return attend_reference(query, key[ends], value[ends], build_segment_lengths(mine, mine, "cpu"), **how)
+        return attend_with_matmul(query, key[ends], value[ends], build_segment_boundaries(mine, mine, "cpu"), **how)
 
-    assert varlen.find_kernel_mismatch(attend_reference, torch.device("cpu"), torch.bfloat16) == ""
+    assert varlen.find_kernel_mismatch(attend_with_matmul, torch.device("cpu"), torch.bfloat16) == ""
     assert "differs from plain products" in varlen.find_kernel_mismatch(to_the_left, torch.device("cpu"), torch.bfloat16)
     assert "fails (RuntimeError: head size 4" in varlen.find_kernel_mismatch(broken, torch.device("cpu"), torch.bfloat16)
 
@@ -210,7 +210,7 @@ def test_torch_s_kernel_gets_its_own_words(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(theirs, "varlen_attn", noted)
     query, key = torch.randn(3, 4, 8), torch.randn(5, 2, 8)
     for window, expected in ((0, (-1, 0)), (4, (3, 0))):
-        varlen.attend_with_torch(query, key, key, build_segment_lengths([3], [5], "cpu"), scale=0.5, window=window, softcap=0.0)
+        varlen.attend_with_torch(query, key, key, build_segment_boundaries([3], [5], "cpu"), scale=0.5, window=window, softcap=0.0)
         assert seen["window_size"] == expected and seen["enable_gqa"] and seen["scale"] == 0.5 and seen["lengths"][2:] == (3, 5)
     with pytest.raises(NotImplementedError, match="soft cap"):
-        varlen.attend_with_torch(query, key, key, build_segment_lengths([3], [5], "cpu"), scale=None, window=0, softcap=30.0)
+        varlen.attend_with_torch(query, key, key, build_segment_boundaries([3], [5], "cpu"), scale=None, window=0, softcap=30.0)

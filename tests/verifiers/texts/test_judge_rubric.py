@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task, user
-from rlvr.verifiers._rubric_points import SIGN_NAMES, add_rubric_points
+from rlvr.verifiers._rubric_points import SIGN_NAMES, make_met_and_lacking_rubrics
 from tests.verifiers.texts.test_judge import judge, scripted
 
 ITEM = re.compile(r"^(\d\.|[-*]) ", re.MULTILINE)
@@ -69,20 +69,20 @@ def test_honest_answers_keep_their_score() -> None:
 def test_the_added_point_is_met_once_and_lacking_once(answer: str) -> None:
     kinds = set()
     for seed in range(150):
-        met, lacking = add_rubric_points(RUBRIC, str(TASK.question), answer, str(seed))
+        met, lacking = make_met_and_lacking_rubrics(RUBRIC, str(TASK.question), answer, str(seed))
         points = [text.replace(RUBRIC, "").strip() for text in (met, lacking)]
         assert [fair_on(point, answer) for point in points] == [True, False], points
         words = [re.sub(r"\b(an? [a-z ]+)\.|\"\w+\"|\d+|letter \w", "_", point) for point in points]
         assert words[0] == words[1] and met.startswith(RUBRIC) == lacking.startswith(RUBRIC)
         kinds.add(words[0])
     assert len(kinds) >= (3 if len(answer) > 4 and answer[0].isalpha() else 1), kinds
-    assert add_rubric_points(RUBRIC, "q", answer, "1") == add_rubric_points(RUBRIC, "q", answer, "1")
+    assert make_met_and_lacking_rubrics(RUBRIC, "q", answer, "1") == make_met_and_lacking_rubrics(RUBRIC, "q", answer, "1")
 
 
 @pytest.mark.parametrize("answer", ["\u5224\u5b9a\u4e3a\u5bf9", "?"])
 def test_an_answer_that_leaves_only_its_length_to_ask_about_is_not_told_by_long_lengths(answer: str) -> None:
     """Else it has itself paid `unless the rubric asks for many characters`."""
-    both = [add_rubric_points(RUBRIC, "q", answer, str(seed)) for seed in range(300)]
+    both = [make_met_and_lacking_rubrics(RUBRIC, "q", answer, str(seed)) for seed in range(300)]
     longer = [tuple(bool(re.search(r"\b\d{2,} characters", text)) for text in pair) for pair in both]
     assert min(longer.count((False, True)), longer.count((True, False))) > 60
 
@@ -92,7 +92,7 @@ def test_an_answer_that_leaves_only_its_length_to_ask_about_is_not_told_by_long_
 )
 def test_a_part_of_a_word_is_not_asked_for(answer: str) -> None:
     """A fair judge may say that it is no word of the answer."""
-    assert not any("the word" in add_rubric_points(RUBRIC, "q", answer, str(seed))[0] for seed in range(100))
+    assert not any("the word" in make_met_and_lacking_rubrics(RUBRIC, "q", answer, str(seed))[0] for seed in range(100))
 
 
 LIST = """Check these:
@@ -107,7 +107,7 @@ Be strict."""
 def test_the_added_point_looks_like_the_others(rubric: str) -> None:
     places = set()
     for seed in range(40):
-        for text in add_rubric_points(rubric, "the question", "It is Paris, please.", str(seed)):
+        for text in make_met_and_lacking_rubrics(rubric, "the question", "It is Paris, please.", str(seed)):
             lines = text.splitlines()
             [at] = [at for at, line in enumerate(lines) if "The answer" in line]
             places.add((at, lines[at].startswith("The answer")))

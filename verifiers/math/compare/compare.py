@@ -12,11 +12,27 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.verifiers.math.compare.piecewise import complete_cases, has_formula_values
+from rlvr.verifiers.math.compare.piecewise import is_equal_to_formula, replace_otherwise_case
 from rlvr.verifiers.math.compare.regions import FLIPPED_SIGNS, compare_regions, parse_region
-from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_scalars, exact_or_none, find_invalid_value, split_unit
+from rlvr.verifiers.math.compare.scalars import (
+    CompareContext,
+    Comparison,
+    compare_scalars,
+    compute_exact_value,
+    explain_invalid_value,
+    split_unit,
+)
 from rlvr.verifiers.math.parsing.parser import make_point_name
-from rlvr.verifiers.math.parsing.tree import LimitExceeded, Tree, describe_tree, format_tree, free_symbols, has_op, list_nodes, substitute
+from rlvr.verifiers.math.parsing.tree import (
+    LimitExceeded,
+    Tree,
+    describe_tree,
+    format_tree,
+    get_free_symbols,
+    has_op,
+    list_nodes,
+    substitute,
+)
 from rlvr.verifiers.math.parsing.words import ORDINALS, is_same_wording
 from rlvr.verifiers.math.values.normal_form import Normalizer
 from rlvr.verifiers.math.values.numeric import evaluate_real
@@ -30,10 +46,13 @@ def compare_trees(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
     if answer[0] == "either" and (gold[0] in ("tuple", "text", "choice") or is_choice_list(gold)):
         return Comparison(False, f"it offers {len(answer) - 1} alternatives; the gold is {describe_tree(gold)}")
     gold, answer = (("list", *tree[1:]) if tree[0] == "either" else tree for tree in (gold, answer))
-    gold, answer = convert_remainder(gold), drop_restatement(convert_remainder(answer) if convert_remainder(gold)[0] == "mod" else answer)
-    if context.policy.require_evaluated and find_unevaluated(answer) and not find_unevaluated(gold):
-        return Comparison(False, f"it is not evaluated: it still contains {find_unevaluated(answer)}")
-    wrong = find_invalid_value(answer)
+    gold, answer = (
+        convert_mod_to_residue(gold),
+        drop_restatement(convert_mod_to_residue(answer) if convert_mod_to_residue(gold)[0] == "mod" else answer),
+    )
+    if context.policy.require_evaluated and describe_unevaluated_operation(answer) and not describe_unevaluated_operation(gold):
+        return Comparison(False, f"it is not evaluated: it still contains {describe_unevaluated_operation(answer)}")
+    wrong = explain_invalid_value(answer)
     if wrong:
         return Comparison(False, wrong)
     gold, answer = align_notation(gold, answer)
@@ -62,23 +81,23 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
         return Comparison(False, why)
     if value[0] == "set" and len(value) == 2 and answer[0] == "rel":
         value = value[1]  # x is in a set of one value
-    if value[0] == "mod" and (given := exact_or_none(value[1])) is not None and 0 <= given < (exact_or_none(value[-1]) or 0):
+    if value[0] == "mod" and (given := compute_exact_value(value[1])) is not None and 0 <= given < (compute_exact_value(value[-1]) or 0):
         value = value[1]
     if value[0] == "set" and len(value) == 2:
         return Comparison(False, f"{describe_tree(value)} is a set; the gold {format_tree(gold)} is one value")
-    value = split_word(gold, value)
+    value = interpret_letters_of_word(gold, value)
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
-    if value[0] == "list" and _is_one_value_list(value) and all(compare_normalized(gold, arg, context).is_equal for arg in value[1:]):
+    if value[0] == "list" and _may_repeat_one_value(value) and all(compare_normalized(gold, arg, context).is_equal for arg in value[1:]):
         return Comparison(True, f"{describe_tree(value)} is {format_tree(gold)} in several forms")
-    if value[0] == "cases" and free_symbols(gold) and has_formula_values(value, gold, context):
+    if value[0] == "cases" and get_free_symbols(gold) and is_equal_to_formula(value, gold, context):
         return Comparison(True, f"{describe_tree(value)} has the values of {format_tree(gold)}")
     if value[0] in NON_SCALAR_OPS:
         return Comparison(False, f"parsed as {describe_tree(value)}; the gold {format_tree(gold)} is one value")
     return compare_scalars(gold, convert_combinations(value) if has_op(value, "tuple") else value, context)
 
 
-def _is_one_value_list(tree: Tree) -> bool:
+def _may_repeat_one_value(tree: Tree) -> bool:
     """Whether a short list may be one value in several forms, `1/2, 0.5`: no repeats, and only one letter."""
     return len(set(tree[1:])) == len(tree) - 1 < 4 and len({split_assignment(arg)[0] for arg in tree[1:]} - {""}) < 2
 
@@ -109,7 +128,7 @@ def _compare_words(gold: Tree, answer: Tree, context: CompareContext) -> Compari
     if gold[1] in ORDINALS and answer == ("num", ORDINALS.index(gold[1]) + 1, 1):
         return Comparison(True, f"{format_tree(answer)} is the {gold[1]}")
     squeezed = re.sub(r"[*()\s]", "", format_tree(answer)).lower()
-    if free_symbols(answer) and squeezed == "".join(str(gold[1]).split()):
+    if get_free_symbols(answer) and squeezed == "".join(str(gold[1]).split()):
         return Comparison(True, "the letters are the gold's")
     return Comparison(False, f"parsed as {describe_tree(answer)}; the gold is the words {gold[1]!r}")
 
@@ -191,11 +210,11 @@ def _compare_time(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
 def _compare_cases(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     value, why = extract_value(gold, answer, context)
     if value is not None and value[0] not in NON_SCALAR_OPS:
-        right = has_formula_values(gold, value, context)
+        right = is_equal_to_formula(gold, value, context)
         return Comparison(right, f"{describe_tree(value)} {'has' if right else 'does not have'} the values of {describe_tree(gold)}")
     if value is None or value[0] != "cases" or len(value) != len(gold):
         return Comparison(False, why or f"parsed as {describe_tree(answer)}; the gold is {describe_tree(gold)}")
-    gold, value = complete_cases(gold, value), complete_cases(value, gold)
+    gold, value = replace_otherwise_case(gold, value), replace_otherwise_case(value, gold)
     return compare_any_order(gold[1:], value[1:], context)
 
 
@@ -211,12 +230,12 @@ _UNKNOWN_LETTERS = frozenset("kmntxy")
 """Letters whose absolute value is not a requested quantity: `|x| = 5` is an equation with two solutions, `|z| = 5` a modulus."""
 
 
-def find_name(tree: Tree) -> str:
+def find_assigned_name(tree: Tree) -> str:
     """Find the name on one side of an assignment: `x`, `f(x)`, `(x, y)`; "" if it is not a name."""
     if tree[0] == "sym":
         return str(tree[1])
     if tree[0] == "mul" and all(node[0] == "mul" or (node[0] == "sym" and node[1].isupper()) for node in list_nodes(tree)):
-        return "".join(sorted(free_symbols(tree)))
+        return "".join(sorted(get_free_symbols(tree)))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
         timed = tree[2] == ("sym", "t") and len(tree[1][1]) == 1  # x(t) = ...
         return str(tree[1][1]) if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
@@ -225,7 +244,7 @@ def find_name(tree: Tree) -> str:
     if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):
         return f"{tree[1][1]}^{format_tree(tree[2])}"
     if tree[0] == "fun" and tree[1] == "abs":
-        inner = find_name(tree[2])
+        inner = find_assigned_name(tree[2])
         return inner and f"|{inner}|"
     if tree[0] == "div" and tree[1][0] == tree[2][0] == "mul" and tree[1][1] == tree[2][1] == ("sym", "d"):
         return f"{tree[1][-1][1]}'"
@@ -237,12 +256,12 @@ def find_name(tree: Tree) -> str:
 def split_assignment(tree: Tree) -> tuple[str, Tree]:
     """Split `x = 5` into name and value; any other tree has the name "" and is its own value."""
     if tree[0] == "rel" and len(tree) == 4 and tree[2] == "=":
-        left, right = find_name(tree[1]), find_name(tree[3])
+        left, right = find_assigned_name(tree[1]), find_assigned_name(tree[3])
         if left and tree[1] != tree[3]:
             return left, tree[3]
         if right:
             return right, tree[1]
-        if find_quantity_name(tree[1]) and not free_symbols(tree[3]):
+        if find_quantity_name(tree[1]) and not get_free_symbols(tree[3]):
             return find_quantity_name(tree[1]), tree[3]
     return "", tree
 
@@ -250,11 +269,17 @@ def split_assignment(tree: Tree) -> tuple[str, Tree]:
 def find_quantity_name(tree: Tree) -> str:
     r"""Find the name of a requested quantity of more than one letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; "" for anything else."""
     op = tree[0]
-    if op == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1].rstrip("'") in _FUNCTION_LETTERS and not free_symbols(tree[2]):
+    if (
+        op == "mul"
+        and len(tree) == 3
+        and tree[1][0] == "sym"
+        and tree[1][1].rstrip("'") in _FUNCTION_LETTERS
+        and not get_free_symbols(tree[2])
+    ):
         return format_tree(tree)
     if op == "ratio" and all(arg[0] == "sym" for arg in tree[1:]):
         return format_tree(tree)
-    if op == "div" and all(arg[0] == "sym" or (arg[0] == "mul" and find_name(arg)) for arg in tree[1:]):
+    if op == "div" and all(arg[0] == "sym" or (arg[0] == "mul" and find_assigned_name(arg)) for arg in tree[1:]):
         return format_tree(tree)
     if op == "fun" and tree[1] in _MEASURE_FUNCTIONS and len(tree) == 3 and tree[2][0] == "sym":
         return format_tree(tree)
@@ -263,28 +288,30 @@ def find_quantity_name(tree: Tree) -> str:
 
 def _is_function_of_letters(tree: Tree, *names: str) -> bool:
     """Whether a tree is one of these functions of an expression with letters."""
-    return tree[0] == "fun" and tree[1] in names and len(tree) == 3 and bool(free_symbols(tree[2]))
+    return tree[0] == "fun" and tree[1] in names and len(tree) == 3 and bool(get_free_symbols(tree[2]))
 
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 
 _REQUESTED_FORMS: tuple[Callable[[Tree], bool], ...] = (
     lambda tree: _is_function_of_letters(tree, *_TRIGONOMETRIC),  # sin 2A
-    lambda tree: tree[0] == "pow" and _is_function_of_letters(tree[1], *_TRIGONOMETRIC) and not free_symbols(tree[2]),  # tan^2 x
+    lambda tree: tree[0] == "pow" and _is_function_of_letters(tree[1], *_TRIGONOMETRIC) and not get_free_symbols(tree[2]),  # tan^2 x
     lambda tree: _is_function_of_letters(tree, "ln"),  # ln k
     lambda tree: tree[0] == "div" and _is_function_of_letters(tree[1], "ln") and tree[2][:2] == ("fun", "ln"),  # log_2 x
     lambda tree: (
-        _is_function_of_letters(tree, "abs") and (len(free_symbols(tree)) > 1 or tree[2][0] == "sym")
+        _is_function_of_letters(tree, "abs") and (len(get_free_symbols(tree)) > 1 or tree[2][0] == "sym")
     ),  # |z - w|, but |x - 1| is not solved
 )
 """Forms of expressions that name a requested quantity."""
 
 
-def _is_line(tree: Tree) -> bool:
+def _may_be_curve_equation(tree: Tree) -> bool:
     """Whether a sum in x, y and z has coefficients or a number in it: 2x + 3y - 6 is a line or a curve, x + y may be what is requested."""
     terms = [arg[1] if arg[0] == "neg" else arg for arg in tree[1:]]
-    scaled = any(not free_symbols(term) or (term[0] in ("mul", "div") and any(not free_symbols(arg) for arg in term[1:])) for term in terms)
-    return scaled and all(letter.partition("_")[0] in ("x", "y", "z") for letter in free_symbols(tree))
+    scaled = any(
+        not get_free_symbols(term) or (term[0] in ("mul", "div") and any(not get_free_symbols(arg) for arg in term[1:])) for term in terms
+    )
+    return scaled and all(letter.partition("_")[0] in ("x", "y", "z") for letter in get_free_symbols(tree))
 
 
 def is_requested_quantity(tree: Tree) -> bool:
@@ -294,10 +321,10 @@ def is_requested_quantity(tree: Tree) -> bool:
     """
     if tree[:2] == ("fun", "abs") and tree[2][0] == "sym" and tree[2][1] in _UNKNOWN_LETTERS:
         return False
-    if find_name(tree) or find_quantity_name(tree):
+    if find_assigned_name(tree) or find_quantity_name(tree):
         return True
-    if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(free_symbols(tree)) > 1:
-        return tree[0] != "add" or not _is_line(tree)
+    if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(get_free_symbols(tree)) > 1:
+        return tree[0] != "add" or not _may_be_curve_equation(tree)
     return tree[0] == "add" and all(find_quantity_name(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
@@ -309,20 +336,20 @@ def is_solved(tree: Tree) -> bool:
     (True, False)
     """
     parts = tree[1::2]
-    lettered = [part for part in parts if free_symbols(part)]
+    lettered = [part for part in parts if get_free_symbols(part)]
     if len(lettered) == 1:
         (part,) = lettered
-        return bool(find_name(part) or find_quantity_name(part))
+        return bool(find_assigned_name(part) or find_quantity_name(part))
     left = parts[0]
     defined = tree[2] == "=" and left[0] == "mul" and len(left) == 3 and left[1][0] == left[2][0] == "sym"
-    return defined and bool(find_name(left)) and left[1][1] not in free_symbols(parts[1])
+    return defined and bool(find_assigned_name(left)) and left[1][1] not in get_free_symbols(parts[1])
 
 
 def find_unsolved(tree: Tree) -> Tree | None:
     """Find the first relation in an answer that is not solved; None if there is none."""
     if tree[0] == "rel":
         name, value = split_assignment(tree)
-        return None if tree[2] == "in" or is_solved(tree) or (name and name not in free_symbols(value)) else tree
+        return None if tree[2] == "in" or is_solved(tree) or (name and name not in get_free_symbols(value)) else tree
     if tree[0] in ("list", "union", "inter", "builder"):
         return next((found for arg in tree[1:] if (found := find_unsolved(arg)) is not None), None)
     return None
@@ -334,7 +361,7 @@ def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tr
         return answer, ""
     signs, parts = answer[2::2], list(answer[1::2])
     if list(signs) == ["in"]:
-        return (parts[1], "") if find_name(parts[0]) else (None, f"{format_tree(parts[0])} is not a letter")
+        return (parts[1], "") if find_assigned_name(parts[0]) else (None, f"{format_tree(parts[0])} is not a letter")
     if any(sign not in ("=", "~") for sign in signs):
         return None, f"parsed as {describe_tree(answer)}; the gold {format_tree(gold)} is not a relation"
     values = parts
@@ -342,11 +369,11 @@ def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tr
     if (
         not equation
         and is_requested_quantity(parts[0])
-        and (not free_symbols(parts[0]) & free_symbols(gold) or (parts[0][0] != "sym" and find_name(parts[0])))
+        and (not get_free_symbols(parts[0]) & get_free_symbols(gold) or (parts[0][0] != "sym" and find_assigned_name(parts[0])))
     ):
         values = parts[1:]
         signs = signs[1:]
-    elif len(parts) == 2 and find_name(parts[1]) and not (free_symbols(parts[1]) & free_symbols(gold)):
+    elif len(parts) == 2 and find_assigned_name(parts[1]) and not (get_free_symbols(parts[1]) & get_free_symbols(gold)):
         values, signs = parts[:1], ()
     if not values:
         return None, "it asserts nothing"
@@ -384,10 +411,15 @@ def compare_relations(gold: Tree, answer: Tree, context: CompareContext) -> Comp
     if list(signs) == ["in"] or all(sign in FLIPPED_SIGNS for sign in signs):
         want, have = parse_region(gold), parse_region(answer)
         if want is not None and have is not None and not (answer[0] == "set" and size > 1):
-            if answer[0] == "rel" and free_symbols(answer) and free_symbols(gold) and free_symbols(answer) != free_symbols(gold):
+            if (
+                answer[0] == "rel"
+                and get_free_symbols(answer)
+                and get_free_symbols(gold)
+                and get_free_symbols(answer) != get_free_symbols(gold)
+            ):
                 return Comparison(
                     False,
-                    f"it contains {', '.join(sorted(free_symbols(answer)))}; the gold contains {', '.join(sorted(free_symbols(gold)))}",
+                    f"it contains {', '.join(sorted(get_free_symbols(answer)))}; the gold contains {', '.join(sorted(get_free_symbols(gold)))}",
                 )
             return compare_regions(want, have, context)
         if list(signs) == ["in"]:
@@ -404,20 +436,20 @@ def compare_relations(gold: Tree, answer: Tree, context: CompareContext) -> Comp
         if name or _is_sum_equation(gold):
             return judge(value if name else gold[3], answer, context)
         return Comparison(False, f"parsed as {describe_tree(answer)}; the gold is the equation {format_tree(gold)}")
-    if not _is_same_function(name, find_name(answer[1])):
-        return Comparison(False, f"it defines {find_name(answer[1])}; the gold defines {name}")
+    if not _is_same_function(name, find_assigned_name(answer[1])):
+        return Comparison(False, f"it defines {find_assigned_name(answer[1])}; the gold defines {name}")
     if size == 4 and answer[2] == "=":
         mine, mine_value = split_assignment(answer)
-        same = mine == name or (_point_letters(name) != "" and _point_letters(name) == _point_letters(mine))
+        same = mine == name or (_get_point_letters(name) != "" and _get_point_letters(name) == _get_point_letters(mine))
         if name and mine and same and judge(value, mine_value, context).is_equal:
             return Comparison(True, f"{format_tree(answer)} is the gold")
         applied = "mul" in (gold[1][0], answer[1][0])  # f(x) = ... is equivalent to y = ...
         applied = applied and (
-            answer[1][0] != "mul" or free_symbols(answer[1][2]) <= free_symbols(value)
+            answer[1][0] != "mul" or get_free_symbols(answer[1][2]) <= get_free_symbols(value)
         )  # f(y) = 2x + 3 is another function
-        if name and mine and applied and free_symbols(value) and judge(value, mine_value, context).is_equal:
+        if name and mine and applied and get_free_symbols(value) and judge(value, mine_value, context).is_equal:
             return Comparison(True, f"{format_tree(answer)} is the gold")
-        if name and mine and mine != name and not free_symbols(value) and not free_symbols(mine_value):
+        if name and mine and mine != name and not get_free_symbols(value) and not get_free_symbols(mine_value):
             return Comparison(False, f"it names {mine}; the gold names {name}")
         return _compare_equations(gold, answer, context)
     if name:
@@ -435,7 +467,7 @@ def _is_same_function(name: str, other_name: str) -> bool:
     return marks == others or (base != other and marks[0] == others[0])
 
 
-def _point_letters(name: str) -> str:
+def _get_point_letters(name: str) -> str:
     """Return the point letters of a name, without signs over or around them: |AB| is AB, but |x| is not x."""
     letters = "".join(sorted(name.strip("|").rpartition(" ")[2]))
     return letters if letters.isalpha() and letters.isupper() and len(letters) > 1 else ""
@@ -448,12 +480,12 @@ def _move_to_left(tree: Tree) -> Tree:
 def _is_sum_equation(tree: Tree) -> bool:
     """Whether an equation only states the value of a sum of unknown numbers: `m + n = 204`; with an x in it, it may be a line."""
     terms = tree[1][1:] if tree[1][0] == "add" else ()
-    return bool(terms) and not free_symbols(tree[3]) and all(term[0] == "sym" and term[1] not in ("x", "y", "z", "t") for term in terms)
+    return bool(terms) and not get_free_symbols(tree[3]) and all(term[0] == "sym" and term[1] not in ("x", "y", "z", "t") for term in terms)
 
 
 def _clear_denominators(tree: Tree) -> Tree:
     """Multiply a sum by its denominators that contain letters: y - 1/x becomes xy - 1."""
-    lows = {arg[2] for term in tree[1:] for arg in list_nodes(term) if arg[0] == "div" and free_symbols(arg[2])}
+    lows = {arg[2] for term in tree[1:] for arg in list_nodes(term) if arg[0] == "div" and get_free_symbols(arg[2])}
     terms = [(term[0] == "neg", term[1] if term[0] == "neg" else term) for term in tree[1:]]
     if len(lows) != 1 or any(any(low in list_nodes(part) for low in lows) and part[0] != "div" for _, part in terms):
         return tree
@@ -465,15 +497,15 @@ def _clear_denominators(tree: Tree) -> Tree:
 def _compare_equations(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare two equations with the same letters: one must be a constant multiple of the other."""
     a, b = _clear_denominators(_move_to_left(gold)), _clear_denominators(_move_to_left(answer))
-    if free_symbols(a) != free_symbols(b) or not free_symbols(a):
+    if get_free_symbols(a) != get_free_symbols(b) or not get_free_symbols(a):
         return Comparison(False, f"{format_tree(answer)} is not {format_tree(gold)}: the letters differ")
-    factor = _find_multiple(a, b, context)
+    factor = _find_constant_ratio(a, b, context)
     if factor is None:
         return Comparison(False, f"{format_tree(answer)} is not a multiple of {format_tree(gold)}")
     return Comparison(True, f"{format_tree(answer)} is {format_tree(gold)}, rearranged or scaled")
 
 
-def _find_multiple(a: Tree, b: Tree, context: CompareContext) -> Tree | None:
+def _find_constant_ratio(a: Tree, b: Tree, context: CompareContext) -> Tree | None:
     """Find the constant factor between two expressions; None if one is not a multiple of the other."""
     first, second = Normalizer().to_form(a), Normalizer().to_form(b)
     if not first or not second or set(first) != set(second):
@@ -496,7 +528,7 @@ def _compare_inequalities(gold: Tree, answer: Tree, context: CompareContext) -> 
             if parts[1::2] == list(gold[2::2]) and all(context.is_same_value(x, y) for x, y in zip(gold[1::2], parts[0::2], strict=True)):
                 return Comparison(True, f"{format_tree(answer)} is the gold")
         return Comparison(False, f"{describe_tree(answer)} is not {describe_tree(gold)}")
-    factor = _find_multiple(_move_to_left(gold), _move_to_left(answer), context)
+    factor = _find_constant_ratio(_move_to_left(gold), _move_to_left(answer), context)
     if factor is None:
         return Comparison(False, f"{describe_tree(answer)} is not {describe_tree(gold)}")
     sign = answer[2] if factor[1] > 0 else FLIPPED_SIGNS[answer[2]]
@@ -549,8 +581,10 @@ def compare_members(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     whole = any(
         arg[0] == "rel" and not split_assignment(arg)[0] for tree in (gold, value) for arg in tree[1:]
     )  # 3x + y = 0 next to y = -3x
-    golds, answers = ([split_assignment(arg)[1] for arg in tree[1:]] if indexed else _member_values(tree, whole) for tree in (gold, value))
-    golds, answers = shorten_dotted(golds), shorten_dotted(answers)
+    golds, answers = (
+        [split_assignment(arg)[1] for arg in tree[1:]] if indexed else _list_member_values(tree, whole) for tree in (gold, value)
+    )
+    golds, answers = shorten_ellipsis_list(golds), shorten_ellipsis_list(answers)
     if gold[0] == "set" and value[0] == "set":
         golds, answers = _drop_duplicates(golds, context), _drop_duplicates(answers, context)
     if len(golds) != len(answers):
@@ -560,11 +594,11 @@ def compare_members(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     return _compare_in_order(golds, answers, context) if ordered else compare_any_order(golds, answers, context)
 
 
-def _member_values(tree: Tree, whole: bool) -> list[Tree]:
+def _list_member_values(tree: Tree, keep_equations: bool) -> list[Tree]:
     """Return the members; `x = 1, x = 2` lists two values of one letter unless the gold has whole equations; `x = 1, y = 2` stays."""
     members = list(tree[1:])
     names = {split_assignment(arg)[0] for arg in members if split_assignment(arg)[0]}
-    return [split_assignment(arg)[1] for arg in members] if len(names) == 1 and not whole else members
+    return [split_assignment(arg)[1] for arg in members] if len(names) == 1 and not keep_equations else members
 
 
 def _drop_duplicates(members: Sequence[Tree], context: CompareContext) -> list[Tree]:
@@ -586,9 +620,9 @@ def _compare_in_order(golds: Sequence[Tree], answers: Sequence[Tree], context: C
 def compare_any_order(golds: Sequence[Tree], answers: Sequence[Tree], context: CompareContext) -> Comparison:
     """Compare members in any order: every member of the gold must match exactly one member of the answer."""
     left = list(answers)
-    values = [exact_or_none(split_unit(arg)[0]) for arg in left]
+    values = [compute_exact_value(split_unit(arg)[0]) for arg in left]
     for want in golds:
-        first = exact_or_none(split_unit(want)[0])
+        first = compute_exact_value(split_unit(want)[0])
         order = sorted(range(len(left)), key=lambda k: values[k] != first)
         found = next((k for k in order if compare_normalized(want, left[k], context).is_equal), None)
         if found is None:
@@ -602,7 +636,7 @@ def compare_tuples(gold: Tree, answer: Tree, context: CompareContext) -> Compari
     if (
         answer[0] == "rel"
         and answer[1][0] == "tuple"
-        and "".join(find_name(arg) for arg in answer[1][1:]) in ("yx", "zyx", "yxz", "xzy", "zxy")
+        and "".join(find_assigned_name(arg) for arg in answer[1][1:]) in ("yx", "zyx", "yxz", "xzy", "zxy")
     ):
         return Comparison(False, f"{format_tree(answer[1])} are the coordinates in another order")
     value, why = extract_value(gold, answer, context)
@@ -714,34 +748,34 @@ UNIT_VECTORS = ("ell_vi", "ell_vj", "ell_vk")
 def align_notation(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Align alternative names, positions and numberings of gold and answer."""
     gold, answer = convert_vectors(
-        *align_families(evaluate_matrices(assign_point_name(gold)), evaluate_matrices(assign_point_name(answer)))
+        *align_solution_families(evaluate_matrices(convert_named_point(gold)), evaluate_matrices(convert_named_point(answer)))
     )
     if gold[0] == "mod":
         answer = extract_residue(answer)
-    return gold, match_clock_format(match_function_argument(gold, answer), gold)
+    return gold, convert_clock_format(rename_function_argument(gold, answer), gold)
 
 
-def assign_point_name(tree: Tree) -> Tree:
+def convert_named_point(tree: Tree) -> Tree:
     """Convert a point with its letter, `A(1, 2)`, to `A = (1, 2)`; C(5, 2) stays a binomial coefficient."""
     if tree[0] == "list":
-        return ("list", *(assign_point_name(arg) for arg in tree[1:]))
+        return ("list", *(convert_named_point(arg) for arg in tree[1:]))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1][0] in "ABDEFGHIJKLMNOPQRSTUVW" and tree[2][0] == "tuple":
         return ("rel", tree[1], "=", tree[2])
     return tree
 
 
-def convert_remainder(tree: Tree) -> Tree:
+def convert_mod_to_residue(tree: Tree) -> Tree:
     """Convert `3 mod 7` without a bracket to a residue, for comparison with a residue."""
     return ("mod", *tree[2:]) if tree[:2] == ("fun", "mod") else tree
 
 
 def extract_residue(tree: Tree) -> Tree:
     """Extract the residue that a family over the integers describes: `x = 12k + 5, k in Z` is 5 (mod 12)."""
-    values, letter, _ = _parse_family(tree)
+    values, letter, _ = _split_solution_family(tree)
     name, value = split_assignment(values)
-    if not letter and name and len(free_symbols(value)) == 1 and free_symbols(value) <= {*FAMILY_LETTERS, "t"} - {name}:
-        (letter,) = free_symbols(value)  # next to a residue, the letter of x = 7k + 3 is an integer
-    if not letter or free_symbols(value) != {letter}:
+    if not letter and name and len(get_free_symbols(value)) == 1 and get_free_symbols(value) <= {*FAMILY_LETTERS, "t"} - {name}:
+        (letter,) = get_free_symbols(value)  # next to a residue, the letter of x = 7k + 3 is an integer
+    if not letter or get_free_symbols(value) != {letter}:
         return tree
     at = [to_rational(substitute(value, {letter: ("num", k, 1)})) for k in (0, 1, 2, 5)]
     first, second, third, last = at
@@ -753,7 +787,7 @@ def extract_residue(tree: Tree) -> Tree:
     return ("mod", ("num", first.numerator, 1), ("num", abs(step.numerator), 1))
 
 
-def match_function_argument(gold: Tree, answer: Tree) -> Tree:
+def rename_function_argument(gold: Tree, answer: Tree) -> Tree:
     """Rename a function's argument to the gold's letter: `f(t) = 2t` if the gold is `f(x) = 2x`."""
     if gold[0] != "rel" or answer[0] != "rel" or any(side[0] != "mul" or len(side) != 3 for side in (gold[1], answer[1])):
         return answer
@@ -763,10 +797,10 @@ def match_function_argument(gold: Tree, answer: Tree) -> Tree:
     return rename_letter(rename_letter(answer, wanted[1], f"{wanted[1]}'"), given[1], wanted[1])  # f(x) = y^2 is a constant, not f(y) = y^2
 
 
-def match_clock_format(time: Tree, gold: Tree) -> Tree:
+def convert_clock_format(time: Tree, gold: Tree) -> Tree:
     """Convert a time of day to the gold's 12- or 24-hour format: 15:30 if the gold is 3:30 pm; anything else is unchanged.
 
-    >>> match_clock_format(("time", 15, 30, ""), ("time", 3, 30, "pm"))
+    >>> convert_clock_format(("time", 15, 30, ""), ("time", 3, 30, "pm"))
     ('time', 3, 30, 'pm')
     """
     if not time[0] == gold[0] == "time" or bool(time[3]) == bool(gold[3]):
@@ -810,11 +844,11 @@ def split_choice_letters(gold: Tree, answer: Tree) -> Tree:
     return ("list", *(("sym", letter) for letter in letters)) if CHOICE_LETTERS.issuperset(letters) else answer
 
 
-def split_word(gold: Tree, answer: Tree) -> Tree:
+def interpret_letters_of_word(gold: Tree, answer: Tree) -> Tree:
     """Convert a short word to what its letters mean in the gold: a product, or the name of an angle."""
     if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
         return make_point_name(gold[1].partition(" ")[0], answer[1].upper())
-    letters = {letter.lower(): letter for letter in free_symbols(gold)}
+    letters = {letter.lower(): letter for letter in get_free_symbols(gold)}
     if answer[0] != "text" or not answer[1].isalpha() or not letters.keys() >= set(answer[1]):
         return answer
     first, *rest = (("sym", letters[letter]) for letter in answer[1])
@@ -828,28 +862,28 @@ def rename_letter(tree: Tree, old: str, new: str) -> Tree:
     return tuple(rename_letter(arg, old, new) if isinstance(arg, tuple) else arg for arg in tree)
 
 
-def _parse_family(tree: Tree) -> tuple[Tree, str, Tree | None]:
+def _split_solution_family(tree: Tree) -> tuple[Tree, str, Tree | None]:
     """Split a family such as `pi k, k in Z` into its values, its parameter and the parameter's range; no parameter for anything else."""
     last = tree[-1] if tree[0] in ("list", "builder") and len(tree) > 2 else None
     if last is None or last[0] != "rel" or last[2] != "in" or last[1][0] != "sym" or last[3] not in INTEGER_SETS:
         return tree, "", None
     values: Tree = tree[1] if len(tree) == 3 else tree[:-1]
-    return (values, last[1][1], last[3]) if last[1][1] in free_symbols(values) else (tree, "", None)
+    return (values, last[1][1], last[3]) if last[1][1] in get_free_symbols(values) else (tree, "", None)
 
 
-def align_families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+def align_solution_families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Align two families of values over the integers, so that the name of the parameter does not matter."""
-    golds, letter, field = _parse_family(gold)
-    answers, mine, my_field = _parse_family(answer)
+    golds, letter, field = _split_solution_family(gold)
+    answers, mine, my_field = _split_solution_family(answer)
     if not letter and not mine and has_op(gold, "const"):  # pi/4 + pi n, without a definition of n: still a trigonometric family
-        (wanted, own) = ("".join(free_symbols(tree)) for tree in (gold, answer))
+        (wanted, own) = ("".join(get_free_symbols(tree)) for tree in (gold, answer))
         if wanted != own and wanted in FAMILY_LETTERS and own in FAMILY_LETTERS and ("const", "pi") in list_nodes(gold):
             return gold, rename_letter(answer, own, wanted)
-    if not (letter or mine) or (letter and mine and field != my_field) or (not mine and letter not in free_symbols(answer)):
+    if not (letter or mine) or (letter and mine and field != my_field) or (not mine and letter not in get_free_symbols(answer)):
         return gold, answer
-    if mine and mine not in free_symbols(golds):
-        free = sorted(free_symbols(golds) - free_symbols(answers)) if not letter else [letter]
-        if len(free) != 1 or free[0] in free_symbols(answers) or (not letter and (len(free[0]) > 1 or golds == ("sym", free[0]))):
+    if mine and mine not in get_free_symbols(golds):
+        free = sorted(get_free_symbols(golds) - get_free_symbols(answers)) if not letter else [letter]
+        if len(free) != 1 or free[0] in get_free_symbols(answers) or (not letter and (len(free[0]) > 1 or golds == ("sym", free[0]))):
             return gold, answer
         answers = rename_letter(answers, mine, free[0])
     return golds, answers
@@ -866,10 +900,10 @@ def convert_combinations(tree: Tree) -> Tree:
     return tuple(parts)
 
 
-def shorten_dotted(members: list[Tree]) -> list[Tree]:
+def shorten_ellipsis_list(members: list[Tree]) -> list[Tree]:
     """Shorten a list of numbers with dots to the fewest numbers before the dots: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
     at = members.index(DOTS) if members.count(DOTS) == 1 else 0
-    values = [exact_or_none(arg) for arg in members[:at]]
+    values = [compute_exact_value(arg) for arg in members[:at]]
     if at < 2 or None in values:
         return members
     steps = {b - a for a, b in itertools.pairwise(value for value in values if value is not None)}
@@ -878,37 +912,37 @@ def shorten_dotted(members: list[Tree]) -> list[Tree]:
 
 def convert_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     r"""Convert sums of unit vectors to tuples of their components: `2\\mathbf{i} - \\mathbf{k}` is (2, 0, -1)."""
-    used = (free_symbols(gold) | free_symbols(answer)).intersection(UNIT_VECTORS)
+    used = (get_free_symbols(gold) | get_free_symbols(answer)).intersection(UNIT_VECTORS)
     if not used:
         return gold, answer
-    other = gold if not free_symbols(gold).intersection(UNIT_VECTORS) else answer
+    other = gold if not get_free_symbols(gold).intersection(UNIT_VECTORS) else answer
     size = len(other) - 1 if other[0] == "tuple" else len(other[1]) if other[0] == "matrix" else 2 + (UNIT_VECTORS[2] in used)
     return _split_components(gold, size), _split_components(answer, size)
 
 
 def _split_components(tree: Tree, size: int) -> Tree:
-    if tree[0] == "rel" and tree[2] == "=" and not free_symbols(tree[1]).intersection(UNIT_VECTORS):
+    if tree[0] == "rel" and tree[2] == "=" and not get_free_symbols(tree[1]).intersection(UNIT_VECTORS):
         tree = tree[-1]
-    if size not in (2, 3) or not free_symbols(tree).intersection(UNIT_VECTORS):
+    if size not in (2, 3) or not get_free_symbols(tree).intersection(UNIT_VECTORS):
         return tree
-    point = [_get_component(tree, axis) for axis in UNIT_VECTORS[:size]]
-    return ("tuple", *point) if all(free_symbols(part).isdisjoint(UNIT_VECTORS) for part in point) else tree
+    point = [_get_vector_component(tree, axis) for axis in UNIT_VECTORS[:size]]
+    return ("tuple", *point) if all(get_free_symbols(part).isdisjoint(UNIT_VECTORS) for part in point) else tree
 
 
-def _get_component(tree: Tree, axis: str) -> Tree:
+def _get_vector_component(tree: Tree, axis: str) -> Tree:
     """Return the factor of one unit vector in a sum of products."""
     if tree[0] == "add":
-        return ("add", *(_get_component(arg, axis) for arg in tree[1:]))
+        return ("add", *(_get_vector_component(arg, axis) for arg in tree[1:]))
     if tree[0] == "neg":
-        return ("neg", _get_component(tree[1], axis))
+        return ("neg", _get_vector_component(tree[1], axis))
     if tree[0] == "sym" and tree[1] in UNIT_VECTORS:
         return ("num", int(tree[1] == axis), 1)
     if tree[0] == "mul":
-        held = [arg for arg in tree[1:] if free_symbols(arg).intersection(UNIT_VECTORS)]
+        held = [arg for arg in tree[1:] if get_free_symbols(arg).intersection(UNIT_VECTORS)]
         if len(held) == 1:
-            return ("mul", *(_get_component(arg, axis) if arg is held[0] else arg for arg in tree[1:]))
-    if tree[0] == "div" and free_symbols(tree[2]).isdisjoint(UNIT_VECTORS):
-        return ("div", _get_component(tree[1], axis), tree[2])
+            return ("mul", *(_get_vector_component(arg, axis) if arg is held[0] else arg for arg in tree[1:]))
+    if tree[0] == "div" and get_free_symbols(tree[2]).isdisjoint(UNIT_VECTORS):
+        return ("div", _get_vector_component(tree[1], axis), tree[2])
     return tree
 
 
@@ -926,7 +960,7 @@ def evaluate_matrices(tree: Tree) -> Tree:
     if tree[0] not in ("add", "mul", "neg", "div") or not has_op(tree, "matrix", "tuple"):
         return tree
     parts = [evaluate_matrices(arg) for arg in tree[1:]]
-    grids = [part for part in parts if part[0] == "matrix" or (part[0] == "tuple" and len(parts) == 2 and not free_symbols(parts[0]))]
+    grids = [part for part in parts if part[0] == "matrix" or (part[0] == "tuple" and len(parts) == 2 and not get_free_symbols(parts[0]))]
     if tree[0] in ("neg", "div") and parts[0] in grids and len(grids) == 1:
         return _map_cells(parts[0], lambda cell: (tree[0], cell, *parts[1:]))
     if tree[0] == "mul" and len(grids) == 1:
@@ -1001,23 +1035,28 @@ UNEVALUATED_FUNCTIONS = {"gcd": "a greatest common divisor", "lcm": "a least com
 UNEVALUATED_FUNCTIONS |= {"det": "a determinant", "mod": "a remainder"}
 
 
-def find_unevaluated(tree: Tree) -> str:
+def describe_unevaluated_operation(tree: Tree) -> str:
     """Find the unevaluated operation in a tree; "" if there is none.
 
-    >>> find_unevaluated(("fun", "gcd", ("num", 84, 1), ("num", 126, 1)))
+    >>> describe_unevaluated_operation(("fun", "gcd", ("num", 84, 1), ("num", 126, 1)))
     'a greatest common divisor'
     """
     for node in list_nodes(tree):
         if node[0] in UNEVALUATED_OPS:
             return UNEVALUATED_OPS[node[0]]
-        if node[0] == "fun" and node[1] in UNEVALUATED_FUNCTIONS and not free_symbols(node):
+        if node[0] == "fun" and node[1] in UNEVALUATED_FUNCTIONS and not get_free_symbols(node):
             return UNEVALUATED_FUNCTIONS[node[1]]
     return ""
 
 
 def drop_restatement(tree: Tree) -> Tree:
     """Drop a requested sum or limit that an answer repeats before its value."""
-    if tree[0] == "rel" and tree[2] == "=" and find_unevaluated(tree[1]) and not any(find_unevaluated(part) for part in tree[3::2]):
+    if (
+        tree[0] == "rel"
+        and tree[2] == "="
+        and describe_unevaluated_operation(tree[1])
+        and not any(describe_unevaluated_operation(part) for part in tree[3::2])
+    ):
         return tree[3] if len(tree) == 4 else ("rel", *tree[3:])
     return tree
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from rlvr.verifiers.math.compare.regions import REAL_LINE, Endpoint, Spans, complement_spans, merge_spans, parse_region
 from rlvr.verifiers.math.compare.scalars import CompareContext
-from rlvr.verifiers.math.parsing.tree import Tree, free_symbols, infinity_sign, substitute
+from rlvr.verifiers.math.parsing.tree import Tree, get_free_symbols, get_infinity_sign, substitute
 from rlvr.verifiers.math.values.numeric import evaluate_real
 
 OTHERWISE = ("text", "otherwise")
@@ -16,9 +16,9 @@ TEST_DISTANCES = tuple(Fraction(away) for away in ("1/13", "3/11", "17/19", "7/3
 """Distances of test points from the only end of a half-line."""
 
 
-def complete_cases(cases: Tree, other: Tree) -> Tree:
+def replace_otherwise_case(cases: Tree, other: Tree) -> Tree:
     """Replace the `otherwise` of a piecewise function by the other function's condition for the rest of the line."""
-    rest = _remaining_region(cases)
+    rest = _compute_uncovered_region(cases)
     if rest is None or any(len(arg) != 3 for arg in (*cases[1:], *other[1:])):
         return cases
     names = [
@@ -29,13 +29,15 @@ def complete_cases(cases: Tree, other: Tree) -> Tree:
     return (cases[0], *(("tuple", arg[1], names[0]) if names and arg[2] == OTHERWISE else arg for arg in cases[1:]))
 
 
-def has_formula_values(cases: Tree, value: Tree, context: CompareContext) -> bool:
+def is_equal_to_formula(cases: Tree, formula: Tree, context: CompareContext) -> bool:
     """Whether a formula has the values of a piecewise function on the whole line: |x| for x or -x.
 
     Tested at closed ends of the cases and at points between them; this is not a proof, so both sides must be simple.
     """
-    letters = free_symbols(value) | {name for arg in cases[1:] for name in free_symbols(arg)}
-    spans = [(arg[1], _remaining_region(cases) if arg[2] == OTHERWISE else parse_region(arg[2])) for arg in cases[1:] if len(arg) == 3]
+    letters = get_free_symbols(formula) | {name for arg in cases[1:] for name in get_free_symbols(arg)}
+    spans = [
+        (arg[1], _compute_uncovered_region(cases) if arg[2] == OTHERWISE else parse_region(arg[2])) for arg in cases[1:] if len(arg) == 3
+    ]
     if len(letters) != 1 or len(spans) != len(cases) - 1 or any(places is None for _, places in spans):
         return False
     whole = merge_spans([span for _, places in spans for span in places or []])
@@ -44,13 +46,13 @@ def has_formula_values(cases: Tree, value: Tree, context: CompareContext) -> boo
     (letter,) = letters
     tried = [(part, place) for part, places in spans for span in places or [] for place in _make_test_points(span)]
     return bool(tried) and all(
-        context.is_same_value(substitute(part, {letter: place}), substitute(value, {letter: place})) for part, place in tried
+        context.is_same_value(substitute(part, {letter: place}), substitute(formula, {letter: place})) for part, place in tried
     )
 
 
 def _make_test_points(span: tuple[Endpoint, Endpoint]) -> list[Tree]:
     """Make test points in a span: its closed ends, and some points between them."""
-    start, stop = (None if infinity_sign(end.tree) else Fraction(str(evaluate_real(end.tree))) for end in span)
+    start, stop = (None if get_infinity_sign(end.tree) else Fraction(str(evaluate_real(end.tree))) for end in span)
     if start is None or stop is None:
         middle = start if start is not None else stop or Fraction(0)
         inner = [middle + away * sign for away in TEST_DISTANCES for sign in (1, -1) if (stop if sign > 0 else start) is None]
@@ -59,7 +61,7 @@ def _make_test_points(span: tuple[Endpoint, Endpoint]) -> list[Tree]:
     return [end.tree for end in span if end.closed] + [("num", place.numerator, place.denominator) for place in inner]
 
 
-def _remaining_region(cases: Tree) -> Spans | None:
+def _compute_uncovered_region(cases: Tree) -> Spans | None:
     """Return the part of the line outside the conditions; None if they are not inequalities."""
     spelled = [parse_region(arg[2]) for arg in cases[1:] if len(arg) == 3 and arg[2] != OTHERWISE]
     if len(spelled) < len(cases) - 2 or None in spelled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers.math.compare.compare import find_name
+from rlvr.verifiers.math.compare.compare import find_assigned_name
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op, sort_terms
 from rlvr.verifiers.math.values.rational import NotFinite
@@ -21,24 +21,24 @@ _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|
 _TIMES_SIGN = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
 
 
-def find_prompt_copy(gold: str, answer: str, prompt: str) -> str:
+def explain_prompt_copy(gold: str, answer: str, prompt: str) -> str:
     r"""Explain why an answer is only a copy from the question; "" if it is not.
 
-    >>> find_prompt_copy("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), find_prompt_copy("391", "391", "Is it 391?")
+    >>> explain_prompt_copy("391", r"17 \cdot 23", "What is $17 \\cdot 23$?"), explain_prompt_copy("391", "391", "Is it 391?")
     ('it is copied from the question: 17*23', '')
     """
     tree, wanted = _parse_sorted(answer), _parse_sorted(gold)
     if tree is None or wanted is None:
         return ""
     parts = tree[1::2] if tree[0] == "rel" else (tree,)
-    if not any(has_op(part, *ARITHMETIC_OPS) and not find_name(part) for part in parts):  # AB = 5 is a named number
+    if not any(has_op(part, *ARITHMETIC_OPS) and not find_assigned_name(part) for part in parts):  # AB = 5 is a named number
         return ""
     own = [tree, *tree[1::2]] if tree[0] == "rel" and has_op(wanted, *ARITHMETIC_OPS) else [tree]
     if wanted in own:
         return ""
     return (
         f"it is copied from the question: {describe_tree(tree)}"
-        if tree in _prompt_formulas(prompt) or _is_in_prompt(answer, prompt)
+        if tree in _collect_prompt_formulas(prompt) or _is_in_prompt(answer, prompt)
         else ""
     )
 
@@ -53,7 +53,7 @@ def _parse_sorted(text: str) -> Tree | None:
 
 
 @lru_cache(maxsize=1024)
-def _prompt_formulas(prompt: str) -> frozenset[Tree]:
+def _collect_prompt_formulas(prompt: str) -> frozenset[Tree]:
     """Collect the formulas between math delimiters, with the sides of equations and the members of lists."""
     spans = [next(part for part in match.groups() if part) for match in _MATH_SPAN.finditer(prompt)][:MAX_FORMULAS]
     todo = [tree for span in spans if (tree := _parse_sorted(span.strip().rstrip("?.,;:!= \n"))) is not None]

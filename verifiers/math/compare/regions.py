@@ -7,7 +7,7 @@ from functools import total_ordering
 from typing import Any
 
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison
-from rlvr.verifiers.math.parsing.tree import ParseError, Tree, format_tree, free_symbols, infinity_sign
+from rlvr.verifiers.math.parsing.tree import ParseError, Tree, format_tree, get_free_symbols, get_infinity_sign
 from rlvr.verifiers.math.values.numeric import evaluate_real
 
 MINUS_INFINITY: Tree = ("neg", ("const", "oo"))
@@ -32,7 +32,7 @@ class Endpoint:
     @staticmethod
     def from_tree(tree: Tree, closed: bool) -> Endpoint:
         """Make an end point from a tree; raises if its value is not a real number."""
-        sign = infinity_sign(tree)
+        sign = get_infinity_sign(tree)
         key = float("inf") * sign if sign else evaluate_real(tree)
         if key is None:
             raise ParseError(f"{format_tree(tree)[:40]} is not an end point")
@@ -73,8 +73,8 @@ def complement_spans(spans: Spans) -> Spans:
     at = Endpoint.from_tree(MINUS_INFINITY, False)
     out: Spans = []
     for lo, hi in merge_spans(spans):
-        out.append((at, Endpoint(lo.key, lo.tree, not lo.closed and not infinity_sign(lo.tree))))
-        at = Endpoint(hi.key, hi.tree, not hi.closed and not infinity_sign(hi.tree))
+        out.append((at, Endpoint(lo.key, lo.tree, not lo.closed and not get_infinity_sign(lo.tree))))
+        at = Endpoint(hi.key, hi.tree, not hi.closed and not get_infinity_sign(hi.tree))
     out.append((at, Endpoint.from_tree(PLUS_INFINITY, False)))
     return merge_spans(out)
 
@@ -131,15 +131,15 @@ def _make_interval(low: Endpoint, high: Endpoint) -> Spans:
 def _parse_list(args: tuple[Tree, ...]) -> Spans:
     for place, arg in enumerate(args):  # `x != 0, 1` leaves out both
         before = args[place - 1] if place else arg
-        if before[0] == "rel" and before[2:3] == ("!=",) and len(before) == 4 and not free_symbols(arg) and arg[0] != "rel":
+        if before[0] == "rel" and before[2:3] == ("!=",) and len(before) == 4 and not get_free_symbols(arg) and arg[0] != "rel":
             args = (*args[:place], ("rel", before[1], "!=", arg), *args[place + 1 :])
-    if len({name for arg in args for name in free_symbols(arg)}) > 1 or any(arg[0] not in ("rel", "interval", "union") for arg in args):
+    if len({name for arg in args for name in get_free_symbols(arg)}) > 1 or any(arg[0] not in ("rel", "interval", "union") for arg in args):
         raise ParseError("it contains several letters")
     parts = [_parse_region(arg) for arg in args]
     whole: Spans = []
     for part in parts:
         whole = merge_spans(whole + part)
-    shape = [(bool(infinity_sign(lo.tree)), bool(infinity_sign(hi.tree))) for lo, hi in whole]
+    shape = [(bool(get_infinity_sign(lo.tree)), bool(get_infinity_sign(hi.tree))) for lo, hi in whole]
     common = parts[0]
     for part in parts[1:]:
         common = intersect_spans(common, part)
@@ -156,7 +156,7 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
     if signs == ["in"] and values[0][0] == "sym":
         return _parse_region(values[1])
     if len(values) == 2 and values[0][0] == "fun" and values[0][1] == "abs" and signs[0] in ("<", "<=", ">", ">="):
-        return _parse_absolute(values[0][2], signs[0], values[1])
+        return _solve_absolute_inequality(values[0][2], signs[0], values[1])
     insides = [value[2] if value[0] == "fun" and value[1] == "abs" and value[2][0] == "sym" else value for value in values]
     if insides != values:  # `1 <= |x| <= 2`: the condition for a non-negative letter, and its mirror image
         parts = intersect_spans(
@@ -166,7 +166,7 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
         mirrored = [(Endpoint.from_tree(("neg", hi.tree), hi.closed), Endpoint.from_tree(("neg", lo.tree), lo.closed)) for lo, hi in parts]
         return merge_spans(parts + mirrored)
     letters = [place for place, value in enumerate(values) if value[0] == "sym"]
-    if len(letters) != 1 or any(free_symbols(value) for place, value in enumerate(values) if place != letters[0]):
+    if len(letters) != 1 or any(get_free_symbols(value) for place, value in enumerate(values) if place != letters[0]):
         raise ParseError("it is not solved for one letter")
     place = letters[0]
     out = REAL_LINE
@@ -190,12 +190,12 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
     return out
 
 
-def _parse_absolute(inner: Tree, sign: str, bound: Tree) -> Spans:
+def _solve_absolute_inequality(inner: Tree, sign: str, bound: Tree) -> Spans:
     """Parse an inequality with an absolute value: |x| < 3, |x - 1| >= 2."""
     shift: Tree = ("num", 0, 1)
-    if inner[0] == "add" and len(inner) == 3 and inner[1][0] == "sym" and not free_symbols(inner[2]):
+    if inner[0] == "add" and len(inner) == 3 and inner[1][0] == "sym" and not get_free_symbols(inner[2]):
         inner, shift = inner[1], ("neg", inner[2])
-    if inner[0] != "sym" or free_symbols(bound):
+    if inner[0] != "sym" or get_free_symbols(bound):
         raise ParseError("it is not solved for one letter")
     low, high = ("add", shift, ("neg", bound)), ("add", shift, bound)
     inside = merge_spans([(Endpoint.from_tree(low, "=" in sign), Endpoint.from_tree(high, "=" in sign))])

@@ -15,9 +15,9 @@ from rlvr.verifiers.math.parsing.tree import (
     describe_tree,
     format_integer,
     format_tree,
-    free_symbols,
+    get_free_symbols,
+    get_infinity_sign,
     has_op,
-    infinity_sign,
     list_nodes,
     sort_terms,
     substitute,
@@ -33,8 +33,8 @@ from rlvr.verifiers.math.parsing.units import (
     parse_unit_label,
 )
 from rlvr.verifiers.math.policy import MathPolicy
-from rlvr.verifiers.math.values.normal_form import compare_forms
-from rlvr.verifiers.math.values.numeric import evaluate_real, get_mp_context, is_different
+from rlvr.verifiers.math.values.normal_form import is_equal_normal_form
+from rlvr.verifiers.math.values.numeric import differs_at_sample_points, evaluate_real, get_mp_context
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 
 SHORT_EXPANSION_STEPS = 2_000
@@ -87,21 +87,23 @@ class CompareContext:
         left, right = to_rational(a), to_rational(b)
         if left is not None and right is not None:
             return left == right
-        if free_symbols(a) != free_symbols(b) and not (free_symbols(a) <= free_symbols(b) or free_symbols(b) <= free_symbols(a)):
+        if get_free_symbols(a) != get_free_symbols(b) and not (
+            get_free_symbols(a) <= get_free_symbols(b) or get_free_symbols(b) <= get_free_symbols(a)
+        ):
             return False
-        if infinity_sign(a) or infinity_sign(b):
-            return infinity_sign(a) == infinity_sign(b)
+        if get_infinity_sign(a) or get_infinity_sign(b):
+            return get_infinity_sign(a) == get_infinity_sign(b)
         try:
-            formed = compare_forms(a, b, SHORT_EXPANSION_STEPS)
+            formed = is_equal_normal_form(a, b, SHORT_EXPANSION_STEPS)
         except LimitExceeded:
             if sort_terms(a) == sort_terms(b):
                 return True
             if _is_distinguishable(a, b):
                 return False
-            formed = compare_forms(a, b)
+            formed = is_equal_normal_form(a, b)
         if formed is not None:
             return formed
-        apart = is_different(a, b)
+        apart = differs_at_sample_points(a, b)
         if apart is True:
             return False
         if apart is False and not any(node[0] == "fun" and node[1] in PIECEWISE_FUNCTIONS for tree in (a, b) for node in list_nodes(tree)):
@@ -112,15 +114,15 @@ class CompareContext:
 def _is_distinguishable(a: Tree, b: Tree) -> bool:
     """Whether sample points distinguish two expressions, which is faster than a long expansion."""
     try:
-        return is_different(a, b) is True
+        return differs_at_sample_points(a, b) is True
     except (LimitExceeded, NotFinite):
         return False
 
 
-def find_invalid_value(tree: Tree) -> str:
+def explain_invalid_value(tree: Tree) -> str:
     """Explain why a tree is no valid answer for any gold (division by zero, arithmetic with infinity); "" if it is valid."""
     for node in list_nodes(tree):
-        if node[0] == "div" and exact_or_none(node[2]) == 0:
+        if node[0] == "div" and compute_exact_value(node[2]) == 0:
             return "it divides by zero"
         if node[0] in ("add", "mul", "div", "pow", "fun", "root", "pm") and ("const", "oo") in [
             arg[1] if isinstance(arg, tuple) and arg[0] == "neg" else arg for arg in node[1:]
@@ -129,7 +131,7 @@ def find_invalid_value(tree: Tree) -> str:
     return ""
 
 
-def exact_or_none(tree: Tree) -> Fraction | None:
+def compute_exact_value(tree: Tree) -> Fraction | None:
     """Return the exact value, or None if there is none or it is not finite."""
     try:
         return to_rational(tree)
@@ -149,25 +151,25 @@ def compare_integers(gold: Tree, answer: Tree) -> Comparison:
 
 def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare one value with one value, units and percent first."""
-    gold, answer = _drop_percent_label(gold, answer), _drop_percent_label(answer, gold)
+    gold, answer = _drop_label_of_percentage(gold, answer), _drop_label_of_percentage(answer, gold)
     if gold[0] == "percent" or answer[0] == "percent":
         return _compare_percentages(gold, answer, context)
     gold_value, gold_unit = split_unit(gold)
     value, unit = split_unit(answer)
-    if not free_symbols(gold) and not unit:
+    if not get_free_symbols(gold) and not unit:
         value, unit = split_letter_unit(answer)
         answer = ("unit", value, unit) if unit else answer
-    elif unit and not gold_unit and not free_symbols(answer):
+    elif unit and not gold_unit and not get_free_symbols(answer):
         gold_value, gold_unit = split_letter_unit(gold)
     if not gold_unit and not unit:
-        return compare_values(gold, answer, context)
+        return compare_unitless_values(gold, answer, context)
     if any(is_money(parse_unit_label(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
         context = replace(context, policy=replace(context.policy, tolerance=0, min_answer_digits=100))
-    if free_symbols(answer) | free_symbols(gold):  # in a formula, ml^2 is m times l^2
-        known = free_symbols(answer) | free_symbols(gold)
+    if get_free_symbols(answer) | get_free_symbols(gold):  # in a formula, ml^2 is m times l^2
+        known = get_free_symbols(answer) | get_free_symbols(gold)
         spelled = (
-            expand_units(gold, ALL_LETTERS if gold[0] != "unit" else known),
-            expand_units(answer, ALL_LETTERS if answer[0] != "unit" else known),
+            split_units_into_letters(gold, ALL_LETTERS if gold[0] != "unit" else known),
+            split_units_into_letters(answer, ALL_LETTERS if answer[0] != "unit" else known),
         )
         if spelled != (gold, answer):
             return compare_scalars(*spelled, context)
@@ -175,22 +177,22 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
         return _compare_with_units(gold_value, gold_unit, value, unit, context)
     if gold_unit:
         if is_degree(gold_unit) and has_op(value, "const"):
-            return compare_values(gold_value, ("div", ("mul", value, ("num", 180, 1)), ("const", "pi")), context)
+            return compare_unitless_values(gold_value, ("div", ("mul", value, ("num", 180, 1)), ("const", "pi")), context)
         if context.policy.units == "required":
             return Comparison(False, f"the unit is missing; the gold is {describe_tree(gold)}")
-        return compare_values(gold_value, value, context)
+        return compare_unitless_values(gold_value, value, context)
     if parse_unit_label(unit) is None:
         return Comparison(False, f"{unit!r} is not a known unit")
     if unit.lower() in PERCENT_WORDS:
         return _compare_percentages(gold, ("percent", value), context)
     if is_degree(unit) and has_op(gold, "const", "fun"):
-        return compare_values(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), context)
-    return compare_values(gold, value, context)
+        return compare_unitless_values(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), context)
+    return compare_unitless_values(gold, value, context)
 
 
 def _compare_with_units(gold: Tree, gold_unit: str, value: Tree, unit: str, context: CompareContext) -> Comparison:
     if gold_unit.lower() == unit.lower() and not (len(unit) < 4 and {gold_unit[0], unit[0]} == {"m", "M"}):  # mW is not MW
-        return compare_values(gold, value, context)
+        return compare_unitless_values(gold, value, context)
     if gold_unit.lower() == unit.lower():
         return Comparison(False, f"the units conflict: {unit}, but the gold has {gold_unit}")
     wanted, given = parse_unit_label(gold_unit), parse_unit_label(unit)
@@ -200,14 +202,14 @@ def _compare_with_units(gold: Tree, gold_unit: str, value: Tree, unit: str, cont
         if is_degree(gold_unit) != is_degree(unit):
             over = (("num", 180, 1), ("const", "pi")) if is_degree(gold_unit) else (("const", "pi"), ("num", 180, 1))
             value = ("div", ("mul", value, over[0]), over[1])
-        return compare_values(gold, value, context)
+        return compare_unitless_values(gold, value, context)
     if wanted[0] and given[0] and wanted[0] != given[0]:
-        if not _is_same_thing(gold_unit, unit) and not _is_rate_of_thing(wanted, given):
+        if not _is_same_counted_thing(gold_unit, unit) and not _is_rate_of_thing(wanted, given):
             return Comparison(False, f"the units conflict: {unit}, but the gold has {gold_unit}")
-        return compare_values(gold, value, context)
+        return compare_unitless_values(gold, value, context)
     ratio = given[1] / wanted[1]
     scaled = value if ratio == 1 or not (wanted[0] and given[0]) else ("mul", value, ("num", ratio.numerator, ratio.denominator))
-    judged = compare_values(gold, scaled, context)
+    judged = compare_unitless_values(gold, scaled, context)
     return (
         judged
         if ratio == 1 or judged.is_equal
@@ -221,15 +223,15 @@ def _is_rate_of_thing(wanted: Measure, given: Measure) -> bool:
     return wanted[1] == given[1] and bool(apart) and all(power == -1 and not is_base_unit(base) for base, power in apart)
 
 
-def _is_same_thing(one: str, other: str) -> bool:
+def _is_same_counted_thing(thing: str, other_thing: str) -> bool:
     """Whether two counted things may be the same: the words of one must be among the words of the other."""
-    a, b = ({word.rstrip("s") for word in label.lower().split()} for label in (one, other))
-    if (a ^ b) & POWER_WORDS or "per" in a ^ b or "/" in one + other or any(is_unit(word) for word in a ^ b):
+    a, b = ({word.rstrip("s") for word in label.lower().split()} for label in (thing, other_thing))
+    if (a ^ b) & POWER_WORDS or "per" in a ^ b or "/" in thing + other_thing or any(is_unit(word) for word in a ^ b):
         return False
     return a <= b or b <= a
 
 
-def _drop_percent_label(tree: Tree, other: Tree) -> Tree:
+def _drop_label_of_percentage(tree: Tree, other: Tree) -> Tree:
     """Drop the label of a percentage (`30% increase` is 30%), if the other side has no label."""
     labelled = tree[0] == "unit" and tree[1][0] == "percent" and not any(map(is_unit, tree[2].split()))
     return tree[1] if labelled and other[0] != "unit" else tree
@@ -240,48 +242,50 @@ def _compare_percentages(gold: Tree, answer: Tree, context: CompareContext) -> C
     label = next((unit for _, unit in (split_unit(gold), split_unit(answer)) if unit and unit.lower() not in PERCENT_WORDS), "")
     if label:
         return Comparison(False, f"the units conflict: percent and {label}")
-    gold_marked, marked = _strip_percent(gold), _strip_percent(answer)
+    gold_marked, marked = _get_percent_value(gold), _get_percent_value(answer)
     other = split_unit(answer if marked is None else gold)[1] if gold_marked is None or marked is None else ""
     if other and not other.lower().startswith("percent"):
         return Comparison(False, f"the units conflict: percent and {other}")
     if gold_marked is not None and marked is not None:
-        return compare_values(gold_marked, marked, context)
+        return compare_unitless_values(gold_marked, marked, context)
     if gold_marked is not None:
         value = split_unit(answer)[0]
         part = ("div", gold_marked, ("num", 100, 1))
-        if compare_values(part, value, context).is_equal or (lenient and compare_values(gold_marked, value, context).is_equal):
+        if compare_unitless_values(part, value, context).is_equal or (
+            lenient and compare_unitless_values(gold_marked, value, context).is_equal
+        ):
             return Comparison(True, f"{format_tree(answer)} is {format_tree(gold)}")
         return Comparison(
             False, f"{describe_tree(answer)} is not {describe_tree(gold)}" + ("" if lenient else ": the percent sign is missing")
         )
     assert marked is not None
     gold_value = split_unit(gold)[0]
-    plain = exact_or_none(gold_value)  # 50% for the gold 50, but not 0.5% for the gold 0.5
-    facing = lenient and (plain is None or abs(plain) > 1) and compare_values(gold_value, marked, context).is_equal
-    if facing or compare_values(gold_value, ("div", marked, ("num", 100, 1)), context).is_equal:
+    plain = compute_exact_value(gold_value)  # 50% for the gold 50, but not 0.5% for the gold 0.5
+    facing = lenient and (plain is None or abs(plain) > 1) and compare_unitless_values(gold_value, marked, context).is_equal
+    if facing or compare_unitless_values(gold_value, ("div", marked, ("num", 100, 1)), context).is_equal:
         return Comparison(True, f"{format_tree(answer)} is {format_tree(gold)}")
     return Comparison(False, f"{describe_tree(answer)} is not {describe_tree(gold)}")
 
 
-def _strip_percent(tree: Tree) -> Tree | None:
+def _get_percent_value(tree: Tree) -> Tree | None:
     """Return the value before a percent sign or the word percent; None without one."""
     if tree[0] == "percent":
         return split_unit(tree[1])[0]
     if tree[0] == "neg":
-        inner = _strip_percent(tree[1])
+        inner = _get_percent_value(tree[1])
         return None if inner is None else ("neg", inner)
     marked: Tree | None = tree[1] if tree[0] == "unit" and tree[2].lower() in PERCENT_WORDS else None
     return marked
 
 
-def compare_values(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
+def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare two values without units: equal, or a decimal that rounds as the policy allows; then the required form."""
     if has_op(answer, "unit", "percent") and not has_op(gold, "unit", "percent") and not has_op(answer, "fun"):
         return Comparison(False, f"{describe_tree(answer)} mixes units")
-    extra = free_symbols(answer) - free_symbols(gold)
+    extra = get_free_symbols(answer) - get_free_symbols(gold)
     if extra == {"I"} and ("const", "i") in list_nodes(gold):  # as computer algebra systems write the imaginary unit
         answer, extra = substitute(answer, {"I": ("const", "i")}), frozenset()
-    if extra and not _find_added_constant(gold, answer):
+    if extra and not _find_integration_constant(gold, answer):
         return Comparison(False, f"it contains {', '.join(sorted(extra))[:60]}, but the gold {describe_tree(gold)} does not")
     if context.is_same_value(gold, answer):
         wrong = find_form_violation(answer, context.policy.form, gold)
@@ -290,11 +294,11 @@ def compare_values(gold: Tree, answer: Tree, context: CompareContext) -> Compari
             if wrong
             else Comparison(True, f"{describe_tree(answer)} equals {format_tree(gold)}")
         )
-    if not free_symbols(gold) and not free_symbols(answer):
+    if not get_free_symbols(gold) and not get_free_symbols(answer):
         why = _explain_rounding(gold, answer, context.policy)
         if why:
             return Comparison(True, why)
-    if _find_added_constant(gold, answer) and _differs_by_constant(gold, answer, context):
+    if _find_integration_constant(gold, answer) and _differs_only_by_number(gold, answer, context):
         return Comparison(True, f"{describe_tree(answer)} equals {format_tree(gold)} up to a constant")
     return Comparison(False, f"{describe_tree(answer)} is not {format_tree(gold)}")
 
@@ -310,7 +314,7 @@ def count_written_digits(tree: Tree) -> tuple[int, int] | None:
     if tree[0] == "dec":
         return len(str(abs(tree[1]))) if tree[1].bit_length() < 4000 else 1000, tree[2]
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "dec" and tree[2][0] == "pow" and tree[2][1] == ("num", 10, 1):
-        power = exact_or_none(tree[2][2])
+        power = compute_exact_value(tree[2][2])
         if power is not None and power.denominator == 1:
             return len(str(tree[1][1])), tree[1][2] - int(power)
     return None
@@ -321,7 +325,7 @@ def _explain_rounding(gold: Tree, answer: Tree, policy: MathPolicy) -> str:
     of_gold, of_answer = count_written_digits(gold), count_written_digits(answer)
     if of_gold is None and of_answer is None:
         return ""
-    x, y = _to_rational(gold), _to_rational(answer)
+    x, y = _to_exact_or_rounded_rational(gold), _to_exact_or_rounded_rational(answer)
     if x is None or y is None:
         return ""
     gap = abs(x - y)
@@ -330,7 +334,7 @@ def _explain_rounding(gold: Tree, answer: Tree, policy: MathPolicy) -> str:
         close and of_gold is not None and of_gold[0] >= policy.min_gold_digits and of_answer is None
     ):  # not another decimal: 1.25 is not 1.2499
         return f"{format_tree(answer)} rounds to {format_tree(gold)}"
-    whole = exact_or_none(gold)
+    whole = compute_exact_value(gold)
     computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE_DIGITS)  # more digits of a root claim another value
     if (
         of_answer is not None
@@ -349,9 +353,9 @@ def _place_value(places: int) -> Any:
     return Fraction(1, 10**places) if places >= 0 else Fraction(10**-places)
 
 
-def _to_rational(tree: Tree) -> Any:
+def _to_exact_or_rounded_rational(tree: Tree) -> Any:
     """Convert the value to a rational, exact or to sixty digits; None if it is not real."""
-    value = exact_or_none(tree)
+    value = compute_exact_value(tree)
     if value is not None:
         return value
     approximate = evaluate_real(tree)
@@ -362,23 +366,23 @@ def _to_rational(tree: Tree) -> Any:
     return -scaled if sign else scaled
 
 
-def _find_added_constant(gold: Tree, answer: Tree) -> str:
+def _find_integration_constant(gold: Tree, answer: Tree) -> str:
     """Find the letter of an added constant in the gold, if the answer has one too: families `... + C`."""
-    if gold[0] == "add" and ("sym", "C") in gold[1:] and free_symbols(gold) & INTEGRATION_VARIABLES and answer[0] == "add":
+    if gold[0] == "add" and ("sym", "C") in gold[1:] and get_free_symbols(gold) & INTEGRATION_VARIABLES and answer[0] == "add":
         extra = [arg for arg in answer[1:] if arg[0] == "sym" and arg[1][0] in "CcKk"]
-        return "C" if len(extra) == 1 and len(free_symbols(answer)) > 1 else ""
+        return "C" if len(extra) == 1 and len(get_free_symbols(answer)) > 1 else ""
     return ""
 
 
-def _differs_by_constant(gold: Tree, answer: Tree, context: CompareContext) -> bool:
+def _differs_only_by_number(gold: Tree, answer: Tree, context: CompareContext) -> bool:
     """Whether the rest without the added constants differs by a number only."""
     rest = []
     for tree in (gold, answer):
         args = [arg for arg in tree[1:] if not (arg[0] == "sym" and arg[1][0] in "CcKk")]
         rest.append(("add", *args, ("num", 0, 1)))
     gap: Tree = ("add", rest[0], ("neg", rest[1]))
-    names = free_symbols(gap)
-    if any(name[0] in "CcKk" for name in names) or free_symbols(rest[1]) - free_symbols(rest[0]):
+    names = get_free_symbols(gap)
+    if any(name[0] in "CcKk" for name in names) or get_free_symbols(rest[1]) - get_free_symbols(rest[0]):
         return False
     moved = substitute(gap, {name: ("num", 3 + 2 * place, 7) for place, name in enumerate(sorted(names))})
     return context.is_same_value(gap, moved)
@@ -485,17 +489,24 @@ def split_unit(tree: Tree) -> tuple[Tree, str]:
     return tree, ""
 
 
-def expand_units(tree: Tree, known: frozenset[str]) -> Tree:
+def split_units_into_letters(tree: Tree, known_letters: frozenset[str]) -> Tree:
     """Replace each unit whose letters are all known letters by a product: `ml^2` if m and l are known."""
-    if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known.issuperset(spelled[1]):
+    if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known_letters.issuperset(spelled[1]):
         *first, last = (("sym", letter) for letter in spelled[1])
-        return ("mul", expand_units(tree[1], known), *first, ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last)
-    return tuple(expand_units(arg, known) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+        return (
+            "mul",
+            split_units_into_letters(tree[1], known_letters),
+            *first,
+            ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last,
+        )
+    return tuple(
+        split_units_into_letters(arg, known_letters) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree
+    )
 
 
 def split_letter_unit(tree: Tree) -> tuple[Tree, str]:
     """Split a number times one letter that may be a unit: `5m`, `12m^2`; the label is "" for anything else."""
-    if tree[0] == "mul" and len(tree) == 3 and not free_symbols(tree[1]):
+    if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]):
         letter, power = (tree[2][1], tree[2][2]) if tree[2][0] == "pow" else (tree[2], ("num", 1, 1))
         if letter[0] == "sym" and is_letter_unit(letter[1]) and power in (("num", 1, 1), ("num", 2, 1), ("num", 3, 1)):
             return tree[1], letter[1] + ("" if power[1] == 1 else f"^{power[1]}")

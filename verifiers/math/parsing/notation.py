@@ -31,29 +31,29 @@ def is_announcement(text: str) -> bool:
     return len(text) <= 80 and _ANNOUNCEMENT.fullmatch(text) is not None and not _CHANGING_WORDS.search(text)
 
 
-def is_title(text: str) -> bool:
+def is_value_label(text: str) -> bool:
     """Whether words with a colon only announce the value that follows: `Total:`.
 
-    >>> is_title("Maximum value:"), is_title("Not the value:")
+    >>> is_value_label("Maximum value:"), is_value_label("Not the value:")
     (True, False)
     """
     named = re.fullmatch(r"[a-z]{3,20}(?: [a-z]{1,20}){0,4} ?:", text, re.IGNORECASE)
     return named is not None and not _CHANGING_WORDS.search(text) and not _GUESS_WORDS.search(text)
 
 
-def strip_lead(text: str) -> str:
+def strip_leading_words(text: str) -> str:
     r"""Strip words that only announce the answer.
 
-    >>> strip_lead(r"\text{The answer is } 204")
+    >>> strip_leading_words(r"\text{The answer is } 204")
     '204'
     """
     command = _LEADING_TEXT.match(text)
     if command is not None:
         said = command[0][command.start(1) - command.start() :].replace("}", "").strip()
-        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or is_announcement(said.rstrip(":= ")) or is_title(said):
+        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or is_announcement(said.rstrip(":= ")) or is_value_label(said):
             return text[command.end() :].strip() or text
     titled = _TITLE.match(text)
-    if titled is not None and is_title(titled[1]):
+    if titled is not None and is_value_label(titled[1]):
         return text[titled.end() :].strip() or text
     match = _LEAD.match(text)
     return (text[match.end() :].strip() or text) if match else text
@@ -106,26 +106,26 @@ _LETTERED_CHOICE = re.compile(r"(?:\$?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\
 _BARE_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
-def iter_readings(gold: str, text: str) -> Iterator[tuple[str, str]]:
+def iter_alternative_readings(gold: str, answer: str) -> Iterator[tuple[str, str]]:
     r"""Yield alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other side's base ten,
     `2e-3` as 2 e - 3 if the gold contains the letter e, and the text after the letter of a choice.
 
-    >>> list(iter_readings("2.75", "2,75")), list(iter_readings(r"\lg 2", r"\log 2"))
+    >>> list(iter_alternative_readings("2.75", "2,75")), list(iter_alternative_readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
     """
-    if (lettered := _LETTERED_CHOICE.fullmatch(text.strip())) and not _CHANGING_WORDS.search(text):
+    if (lettered := _LETTERED_CHOICE.fullmatch(answer.strip())) and not _CHANGING_WORDS.search(answer):
         yield gold, lettered[2]
-    if (decimal := convert_decimal_comma(text)) is not None:
+    if (decimal := convert_decimal_comma(answer)) is not None:
         yield gold, decimal
     if (decimal := convert_decimal_comma(gold, 2)) is not None:
-        yield decimal, text
-    if "e" in gold and _SCIENTIFIC.search(text) and not _SCIENTIFIC.search(gold):
-        yield gold, _SCIENTIFIC.sub(r"\1 e\2", text)
-    if "\\l" in text and "\\l" in gold:
-        if _BASE_TEN_LOG.search(gold) and _BARE_LOG.search(text):
-            yield gold, _BARE_LOG.sub(r"\\log_{10}", text)
-        elif _BASE_TEN_LOG.search(text) and _BARE_LOG.search(gold):
-            yield _BARE_LOG.sub(r"\\log_{10}", gold), text
+        yield decimal, answer
+    if "e" in gold and _SCIENTIFIC.search(answer) and not _SCIENTIFIC.search(gold):
+        yield gold, _SCIENTIFIC.sub(r"\1 e\2", answer)
+    if "\\l" in answer and "\\l" in gold:
+        if _BASE_TEN_LOG.search(gold) and _BARE_LOG.search(answer):
+            yield gold, _BARE_LOG.sub(r"\\log_{10}", answer)
+        elif _BASE_TEN_LOG.search(answer) and _BARE_LOG.search(gold):
+            yield _BARE_LOG.sub(r"\\log_{10}", gold), answer
 
 
 def convert_decimal_comma(text: str, min_digits: int = 1) -> str | None:

@@ -9,10 +9,19 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers.math.parsing.notation import extract_stated_formula, strip_lead
-from rlvr.verifiers.math.parsing.spelling_rules import standardize
+from rlvr.verifiers.math.parsing.notation import extract_stated_formula, strip_leading_words
+from rlvr.verifiers.math.parsing.spelling_rules import standardize_notation
 from rlvr.verifiers.math.parsing.tokens import MAX_DEPTH, Token, normalize_characters, tokenize
-from rlvr.verifiers.math.parsing.tree import MAX_NODES, LimitExceeded, ParseError, Tree, free_symbols, has_op, infinity_sign, list_nodes
+from rlvr.verifiers.math.parsing.tree import (
+    MAX_NODES,
+    LimitExceeded,
+    ParseError,
+    Tree,
+    get_free_symbols,
+    get_infinity_sign,
+    has_op,
+    list_nodes,
+)
 from rlvr.verifiers.math.parsing.units import (
     NON_UNIT_WORDS,
     NUMBER_MULTIPLES,
@@ -139,7 +148,7 @@ def parse_answer(text: str) -> Tree:
         return ("neg", value) if numbered[1] else value
     if not text.isascii() and (said := parse_circled_numbers(text)) is not None:
         return said
-    shown = rewrite_text(text)
+    shown = rewrite_for_parser(text)
     if not shown:
         raise ParseError("it is empty")
     sentence = extract_stated_formula(text) if text.lstrip()[0].isalpha() and ("$" in text or "\\(" in text or "\\[" in text) else None
@@ -148,13 +157,13 @@ def parse_answer(text: str) -> Tree:
     letter = parse_choice(shown)
     if letter is not None:
         return ("choice", letter)
-    said = parse_lettered_numeral(shown) or parse_words(shown, strict=True) or parse_spelled_word(text)
+    said = parse_lettered_numeral(shown) or parse_words(shown, only_if_unambiguous=True) or parse_spelled_word(text)
     if said is not None:
         return said
     try:
         tree = AnswerParser(_convert_text_commands(tokenize(shown))).parse_all()
     except ParseError:
-        said = parse_words(shown, strict=False) or _parse_titled(shown)
+        said = parse_words(shown, only_if_unambiguous=False) or _parse_labelled_value(shown)
         if said is None:
             raise
         return said
@@ -164,14 +173,14 @@ def parse_answer(text: str) -> Tree:
     return tree
 
 
-def rewrite_text(text: str) -> str:
+def rewrite_for_parser(text: str) -> str:
     r"""Rewrite a text in the notation that the parser reads: one spelling for each thing, without dollar signs and leading words.
 
-    >>> rewrite_text(r"So $x = 3{,}5\,\%$.")
+    >>> rewrite_for_parser(r"So $x = 3{,}5\,\%$.")
     'x = 3.5\\%'
     """
-    shown = standardize(strip_wrapping(normalize_characters(text)))
-    return strip_wrapping(led) if (led := strip_lead(shown)) != shown else shown
+    shown = standardize_notation(strip_wrapping(normalize_characters(text)))
+    return strip_wrapping(led) if (led := strip_leading_words(shown)) != shown else shown
 
 
 class AnswerParser:
@@ -242,7 +251,7 @@ class AnswerParser:
             joined = _JOINING_WORDS.get(joint)
             claims = joint.startswith("\\") and _is_logic_formula(found[-1]) and _is_logic_formula(after)
             if joined and (
-                claims or (_is_inequality(found[-1]) and _is_inequality(after) and free_symbols(found[-1]) == free_symbols(after))
+                claims or (_is_inequality(found[-1]) and _is_inequality(after) and get_free_symbols(found[-1]) == get_free_symbols(after))
             ):
                 found[-1] = (joined, found[-1], after)
             else:
@@ -250,12 +259,12 @@ class AnswerParser:
                 self.has_alternatives |= joint in ("or", "oder") or (joint == ";" and after[0] not in ("rel", "sym"))
         return found
 
-    def parse_infix_fraction(self, found: list[Tree]) -> list[Tree]:
+    def parse_infix_fraction(self, terms: list[Tree]) -> list[Tree]:
         r"""Parse infix fractions, whose bar separates everything in a group: `{1 \\over 2}`, `{n \\choose k}`."""
         sign = self.peek().text
-        if len(found) != 1 or not self.accept(r"\over", r"\choose"):
-            return found
-        return [("div" if sign == r"\over" else "binom", require_single_value(found[0]), require_single_value(self.parse_sum()))]
+        if len(terms) != 1 or not self.accept(r"\over", r"\choose"):
+            return terms
+        return [("div" if sign == r"\over" else "binom", require_single_value(terms[0]), require_single_value(self.parse_sum()))]
 
     def is_conjunction(self, token: Token) -> bool:
         """Whether a token is the word `and` or `or`."""
@@ -285,11 +294,13 @@ class AnswerParser:
         if self.peek().text in ("mod", r"\mod", r"\bmod", r"\pmod"):
             bare = self.next_token().text != r"\pmod" and not bracket
             value, side = (tree[-1], tree[1]) if tree[0] == "rel" else (tree, tree)
-            modulus = self.parse_argument(whole=True)
+            modulus = self.parse_argument(whole_numeral=True)
             found: Tree = ("fun", "mod", value, modulus) if bare and value is tree else ("mod", value, modulus)
             if bracket:
                 self.expect(")")
-            tree = ("rel", side, "=", found) if side is not value and side[0] != "sym" and free_symbols(side) else found  # 2x = 6 (mod 7)
+            tree = (
+                ("rel", side, "=", found) if side is not value and side[0] != "sym" and get_free_symbols(side) else found
+            )  # 2x = 6 (mod 7)
         return tree
 
     def parse_value(self) -> Tree:
@@ -367,7 +378,7 @@ class AnswerParser:
                 label += " " + self.next_token().text
             elif label and token.text == "^" and not label.endswith("^"):
                 self.position += 1
-                power = self.parse_argument(whole=True)
+                power = self.parse_argument(whole_numeral=True)
                 label += "^" + (str(power[1]) if power[0] == "num" else "-" + str(power[1][1]) if power[0] == "neg" else "?")
             elif (
                 label
@@ -383,7 +394,7 @@ class AnswerParser:
             else:
                 break
         if self.peek().text == "base" or label.strip().lower().removeprefix("in ").startswith("base"):
-            return self.parse_base(tree, label)
+            return self.parse_base_suffix(tree, label)
         label = label.strip()
         first, _, rest = label.partition(" ")
         times = NUMBER_MULTIPLES.get(first.lower()) or NUMBER_MULTIPLES.get(first.lower().removesuffix("s"))
@@ -414,7 +425,7 @@ class AnswerParser:
         self.position = at
         return tree
 
-    def parse_base(self, tree: Tree, label: str) -> Tree:
+    def parse_base_suffix(self, tree: Tree, label: str) -> Tree:
         """Parse a base after a numeral: `52 base 8`, `52 in base 8`."""
         words = label.lower().split()
         if not words or words[-1] != "base":
@@ -610,8 +621,8 @@ class AnswerParser:
             self.position += scale is not None
             return ("unit", base, scale or "degree")
         if self.peek().kind == "op" and self.peek().text in ("-", "+"):
-            return ("pow", base, self.parse_signed_factor() if self.peek().text == "-" else self.parse_factor_after_plus())
-        exponent = self.parse_argument(whole=True)
+            return ("pow", base, self.parse_signed_factor() if self.peek().text == "-" else self.parse_exponent_after_plus())
+        exponent = self.parse_argument(whole_numeral=True)
         while self.peek().text in ("^", "**") and self.tokens[self.position - 1].text != "}":
             self.position += 1
             exponent = self.parse_power(exponent)
@@ -621,7 +632,7 @@ class AnswerParser:
             return _make_combination(base[1][0], int(base[1][2:]), exponent) or ("pow", base, exponent)
         return ("pow", base, exponent)
 
-    def parse_factor_after_plus(self) -> Tree:
+    def parse_exponent_after_plus(self) -> Tree:
         """Parse an exponent with a plus before it."""
         self.expect("+")
         return self.parse_factor()
@@ -644,27 +655,27 @@ class AnswerParser:
             )
             base = int(word) if word.isdigit() and len(word) < 3 else base
         else:
-            inner = self.parse_argument(whole=True)
+            inner = self.parse_argument(whole_numeral=True)
             base = inner[1] if inner[0] == "num" else None
         if base is None or not 2 <= base <= 36 or any(int(d) >= base for d in digits if d != "."):
             raise ParseError(f"{digits[:40]} is not a numeral in that base")
         return digits.lstrip("0") or "0", base
 
-    def parse_argument(self, *, whole: bool = False) -> Tree:
-        """Parse the argument of a command: a group in braces, or one token (one digit, unless `whole`)."""
+    def parse_argument(self, *, whole_numeral: bool = False) -> Tree:
+        """Parse the argument of a LaTeX command: a group in braces, or one token (one digit, unless `whole_numeral`)."""
         self.argument_depth += 1
         if self.argument_depth > MAX_DEPTH:
             raise LimitExceeded(f"it has commands nested more than {MAX_DEPTH} deep")
-        tree = self.parse_single_argument(whole)
+        tree = self.parse_argument_without_depth_limit(whole_numeral)
         self.argument_depth -= 1
         return tree
 
-    def parse_single_argument(self, whole: bool) -> Tree:
+    def parse_argument_without_depth_limit(self, whole_numeral: bool) -> Tree:
         """Parse an argument, without a limit on the nesting depth."""
         token = self.peek()
         if token.text == "{" and token.kind == "op":
             return self.parse_atom()
-        if token.kind == "num" and not whole and len(token.text) > 1:
+        if token.kind == "num" and not whole_numeral and len(token.text) > 1:
             if not token.text.isdigit():
                 raise ParseError("a decimal where one digit is expected")
             self.tokens[self.position] = Token("num", token.text[1:], False)
@@ -712,7 +723,7 @@ class AnswerParser:
         if name in WORD_CONSTANTS or name.lower() in ("infinity",):
             return ("const", WORD_CONSTANTS[name if name in WORD_CONSTANTS else "infinity"])
         if len(name) > 1 and (
-            is_letter_run(name) or (len(name) == 2 < len(self.tokens) and name not in WORD_CONSTANTS)
+            is_product_of_letters(name) or (len(name) == 2 < len(self.tokens) and name not in WORD_CONSTANTS)
         ):  # mg in a formula, 5 mg elsewhere
             if len(name) > 3:
                 raise ParseError(f"the word {name[:30]!r} is not part of an expression")
@@ -766,7 +777,7 @@ class AnswerParser:
         index: Tree | None = self.parse_argument() if self.accept("_") else None
         power: Tree | None = None
         if self.accept("^"):
-            power = self.parse_argument(whole=True)
+            power = self.parse_argument(whole_numeral=True)
         if index is None and self.accept("_"):
             index = self.parse_argument()
         if name in ("gcd", "lcm", "max", "min"):
@@ -804,7 +815,7 @@ class AnswerParser:
                 self.position += 1
                 degree = self.parse_sum()
                 self.expect("]")
-            return ("root", require_single_value(self.parse_argument(whole=True)), degree)
+            return ("root", require_single_value(self.parse_argument(whole_numeral=True)), degree)
         if text in (r"\binom", r"\dbinom", r"\tbinom"):
             top = self.parse_argument()
             return ("binom", top, self.parse_argument())
@@ -857,10 +868,10 @@ class AnswerParser:
         """Parse a sum, a product, an integral or a limit."""
         if sign == r"\lim":
             return self.parse_limit()
-        low = self.parse_argument(whole=True) if self.accept("_") else None
-        high = self.parse_argument(whole=True) if self.accept("^") else None
+        low = self.parse_argument(whole_numeral=True) if self.accept("_") else None
+        high = self.parse_argument(whole_numeral=True) if self.accept("^") else None
         if low is None and self.accept("_"):
-            low = self.parse_argument(whole=True)
+            low = self.parse_argument(whole_numeral=True)
         if sign == r"\int":
             body, name = self.parse_integrand()
             if low is not None and high is not None:
@@ -986,7 +997,7 @@ class AnswerParser:
                 continue
             if self.accept(r"\hline"):
                 continue
-            rows[-1].append(self.parse_condition() if name == "cases" else self.parse_clause())
+            rows[-1].append(self.parse_piecewise_cell() if name == "cases" else self.parse_clause())
             if name == "cases":
                 self.accept(",", ";", ".")
         if self.next_token().text != name:
@@ -1021,7 +1032,7 @@ class AnswerParser:
         self.position = end + 1
         return type(self)(lines).parse_all()
 
-    def parse_condition(self) -> Tree:
+    def parse_piecewise_cell(self) -> Tree:
         """Parse a cell of a piecewise function; `if` and `otherwise` are keywords in it."""
         while self.peek().kind in ("text", "word") and self.peek().text.strip(" ,").lower() in ("if", "for", "when", "where"):
             self.position += 1
@@ -1032,25 +1043,25 @@ class AnswerParser:
         return self.parse_clause()
 
 
-def _make_combination(letter: str, size: int, taken: Tree) -> Tree | None:
+def _make_combination(letter: str, num_items: int, num_taken: Tree) -> Tree | None:
     """Convert the notation `C_{10}^3` of binomials and `A_5^2` of arrangements; None for the square of a letter with an index."""
-    whole: Tree = ("num", size, 1)
+    whole: Tree = ("num", num_items, 1)
     if letter == "C":
-        return ("binom", whole, taken)
-    return ("div", ("fact", whole), ("fact", ("num", size - taken[1], 1))) if size > 2 and taken[1] <= size else None
+        return ("binom", whole, num_taken)
+    return ("div", ("fact", whole), ("fact", ("num", num_items - num_taken[1], 1))) if num_items > 2 and num_taken[1] <= num_items else None
 
 
-def _make_mixed_number(whole: Tree, part: Tree) -> Tree | None:
+def _make_mixed_number(whole: Tree, fraction: Tree) -> Tree | None:
     """Make the sum of an integer and a proper fraction next to it; None if they are not a mixed number."""
-    proper = part[0] == "div" and part[1][0] == part[2][0] == "num" and 0 < part[1][1] < part[2][1]
-    return ("add", whole, part) if proper else None
+    proper = fraction[0] == "div" and fraction[1][0] == fraction[2][0] == "num" and 0 < fraction[1][1] < fraction[2][1]
+    return ("add", whole, fraction) if proper else None
 
 
 def _multiply(left: Tree, right: Tree) -> Tree:
     return ("mul", *(left[1:] if left[0] == "mul" else (left,)), right)
 
 
-def is_letter_run(word: str) -> bool:
+def is_product_of_letters(word: str) -> bool:
     """Whether a run of letters is read as separate letters."""
     return word not in WORD_CONSTANTS and word not in FUNCTIONS and not is_unit(word)
 
@@ -1128,7 +1139,7 @@ def _reject_index(name: str) -> Tree:
 def _is_inequality(tree: Tree) -> bool:
     """Whether a tree is an inequality about one letter, or several joined."""
     return (tree[0] in ("inter", "union") or (tree[0] == "rel" and all(sign[0] in "<>" for sign in tree[2::2]))) and len(
-        free_symbols(tree)
+        get_free_symbols(tree)
     ) == 1
 
 
@@ -1147,12 +1158,12 @@ def _make_bracketed(opener: str, found: list[Tree], closer: str) -> Tree:
         return ("tuple", *found)
     if len(found) != 2:
         raise ParseError("an interval must have two ends")
-    if any(side in ("[", "]") and infinity_sign(end) for side, end in ((opener, found[0]), (closer, found[1]))):
+    if any(side in ("[", "]") and get_infinity_sign(end) for side, end in ((opener, found[0]), (closer, found[1]))):
         raise ParseError("an interval must be open at infinity")
     return ("interval", found[0], found[1], opener, closer)
 
 
-def _parse_titled(text: str) -> Tree | None:
+def _parse_labelled_value(text: str) -> Tree | None:
     r"""Parse a value with a label that is not an expression: `P(\text{red}) = 7/12`, `[ABC] = 6`; None if the label is not a name."""
     depth, at = 0, -1
     for place, sign in enumerate(text[:120]):

@@ -262,10 +262,10 @@ def convert_outward_brackets(text: str) -> str:
     return "".join(signs)
 
 
-def standardize(text: str) -> str:
+def standardize_notation(text: str) -> str:
     r"""Rewrite a text in the notation that the grammar parses.
 
-    >>> standardize(r"\color{blue}{0.\dot{3}}"), standardize("]0, 1]")
+    >>> standardize_notation(r"\color{blue}{0.\dot{3}}"), standardize_notation("]0, 1]")
     ('{0.\\overline{3}}', '(0, 1]')
     """
     if "  " in text or "\n" in text or "\t" in text:

@@ -168,15 +168,15 @@ def _clean_numeral(word: str) -> str:
     return re.sub(r"[^\d.eE+-]", "", word).rstrip(".")
 
 
-def _read_braced(text: str, at: int) -> tuple[str, int]:
+def _read_braced(text: str, position: int) -> tuple[str, int]:
     """Read the content up to the closing brace, and return it with the position after it."""
-    depth, start = 1, at
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1
+    depth, start = 1, position
+    while position < len(text):
+        if text[position] == "\\":
+            position += 1
         else:
-            depth += {"{": 1, "}": -1}.get(text[at], 0)
-        at += 1
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+        position += 1
         if not depth:
-            return re.sub(r"\\(?:[,;:! ]|q?quad)|~", " ", text[start : at - 1]).strip(), at
+            return re.sub(r"\\(?:[,;:! ]|q?quad)|~", " ", text[start : position - 1]).strip(), position
     raise ParseError("a brace does not close")

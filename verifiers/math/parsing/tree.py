@@ -57,10 +57,10 @@ def list_nodes(tree: Tree) -> list[Tree]:
     return nodes
 
 
-def free_symbols(tree: Tree) -> frozenset[str]:
+def get_free_symbols(tree: Tree) -> frozenset[str]:
     """Return the names of the free symbols (the index of a sum or an integral is not free).
 
-    >>> sorted(free_symbols(("add", ("sym", "x"), ("num", 1, 1))))
+    >>> sorted(get_free_symbols(("add", ("sym", "x"), ("num", 1, 1))))
     ['x']
     """
     names, bound = set(), set()
@@ -72,22 +72,22 @@ def free_symbols(tree: Tree) -> frozenset[str]:
     return frozenset(names - bound)
 
 
-def infinity_sign(tree: Tree) -> int:
+def get_infinity_sign(tree: Tree) -> int:
     """Return 1 or -1 if the tree is exactly plus or minus infinity; else 0."""
     if tree == ("const", "oo"):
         return 1
-    return -infinity_sign(tree[1]) if tree[0] == "neg" else 0
+    return -get_infinity_sign(tree[1]) if tree[0] == "neg" else 0
 
 
-def substitute(tree: Tree, point: dict[str, Tree]) -> Tree:
+def substitute(tree: Tree, values_by_letter: dict[str, Tree]) -> Tree:
     """Replace letters in a tree.
 
     >>> substitute(("neg", ("sym", "x")), {"x": ("num", 2, 1)})
     ('neg', ('num', 2, 1))
     """
     if tree[0] == "sym":
-        return point.get(tree[1], tree)
-    return tuple(substitute(arg, point) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+        return values_by_letter.get(tree[1], tree)
+    return tuple(substitute(arg, values_by_letter) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
 def sort_terms(tree: Tree) -> Tree:
@@ -150,33 +150,32 @@ def describe_tree(tree: Tree) -> str:
     return f"{OP_NAMES[tree[0]]} {shown}" if tree[0] in OP_NAMES else shown
 
 
-def draw_tree(tree: Tree, indent: str = "") -> str:
+def format_tree_indented(tree: Tree, indent: str = "") -> str:
     """Draw a tree with one node a line, children indented.
 
-    >>> print(draw_tree(("div", ("num", 1, 1), ("sym", "x"))))
+    >>> print(format_tree_indented(("div", ("num", 1, 1), ("sym", "x"))))
     div
-      num 1
-      sym x
+      num 1 sym x
     """
     if tree[0] in LEAVES:
         return f"{indent}{tree[0]} {format_tree(tree)}"
     children = list(iter_children(tree))
     signs = " ".join(str(arg) for arg in tree[1:] if not isinstance(arg, tuple))
-    return "\n".join([f"{indent}{tree[0]} {signs}".rstrip(), *(draw_tree(child, indent + "  ") for child in children)])
+    return "\n".join([f"{indent}{tree[0]} {signs}".rstrip(), *(format_tree_indented(child, indent + "  ") for child in children)])
 
 
 _INFIX_SIGNS = {"add": " + ", "mul": "*", "union": " U ", "inter": " & ", "minus": " \\ ", "ratio": ":", "list": ", ", "either": " or "}
 _BRACKETED_OPS = {"tuple": ("(", ")"), "set": ("{", "}")}
 
 
-def format_tree(tree: Tree, depth: int = 0) -> str:
+def format_tree(tree: Tree, nesting_depth: int = 0) -> str:
     """Format a tree in plain one-line notation; deep parts are left out."""
     op, args = tree[0], tree[1:]
-    if depth > 12:
+    if nesting_depth > 12:
         return "..."
 
     def sub(node: Tree) -> str:
-        text = format_tree(node, depth + 1)
+        text = format_tree(node, nesting_depth + 1)
         return f"({text})" if node[0] in ("add", "mul", "div", "neg", "pm") else text
 
     if op == "num":
@@ -186,17 +185,17 @@ def format_tree(tree: Tree, depth: int = 0) -> str:
     if op in ("sym", "const", "text", "choice"):
         return str(args[0])
     if op in _INFIX_SIGNS:
-        return _INFIX_SIGNS[op].join(sub(a) if op != "list" else format_tree(a, depth + 1) for a in args)
+        return _INFIX_SIGNS[op].join(sub(a) if op != "list" else format_tree(a, nesting_depth + 1) for a in args)
     if op in _BRACKETED_OPS:
         left, right = _BRACKETED_OPS[op]
-        return left + ", ".join(format_tree(a, depth + 1) for a in args) + right
+        return left + ", ".join(format_tree(a, nesting_depth + 1) for a in args) + right
     if op == "interval":
-        return f"{args[2]}{format_tree(args[0], depth + 1)}, {format_tree(args[1], depth + 1)}{args[3]}"
+        return f"{args[2]}{format_tree(args[0], nesting_depth + 1)}, {format_tree(args[1], nesting_depth + 1)}{args[3]}"
     if op == "rel":
-        return " ".join(part if isinstance(part, str) else format_tree(part, depth + 1) for part in args)
+        return " ".join(part if isinstance(part, str) else format_tree(part, nesting_depth + 1) for part in args)
     if op in ("neg", "div", "pow"):
         return f"-{sub(args[0])}" if op == "neg" else f"{sub(args[0])}{'/' if op == 'div' else '^'}{sub(args[1])}"
-    return _format_rest(tree, depth)
+    return _format_rest(tree, nesting_depth)
 
 
 def _format_rest(tree: Tree, depth: int) -> str:

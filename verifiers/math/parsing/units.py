@@ -200,9 +200,9 @@ def _to_singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and len(word) > 3 and not word.endswith("ss") else word
 
 
-def is_angle(meaning: Measure | None) -> bool:
+def is_angle(measure: Measure | None) -> bool:
     """Whether the label is degrees or radians."""
-    return meaning is not None and meaning[0] == (("angle", 1),)
+    return measure is not None and measure[0] == (("angle", 1),)
 
 
 def is_base_unit(name: str) -> bool:
@@ -210,9 +210,9 @@ def is_base_unit(name: str) -> bool:
     return any(base == name for base, _ in _UNITS.values())
 
 
-def is_money(meaning: Measure | None) -> bool:
+def is_money(measure: Measure | None) -> bool:
     """Whether the label is a currency; amounts of money are not rounded."""
-    return meaning is not None and len(meaning[0]) == 1 and meaning[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
+    return measure is not None and len(measure[0]) == 1 and measure[0][0][0] in ("money", "euro", "gbp", "rupee", "yen")
 
 
 def is_degree(label: str) -> bool:

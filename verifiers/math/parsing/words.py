@@ -23,10 +23,10 @@ _ESCAPED = re.compile(r"\\\\[a-zA-Z]{2}")
 _GROUPED = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 
 
-class Phrase(NamedTuple):
+class AnswerWording(NamedTuple):
     """Several wordings of one answer: the pattern, the canonical wording, and one example, which a test runs.
 
-    >>> Phrase(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
+    >>> AnswerWording(re.compile("dne|undefined"), "does not exist", "dne").pattern.fullmatch("dne") is not None
     True
     """
 
@@ -37,7 +37,7 @@ class Phrase(NamedTuple):
 
 _OF_WHAT = "(?:(?:the |this )?(?:series|integral|sequence) )?"
 PHRASES = tuple(
-    Phrase(re.compile(pattern), becomes, example)
+    AnswerWording(re.compile(pattern), becomes, example)
     for pattern, becomes, example in (
         (
             r"(?:there (?:is|are) |(?:the |this )?(?:equation|system|inequality) has )?"
@@ -78,7 +78,7 @@ _RELATION_SIGN = re.compile(
 """Signs after the letter of a choice that make it part of a formula."""
 
 
-def _is_denied(rest: str) -> bool:
+def _denies_choice(rest: str) -> bool:
     """Whether the words after the letter of a choice deny it; the option's own text may be a denial: `(B) False`."""
     return rest not in ("False", "No", "Never") and _DENIAL_WORDS.search(rest) is not None
 
@@ -108,7 +108,7 @@ def strip_wrapping(text: str) -> str:
                 text = inside
                 break
         match = _COMMAND.match(text)
-        if match and text.endswith("}") and _is_closed_at_end(text, match.end()):
+        if match and text.endswith("}") and _is_brace_closed_at_end(text, match.end()):
             text = text[match.end() : -1]
         text = re.sub(r"^(?:=|\\approx(?![a-zA-Z]))\s*", "", text)
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
@@ -117,10 +117,10 @@ def strip_wrapping(text: str) -> str:
     return text.replace(" ", "") if " " in text and _GROUPED.fullmatch(text) else text
 
 
-def _is_closed_at_end(text: str, at: int) -> bool:
+def _is_brace_closed_at_end(text: str, start: int) -> bool:
     """Whether the brace opened before `at` closes only at the very end."""
     depth = 1
-    for place in range(at, len(text)):
+    for place in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[place], 0)
         if not depth:
             return place == len(text) - 1
@@ -128,7 +128,7 @@ def _is_closed_at_end(text: str, at: int) -> bool:
 
 
 def parse_choice(text: str) -> str | None:
-    """Parse a multiple-choice answer and return its letter as a capital: `(C)`, `C.`, `(C) 12`, `option c`; None for other texts."""
+    """Parse a multiple-choice answer and return its letter as a capital: `(C)`, `C.`, `(C) 12`, `option_name c`; None for other texts."""
     if len(text) > 300:
         return None
     shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
@@ -144,7 +144,7 @@ def parse_choice(text: str) -> str | None:
         other = re.match(r"[A-Z][\w{}]*\s*=", rest) or re.search(
             r"[(\[]\s*[A-Ja-j]\s*[)\]]|\b(?:or|and|not)\b|\bno,|\b[A-J][.:)]|\b[B-HJ]$", rest
         )
-        if not marked or other or _is_denied(rest) or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
+        if not marked or other or _denies_choice(rest) or not re.match(r"[\w$\\(\[-]", rest) or rest[0] in "^_":
             return None
         if bracketed and (not bracketed.isupper() or _RELATION_SIGN.match(rest)):
             return None
@@ -166,8 +166,10 @@ def parse_lettered_numeral(text: str) -> Tree | None:
     return ("base", match[1].upper().lstrip("0") or "0", base)
 
 
-def parse_words(text: str, *, strict: bool) -> Tree | None:
-    """Parse a text as words: with `strict` only if it can be nothing else, otherwise any plain words."""
+def parse_words(text: str, *, only_if_unambiguous: bool) -> Tree | None:
+    """Read a text as words: with `only_if_unambiguous` only if it can be nothing else, otherwise any plain words; None if it is not
+    words.
+    """
     if len(text) > 200:
         return None
     shown = _COMMAND.sub(" ", text).replace("}", " ") if _COMMAND.search(text) else text
@@ -186,7 +188,7 @@ def parse_words(text: str, *, strict: bool) -> Tree | None:
     said = next((saying.meaning for saying in PHRASES if saying.pattern.fullmatch(low)), "") or parse_date(low)
     if said:
         return ("text", said)
-    if strict:
+    if only_if_unambiguous:
         if any(c.isdigit() for c in shown) or any(run.lower() in _MATH_WORDS for run in runs):
             return None
         if not re.fullmatch(r"[a-zA-ZÀ-ɏ ,.'&-]+", shown) or ("," in shown and runs[0].lower() not in ("yes", "no", "true", "false")):

@@ -118,7 +118,7 @@ def is_equal(a: Tree, b: Tree) -> bool | None:
         return None
     if gap == 0:
         return True
-    if _is_zero_on_both_sides(gap):
+    if _is_zero_for_both_signs(gap):
         return True
     for step in (sp.expand, sp.radsimp, sp.trigsimp, sp.simplify):
         gap = step(gap)
@@ -129,7 +129,7 @@ def is_equal(a: Tree, b: Tree) -> bool | None:
     return None
 
 
-def _is_zero_on_both_sides(gap: Any) -> bool:
+def _is_zero_for_both_signs(gap: Any) -> bool:
     """Whether an expression in |x| is zero for positive x and for negative x, by expansion only: logarithms of x^2 and |x| are."""
     (letter,) = gap.free_symbols if len(gap.free_symbols) == 1 else (None,)
     if letter is None or not gap.has(sp.Abs):
@@ -138,16 +138,16 @@ def _is_zero_on_both_sides(gap: Any) -> bool:
     return all(sp.expand_log(sp.expand(gap.subs(letter, side))) == 0 for side in (positive, -positive))
 
 
-def reply(question: dict[str, Any]) -> dict[str, Any]:
+def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     """Handle one request of the worker protocol."""
-    return {"same": is_equal(_to_tuples(question["a"]), _to_tuples(question["b"]))}
+    return {"same": is_equal(_to_tuples(request["a"]), _to_tuples(request["b"]))}
 
 
 def _to_tuples(value: Any) -> Any:
     return tuple(_to_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def warm() -> None:
+def preload() -> None:
     """Preload what the first request needs, and raise the recursion limit for sympy."""
     sys.setrecursionlimit(5000)
     x = ("sym", "x")

@@ -102,7 +102,9 @@ class Normalizer:
     _binom = _fact
 
     def _sum(self, tree: Tree) -> Form:
-        """A short sum is computed; a long one, a limit or an integral is opaque: its bounds may be infinite."""
+        """Compute a short sum or product; make a long one, a limit, an integral or a derivative an opaque atom, since its bounds may be
+        infinite.
+        """
         value = to_rational(tree)
         if value is not None:
             return _constant_form(value)
@@ -279,9 +281,9 @@ def format_form(form: Form) -> str:
     return joined
 
 
-def compare_forms(a: Tree, b: Tree, steps: int = MAX_STEPS) -> bool | None:
+def is_equal_normal_form(a: Tree, b: Tree, max_steps: int = MAX_STEPS) -> bool | None:
     """Compare two expressions by their normal forms; None if the forms do not decide."""
-    normaliser = Normalizer(steps)
+    normaliser = Normalizer(max_steps)
     left, right = normaliser.to_form(a), normaliser.to_form(b)
     if left == right:
         return True

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpmath.ctx_mp import MPContext
 
-from rlvr.verifiers.math.parsing.tree import LimitExceeded, Tree, free_symbols, list_nodes
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, Tree, get_free_symbols, list_nodes
 from rlvr.verifiers.math.values.cost import charge
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 
@@ -28,7 +28,7 @@ POINT_SCALES = (1, 3, 20, Fraction(1, 9), 7, 300)
 """How far from zero the sample points are."""
 
 
-class Undecided(Exception):
+class NoNumericRule(Exception):
     """Raised if there is no numeric rule for a part of the expression."""
 
 
@@ -57,7 +57,7 @@ def count_digits_needed(*trees: Tree) -> int:
 
 
 class Evaluator:
-    """Values of trees at one point."""
+    """Evaluates trees as mpmath numbers at one sample point, with a given number of digits."""
 
     def __init__(self, digits: int, point: dict[str, Fraction]) -> None:
         self.mp = get_mp_context()
@@ -123,9 +123,9 @@ class Evaluator:
         if op == "root":
             return self._compute_root(self._evaluate(tree[1]), self._evaluate(tree[2]))
         if op == "fact":
-            return mp.gamma(self._factorial_argument(tree[1]) + 1)
+            return mp.gamma(self._evaluate_factorial_argument(tree[1]) + 1)
         if op == "binom":
-            return mp.binomial(self._factorial_argument(tree[1]), self._factorial_argument(tree[2]))
+            return mp.binomial(self._evaluate_factorial_argument(tree[1]), self._evaluate_factorial_argument(tree[2]))
         return self._compute_function(tree) if op == "fun" else self._raise_undecided(tree)
 
     def _compute_power(self, base: Any, exponent: Any, tree: Tree) -> Any:
@@ -133,7 +133,7 @@ class Evaluator:
             if self.mp.re(exponent) > 0:
                 return self.mp.mpf(0)
             raise NotFinite("it raises zero to a power that is not positive")
-        self._check_precision_loss(exponent, -1)
+        self._record_precision_loss(exponent, -1)
         if abs(exponent) * (abs(self.mp.mag(base)) + 1) > 3_000_000:
             raise LimitExceeded("a power in it is too large")
         power = to_rational(tree[2])
@@ -149,10 +149,10 @@ class Evaluator:
             return sign * self.mp.power(-base, exponent)
         return self.mp.power(base, exponent)
 
-    def _check_precision_loss(self, argument: Any, side: int) -> None:
+    def _record_precision_loss(self, argument: Any, limit_side: int) -> None:
         """Record precision loss for extreme arguments: cos of 10^-40 is 1, arctan of 10^40 is pi/2."""
         size = self.mp.mag(argument) if argument else 0
-        self.has_precision_loss |= size < -1.6 * self.digits or (side == 0 and size > 1.6 * self.digits)
+        self.has_precision_loss |= size < -1.6 * self.digits or (limit_side == 0 and size > 1.6 * self.digits)
 
     def _compute_root(self, base: Any, degree: Any) -> Any:
         if degree == 0 or abs(degree) > 100:
@@ -167,7 +167,7 @@ class Evaluator:
             raise LimitExceeded(f"an argument in it is over {limit}")
         return value
 
-    def _factorial_argument(self, tree: Tree) -> Any:
+    def _evaluate_factorial_argument(self, tree: Tree) -> Any:
         """Evaluate the argument of a factorial; one that is not an integer is charged as Gamma."""
         value = self._limit_argument(self._evaluate(tree), 10_000)
         if value != int(self.mp.re(value)):
@@ -182,7 +182,7 @@ class Evaluator:
         if name in ("max", "min", "gcd", "lcm"):
             return self._raise_undecided(tree)
         (x,) = args
-        self._check_precision_loss(x, 0)
+        self._record_precision_loss(x, 0)
         self.has_precision_loss |= name in _SATURATING_FUNCTIONS and (abs(x) ** 2 if name == "erf" else 2 * abs(x)) > 1.4 * self.digits
         if name == "abs":
             return abs(x)
@@ -209,7 +209,7 @@ class Evaluator:
         return result
 
     def _raise_undecided(self, tree: Tree) -> Any:
-        raise Undecided(f"there is no rule for {tree[1] if tree[0] in ('fun', 'const', 'sym') else tree[0]}")
+        raise NoNumericRule(f"there is no rule for {tree[1] if tree[0] in ('fun', 'const', 'sym') else tree[0]}")
 
 
 _SATURATING_FUNCTIONS = frozenset(("tanh", "coth", "erf"))
@@ -251,9 +251,9 @@ def make_sample_point(names: frozenset[str], index: int, salt: int) -> dict[str,
     return point
 
 
-def is_different(a: Tree, b: Tree) -> bool | None:
+def differs_at_sample_points(a: Tree, b: Tree) -> bool | None:
     """Compare at sample points. True: the values differ at some point. False: they agree at every point. None: undecided."""
-    names = free_symbols(a) | free_symbols(b)
+    names = get_free_symbols(a) | get_free_symbols(b)
     digits = count_digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
     on_reals = bool(names) and not any(node == ("const", "i") for tree in (a, b) for node in list_nodes(tree))
@@ -265,7 +265,7 @@ def is_different(a: Tree, b: Tree) -> bool | None:
             left, right = Evaluator(precision, point), Evaluator(precision, point)
             try:
                 x, y = left.evaluate(a), right.evaluate(b)
-            except Undecided:
+            except NoNumericRule:
                 return None
             except NotFinite:
                 if not names:
@@ -283,7 +283,7 @@ def is_different(a: Tree, b: Tree) -> bool | None:
     return False if agreed else None
 
 
-def is_close(x: Any, y: Any, largest: int, digits: int) -> bool:
+def is_close(x: Any, y: Any, max_exponent: int, digits: int) -> bool:
     """Whether two values agree to all but a dozen of their digits, with cancellation taken into account."""
     mp = get_mp_context()
     if x == y:
@@ -293,7 +293,7 @@ def is_close(x: Any, y: Any, largest: int, digits: int) -> bool:
     try:
         gap = mp.mag(x - y)
         return bool(gap < max(mp.mag(x) if x else -(10**9), mp.mag(y) if y else -(10**9)) - 3.33 * (digits - 15)) or bool(
-            gap < largest - 3.33 * (digits - 8) and largest > 0
+            gap < max_exponent - 3.33 * (digits - 8) and max_exponent > 0
         )
     finally:
         mp.prec = old
@@ -303,7 +303,7 @@ def evaluate_real(tree: Tree, digits: int = BASE_DIGITS) -> Any | None:
     """Evaluate an expression without letters as a real number; None if it is not one."""
     try:
         value = Evaluator(digits, {}).evaluate(tree)
-    except (Undecided, NotFinite, LimitExceeded):
+    except (NoNumericRule, NotFinite, LimitExceeded):
         return None
     mp = get_mp_context()
     if mp.im(value) != 0:

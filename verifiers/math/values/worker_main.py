@@ -25,7 +25,7 @@ def _raise_out_of_time(signum: int, frame: object) -> None:
 
 
 def main() -> None:
-    """Handle requests until the input ends."""
+    """Main loop of a worker process: read a request from stdin, handle it within its CPU time, write the reply to stdout."""
     memory_mb, paths, file = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     known = [os.path.realpath(p) for p in sys.path]
     sys.path.extend(p for p in paths if os.path.realpath(p) not in known)

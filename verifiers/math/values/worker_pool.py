@@ -50,12 +50,12 @@ class WorkersFailed(Exception):
     """Raised if several workers in a row died or never got CPU time: an infrastructure fault."""
 
 
-Home: TypeAlias = "queue.LifoQueue[Worker | WorkersFailed]"
+Home: TypeAlias = "queue.LifoQueue[WorkerProcess | WorkersFailed]"
 """Queue of idle workers, and of errors of workers that did not start."""
 
 
-class Worker:
-    """One process and its two pipes."""
+class WorkerProcess:
+    """The parent's handle of one worker process: the process and the two pipes to it."""
 
     def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path) -> None:
         self.idle_queue = idle_queue
@@ -143,7 +143,7 @@ class CpuBudget:
 
 
 class WorkerPool:
-    """A few warm workers that any thread may use: started when needed or in advance; stopped by `close`.
+    """A few warm worker processes that any thread may use: started when needed or in advance; stopped by `close`.
 
     Args of the constructor: `code` is the file whose function `reply` handles the requests, and `work` names the work in messages.
     """
@@ -165,7 +165,7 @@ class WorkerPool:
     def _reset(self) -> None:
         self._idle: Home = queue.LifoQueue()
         self._num_to_start = self.size
-        self._workers: set[Worker] = set()
+        self._workers: set[WorkerProcess] = set()
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
@@ -196,7 +196,7 @@ class WorkerPool:
                 self._idle.put(WorkersFailed(f"a worker did not start: {error}"))
 
     def is_equal(self, a: Tree, b: Tree, budget: CpuBudget) -> bool | None:
-        """Let algebra decide whether two expressions are equal; None if it cannot."""
+        """Ask an algebra worker whether two expressions are equal; None if algebra cannot decide."""
         same = self.send_request({"a": a, "b": b}, budget).get("same")
         return same if isinstance(same, bool) else None
 
@@ -232,7 +232,7 @@ class WorkerPool:
             return reply
         raise WorkersFailed(f"{MAX_ATTEMPTS} workers in a row gave no reply ({trouble})")
 
-    def _take_worker(self) -> Worker:
+    def _take_worker(self) -> WorkerProcess:
         self._reset_after_fork()
         home, failed, end = self._idle, 0, time.monotonic() + QUEUE_TIMEOUT_S
         while True:
@@ -258,10 +258,10 @@ class WorkerPool:
 
     def _start_worker(self, idle_queue: Home) -> None:
         """Start a worker and put it, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
-        found: Worker | WorkersFailed = WorkersFailed("no worker survived its start")
+        found: WorkerProcess | WorkersFailed = WorkersFailed("no worker survived its start")
         for _ in range(MAX_ATTEMPTS):
             try:
-                worker = Worker(self.memory_mb, idle_queue, self.handler_file)
+                worker = WorkerProcess(self.memory_mb, idle_queue, self.handler_file)
             except OSError as error:
                 found = WorkersFailed(f"a worker did not start: {error}")
                 break
@@ -276,10 +276,10 @@ class WorkerPool:
                 found = worker
             break
         idle_queue.put(found)
-        if isinstance(found, Worker) and idle_queue is not self._idle:  # closed meanwhile
+        if isinstance(found, WorkerProcess) and idle_queue is not self._idle:  # closed meanwhile
             self._kill_worker(found)
 
-    def _replace_worker(self, worker: Worker) -> int | None:
+    def _replace_worker(self, worker: WorkerProcess) -> int | None:
         """Kill a worker and immediately start another one; return the exit status."""
         status = self._kill_worker(worker)
         with self._lock:
@@ -287,7 +287,7 @@ class WorkerPool:
         self.start_workers(1)
         return status
 
-    def _kill_worker(self, worker: Worker) -> int | None:
+    def _kill_worker(self, worker: WorkerProcess) -> int | None:
         status = worker.kill()
         self._workers.discard(worker)
         return status
@@ -303,7 +303,7 @@ class WorkerPool:
             self._kill_worker(worker)
 
 
-def _kill_all(live: set[Worker], owner: int) -> None:
+def _kill_all(live: set[WorkerProcess], owner: int) -> None:
     if os.getpid() == owner:
         for worker in list(live):
             worker.kill()

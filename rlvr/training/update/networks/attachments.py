@@ -7,12 +7,14 @@ from typing import Any
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.training.update.networks.critic import Critic
 from rlvr.training.update.networks.teacher_divergence import TeacherDivergence
-from rlvr.training.update.optimization import Optimization
+from rlvr.training.update.optimization import OptimizationSettings
 from rlvr.training.update.policy import Policy
 from rlvr.training.update.reference import ReferencePolicy
 
 
-def attach_networks(policy: Policy, teacher: ReferencePolicy | None, algorithm: Algorithm, optimization: Optimization) -> Critic | None:
+def attach_networks(
+    policy: Policy, teacher: ReferencePolicy | None, algorithm: Algorithm, optimization: OptimizationSettings
+) -> Critic | None:
     """Attach the networks that the algorithm and the settings require; return the separate critic, if there is one."""
     if algorithm.traits.needs_divergence and teacher is not None:
         policy.divergence = TeacherDivergence(teacher, algorithm.traits.needs_divergence).check_compatible(policy)
@@ -23,7 +25,7 @@ def attach_networks(policy: Policy, teacher: ReferencePolicy | None, algorithm: 
     return critic
 
 
-def build_parameter_groups(policy: Policy, optimization: Optimization) -> list[Any]:
+def build_parameter_groups(policy: Policy, optimization: OptimizationSettings) -> list[Any]:
     """Build the optimizer's parameter groups; a separate critic has its own learning rate."""
     trained = [p for p in policy.parameters() if p.requires_grad]
     if optimization.critic is None or policy.value is None:

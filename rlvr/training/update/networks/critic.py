@@ -13,7 +13,7 @@ from rlvr.training.update.policy import Policy
 
 
 class Critic(nn.Module):
-    """Estimates the return from each token on.
+    """A separate critic: estimates, at each token, the return from there on.
 
     >>> policy.value = Critic(model, max_grad_norm=1.0)                 # doctest: +SKIP
     """
@@ -34,7 +34,7 @@ class Critic(nn.Module):
         values: Tensor = self.head(self.body.compute_hidden_states(batch)).sum(-1)
         return values
 
-    def clip_gradient(self, norm: float) -> float:
-        """Clip the critic's gradient by its own norm; return the norm of the policy's, or the critic's if that is not finite."""
+    def clip_gradient(self, policy_grad_norm: float) -> float:
+        """Clip the critic's gradient; return `policy_grad_norm` unchanged, or the critic's own norm if that is not finite."""
         own = float(nn.utils.clip_grad_norm_(self.parameters(), self.max_grad_norm or torch.inf))
-        return norm if own < torch.inf else own
+        return policy_grad_norm if own < torch.inf else own

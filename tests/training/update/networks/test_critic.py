@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from rlvr.config.training import CriticConfig
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
-from rlvr.training.update.learner import Learner, Optimization
+from rlvr.training.update.learner import Learner, OptimizationSettings
 from rlvr.training.update.networks.critic import Critic
 from tests.fixtures.gradients import fixed_groups
 from tests.fixtures.learning import tiny_model
@@ -24,7 +24,7 @@ def learner_with(critic: CriticConfig | None, *, rate: float = 0.0, model: Any =
     chosen = {"num_iterations": 1, "beta": 0.0, **settings}
     return Learner(
         model or tiny_model(), build("algorithm", "ppo", **{k: v for k, v in chosen.items() if k != "kl_in"}),
-        Optimization(learning_rate=rate, critic=critic), accelerator=Accelerator(cpu=True), total_steps=40,
+        OptimizationSettings(learning_rate=rate, critic=critic), accelerator=Accelerator(cpu=True), total_steps=40,
     )  # fmt: skip
 
 
@@ -83,5 +83,5 @@ def test_a_resumed_run_has_the_same_critic() -> None:
 def test_an_algorithm_without_a_critic_refuses_it() -> None:
     with pytest.raises(ConfigError, match=r"train\.critic is set, but the algorithm has no critic"):
         Learner(
-            tiny_model(), build("algorithm", "grpo"), Optimization(critic=OWN), accelerator=Accelerator(cpu=True), total_steps=1,
+            tiny_model(), build("algorithm", "grpo"), OptimizationSettings(critic=OWN), accelerator=Accelerator(cpu=True), total_steps=1,
         )  # fmt: skip
