@@ -32,7 +32,7 @@ def main() -> None:
     import resource
 
     answering = _load_module(file)
-    answering.warm()
+    answering.preload()
     limit = memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -47,7 +47,7 @@ def main() -> None:
         said: dict[str, Any] = {}
         try:
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
-            said = answering.reply(question)
+            said = answering.handle_request(question)
         except OutOfTime:
             said = {"over": f"it needs more than {cpu_s:.2g} s of processor time"}
         except (MemoryError, RecursionError) as error:
