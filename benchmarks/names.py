@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGES = ("rlvr", "envs", "verifiers", "sandbox")
+NOT_METRICS = ("application/", "runs/", "checkpoints/", "text/", "etc/", "data/", "cpu/", "envs/", "in/", "root/", "up/")
 METRIC = re.compile(r"[\"']((?:[a-z_]+)/(?:[a-z_]+))[\"']")
 
 
@@ -68,7 +69,7 @@ def metrics(root: Path) -> list[tuple[str, str]]:
             continue
         for line in path.read_text("utf-8").split("\n"):
             for name in METRIC.findall(line):
-                if not name.startswith(("application/", "runs/", "checkpoints/", "text/", "etc/", "data/", "cpu/")):
+                if not name.startswith(NOT_METRICS) and name not in ("tok/s", "tokens/s"):
                     found.setdefault(f"metric {name}", line.strip())
     return sorted(found.items())
 

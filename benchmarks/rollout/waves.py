@@ -135,7 +135,7 @@ def main() -> None:
         "longest_alone_s": round(free["longest"], 2),
         "seconds": round(free["seconds"], 2),
         "ratio": round(free["seconds"] / free["longest"], 3),
-        "lockstep_s": round(sync_turns["seconds"], 2),
+        "sync_turns_s": round(sync_turns["seconds"], 2),
         "sync_turns": compared(free, sync_turns),
     }
     if options.before:

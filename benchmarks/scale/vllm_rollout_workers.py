@@ -1,4 +1,4 @@
-"""Collectors with vLLM engines: does a run with them learn, does it repeat itself, and is a stale engine refused? Needs Ray and vLLM.
+"""Rollout workers with vLLM engines: does a run with them learn, does it repeat itself, and is a stale engine refused? Needs Ray and vLLM.
 
     python benchmarks/scale/vllm_rollout_workers.py [--steps 10] [--rollout_workers 2] [--staleness 1] [--runs 2] [--set a.b=c ...]
 

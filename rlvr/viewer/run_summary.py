@@ -17,7 +17,7 @@ from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.runs.curves import build_curve_panels
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
-METRICS_FILE, TIMINGS_FILE, COLLECTORS_FILE = "metrics.jsonl", "timings.jsonl", "rollout_workers.jsonl"
+METRICS_FILE, TIMINGS_FILE, ROLLOUT_WORKERS_FILE = "metrics.jsonl", "timings.jsonl", "rollout_workers.jsonl"
 TABLE_HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed")
 
 
@@ -65,7 +65,7 @@ def _build_training_summary(run: Path) -> dict[str, Any]:
 
 def _collect_cluster_facts(run: Path, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Count what happened to a run's rollout workers, and name the bottleneck of its speed; empty for a run without rollout workers."""
-    events = Counter(row.get("event") for row in _read_log(run, COLLECTORS_FILE))
+    events = Counter(row.get("event") for row in _read_log(run, ROLLOUT_WORKERS_FILE))
     named = {"rollout_workers_lost": "lost", "calls_given_up": "given_up", "resumed": "resumed"}
     _, limit = find_bottleneck(rows, load_run_config(run).rollout.max_staleness)
     return {name: events[event] for name, event in named.items() if events[event]} | ({"speed": limit} if limit else {})

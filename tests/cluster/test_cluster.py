@@ -1,4 +1,4 @@
-"""Collectors on a real Ray cluster of two nodes, whose processes and nodes are killed and frozen: the episodes are those of one process.
+"""Rollout workers on a real Ray cluster of two nodes, whose processes and nodes are killed and frozen: the episodes are those of one process.
 
 Without torch where possible, so that an actor starts in a second. More of everything, at random moments: benchmarks/scale/equal.py.
 """

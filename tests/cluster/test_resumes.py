@@ -22,7 +22,7 @@ from tests.fixtures.tiny import tiny_run
 
 
 class Mortal(InThisProcess):
-    """Collectors that are all lost for good in the step after the first checkpoint, in so many of the first runs."""
+    """Rollout workers that are all lost for good in the step after the first checkpoint, in so many of the first runs."""
 
     runs, bad = 0, 0
 

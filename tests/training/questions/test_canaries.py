@@ -1,4 +1,4 @@
-"""Honeypots: a hole in the verifier is told, a sound verifier is never blamed, and the answers are in the run folder."""
+"""Canary tasks: a hole in the verifier is told, a sound verifier is never blamed, and the answers are in the run folder."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def test_the_count_goes_on_after_a_resume(tmp_path: Path, leaky: str) -> None:
         ({"name": "arithmetic", "verifier": "LEAKY:Blind"}, "does not compare with the reference"),
     ],
 )
-def test_what_honeypots_cannot_tell_is_refused_before_the_run(env: dict[str, Any], words: str, leaky: str) -> None:
+def test_what_canaries_cannot_tell_is_refused_before_the_run(env: dict[str, Any], words: str, leaky: str) -> None:
     env = {key: value.replace("LEAKY", leaky) for key, value in env.items()}
     with build("env", env.pop("name"), **env) as environment, pytest.raises(ConfigError, match=words):
         CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0)
 
 
-def test_a_honeypot_is_the_same_prompt_with_a_reference_of_the_same_kind() -> None:
+def test_a_canary_is_the_same_prompt_with_a_reference_of_the_same_kind() -> None:
     task = Task(user("2+2="), "4", id="t", meta={"level": 1})
     pot = make_canary(task, 7)
     assert (pot.prompt, pot.id, pot.meta) == (task.prompt, task.id, task.meta)
