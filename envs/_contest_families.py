@@ -17,7 +17,7 @@ WORDS = "apple pear plum fig kiwi lemon mango grape melon peach".split()  # noqa
 class ContestProblem:
     """A generated programming problem: statement, solution, and functions that make its tests.
 
-    >>> problem = FAMILIES["make_weighted_sum_problem"](random.Random(0))
+    >>> problem = FAMILIES["weighted_sum"](random.Random(0))
     >>> len(problem.make_cases(random.Random(0), 3))
     3
     """

@@ -119,7 +119,7 @@ def draw_name_for_split(draw: random.Random, split: str, draw_name: Callable[[],
 
     >>> draw = random.Random(0)
     >>> draw_name_for_split(draw, "train", lambda: str(draw.randrange(100)))
-    '49'
+    '5'
     """
     while True:
         found = draw_name()

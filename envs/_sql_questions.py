@@ -14,7 +14,7 @@ from rlvr.envs._sql_databases import FIRST_DAY, NUM_DAYS, TOWNS, DatabaseLayout
 class SqlQuestion:
     """A question with its correct query.
 
-    >>> SqlQuestion("How many orders are there?", "SELECT make_count_question(*) FROM orders").is_ordered
+    >>> SqlQuestion("How many orders are there?", "SELECT count(*) FROM orders").is_ordered
     False
     """
 

@@ -15,7 +15,7 @@ class Countdown(Environment):
 
     >>> import rlvr
     >>> env = rlvr.make_env("countdown", numbers=3)
-    >>> env.verifier.verify(env.task("test", 0), env.gold(env.task("test", 0))).compute_logprobs
+    >>> env.verifier.verify(env.task("test", 0), env.gold(env.task("test", 0))).score
     1.0
     """
 

@@ -182,7 +182,7 @@ class Shell(SandboxEnvironment):
     the score.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("shell", kinds=["make_remove_repeats_task"], sandbox={"name": "process", "trusted": True})
+    >>> env = rlvr.make_env("shell", kinds=["once"], sandbox={"name": "process", "trusted": True})
     >>> env.task("train", 0).question.split(":")[0]
     'Remove the repeated lines from ember-f909/items.txt'
     >>> env.close()

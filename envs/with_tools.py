@@ -24,7 +24,7 @@ class WithTools(Environment):
     >>> import rlvr
     >>> env = rlvr.make_env("with_tools", env="arithmetic", tools=["calculator"])
     >>> env.task("train", 0).question, env.max_turns
-    ('37+58=', 6)
+    ('3+8=', 6)
     """
 
     needs = {"env": "", "tools": ["calculator"], "sandbox": "docker"}

@@ -66,7 +66,7 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
         tokenizer: the tokenizer: `chars`, a folder or a Hub id, or a tokenizer of transformers. Actions are its token ids.
         settings: those of `TokenEnv`, such as max_new_tokens; all others are settings of the environment.
 
-    >>> make("arithmetic", levels=["1+1"]).action_space.n
+    >>> make("arithmetic", levels=["1+1"]).action_space
     Discrete(100)
     """
     from rlvr.mdp.env import TokenEnv, split_token_env_settings

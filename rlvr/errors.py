@@ -32,7 +32,8 @@ class RlvrError(Exception):
     """The base class of all errors that rlvr raises on purpose.
 
     >>> raise ConfigError("num_generations is 1; a group needs at least 2; set num_generations=8")
-    Traceback (most recent call last): rlvr.errors.ConfigError: num_generations is 1; a group needs at least 2; set num_generations=8
+    Traceback (most recent call last):
+    rlvr.errors.ConfigError: num_generations is 1; a group needs at least 2; set num_generations=8
     """
 
     exit_code = 3

@@ -158,8 +158,8 @@ def explain_call(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call with wrong arguments say how the function is called. For functions of the front door.
 
     >>> explain_call(explain_name)(nme="x")
-    Traceback (most recent call last): TypeError: rlvr.explain_name: missing a required argument: 'name'; the call is
-    rlvr.explain_name(name)
+    Traceback (most recent call last):
+    TypeError: rlvr.explain_name: missing a required argument: 'name'; the call is rlvr.explain_name(name)
     """
     signature = inspect.signature(function)
     own = f"rlvr.{function.__qualname__.removesuffix('.__init__')}"

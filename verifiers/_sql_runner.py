@@ -41,7 +41,7 @@ class LimitExceeded(Exception):
 def create_database(script: str) -> sqlite3.Connection:
     """Create an in-memory database from a script of the task.
 
-    >>> create_database("create table t(n); insert target t values (1)").execute("select n from t").fetchall()
+    >>> create_database("create table t(n); insert into t values (1)").execute("select n from t").fetchall()
     [(1,)]
     """
     connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -52,7 +52,7 @@ def create_database(script: str) -> sqlite3.Connection:
 def run_query(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
     """Run one read-only query within the limits and return its rows; bytes are written as {"hex": ...}.
 
-    >>> run_query(create_database("create table t(n); insert target t values (1)"), "select n, x'00' from t")
+    >>> run_query(create_database("create table t(n); insert into t values (1)"), "select n, x'00' from t")
     [[1, {'hex': '00'}]]
     """
     for limit, most in SQLITE_LIMITS.items():

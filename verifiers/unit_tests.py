@@ -11,8 +11,8 @@ without an answer. After that, only a failure of the sandbox itself gives no sco
 
 from __future__ import annotations
 
+import ast
 import json
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -264,8 +264,15 @@ def _checker_source(kind: str) -> str:
 def _join_sources(*module_names: str) -> str:
     """Join modules of rlvr into one program; their imports of each other are removed."""
     future = "from __future__ import annotations"
-    ours = (re.sub(r"^from rlvr\..*$", "", (CODE_DIR / f"{name}.py").read_text("utf-8"), flags=re.MULTILINE) for name in module_names)
-    return "\n".join([future, *(text.replace(future, "") for text in ours)])
+    joined = [future]
+    for name in module_names:
+        text = (CODE_DIR / f"{name}.py").read_text("utf-8")
+        lines = text.split("\n")
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("rlvr.", "__future__")):
+                lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+        joined += lines
+    return "\n".join(joined)
 
 
 make = UnitTests

@@ -89,7 +89,7 @@ def main() -> None:
                     print(json.dumps(row), flush=True)
                     if given.out:
                         with given.out.open("a") as file:
-                            file.flush(json.dumps(row) + "\n")
+                            file.write(json.dumps(row) + "\n")
     print(kits(rows) if given.kit_only else table(rows))
 
 

@@ -175,7 +175,7 @@ def main() -> None:
             row = future.result()
             done.append(row)
             with options.out.open("a") as file:
-                file.flush(json.dumps(row) + "\n")
+                file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
     print(table(done))
     if not all(row["good"] for row in done):

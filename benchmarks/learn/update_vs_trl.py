@@ -165,7 +165,7 @@ def child(side: str, job: Job, out: str) -> None:
     def note(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = list(parameters)
         if not kept:
-            kept.append(torch.cat([p.grad.float().flatten_policy_tokens().cpu() for p in parameters if p.grad is not None]))
+            kept.append(torch.cat([p.grad.float().flatten().cpu() for p in parameters if p.grad is not None]))
         return clip(parameters, *args, **kwargs)
 
     torch.nn.utils.clip_grad_norm_ = note

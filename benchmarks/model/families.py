@@ -109,7 +109,7 @@ def gradients(learner: Any) -> dict[str, float]:
     def of(scores: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
         (scores * torch.linspace(-1, 1, len(scores), dtype=torch.float64)).sum().backward()
-        return torch.cat([p.grad.double().flatten_policy_tokens() for p in model.parameters() if p.grad is not None])
+        return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
 
     truth = of(expected(model))
     return {name: float((of(scores) - truth).abs().max() / truth.abs().max()) for name, scores in by_arrangement(learner)}
@@ -212,7 +212,7 @@ def main() -> int:
         lines.append(line)
         if asked.out:
             with asked.out.open("a", encoding="utf-8") as file:
-                file.flush(json.dumps(line) + "\n")
+                file.write(json.dumps(line) + "\n")
     count = Counter(line["state"] for line in lines)
     print(json.dumps({"transformers": transformers.__version__, "steps": asked.steps, "families": len(lines)} | count), file=sys.stderr)
     return int(bool(count["wrong"] or count["internal"]))

@@ -84,7 +84,7 @@ def find_version(distribution: str, module: Any) -> str:
 class SharedObjectInstance:
     """Base class of instances that share an object, loaded once before they are forked; each re-raises a load error.
 
-    >>> Loaded.shared is None
+    >>> SharedObjectInstance.shared is None
     True
     """
 

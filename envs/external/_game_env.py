@@ -25,12 +25,12 @@ MAX_TURN_CHARS = 2_000
 class GameRewardVerifier(Verifier):
     """Verify a game by the rewards that its session recorded; the text of the answer does not count.
 
-    The reference defines the score: `{"success_threshold": 1.0}` scores 1 if the game is over and its last reward is at least 1.0, else 0.
+    The reference defines the score: `{"won": 1.0}` scores 1 if the game is over and its last reward is at least 1.0, else 0.
     `{"scale": [-1, 1]}` maps the sum of the rewards of a finished game to 0 ... 1. A reward that is not a finite number, outside of the
     declared scale, or above the declared `most`, gives no score.
 
-    >>> task = Task(({"role": "user", "content": "PlayedConversation."},), {"success_threshold": 1.0}, id="t")
-    >>> GameRewardVerifier().verify_transcript(task, Transcript("", {"rewards": [0.0, 1.0], "over": True})).compute_logprobs
+    >>> task = Task(({"role": "user", "content": "Play."},), {"won": 1.0}, id="t")
+    >>> GameRewardVerifier().verify_transcript(task, Transcript("", {"rewards": [0.0, 1.0], "over": True})).score
     1.0
     >>> GameRewardVerifier().verify_transcript(task, Transcript("", {"rewards": ["nan"], "over": True})).fault.value
     'infra'

@@ -28,8 +28,8 @@ MAX_NUMBERS = 64
 class GymnasiumInstance:
     """Worker class of `gymnasium`: one Gymnasium environment, in a forked process.
 
-    >>> room = GymnasiumInstance(id="FrozenLake", kwargs={})
-    >>> room.setup(seed=3).splitlines()[-1], room.words()
+    >>> instance = GymnasiumInstance(id="FrozenLake", kwargs={})
+    >>> instance.reset(seed=3).splitlines()[-1], instance.list_action_words()
     ('Say one move: left, down, right or up.', ['left', 'down', 'right', 'up'])
     """
 

@@ -188,8 +188,8 @@ def are_expected_calls_valid(row: Mapping[str, Any]) -> bool:
     """Return whether the expected calls fit the functions of their question: a few in the data do not, and cannot be answered.
 
     >>> f = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {"x": {"type": "string", "enum": ["a"]}}}}
-    >>> is_answerable({"functions": [f], "truth": [{"f": {"x": ["a"]}}]}), is_answerable({"functions": [f], "truth": [{"f": {"x": ["b"]}}]})
-    (True, False)
+    >>> [are_expected_calls_valid({"functions": [f], "truth": [{"f": {"x": [value]}}]}) for value in "ab"]
+    [True, False]
     """
     specs = {spec.name: spec for spec in map(make_tool_spec, row["functions"])}
     try:

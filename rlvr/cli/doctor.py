@@ -38,7 +38,7 @@ ENGINE_API_VERSION = "1.40"
 class Finding:
     """The result of one check of `rlvr doctor`. State `missing`: an optional component is absent; `broken`: something must be repaired.
 
-    >>> CheckResult("docker engine", "missing", "no answer", "start dockerd").state
+    >>> Finding("docker engine", "missing", "no answer", "start dockerd").state
     'missing'
     """
 

@@ -72,11 +72,11 @@ def read_last_lines(log_path: str) -> list[str]:
 def describe_exit(ray_message: str, log_lines: Sequence[str]) -> str:
     """Describe how a process ended, from the message of Ray and its last log lines. Ray does not know the signal.
 
-    >>> ending("... WorkerProcess exits with an exit code 3.", [])
+    >>> describe_exit("... WorkerProcess exits with an exit code 3.", [])
     'exit code 3'
-    >>> ending("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
+    >>> describe_exit("... error code 2. End of file. Some common causes include ...", ["Fatal Python error: Segmentation fault"])
     'Fatal Python error: Segmentation fault'
-    >>> ending("... error code 2. End of file. Some common causes include ...", [])
+    >>> describe_exit("... error code 2. End of file. Some common causes include ...", [])
     'it ended without a message, as by SIGKILL, which the system also sends when memory runs out'
     """
     if fatal := [line for line in log_lines if line.startswith("Fatal Python error")]:
@@ -93,9 +93,9 @@ def describe_exit(ray_message: str, log_lines: Sequence[str]) -> str:
 def extract_ray_error(ray_message: str) -> str:
     r"""Extract the cause from a message of Ray: the error below a traceback, otherwise the first sentence.
 
-    >>> last_said("The actor died because of an error in its creation task, ray::A()\n  File ...\nValueError: no such device\n")
+    >>> extract_ray_error("The actor died because of an error in its creation task, ray::A()\n  File ...\nValueError: no such device\n")
     'ValueError: no such device'
-    >>> last_said("The actor died. See the logs.")
+    >>> extract_ray_error("The actor died. See the logs.")
     'The actor died'
     """
     errors = [line for line in ray_message.splitlines() if re.match(r"[\w.<>]+: ", line)]

@@ -137,7 +137,7 @@ def change_to_driver_folder(folder: str) -> None:
 def describe_process() -> dict[str, Any]:
     """Describe this process, so that another process can end it.
 
-    >>> here()["pid"] == os.getpid()
+    >>> describe_process()["pid"] == os.getpid()
     True
     """
     return {"pid": os.getpid(), "host": socket.gethostname(), "pids": get_pid_namespace_id(), "born": get_process_start_time(os.getpid())}

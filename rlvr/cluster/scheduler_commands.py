@@ -25,7 +25,7 @@ class DispatchTask:
 class LoadWeights:
     """Let the worker load this version of the weights.
 
-    >>> Load("c0", version=3, attempt=8).version
+    >>> LoadWeights("c0", version=3, attempt=8).version
     3
     """
 
@@ -50,7 +50,7 @@ class AcceptResult:
 class CountRetry:
     """Count a retry in the metrics: the worker of a task was lost, and the scheduler will give the task to another one.
 
-    >>> CountRetry("1:7", "killed").why
+    >>> CountRetry("1:7", "killed").reason
     'killed'
     """
 

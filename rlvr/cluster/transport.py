@@ -27,7 +27,7 @@ class WorkerStarted:
 class WeightsLoaded:
     """A worker has loaded weights.
 
-    >>> Loaded(Load("c0.0", 1, 1)).order.version
+    >>> WeightsLoaded(LoadWeights("c0.0", 1, 1)).order.version
     1
     """
 
@@ -38,7 +38,7 @@ class WeightsLoaded:
 class TaskEnded:
     """A worker has finished a task, or has cancelled it.
 
-    >>> Ended(DispatchTask("c0.0", "0:1", 0, 1), b"").seconds
+    >>> TaskEnded(DispatchTask("c0.0", "0:1", 0, 1), b"").seconds
     0.0
     """
 
@@ -53,7 +53,7 @@ class TaskEnded:
 class WorkerLost:
     """A worker is lost, or must be replaced.
 
-    >>> Lost("c0.0", "killed").may_be_cause
+    >>> WorkerLost("c0.0", "killed").may_be_cause
     True
     """
 

@@ -150,8 +150,8 @@ class _WorkerHandle:
 class VerifierClient:
     """Sends the verifications of one rollout worker to verifier workers: each to the one with the fewest pending requests of this client.
 
-    >>> desk = Desk(limit_s=300.0)
-    >>> desk.name({})
+    >>> client = VerifierClient(no_worker_timeout_s=300.0)
+    >>> client.set_workers({})
     """
 
     def __init__(

@@ -76,13 +76,15 @@ class WorkScheduler:
     """Decides which worker runs which rollout task next, and with which version of the weights; returns commands for the driver. It has
     no transport, clock or thread.
 
-    >>> pool = Pool()
-    >>> pool.made(0), pool.ask(["1:0", "1:1"], version=0), pool.joined("c0", None)
-    ([], [], [Load(worker='c0', version=0, attempt=1)])
-    >>> pool.loaded(Load("c0", 0, 1))
-    [Assign(worker='c0', group='1:0', version=0, attempt=1)]
-    >>> pool.ended(DispatchTask("c0", "1:0", 0, 1))
-    [Keep(order=Assign(worker='c0', group='1:0', version=0, attempt=1)), Assign(worker='c0', group='1:1', version=0, attempt=1)]
+    >>> scheduler = WorkScheduler()
+    >>> scheduler.add_version(0), scheduler.enqueue(["1:0", "1:1"], version=0), scheduler.add_worker("c0", None)
+    ([], [], [LoadWeights(worker='c0', version=0, attempt=1)])
+    >>> scheduler.handle_weights_loaded(LoadWeights("c0", 0, 1))
+    [DispatchTask(worker='c0', group='1:0', version=0, attempt=1)]
+    >>> for command in scheduler.handle_task_ended(DispatchTask("c0", "1:0", 0, 1)):
+    ...     print(command)
+    AcceptResult(order=DispatchTask(worker='c0', group='1:0', version=0, attempt=1))
+    DispatchTask(worker='c0', group='1:1', version=0, attempt=1)
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from rlvr.config.section import Section, normalize_plugin
 class CurriculumConfig(Section):
     """Prefer tasks that are sometimes solved, by their running solve rate; `{}` uses the defaults.
 
-    >>> CurriculumConfig(key="level").oversample
+    >>> CurriculumConfig(meta_key="level").oversample
     4
     """
 

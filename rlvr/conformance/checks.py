@@ -1,7 +1,7 @@
 """Check a plugin against its contract. Used by `rlvr check`, by the tests of plugin authors, and by the tests of rlvr.
 
 >>> from rlvr.conformance import check_verifier, list_failures
->>> failures(check_verifier("numeric"))
+>>> list_failures(check_verifier("numeric"))
 []
 """
 

@@ -36,7 +36,7 @@ def check_tool_in_context(name: str, context: ToolContext, **settings: Any) -> l
     """Run the kit on a tool with a given context: a sandbox session, or the database of a task.
 
     >>> from rlvr.conformance import list_failures
-    >>> failures(check_tool_in_context("calculator", ToolContext()))
+    >>> list_failures(check_tool_in_context("calculator", ToolContext()))
     []
     """
     return list(run_checks(iter_tool_checks(name, settings, context)))

@@ -147,7 +147,8 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", ne
     >>> validate_value({"type": "number"}, 3)
     3.0
     >>> validate_value({"type": "integer"}, "3", "argument 'limit'")
-    Traceback (most recent call last): rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
+    Traceback (most recent call last):
+    rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
     """
     if nesting_depth > MAX_NESTING_DEPTH:
         raise SchemaError(f"{_describe_location(location)} is nested more than {MAX_NESTING_DEPTH} levels deep")
@@ -180,7 +181,8 @@ def validate_arguments(schema: Mapping[str, Any], call_arguments: Mapping[str, A
     """Validate a call's arguments against a tool's schema; SchemaError names the wrong argument and what the tool accepts.
 
     >>> validate_arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
-    Traceback (most recent call last): rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
+    Traceback (most recent call last):
+    rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
     """
     try:
         fitted: dict[str, Any] = _validate_object(schema, call_arguments, "", 0)

@@ -2,7 +2,7 @@
 
 >>> class Counter(Tool):
 ...     '''Count.'''
-...     def begin(self) -> None:
+...     def setup(self) -> None:
 ...         self.count = 0
 ...     @tool
 ...     def add(self, number: int = 1) -> str:

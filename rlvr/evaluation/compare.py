@@ -33,7 +33,7 @@ SAMPLING_SETTINGS = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_toke
 class EnvComparison:
     """The comparison on one environment. `first` and `second` are means over tasks, of the samples in pairs.
 
-    >>> EnvComparison("gsm8k", 0.5, 0.4, paired_test([0.1] * 9), 0.01, 9, 0, ["gsm8k/test/0"], []).first
+    >>> EnvComparison("gsm8k", 0.5, 0.4, run_paired_test([0.1] * 9), 0.01, 9, 0, ["gsm8k/test/0"], []).first
     0.5
     """
 

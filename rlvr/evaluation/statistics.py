@@ -56,7 +56,7 @@ def majority_at_k(votes: Sequence[Hashable | None], scores: Sequence[float], k: 
     any other but has no vote; if no sample votes, the score is 0.
 
     >>> majority_at_k(["4", "4", "5", None], [1.0, 1.0, 0.0, 0.0], 3)
-    0.875
+    0.75
     """
     if k > len(votes):
         return None

@@ -13,7 +13,7 @@ MAX_DECLARATIONS = 1000
 class Extraction:
     r"""The answer that a text declares; or None, with the reason.
 
-    >>> Extraction("42", "in the sandbox_session")
+    >>> Extraction("42", "in the box")
     Extraction(text='42', reason='in the box', candidates=())
     """
 

@@ -88,7 +88,7 @@ def _hash_prompt(prompt: Sequence[Mapping[str, Any]]) -> str:
 def parse_task_label(label: object) -> dict[str, Any]:
     """Parse the JSON text that identifies a task into split, index and, if there is one, the fingerprint of the prompt.
 
-    >>> parse_label('{"index": 7, "split": "train"}')["index"]
+    >>> parse_task_label('{"index": 7, "split": "train"}')["index"]
     7
     """
     try:

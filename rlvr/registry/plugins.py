@@ -40,7 +40,7 @@ FILE_MODULE_PREFIX = "_rlvr_plugin_"
 class PluginKind:
     """One kind of plugin: its name in messages, its folders, its entry-point group.
 
-    >>> PLUGIN_KINDS["env"].group
+    >>> PLUGIN_KINDS["env"].entry_point_group
     'rlvr.envs'
     """
 

@@ -123,8 +123,9 @@ def build_rollout(mdp: TokenMDP, sampler: Sampler, *, partial_rollout_tokens: in
 def get_partial_completion(episode: Episode) -> PartialCompletion | None:
     """Return the partial completion of an interrupted episode; None if it has ended or failed.
 
-    >>> get_partial_completion(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], "failed", error=CONTINUES_ERROR, meta={"versions": [[3, 1]]}))
-    Part(tokens=[7], logprobs=[-0.5], versions=[[3, 1]])
+    >>> ends = {"stop_reason": StopReason.FAILED, "error": CONTINUES_ERROR, "meta": {"versions": [[3, 1]]}}
+    >>> get_partial_completion(Episode("t", "g", [5, 7], [False, True], [0.0, -0.5], [0.0, 0.0], **ends))
+    PartialCompletion(tokens=[7], logprobs=[-0.5], version_spans=[[3, 1]])
     """
     if episode.error != CONTINUES_ERROR or "versions" not in episode.meta:
         return None

@@ -38,7 +38,7 @@ PANELS: Mapping[str, tuple[str, ...]] = {
 def build_curve_panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Build the panels that have data, from one row per step.
 
-    >>> build_panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])
+    >>> build_curve_panels([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 1.0}])
     [{'title': 'reward', 'steps': [1, 2], 'lines': {'reward': [0.5, 1.0]}}]
     """
     size = -(-len(rows) // MAX_POINTS) or 1

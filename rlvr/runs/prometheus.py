@@ -15,7 +15,10 @@ def format_metrics(row: Mapping[str, Any], run: str) -> str:
     """Format the numbers of a row as gauges, with the run's name as a label; other values are omitted.
 
     >>> print(format_metrics({"step": 3, "cluster/sampling_fraction": 0.5, "kl": None}, "a"), end="")
-    # TYPE rlvr_step gauge rlvr_step{run="a"} 3 # TYPE rlvr_cluster_sampling gauge rlvr_cluster_sampling{run="a"} 0.5
+    # TYPE rlvr_step gauge
+    rlvr_step{run="a"} 3
+    # TYPE rlvr_cluster_sampling_fraction gauge
+    rlvr_cluster_sampling_fraction{run="a"} 0.5
     """
     label = "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n"}.get(letter, letter) for letter in run)
     lines = []

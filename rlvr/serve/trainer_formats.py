@@ -16,9 +16,9 @@ REFERENCE_KEYS = ("reference", "expected_answer", "answer", "ground_truth")
 
 
 def parse_openrlhf_request(body: Any) -> list[bytes]:
-    """Parse a request of OpenRLHF: `query` has prompt and answer in one text, `prompts` the prompts, `verifier_labels` the references.
+    """Parse a request of OpenRLHF: `query` has prompt and answer in one text, `prompts` the prompts, `labels` the references.
 
-    >>> parse_openrlhf_request({"query": ["2+2=4"], "prompts": ["2+2="], "verifier_labels": ["4"]})
+    >>> parse_openrlhf_request({"query": ["2+2=4"], "prompts": ["2+2="], "labels": ["4"]})
     [b'{"reference": "4", "answer": "4", "prompt": "2+2="}']
     """
     queries, prompts, labels = (_get_list(body, name) for name in ("query", "prompts", "labels"))

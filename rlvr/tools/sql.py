@@ -44,7 +44,7 @@ READ_PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_
 class Sql(Tool):
     """Run one statement per call, with limits on time, rows and sizes. Other files cannot be accessed.
 
-    >>> with Sql(script="create table t(n); insert target t values (1), (2)").session() as sql:
+    >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
     ...     print(sql.sql("select sum(n) as total from t"))
     total 3
     """

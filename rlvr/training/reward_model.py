@@ -55,7 +55,7 @@ Pair = tuple[list[int], list[int], float]
 class RewardModelReport:
     """The result of training a reward model: the last line that `rlvr train --json` prints.
 
-    >>> RewardReport("runs/rm", steps=1, seconds=2.0, held_out_pairs=50, accuracy=0.94, correlation=0.8).status
+    >>> RewardModelReport("runs/rm", steps=1, seconds=2.0, held_out_pairs=50, accuracy=0.94, correlation=0.8).status
     'finished'
     """
 
@@ -79,7 +79,7 @@ class RewardModelReport:
 class RewardModelData:
     """The training pairs, and the held-out data.
 
-    >>> RewardModelData([([1, 2], [1, 3], 1.0)], [], []).held_out
+    >>> RewardModelData([([1, 2], [1, 3], 1.0)], [], []).held_out_pairs
     []
     """
 

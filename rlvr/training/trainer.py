@@ -423,6 +423,9 @@ class Trainer(Hinted):
 
     def _finish(self) -> TrainReport:
         """Evaluate the trained policy, and make the report."""
+        if self.num_completed_steps < self.num_steps and self.batch_source.sends_weights:  # a callback stopped the run: the last step
+            self.batch_source.wait_until_idle()  # did not know that it was the last, and the sampler still has the weights of an older one
+            self.sync_weights()
         episodes, accuracy = self._evaluate()
         steps = run_on_main(self.accelerator, lambda: list(read_jsonl(self.folder / "metrics.jsonl")))
         held_out, seen = count_held_out_and_contaminated(self.components)

@@ -17,9 +17,10 @@ SOLVED_TITLE, COMPONENTS_TITLE = "groups by share of right answers", "reward by 
 class EpisodeCurves:
     """Collects episodes one by one, and builds curves by step: the share of groups by right answers, and the mean of each reward component.
 
-    >>> rates = EpisodeCurves()
-    >>> for score in (1.0, 0.0): rates.add_episode({"step": 1, "group": "1:0", "verdict": {"score": score}})
-    >>> rates.build_panels()[0]["lines"]["rows right"]
+    >>> curves = EpisodeCurves()
+    >>> for score in (1.0, 0.0):
+    ...     curves.add_episode({"step": 1, "group": "1:0", "verdict": {"score": score}})
+    >>> curves.build_panels()[0]["lines"]["most right"]
     [1.0]
     """
 

@@ -38,7 +38,8 @@ class DictionaryColumn:
     """A dictionary-encoded column: each distinct word once, and for each row the index of its word.
 
     >>> column = DictionaryColumn()
-    >>> for end in ("terminated", "truncated", "terminated"): column.add_episode(end)
+    >>> for reason in ("terminated", "truncated", "terminated"):
+    ...     column.append(reason)
     >>> column.words, column.word_indices
     ({'terminated': 0, 'truncated': 1}, [0, 1, 0])
     """

@@ -55,7 +55,7 @@ def dense(model: Any, teacher: Any, kind: str, weight: float) -> Tensor:
             "jsd": ((p.exp() * (p - m)).sum(-1) + (q.exp() * (q - m)).sum(-1)) / 2,
         }[kind])  # fmt: skip
     torch.autograd.backward(torch.cat(parts).mean())
-    found = torch.cat([p.grad.flatten_policy_tokens() for p in model.parameters()])
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
     model.zero_grad()
     return found
 

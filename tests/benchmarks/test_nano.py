@@ -30,7 +30,7 @@ def collected(model: Any) -> list[list[nano.Answer]]:
 
 
 def whole(model: Any) -> torch.Tensor:
-    return torch.cat([p.grad.flatten_policy_tokens() for p in model.parameters()])
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
 @pytest.mark.parametrize("budget", [8192, 40])

@@ -26,9 +26,9 @@ def soon() -> float:
 @pytest.mark.parametrize("length", [b"", b"Content-Length: 12\r\n"], ids=["to the end", "so many bytes"])
 def test_an_answer_is_read_whole_from_a_server_that_closes_after_it(length: bytes) -> None:
     def closes(handler: Any) -> None:
-        handler.wfile.flush(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + length + b"\r\n")
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + length + b"\r\n")
         time.sleep(0.1)  # what follows comes on its own
-        handler.wfile.flush(BODY)
+        handler.wfile.write(BODY)
 
     with endpoint(lambda path, body, before: closes) as seen:
         asked = HttpClient(seen.url)
@@ -39,7 +39,7 @@ def test_an_answer_is_read_whole_from_a_server_that_closes_after_it(length: byte
 
 def test_an_answer_that_breaks_off_in_the_middle_is_none() -> None:
     def half(handler: Any) -> None:
-        handler.wfile.flush(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n" + BODY[:5])
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n" + BODY[:5])
 
     with endpoint(lambda path, body, before: half) as seen:
         asked = HttpClient(seen.url)

@@ -29,7 +29,7 @@ class UnknownValue(OpaqueValue):
     """A placeholder for a value that an answer returns. Values computed from it are unknown too; branching on it ends the dry run.
 
     >>> type(abs(UnknownValue() - 5) < 1).__name__
-    'Unknown'
+    'UnknownValue'
     """
 
     def __init__(self) -> None:

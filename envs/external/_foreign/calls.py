@@ -30,7 +30,7 @@ class CallsVerifier(Verifier):
     by value; types are not converted.
 
     >>> task = Task(({"role": "user", "content": "Add."},), {"truth": [{"add": {"x": [1], "y": [2, ""]}}], "single": True}, id="t")
-    >>> Calls().verify_transcript(task, Transcript("", {"calls": [{"name": "add", "arguments": {"x": 1}}]})).compute_logprobs
+    >>> CallsVerifier().verify_transcript(task, Transcript("", {"calls": [{"name": "add", "arguments": {"x": 1}}]})).score
     1.0
     """
 
@@ -209,7 +209,8 @@ def _make_step_result(turn: Turn, results: Sequence[ToolResult]) -> StepResult:
 def match_calls(expected_calls: Sequence[Mapping[str, Mapping[str, Any]]], calls: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the calls match the expected ones one to one, in any order.
 
-    >>> matched([{"f": {"x": [1]}}, {"f": {"x": [2]}}], [{"name": "f", "arguments": {"x": 2}}, {"name": "f", "arguments": {"x": 1}}])
+    >>> calls = [{"name": "f", "arguments": {"x": 2}}, {"name": "f", "arguments": {"x": 1}}]
+    >>> match_calls([{"f": {"x": [1]}}, {"f": {"x": [2]}}], calls)
     True
     """
     if len(expected_calls) != len(calls):

@@ -34,7 +34,7 @@ def compute_turn_returns(episode: Episode, rewards: Sequence[float] | Numbers, d
 
     >>> from rlvr.episode import StopReason
     >>> e = Episode("t", "g", [1, 2, 3, 4], [False, True, False, True], [0.0] * 4, [0.0, 0.25, 0.0, 0.5], StopReason.TERMINATED)
-    >>> turn_returns(e, e.rewards), turn_returns(e, e.rewards, 0.5)
+    >>> compute_turn_returns(e, e.rewards), compute_turn_returns(e, e.rewards, 0.5)
     ([0.75, 0.5], [0.5, 0.5])
     """
     starts = [start for start, _ in episode.turn_spans]

@@ -58,7 +58,7 @@ Group = Sequence[Mapping[str, Any]]
 class AuditReport:
     """The result of sampling recorded groups of a run again: how many groups and answers were compared, and how many answers differ.
 
-    >>> AuditReport(groups=2, answers=16).record()
+    >>> AuditReport(groups=2, answers=16).to_dict()
     {'groups': 2, 'answers': 16, 'differing': 0, 'left_out': 0, 'details': []}
     """
 

@@ -25,7 +25,7 @@ CHECK_TIMEOUT_S = 60.0
 class CheckResult:
     """The result of one check of a cluster: what was checked, what is wrong, details, and what to do.
 
-    >>> CheckResult("collector", "", "needs 1 CPUs, placed on n1").fault
+    >>> CheckResult("rollout worker", "", "needs 1 CPUs, placed on n1").problem
     ''
     """
 
@@ -46,7 +46,7 @@ class _MachineProbe:
 def collect_versions() -> dict[str, str]:
     """Return the versions that must be equal on all machines.
 
-    >>> sorted(versions())
+    >>> sorted(collect_versions())
     ['Python', 'ray', 'rlvr', 'torch', 'transformers']
     """
     found = {"Python": platform.python_version(), "rlvr": rlvr.__version__}
@@ -100,7 +100,7 @@ def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOU
 def format_resources(needs: dict[str, float]) -> str:
     """Format the resources of a process.
 
-    >>> words({"CPU": 1.0, "GPU": 2.0})
+    >>> format_resources({"CPU": 1.0, "GPU": 2.0})
     '1 CPUs and 2 GPUs'
     """
     return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"

@@ -139,7 +139,7 @@ def has_dtype(model: Any, precision: str) -> bool:
 def describe_tensor(tensor: torch.Tensor) -> str:
     """Describe the type and the shape of a tensor.
 
-    >>> form_of(torch.zeros(2, 3))
+    >>> describe_tensor(torch.zeros(2, 3))
     'float32 [2, 3]'
     """
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

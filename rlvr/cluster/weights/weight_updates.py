@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 class TensorSlice:
     """Some bytes of a tensor, or changes of its elements.
 
-    >>> Part("norm.weight", "float32 [2]", 0, np.zeros(8, np.uint8)).changed
+    >>> TensorSlice("norm.weight", "float32 [2]", 0, np.zeros(8, np.uint8)).num_changed
     0
     """
 
@@ -40,7 +40,7 @@ class TensorSlice:
 class TensorBucket:
     """Slices of tensors that are sent together, with their checksum.
 
-    >>> Bucket((), 0).parts
+    >>> TensorBucket((), 0).parts
     ()
     """
 
@@ -84,10 +84,10 @@ def compute_checksum(tensor_slices: Iterable[TensorSlice]) -> int:
 class WeightHistory:
     """The stored weight updates; finds which ones a worker must load to get from its version to another.
 
-    >>> chain = WeightHistory()
+    >>> history = WeightHistory()
     >>> for version, is_delta in enumerate([False, True, True]):
-    ...     chain.add(version, WeightUpdate([], is_delta))
-    >>> len(chain.path(2, has=1)), len(chain.path(2, has=None))
+    ...     history.add(version, WeightUpdate([], is_delta))
+    >>> len(history.get_updates(2, current_version=1)), len(history.get_updates(2, current_version=None))
     (1, 3)
     """
 

@@ -29,7 +29,7 @@ MIN_ARRAY_LENGTH = 8
 def serialize(value: Any) -> bytes:
     """Serialize a value to bytes.
 
-    >>> unpacked(packed({"tokens": [1, 2], "rest": (None, 0.5)}))
+    >>> deserialize(serialize({"tokens": [1, 2], "rest": (None, 0.5)}))
     {'tokens': [1, 2], 'rest': (None, 0.5)}
     """
     arrays: list[bytes] = []

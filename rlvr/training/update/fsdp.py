@@ -42,7 +42,8 @@ def build_mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
 
     accelerate's default policy casts outputs too, and log-probabilities in bfloat16 have steps of 0.03.
 
-    >>> mixed("bf16").reduce_dtype, mixed("bf16").output_dtype
+    >>> policy = build_mixed_precision_policy("bf16")
+    >>> policy.reduce_dtype, policy.output_dtype
     (torch.float32, None)
     """
     return MixedPrecisionPolicy(param_dtype=MIXED_PRECISION_DTYPES.get(precision), reduce_dtype=torch.float32, output_dtype=None)

@@ -30,7 +30,7 @@ MAX_PACKED_TOKEN_FRACTION = 0.9
 class SegmentBucket(NamedTuple):
     """Segments of similar length, as positions in the packed sequence.
 
-    >>> Bucket._fields
+    >>> SegmentBucket._fields
     ('query', 'keys', 'mask')
     """
 
@@ -46,7 +46,7 @@ class BucketLayout(NamedTuple):
     """An attention layout that uses PyTorch's attention over buckets of segments.
 
     >>> BucketLayout._fields
-    ('positions', 'buckets', 'home', 'windowed', 'shapes')
+    ('positions', 'buckets', 'output_positions', 'buckets_by_window', 'shapes')
     """
 
     positions: Tensor
@@ -117,7 +117,7 @@ class SegmentLayout(NamedTuple):
 class Segment(NamedTuple):
     """One segment of a packed sequence: its start, its length, and the prompt that it continues.
 
-    >>> Piece(start=4, length=3, prompt_start=0, prompt=4).prompt
+    >>> Segment(start=4, length=3, prompt_start=0, prompt_length=4).prompt_length
     4
     """
 
@@ -130,7 +130,7 @@ class Segment(NamedTuple):
 class PackingMode(NamedTuple):
     """How a learner packs rows: with a kernel, in buckets, or not at all, and why not.
 
-    >>> PackingMode(padded="its tokens influence each other outside of attention").kernel is None
+    >>> PackingMode(padding_reason="its tokens influence each other outside of attention").kernel is None
     True
     """
 

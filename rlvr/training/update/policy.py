@@ -38,7 +38,7 @@ T = TypeVar("T")
 class PolicyOutputs(NamedTuple):
     """The policy's outputs at each policy token.
 
-    >>> Scores._fields
+    >>> PolicyOutputs._fields
     ('logprobs', 'entropy', 'values', 'divergence')
     """
 
@@ -134,7 +134,7 @@ class Policy(nn.Module):
         logprobs, entropies = compute_full_logprobs(logits, batch.targets, entropy=entropy)
         if not values:
             return PolicyOutputs(logprobs, entropies, None)
-        hidden = out.hidden_states[-1].flatten_policy_tokens(0, 1).index_select(0, batch.source_positions)
+        hidden = out.hidden_states[-1].flatten(0, 1).index_select(0, batch.source_positions)
         return PolicyOutputs(logprobs, entropies, self._compute_values(batch, hidden, logprobs.dtype))
 
     def _compute_values(self, batch: Batch, hidden: Tensor, dtype: torch.dtype) -> Tensor | None:

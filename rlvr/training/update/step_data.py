@@ -204,10 +204,10 @@ class StepData:
 class OptimizerStepStats:
     """Statistics of the optimizer steps of one training step. Skipped, non-finite steps are not in the means.
 
-    >>> d = OptimizerStepStats()
+    >>> stats = OptimizerStepStats()
     >>> for outcome in (None, (0.5, 2.0), (math.nan, math.inf)):
-    ...     d.add(outcome)
-    >>> [d.figures()[name] for name in ("loss", "grad_norm", "optimizer_steps", "step/nonfinite_minibatches", "step/skipped_minibatches")]
+    ...     stats.add(outcome)
+    >>> [stats.metrics()[name] for name in ("loss", "grad_norm", "optimizer_steps", "step/nonfinite_minibatches", "step/skipped_minibatches")]
     [0.5, 2.0, 1.0, 1.0, 1.0]
     """
 
@@ -240,9 +240,9 @@ class OptimizerStepStats:
 class MeanMetrics:
     """Sums of per-token metrics over the micro-batches of a step, for the means over all processes.
 
-    >>> t = Tally()
-    >>> t.add({"kl": torch.tensor([0.1, 0.3])}, tokens=2)
-    >>> round(t.compute_means(alone)["kl"], 6)
+    >>> means = MeanMetrics()
+    >>> means.add({"kl": torch.tensor([0.1, 0.3])}, num_tokens=2)
+    >>> round(means.compute_means(list)["kl"], 6)
     0.2
     """
 
@@ -267,7 +267,7 @@ class MeanMetrics:
 def sum_weighted_scalars(weighted_scalars: Sequence[tuple[Tensor, int]]) -> float:
     """Compute the weighted sum of scalars on a device, fetching all at once.
 
-    >>> added([(torch.tensor(0.5), 2), (torch.tensor(3.0), 1)])
+    >>> sum_weighted_scalars([(torch.tensor(0.5), 2), (torch.tensor(3.0), 1)])
     4.0
     """
     values = torch.stack([value for value, _ in weighted_scalars]).tolist() if weighted_scalars else []

@@ -37,7 +37,7 @@ Reply = tuple[dict[str, Any], dict[str, bytes]]
 class PythonSession:
     """The Python interpreter of a session: its process, our end of its socket, its control group.
 
-    >>> PythonSession(ChildProcess(1), None, socket.socket()).process.is_done
+    >>> PythonSession(ChildProcess(1), None, socket.socket()).process.has_exited
     False
     """
 
@@ -50,7 +50,7 @@ class PythonSession:
 class WaitingShell:
     """A shell that waits for its call: its process, its control group, its descriptors, and where its source is written.
 
-    >>> WaitingShell(ChildProcess(1), None, calls.CallDescriptors(), -1, -1).process.is_done
+    >>> WaitingShell(ChildProcess(1), None, calls.CallDescriptors(), -1, -1).process.has_exited
     False
     """
 

@@ -98,7 +98,7 @@ def fresh(config: dict[str, Any] = MODEL, seed: int = 3) -> Any:
 
 
 def flat(model: Any) -> Tensor:
-    return torch.cat([p.detach().double().flatten_policy_tokens() for p in model.parameters()])
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
 
 
 @contextmanager

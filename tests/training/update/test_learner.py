@@ -53,7 +53,7 @@ def group(rewards: list[float | None], name: str = "g") -> list[Episode]:
 
 
 def weights(learner: Learner) -> torch.Tensor:
-    return torch.cat([p.detach().flatten_policy_tokens().clone() for p in learner.policy.parameters()])
+    return torch.cat([p.detach().flatten().clone() for p in learner.policy.parameters()])
 
 
 def test_a_wrapper_that_casts_log_probabilities_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_a_learner_packs_by_the_kernel_of_its_device(monkeypatch: pytest.MonkeyP
         )
         assert learner.packing.kernel is kernel
         learner.update([[episode([1, 2, 3, 4, 5], [k, 7 - k, 3], [-2.0] * 3, float(k % 2), "g") for k in range(4)]])
-        found.append(torch.cat([p.detach().flatten_policy_tokens() for p in learner.policy.parameters()]))
+        found.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
     assert torch.allclose(found[0], found[1], atol=1e-5)
 
 

@@ -176,8 +176,8 @@ def parse_answer(text: str) -> Tree:
 def rewrite_for_parser(text: str) -> str:
     r"""Rewrite a text in the notation that the parser reads: one spelling for each thing, without dollar signs and leading words.
 
-    >>> rewrite_for_parser(r"So $x = 3{,}5\,\%$.")
-    'x = 3.5\\%'
+    >>> rewrite_for_parser(r"The answer is $3{,}5\%$.")
+    '3.5\\%'
     """
     shown = standardize_notation(strip_wrapping(normalize_characters(text)))
     return strip_wrapping(led) if (led := strip_leading_words(shown)) != shown else shown
