@@ -176,7 +176,7 @@ def talked(tokenizer: HFTokenizer, environment: Noting) -> tuple[ConversationSta
     """A whole conversation with one call, and the policy's tokens in it."""
     mdp = TokenMDP(environment, tokenizer)
     state, said = mdp.start(environment.task("test", 0)), list[int]()
-    call = mdp.calls.dialect.flush([Call("0.0", "note", ARGUMENTS)], environment.tools[0].specs())
+    call = mdp.calls.dialect.format_calls([Call("0.0", "note", ARGUMENTS)], environment.tools[0].specs())
     for text in (call, ANSWER, ANSWER):
         turn = spoken(mdp, state, text)
         mdp.extend(state, turn)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from rlvr.runs.run_log import read_jsonl
@@ -66,6 +67,28 @@ def test_a_callback_stops_a_run_which_is_saved_and_says_why(tmp_path: Path) -> N
     assert json.loads((tmp_path / "a" / "report.json").read_text())["status"] == report.status
     report, _ = run(tmp_path / "a", resume=True, **settings)
     assert report.steps == 9 and report.status == "finished"
+
+
+class ComparesWeights(Callback):
+    """Keeps the largest difference between the weights that are evaluated and those that were trained."""
+
+    difference = 0.0
+
+    def on_batch(self, trainer: Trainer, step: int, batch: Any) -> None:
+        with torch.no_grad():
+            trainer.model.get_input_embeddings().weight.add_(1e-3)  # weights change in every step, whatever the rewards are
+
+    def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        sampled: Any = trainer.sampler
+        pairs = zip(trainer.model.parameters(), sampled.model.parameters(), strict=True)
+        self.difference = max(float((own.detach() - theirs.detach()).abs().max()) for own, theirs in pairs)
+
+
+def test_a_run_that_is_stopped_is_evaluated_with_its_last_weights(tmp_path: Path) -> None:
+    settings: Any = {"algorithm": {"name": "dapo", "entropy_coef": 0.001}, "train": {"steps": 9}, "rollout": {"max_staleness": 1}}
+    compared = ComparesWeights()
+    report, _ = run(tmp_path / "a", compared, StopEarly("entropy", 100.0), **settings)
+    assert report.steps == 1 and compared.difference == 0.0
 
 
 def test_every_event_is_told_in_its_order(tmp_path: Path) -> None:
