@@ -19,8 +19,8 @@ class CompetitionMath(Environment):
     r"""Problems with a solution and an answer, from a file of JSON lines {"problem", "solution", "answer", "subject", "level"}.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("competition_math", path="data/math500.jsonl")    # doctest: +SKIP
-    >>> env.task("test", 0).reference                                            # doctest: +SKIP
+    >>> env = rlvr.make_env("competition_math", path="data/math500.jsonl")  # doctest: +SKIP
+    >>> env.task("test", 0).reference  # doctest: +SKIP
     '\\left( 3, \\frac{\\pi}{2} \\right)'
     """
 

@@ -14,8 +14,8 @@ class CopyReverse(Environment):
     """Words to write backwards. No palindromes are drawn, so the question is never its own answer.
 
     >>> import rlvr
-    >>> rlvr.make_env("copy_reverse", num_policy_tokens=4).task("train", 0).question     # doctest: +SKIP
-    'abca>'
+    >>> rlvr.make_env("copy_reverse", length=4).task("train", 0).question
+    'ccbd>'
     """
 
     needs = {"verifier": "exact"}

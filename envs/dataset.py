@@ -32,13 +32,13 @@ GOLD_FORMATS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```pyt
 class Dataset(Environment):
     """A data set with a question and a reference in each row.
 
-    Columns with the usual names are detected (`question`, `find_schema_violation` or `prompt`; `answer`, `reference` or `solution`),
+    Columns with the usual names are detected (`question`, `problem` or `prompt`; `answer`, `reference` or `solution`),
     unless several match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are
     left out.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("dataset", path="train.jsonl", verifier="numeric")        # doctest: +SKIP
-    >>> env.task("train", 0).id                                                         # doctest: +SKIP
+    >>> env = rlvr.make_env("dataset", path="train.jsonl", verifier="numeric")  # doctest: +SKIP
+    >>> env.task("train", 0).id  # doctest: +SKIP
     'dataset/train/train.jsonl:1'
     """
 

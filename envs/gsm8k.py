@@ -21,8 +21,8 @@ class GSM8K(Environment):
     """Word problems; the reference is the number after `####` in the published solution.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("gsm8k", path="data/gsm8k")              # doctest: +SKIP
-    >>> env.num_tasks("test"), env.task("test", 0).reference                  # doctest: +SKIP
+    >>> env = rlvr.make_env("gsm8k", path="data/gsm8k")  # doctest: +SKIP
+    >>> env.num_tasks("test"), env.task("test", 0).reference  # doctest: +SKIP
     (1319, '18')
     """
 

@@ -20,8 +20,8 @@ class HumanEval(Environment):
     """Functions to complete from signature and docstring. For evaluation: all problems are in the `test` split.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("humaneval")              # doctest: +SKIP
-    >>> env.num_tasks("test")                                  # doctest: +SKIP
+    >>> env = rlvr.make_env("humaneval")  # doctest: +SKIP
+    >>> env.num_tasks("test")  # doctest: +SKIP
     164
     """
 

@@ -39,8 +39,8 @@ class Mastermind(Environment):
     >>> import rlvr
     >>> env = rlvr.make_env("mastermind")
     >>> task = env.task("train", 0)
-    >>> board = env.new_session(task, seed=0)
-    >>> task.reference, board.step(Turn("AABB")).messages[0]["content"], board.step(Turn(task.reference))
+    >>> session = env.new_session(task, seed=0)
+    >>> task.reference, session.step(Turn("AABB")).messages[0]["content"], session.step(Turn(task.reference))
     ('FCAA', '0 exact, 2 misplaced', None)
     """
 

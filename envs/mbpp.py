@@ -22,8 +22,8 @@ class MBPP(Environment):
     """Functions to write from a sentence; the prompt gives only the name and the arguments, the assertions are hidden.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("mbpp", path="data/mbpp_sanitized.json")   # doctest: +SKIP
-    >>> env.task("test", 0).reference["entry_point"]                      # doctest: +SKIP
+    >>> env = rlvr.make_env("mbpp", path="data/mbpp_sanitized.json")  # doctest: +SKIP
+    >>> env.task("test", 0).reference["entry_point"]  # doctest: +SKIP
     'similar_elements'
     """
 

@@ -160,7 +160,7 @@ class SearchSession(ToolSession):
 def build_entities(seed_name: str, count: int) -> dict[str, Entity]:
     """Build all entities of one task, by name.
 
-    >>> sorted({thing.kind for thing in build_entities("train/0.0", 60).values()})
+    >>> sorted({entity.kind for entity in build_entities("train/0.0", 60).values()})
     ['company', 'person', 'town', 'work']
     """
     dice = random.Random(f"world/{seed_name}")

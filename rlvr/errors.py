@@ -135,9 +135,10 @@ Verify = TypeVar("Verify", bound=Callable[..., Any])
 def reject_non_text_answers(verify_method: Verify) -> Verify:
     """Make a verifier's `verify` raise AnswerTypeError for an answer that is not a string: a caller's error is not a wrong answer.
 
-    >>> rlvr.make_verifier("numeric").verify(task, ["4"])                                 # doctest: +SKIP
-    Traceback (most recent call last): rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text
-    of the answer
+    >>> import rlvr
+    >>> rlvr.make_verifier("numeric").verify(rlvr.Task("2+2=", "4"), ["4"])
+    Traceback (most recent call last):
+    rlvr.errors.AnswerTypeError: Numeric verifies a text, and was given a list: ['4']; give it the text of the answer
     """
 
     @wraps(verify_method)

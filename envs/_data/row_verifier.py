@@ -20,7 +20,7 @@ MAX_VERIFIERS = 64
 def build_dataset_verifier(verifier_config: Any) -> tuple[Verifier, dict[str, str]]:
     """Build the verifier of a data set; also return which of its settings are columns.
 
-    >>> build_dataset_verifier({"name": "numeric", "tolerance": "{tolerance}"})[1]                            # doctest: +SKIP
+    >>> build_dataset_verifier({"name": "numeric", "tolerance": "{tolerance}"})[1]
     {'tolerance': '{tolerance}'}
     """
     settings = dict(verifier_config) if isinstance(verifier_config, Mapping) else {}

@@ -50,8 +50,8 @@ class Bfcl(Environment):
     policy must have read their results. The score is 1 if all turns are correct, else 0. No argument is ever evaluated.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("bfcl", category="simple_python")                              # doctest: +SKIP
-    >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
+    >>> env = rlvr.make_env("bfcl", category="simple_python")  # doctest: +SKIP
+    >>> env.oracle_turns(env.task("train", 0))  # doctest: +SKIP
     [[Call(id='0.0', name='calculate_triangle_area', arguments={'base': 10, 'height': 5, 'unit': 'units'}, ...)]]
     """
 
@@ -226,7 +226,7 @@ def make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
 def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a schema of the data, keeping only the keywords that are checked here.
 
-    >>> convert_schema({"type": "any", "description": "x", "default_text": 1}), convert_schema({"type": "tuple", "items": {"type": "float"}})
+    >>> convert_schema({"type": "any", "description": "x", "default": 1}), convert_schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})
     """
     kind = str(source.get("type", "")).lower()

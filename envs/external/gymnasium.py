@@ -21,9 +21,9 @@ KNOWN_ENVS: Mapping[str, dict[str, Any]] = {
 }
 """How known environments are played and scored, by the prefix of their id.
 
-`success_threshold`: the smallest last reward that wins; without it the sum of the rewards is the score. `most`: the highest possible
-reward, where it differs from `success_threshold`; a higher one is a fault of the package, and gives no score. `unseen`: the first
-observation is partial, so the seed alone decides the split. `single`: there is only one initial state.
+`won`: the smallest last reward that wins; without it the sum of the rewards is the score. `most`: the highest possible reward, where it
+differs from `won`; a higher one is a fault of the package, and gives no score. `unseen`: the first observation is partial, so the seed
+alone decides the split. `single`: there is only one initial state.
 """
 CATALOG_IDS = ("FrozenLake", "Taxi", "CliffWalking", "Blackjack", "MiniGrid-Empty-Random-5x5-v0", "MiniGrid-DoorKey-5x5-v0")
 MOVE_PATTERN = re.compile(r"(?:(?:move|go|step|turn|action)\s*:?\s+)?([a-z0-9]+)[.!]?", re.IGNORECASE)
@@ -36,9 +36,9 @@ class GymnasiumEnvironment(GameEnvironment):
     map for each task and no slipping, unless `kwargs` says otherwise.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("gymnasium", id="Taxi")                                    # doctest: +SKIP
-    >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
-    ['north', 'north', 'west', 'pickup', 'south', ..., 'dropoff']
+    >>> env = rlvr.make_env("gymnasium", id="Taxi")  # doctest: +SKIP
+    >>> env.oracle_turns(env.task("train", 0))  # doctest: +SKIP
+    ['north', 'north', 'west', 'north', 'north', 'west', 'pickup', 'south', ..., 'dropoff']
     """
 
     choice = "id"

@@ -42,8 +42,8 @@ class Harbor(Environment):
     score is 1 for a reward of 1, else 0, unless `partial` is set. The engine builds images at the first use, and keeps them.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("harbor", path="my_tasks")                                     # doctest: +SKIP
-    >>> env.num_tasks("train")                                                                    # doctest: +SKIP
+    >>> env = rlvr.make_env("harbor", path="my_tasks")  # doctest: +SKIP
+    >>> env.num_tasks("train")  # doctest: +SKIP
     10
     """
 

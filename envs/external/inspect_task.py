@@ -28,7 +28,7 @@ class InspectTask(TaskListEnvironment):
     `compare_normalized` and `includes` reward a sentence that denies the target.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("inspect_task", task="evals.py:capitals")                      # doctest: +SKIP
+    >>> env = rlvr.make_env("inspect_task", task="evals.py:capitals")  # doctest: +SKIP
     """
 
     max_prompt_tokens = 8192

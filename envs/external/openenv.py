@@ -36,8 +36,8 @@ class OpenEnv(GameEnvironment):
     session. An action that the server refuses gets a message and changes nothing.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("openenv", url="http://127.0.0.1:8000", success_threshold=1.0)                # doctest: +SKIP
-    >>> env.task("train", 0).question                                                        # doctest: +SKIP
+    >>> env = rlvr.make_env("openenv", url="http://127.0.0.1:8000", success_threshold=1.0)  # doctest: +SKIP
+    >>> env.task("train", 0).question  # doctest: +SKIP
     'Guess a number from 1 to 9.'
     """
 

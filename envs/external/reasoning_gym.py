@@ -135,8 +135,8 @@ class ReasoningGym(Environment):
     seed. Answers are verified in another process. `rlvr list envs --catalog reasoning_gym` shows the data sets.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("reasoning_gym", dataset="gcd")                               # doctest: +SKIP
-    >>> env.task("train", 0).question                                                        # doctest: +SKIP
+    >>> env = rlvr.make_env("reasoning_gym", dataset="gcd")  # doctest: +SKIP
+    >>> env.task("train", 0).question  # doctest: +SKIP
     'Find the Greatest Common Divisor (GCD) of these numbers: 297, 30. ...'
     """
 

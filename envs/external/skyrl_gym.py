@@ -42,7 +42,7 @@ class SkyRLGym(TaskListEnvironment):
     in the middle of a sentence, is not rewarded.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("skyrl_gym", id="gsm8k", rows="train.jsonl")                   # doctest: +SKIP
+    >>> env = rlvr.make_env("skyrl_gym", id="gsm8k", rows="train.jsonl")  # doctest: +SKIP
     """
 
     choice = "id"

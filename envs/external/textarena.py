@@ -163,8 +163,8 @@ class TextArena(GameEnvironment):
     moves in a row lose, as in TextArena. In two-player games the opponent plays random legal moves, seeded by the task.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("textarena", game="TicTacToe")                                # doctest: +SKIP
-    >>> env.task("train", 0).question                                                        # doctest: +SKIP
+    >>> env = rlvr.make_env("textarena", game="TicTacToe")  # doctest: +SKIP
+    >>> env.task("train", 0).question  # doctest: +SKIP
     'You are Player 0 in Tic Tac Toe. ...'
     """
 

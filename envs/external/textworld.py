@@ -28,8 +28,8 @@ class TextWorld(GameEnvironment):
     each is deterministic, given the task's seed.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("textworld", options={"quest_length": 2})                      # doctest: +SKIP
-    >>> env.oracle_turns(env.task("train", 0))                                                     # doctest: +SKIP
+    >>> env = rlvr.make_env("textworld", options={"quest_length": 2})  # doctest: +SKIP
+    >>> env.oracle_turns(env.task("train", 0))  # doctest: +SKIP
     ['open chest', 'take coin from chest']
     """
 

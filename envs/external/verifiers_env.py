@@ -35,7 +35,7 @@ class VerifiersEnv(TaskListEnvironment):
     missing, or is not a number from 0 to 1 gives no score, even where the package itself counts it as 0.
 
     >>> import rlvr
-    >>> env = rlvr.make_env("verifiers_env", id="my-taskset")                              # doctest: +SKIP
+    >>> env = rlvr.make_env("verifiers_env", id="my-taskset")  # doctest: +SKIP
     """
 
     max_prompt_tokens = 8192

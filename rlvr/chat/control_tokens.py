@@ -162,7 +162,7 @@ class ControlTokenEncoder:
 def get_template_text(template: Any) -> str:
     """Return the text of a chat template, or of all templates if there are several.
 
-    >>> get_template_text(None), get_template_text({"default_text": "{{ a }}"})
+    >>> get_template_text(None), get_template_text({"default": "{{ a }}"})
     ('', '{{ a }}')
     """
     return template or "" if isinstance(template, str | None) else "\n".join(template.values())

@@ -62,7 +62,8 @@ def is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: 
 class ToolFormat:
     """Formats and parses tool calls for one tokenizer and one environment.
 
-    >>> ToolFormat(CharTokenizer(), make_env("arithmetic")).dialect.name                                   # doctest: +SKIP
+    >>> import rlvr
+    >>> ToolFormat(rlvr.load_tokenizer("chars"), rlvr.make_env("arithmetic")).dialect.name
     'line'
     """
 

@@ -166,7 +166,7 @@ class LogConfig(Section):
 class RunConfig(Section):
     """All settings of a training run.
 
-    >>> load("quickstart", ["seed=1"]).seed                 # doctest: +SKIP
+    >>> load_config("quickstart", ["seed=1"]).seed
     1
     """
 

@@ -50,19 +50,20 @@ class Environment(Plugin, ABC):
     the configuration gives the environment without tools. An environment with its own files, data or artifacts returns a subclass of
     `ToolSession`. A tool that only this environment has is a `Tool` in the same file, placed before the configured ones:
 
-        needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "docker"} max_turns = 8
+        needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "docker"}
+        max_turns = 8
 
         def __init__(self, *, verifier: Verifier, tools: Sequence[Tool], sandbox: Sandbox | None) -> None:
             self.verifier, self.tools, self.sandbox = verifier, (Move(), *tools), sandbox
 
-        def open(self, task: Task, *, seed: int) -> Session:
+        def new_session(self, task: Task, *, seed: int) -> Session:
             return MySession(task, self.tools, sandbox=self.sandbox, seed=seed)
 
     >>> class Doubling(Environment):
     ...     needs = {"verifier": "exact"}
     ...     def __init__(self, *, verifier: Verifier) -> None: self.verifier = verifier
     ...     def task(self, split: str, index: int) -> Task:
-    ...         return Task(f"doubling/{split}/{index}", user(f"2 * {index} ="), reference=str(2 * index))
+    ...         return Task(f"2 * {index} =", reference=str(2 * index), id=f"doubling/{split}/{index}")
     """
 
     _hints = {
@@ -81,7 +82,7 @@ class Environment(Plugin, ABC):
     sandbox: Sandbox | None = None
     """Creates a sandbox session for each conversation, if one of the tools needs it."""
     dialect: str = ""
-    """The format of tool calls: a name of `rlvr.dialects`. Empty: the format of the chat template."""
+    """The format of tool calls: a name of `rlvr.chat.dialects`. Empty: the format of the chat template."""
     splits: tuple[str, ...] = ("train", "test")
     sub_environments: Sequence[str] = ()  # the names of a mixture's environments; metrics are also reported for each
     warnings: Sequence[str] = ()  # warnings about the data, one line each; printed before a run

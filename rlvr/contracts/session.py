@@ -61,7 +61,7 @@ class Session(ABC):
     cancelled. If a method exceeds its timeout, the session is closed when the method returns.
 
     >>> class Echo(Session):
-    ...     def hear(self, turn: Turn) -> Heard:
+    ...     def step(self, turn: Turn) -> StepResult:
     ...         return StepResult(({"role": "user", "content": turn.text},))
     """
 

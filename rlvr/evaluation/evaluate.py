@@ -1,6 +1,6 @@
 """Evaluate a policy: sample answers to held-out tasks, verify and store each one, and compute the metrics from the stored samples.
 
->>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].avg.value        # doctest: +SKIP
+>>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].avg.value
 1.0
 
 A killed evaluation resumes where it stopped: the same call samples the missing answers, and ends with the same metrics.
@@ -283,8 +283,8 @@ def digest_weights(folder: str) -> str:
 def format_verifier_label(verifier: Verifier | None) -> str:
     """Format a verifier with its version, and its inner verifiers: runs with the same label are verified the same way.
 
-    >>> format_verifier_label(build("verifier", "numeric"))              # doctest: +SKIP
-    'Numeric 1'
+    >>> format_verifier_label(build("verifier", "numeric"))
+    'Numeric ...'
     """
     if not isinstance(verifier, Verifier):
         raise ConfigError(f"the environment's verifier is {verifier!r:.80}; it must be an rlvr.Verifier")

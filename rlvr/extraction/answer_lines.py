@@ -81,7 +81,7 @@ _CONDITION_WORDS = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|we
 def reject_later_answer(extraction: Extraction, text_after: str) -> Extraction:
     r"""Return the extraction unchanged, or one without an answer if the text after the box or tag retracts it or declares another answer.
 
-    >>> reject_later_answer(Extraction("42", "in the sandbox_session"), " So the answer is 43.").candidates
+    >>> reject_later_answer(Extraction("42", "in the box"), " So the answer is 43.").candidates
     ('42', '43')
     """
     if extraction.text is None or is_only_punctuation(text_after):

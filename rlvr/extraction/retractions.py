@@ -132,7 +132,7 @@ def is_only_punctuation(after: str) -> bool:
 def reject_alternatives(extraction: Extraction, text_before: str, text_after: str) -> Extraction:
     r"""Return the extraction, or no answer if the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
 
-    >>> reject_alternatives(Extraction("7", "in the sandbox_session"), "It is ", " or 8.").candidates
+    >>> reject_alternatives(Extraction("7", "in the box"), "It is ", " or 8.").candidates
     ('7', '8')
     """
     near = text_before[-30:].lower()
@@ -150,7 +150,7 @@ def reject_alternatives(extraction: Extraction, text_before: str, text_after: st
 def reject_retracted(extraction: Extraction, text_after: str) -> Extraction:
     """Return the extraction, or no answer if the text after the declaration retracts it.
 
-    >>> reject_retracted(Extraction("42", "in the sandbox_session"), " Wait, I forgot to subtract 1. The result is 41.").text is None
+    >>> reject_retracted(Extraction("42", "in the box"), " Wait, I forgot to subtract 1. The result is 41.").text is None
     True
     """
     if extraction.text is None or is_only_punctuation(text_after):

@@ -1,9 +1,9 @@
 """TokenEnv: a task as a Gymnasium environment whose action is one token.
 
 >>> import gymnasium
->>> env = gymnasium.make("rlvr:rlvr/Arithmetic-v0", obs="ids")        # doctest: +SKIP
->>> observation, info = env.reset(seed=7)                             # doctest: +SKIP
->>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())   # doctest: +SKIP
+>>> env = gymnasium.make("rlvr:rlvr/Arithmetic-v0", obs="ids")
+>>> observation, info = env.reset(seed=7)
+>>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
 
 The reward is 0.0 until the episode ends, then the verifier's score, also if the verdict has step rewards (`Verdict.step_rewards`; the
 learner assigns them to their tokens). An episode that could not be verified ends truncated with reward 0.0 and `info["is_scored"]` False:

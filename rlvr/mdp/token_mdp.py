@@ -39,8 +39,12 @@ MAX_CHARACTERS_PER_TOKEN, TRUNCATION_MARGIN_TOKENS = 16, 64
 class TokenMDP:
     """The token-level MDP of one environment and one tokenizer.
 
-    >>> mdp = TokenMDP(make_env("arithmetic"), CharTokenizer(), max_new_tokens=8)        # doctest: +SKIP
-    >>> state = mdp.start_conversation(mdp.environment.task("train", 0)); mdp.step_token(state, 20)         # doctest: +SKIP
+    >>> import rlvr
+    >>> mdp = TokenMDP(rlvr.make_env("arithmetic"), rlvr.load_tokenizer("chars"), max_new_tokens=8)
+    >>> state = mdp.start_conversation(mdp.environment.task("train", 0))
+    >>> mdp.step_token(state, 20)
+    >>> state.tokens[-1], state.action_mask[-1]
+    (20, True)
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """TokenVectorEnv: step many token environments together and verify their finished answers in parallel.
 
 >>> import gymnasium
->>> envs = gymnasium.make_vec("rlvr:rlvr/Arithmetic-v0", num_envs=4, obs="ids")             # doctest: +SKIP
->>> observations, infos = envs.reset(seed=[7, 7, 8, 8])                                       # doctest: +SKIP
->>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())   # doctest: +SKIP
+>>> envs = gymnasium.make_vec("rlvr:rlvr/Arithmetic-v0", num_envs=4, obs="ids")
+>>> observations, infos = envs.reset(seed=[7, 7, 8, 8])
+>>> observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+>>> envs.close()
 
 It returns exactly the results of `SyncVectorEnv` over the same environments, which does the batching and the automatic resets. But
 verification is parallel: k answers that end in one step take about as long as one verification. Environments with equal seeds get

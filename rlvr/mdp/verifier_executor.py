@@ -52,10 +52,10 @@ class VerifierExecutor:
     A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread; what blocks in them
     (`THREAD_RUNNER`) runs in the daemon threads, too.
 
-    >>> judges = VerifierExecutor(2)
-    >>> judges.submit(max, 3, 4).result(timeout=10)
+    >>> executor = VerifierExecutor(2)
+    >>> executor.submit(max, 3, 4).result(timeout=10)
     4
-    >>> judges.close()
+    >>> executor.close()
     """
 
     def __init__(self, max_workers: int, name: str = "verify") -> None:

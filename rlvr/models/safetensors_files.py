@@ -39,7 +39,7 @@ class TensorFolder:
 
     Files are read instead of memory-mapped, because a private mapping counts in full toward memory limits.
 
-    >>> TensorFolder("checkpoints/last").read_slice("model.norm.weight", (slice(0, 16),)).shape            # doctest: +SKIP
+    >>> TensorFolder("checkpoints/last").read_slice("model.norm.weight", (slice(0, 16),)).shape  # doctest: +SKIP
     torch.Size([16])
     """
 
@@ -105,8 +105,12 @@ def _build_file_error(path: object, why: str) -> ConfigError:
 class TensorWriter:
     """Writes one safetensors file, tensor by tensor, in the declared order.
 
-    >>> with TensorWriter("model.safetensors", {"w": torch.empty(2, device="meta")}) as file:        # doctest: +SKIP
-    ...     file.write_tensor("w", torch.ones(2))
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     with TensorWriter(f"{folder}/model.safetensors", {"w": torch.empty(2, device="meta")}) as file:
+    ...         file.write_tensor("w", torch.ones(2))
+    ...     TensorFolder(folder).read_slice("w", (slice(0, 1),))
+    tensor([1.])
     """
 
     def __init__(self, path: str | Path, expected: Mapping[str, Tensor]) -> None:

@@ -145,7 +145,7 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
     if callable(name):
         return name
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"the name of the {k.name} is {name!r}; `rlvr list {k.plural}` shows all")
+        raise ConfigError(f"the {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
     if ":" in name:
         return _load_from_file(k, name)
     entry = next((e for e in list_entries(kind) if e.name == name), None)
@@ -173,7 +173,8 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
 def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     """Build a plugin, by its name or its class, together with the plugins that it needs.
 
-    >>> build("verifier", "numeric", tolerance=0.01)        # doctest: +SKIP
+    >>> build("verifier", "numeric", tolerance=0.01).tolerance
+    Fraction(1, 100)
     """
     k = get_kind(kind)
     factory = load_factory(kind, plugin)

@@ -53,7 +53,7 @@ class CorruptData(RlvrError):
 class EncodedEpisodes:
     """Encoded groups of episodes, one array per kind of number. N = all tokens, A = policy tokens.
 
-    >>> encode_episodes([[Episode("t", "g", [5, 6], [False, True], [0.0, -0.5], [0.0, 1.0], End.TERMINATED)]]).logprobs   # doctest: +SKIP
+    >>> encode_episodes([[Episode("t", "g", [5, 6], [False, True], [0.0, -0.5], [0.0, 1.0], StopReason.TERMINATED)]]).logprobs
     array([-0.5], dtype=float32)
     """
 

@@ -48,7 +48,7 @@ class ReplayReport:
 def replay_run(run: str | Path, *, max_details: int = 20) -> ReplayReport:
     """Replay every recorded episode of a run, in the environment of its configuration.
 
-    >>> replay_run(Path("runs/quickstart")).mismatches           # doctest: +SKIP
+    >>> replay_run(Path("runs/quickstart")).mismatches  # doctest: +SKIP
     0
     """
     run = Path(run)
@@ -104,7 +104,7 @@ def find_mismatch(
     `ended_by_time`: the episode ended by a timeout or as the last of its group, which replay cannot reproduce; then only the tokens are
     compared, not the end. `task_overrides` replaces fields of the task, for canary tasks.
 
-    >>> find_mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)      # doctest: +SKIP
+    >>> find_mismatch(env, "train", 7, [1, 6, 14, 2, 0], [0, 0, 0, 0, 1], "terminated", 0.0)  # doctest: +SKIP
     ''
     """
     env.reset_to_task(

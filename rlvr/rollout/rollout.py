@@ -34,8 +34,11 @@ DEFAULT_CALL_TIMEOUT_S = 600.0
 class Rollout(Hinted):
     """Samples episodes of one environment with one sampler.
 
-    >>> with Rollout("arithmetic", "chars", "scripted") as rollout:                    # doctest: +SKIP
-    ...     groups = rollout.sample(rollout.mdp.environment.task("train", 0), n=8, seed=1)
+    >>> with Rollout("arithmetic", "chars", "scripted") as rollout:
+    ...     rollout.sampler.setup(rollout.mdp.environment, rollout.mdp.tokenizer)
+    ...     [group] = rollout.sample(rollout.mdp.environment.task("train", 0), n=8, seed=1)
+    >>> len(group), group[0].reward
+    (8, 1.0)
     """
 
     main_process_samples = False

@@ -15,8 +15,10 @@ LOG_INTERVAL_S = 5.0
 class ProgressReporter:
     """Shows the progress of work with a known number of steps.
 
-    >>> with Work(Console(), "training", total=100) as work:              # doctest: +SKIP
-    ...     work.advance({"reward": 0.5, "tokens/s": 900.0})
+    >>> with ProgressReporter(Console(quiet=True), "training", total=100) as progress:
+    ...     progress.advance({"reward": 0.5, "tokens/s": 900.0})
+    >>> progress.num_done
+    1
     """
 
     def __init__(self, console: Console, title: str, total: int, num_done: int = 0, *, initial_delay_s: float = 0.0) -> None:

@@ -32,7 +32,7 @@ def format_metrics(row: Mapping[str, Any], run: str) -> str:
 class PrometheusFile:
     """The metrics file of a run, with the latest value of every metric; replaced atomically.
 
-    >>> PrometheusFile(Path("runs/a")).update({"step": 1, "reward": 0.5})                             # doctest: +SKIP
+    >>> PrometheusFile(Path("runs/a")).update({"step": 1, "reward": 0.5})  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path) -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Run(Hinted):
     """A finished or running training run, read from its folder.
 
-    >>> run = Run("runs/quickstart")                                            # doctest: +SKIP
-    >>> run.metrics[["step", "reward"]].tail(3)                                 # doctest: +SKIP
+    >>> run = Run("runs/quickstart")  # doctest: +SKIP
+    >>> run.metrics[["step", "reward"]].tail(3)  # doctest: +SKIP
     """
 
     _hints = {

@@ -43,8 +43,8 @@ TokenDiagnostics = tuple[Sequence[float], Sequence[float] | None]
 class RunLog:
     """Writes a run folder.
 
-    >>> run = RunLog.create(Path("runs/a"), config)                  # doctest: +SKIP
-    >>> run.log_metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})                      # doctest: +SKIP
+    >>> run = RunLog.create(Path("runs/a"), config)  # doctest: +SKIP
+    >>> run.log_metrics({"step": 1, "reward": 0.5}, {"step": 1, "step_time": 0.4})  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path, *, is_writer: bool = True) -> None:

@@ -84,7 +84,7 @@ class Engine(Protocol):
 class VLLMSampler(Sampler):
     """Sampler that uses vLLM engines.
 
-    >>> VLLMSampler(kv_cache_gb=1.0, max_num_seqs=64).placement                         # doctest: +SKIP
+    >>> VLLMSampler(kv_cache_gb=1.0, max_num_seqs=64).placement  # doctest: +SKIP
     'colocated'
     """
 
@@ -310,7 +310,7 @@ def check_positive(max_value: float = math.inf, **values: float) -> None:
 def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, tensor_parallel_size: int) -> None:
     """Raise ConfigError for settings that do not fit the placement, and for an unsupported local version of vLLM.
 
-    >>> check_placement("local", None, 2, None, 1)                              # doctest: +SKIP
+    >>> check_placement("server", ["http://localhost:8000"], None, None, 1)
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {format_suggestion(placement, PLACEMENTS)}")

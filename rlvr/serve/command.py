@@ -215,8 +215,8 @@ def load_token(token_file: Path | None, env_variable: str, host: str) -> str:
 def parse_plugins(kind: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parse the plugins of the command line, each a name or a YAML mapping with settings.
 
-    >>> parse_plugins("verifier", ["numeric", "{name: exact, fold_case: true}"])
-    {'numeric': 'numeric', 'exact': {'name': 'exact', 'fold_case': True}}
+    >>> parse_plugins("verifier", ["numeric", "{name: exact, ignore_case: true}"])
+    {'numeric': 'numeric', 'exact': {'name': 'exact', 'ignore_case': True}}
     """
     found: dict[str, Any] = {}
     for text in texts:

@@ -18,7 +18,7 @@ METRIC_HELP: Mapping[str, str] = {
 class ServiceMetrics:
     """Counters, a histogram of verdict times, and gauges that are read at each export.
 
-    >>> figures = ServiceMetrics(); figures.count("refused", reason="token"); print(figures.to_prometheus({}).splitlines()[2])
+    >>> metrics = ServiceMetrics(); metrics.count("refused", reason="token"); print(metrics.to_prometheus({}).splitlines()[2])
     rlvr_refused_total{reason="token"} 1
     """
 

@@ -37,10 +37,11 @@ class Search(Tool):
     """BM25 search over a folder of text files or a JSONL file of passages. All conversations share one index.
 
     >>> from rlvr.contracts.tool import ToolContext
-    >>> own = ToolContext(data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})
-    >>> with Search().session(own) as search:
+    >>> context = ToolContext(data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})
+    >>> with Search().session(context) as search:
     ...     print(search.search("snow"))
-    [1] Snow (b) It melts.
+    [1] Snow (b)
+    It melts.
     """
 
     def __init__(self, *, path: str = "", passage_chars: int = 1_000, shown_chars: int = 600) -> None:

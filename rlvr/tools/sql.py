@@ -46,7 +46,8 @@ class Sql(Tool):
 
     >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
     ...     print(sql.sql("select sum(n) as total from t"))
-    total 3
+    total
+    3
     """
 
     def __init__(

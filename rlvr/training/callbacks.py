@@ -169,7 +169,8 @@ class CanaryGuard(Callback):
 class BestCheckpoint(Callback):
     """Keeps the model with the best held-out accuracy so far in a folder of its own; needs `eval.every`.
 
-    >>> train(config, callbacks=[BestCheckpoint()])                                # doctest: +SKIP
+    >>> import rlvr
+    >>> rlvr.train("quickstart", {"eval.every": 50}, callbacks=[BestCheckpoint()])  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path | None = None) -> None:

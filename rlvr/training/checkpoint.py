@@ -95,7 +95,7 @@ def publish_checkpoint(
 class CheckpointWriter:
     """Writes one checkpoint at a time in a thread. The error of a failed write is raised at the next step.
 
-    >>> with CheckpointWriter(timeout_s=60) as writer:                            # doctest: +SKIP
+    >>> with CheckpointWriter(write_timeout_s=60) as writer:  # doctest: +SKIP
     ...     writer.start_write(5, lambda: publish_checkpoint(partial, tokenizer, state, progress))
     """
 

@@ -56,7 +56,7 @@ MAX_CHECKED_PROMPTS = 10_000
 class Components:
     """Everything that a run samples and trains with, checked and complete, before the first weight changes.
 
-    >>> components = build_components(config, accelerator, stack)                    # doctest: +SKIP
+    >>> components = build_components(config, accelerator, stack)  # doctest: +SKIP
     """
 
     config: RunConfig

@@ -37,7 +37,7 @@ DEFAULT_SECTIONS: Mapping[str, Any] = {
 class RunInputs:
     """The configuration of a run, and the objects that replace what it names.
 
-    >>> RunInputs(config).environment is None                                  # doctest: +SKIP
+    >>> RunInputs(load_config("quickstart")).environment is None
     True
     """
 

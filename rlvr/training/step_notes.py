@@ -50,7 +50,8 @@ def explain_rounding_risk(config: RunConfig) -> str:
 class UnusualMetricNotes(Callback):
     """Explains surprising metrics of a step, each kind once.
 
-    >>> UnusualMetricNotes(config).find_notes({"step": 3, "step/skipped": 1.0})        # doctest: +SKIP
+    >>> from rlvr.config.config import load_config
+    >>> UnusualMetricNotes(load_config("quickstart")).find_notes({"step": 3, "step/skipped": 1.0})
     ['step 3 changed nothing: ...']
     """
 

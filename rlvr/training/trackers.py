@@ -31,7 +31,7 @@ MAX_TABLE_ROWS = 100
 class Trackers(Callback):
     """Sends metrics and episodes of a run to its experiment trackers, through accelerate.
 
-    >>> Trackers(accelerator, config, Path("runs/a")).log_metrics({"step": 1, "reward": 0.5})        # doctest: +SKIP
+    >>> Trackers(accelerator, config, Path("runs/a")).log_metrics({"step": 1, "reward": 0.5})  # doctest: +SKIP
     """
 
     def __init__(self, accelerator: Accelerator, config: RunConfig, folder: Path) -> None:

@@ -81,7 +81,7 @@ class Trainer(Hinted):
 
     A trainer is complete when it is constructed: `fit` runs all steps, `step` one of them. It must be closed, best with `with`.
 
-    >>> with Trainer("quickstart", {"train.steps": 5}, out="runs/a") as trainer:            # doctest: +SKIP
+    >>> with Trainer("quickstart", {"train.steps": 5}, out="runs/a") as trainer:  # doctest: +SKIP
     ...     report = trainer.fit()
     """
 

@@ -285,7 +285,7 @@ def compute_weighted_reward(rewards: dict[str, tuple[float, float]]) -> float:
 
     >>> compute_weighted_reward({"right": (1.0, 1.0), "form": (0.5, 0.2)})
     0.9166666666666667
-    >>> compute_weighted_reward({"right": (0.0, 1.0), "kl_penalties": (1.0, -0.5)})
+    >>> compute_weighted_reward({"right": (0.0, 1.0), "length penalty": (1.0, -0.5)})
     0.0
     """
     for name, (score, _) in rewards.items():

@@ -28,7 +28,7 @@ def audit(
     from rlvr.cli import auditing
 
     limits = {"--max-fpr": max_fpr, "--max-fnr": max_fnr}
-    how = {"search_calls": search, "timeout_s": timeout, "seed": seed}
+    how = {"max_search_calls": search, "timeout_s": timeout, "seed": seed}
     return auditing.audit_verifier(
         verifier,
         labelled_pairs=pairs,

@@ -52,8 +52,8 @@ class PeerLost(RlvrError):
 class PeerMonitor:
     """Monitors the connections to the other processes: to all in the main process, to the main process in the others.
 
-    >>> with Watch.begin() as watch:                                    # doctest: +SKIP
-    ...     watch.lost
+    >>> with PeerMonitor.connect_all() as monitor:  # doctest: +SKIP
+    ...     monitor.failure
     ''
     """
 

@@ -17,10 +17,10 @@ WINDOW_PAIRS, MIN_PAIRS = 400, 50
 class AuditVerifierMonitor:
     """Tracks recent pairs of scores: the reward, and the audit verifier's score (component `audit`).
 
-    >>> watch = AuditVerifierMonitor()
-    >>> watch.add_pairs([(1.0, 1.0), (0.0, 0.0)] * 30); watch.metrics()["audit_verifier/correlation"]
+    >>> monitor = AuditVerifierMonitor()
+    >>> monitor.add_pairs([(1.0, 1.0), (0.0, 0.0)] * 30); monitor.metrics()["audit_verifier/correlation"]
     1.0
-    >>> watch.add_pairs([(1.0, 0.0)] * 60); watch.metrics()["audit_verifier/correlation_drop"] > 0.3
+    >>> monitor.add_pairs([(1.0, 0.0)] * 60); monitor.metrics()["audit_verifier/correlation_drop"] > 0.3
     True
     """
 

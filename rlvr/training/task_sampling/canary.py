@@ -31,7 +31,11 @@ NUMBER_PATTERN = re.compile(r"\s*[-+]?[\d,]*\.?\d+\s*")
 class CanaryTasks:
     """Samples canary tasks, counts the rewarded ones, and stops the run if there are too many.
 
-    >>> CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0).make_requests(tasks, step=0, first=0, num_regular_completions=256)  # doctest: +SKIP
+    >>> import rlvr
+    >>> environment = rlvr.make_env("arithmetic")
+    >>> canaries, tasks = CanaryTasks(environment, fraction=0.01, max_rewarded=3, seed=0), [(0, environment.task("train", 0))]
+    >>> len(canaries.make_requests(tasks, step=0, first_group_number=0, num_regular_completions=200))
+    2
     """
 
     def __init__(self, environment: Environment, *, fraction: float, max_rewarded: int, seed: int) -> None:

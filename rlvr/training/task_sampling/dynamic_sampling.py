@@ -20,8 +20,8 @@ class DynamicSampling:
     """Keeps the groups of one step over several rounds of sampling, and selects those with a spread of rewards. With one round nothing
     is filtered.
 
-    >>> collector = DynamicSampling(2, max_rounds=3)
-    >>> collector.num_missing, collector.is_done, collector.next_num_groups
+    >>> sampling = DynamicSampling(2, max_rounds=3)
+    >>> sampling.num_missing, sampling.is_done, sampling.next_num_groups
     (2, False, 2)
     """
 

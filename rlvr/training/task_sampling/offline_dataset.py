@@ -34,7 +34,8 @@ Group = list[Episode]
 class OfflineDataset:
     """Recorded groups in an order that depends on the seed, repeated endlessly, reshuffled for each pass.
 
-    >>> OfflineDataset([[right, wrong]], seed=0).get_groups(first=0, count=4)        # doctest: +SKIP
+    >>> OfflineDataset([[]], seed=0).get_groups(first_position=0, num_groups=2)
+    [[], []]
     """
 
     def __init__(self, groups: Sequence[Group], *, seed: int, digest: str = "") -> None:

@@ -29,7 +29,8 @@ CompletionState = Episode | PartialCompletion | None
 class PartialGroup:
     """A group with finished and partial completions.
 
-    >>> PartialGroup((7, task), requests, [None, None]).is_finished                     # doctest: +SKIP
+    >>> task = Task("2+2=", "4")
+    >>> PartialGroup((7, task), [RolloutRequest(task, "1:0", seed=3)], [None]).is_finished
     False
     """
 
@@ -53,7 +54,8 @@ class PartialGroup:
 class PartialRolloutBuffer:
     """The groups that have started and are not trained on yet, in order.
 
-    >>> PartialRolloutBuffer(environment).groups                                     # doctest: +SKIP
+    >>> import rlvr
+    >>> PartialRolloutBuffer(rlvr.make_env("arithmetic")).groups
     []
     """
 

@@ -17,7 +17,8 @@ from rlvr.training.task_sampling.canary import CanaryTasks
 class RewardHackingMonitor:
     """Combines canary tasks and the audit monitor; either may be inactive.
 
-    >>> RewardHackingMonitor(environment, canary_fraction=0.01, max_rewarded_canaries=3, seed=0).pop_metrics()                              # doctest: +SKIP
+    >>> import rlvr
+    >>> RewardHackingMonitor(rlvr.make_env("arithmetic"), canary_fraction=0.01, max_rewarded_canaries=3, seed=0).pop_metrics()
     {'canary/scored': 0.0, 'canary/rewarded': 0.0, 'canary/rewarded_total': 0.0}
     """
 

@@ -21,7 +21,9 @@ WARMUP_PURPOSE = "warmstart"  # part of a seed: another word would change every 
 class TaskOrder:
     """The tasks of one split, in the order of one seed.
 
-    >>> TaskOrder(environment, "train", seed=0).load_tasks(first=0, count=32)        # doctest: +SKIP
+    >>> import rlvr
+    >>> len(TaskOrder(rlvr.make_env("arithmetic"), "train", seed=0).load_tasks(first_position=0, num_tasks=32))
+    32
     """
 
     def __init__(self, environment: Environment, split: str, *, seed: int, purpose: str = "rollout") -> None:

@@ -24,7 +24,9 @@ IndexedTasks = Sequence[tuple[int, Task]]
 class TaskSampler:
     """Returns tasks in a fixed order.
 
-    >>> TaskSampler(TaskOrder(environment, "train", seed=0)).next_tasks(32)        # doctest: +SKIP
+    >>> import rlvr
+    >>> len(TaskSampler(TaskOrder(rlvr.make_env("arithmetic"), "train", seed=0)).next_tasks(32))
+    32
     """
 
     needs_previous_batch = False
@@ -70,7 +72,7 @@ def build_task_sampler(config: RolloutConfig, task_order: TaskOrder) -> TaskSamp
 class CurriculumTaskSampler(TaskSampler):
     """Selects among the next candidate tasks with a curriculum.
 
-    >>> CurriculumTaskSampler(TaskOrder(environment, "train", seed=0), Curriculum(oversample=4)).next_tasks(32)        # doctest: +SKIP
+    >>> CurriculumTaskSampler(TaskOrder(environment, "train", seed=0), Curriculum(oversample=4)).next_tasks(32)  # doctest: +SKIP
     """
 
     needs_previous_batch = True

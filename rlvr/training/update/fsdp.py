@@ -136,7 +136,7 @@ def load_full_weights(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 class FolderWeightLoader:
     """Loads shards from a Hugging Face folder: each process reads only its rows.
 
-    >>> FolderWeightLoader.of(model, "checkpoints/last")                        # doctest: +SKIP
+    >>> FolderWeightLoader.for_model(model, "checkpoints/last")  # doctest: +SKIP
     """
 
     def __init__(self, folder: TensorFolder) -> None:
@@ -162,7 +162,7 @@ class FolderWeightLoader:
 class MainProcessWeightLoader:
     """Loads shards from weights in the main process, one tensor at a time.
 
-    >>> MainProcessWeightLoader(dict(model.named_parameters()))                        # doctest: +SKIP
+    >>> MainProcessWeightLoader(dict(model.named_parameters()))  # doctest: +SKIP
     """
 
     def __init__(self, weights: Mapping[str, Tensor] | None) -> None:

@@ -73,8 +73,8 @@ def _make_optimization(settings: Mapping[str, Any]) -> OptimizationSettings:
 class Learner(Hinted):
     """Trains a causal language model with an algorithm.
 
-    >>> learner = Learner(model, "grpo", learning_rate=1e-6)                              # doctest: +SKIP
-    >>> learner.update(rollout.sample(tasks, n=8, seed=0))["loss"]                        # doctest: +SKIP
+    >>> learner = Learner(model, "grpo", learning_rate=1e-6)  # doctest: +SKIP
+    >>> learner.update(rollout.sample(tasks, n=8, seed=0))["loss"]  # doctest: +SKIP
     """
 
     _hints = {

@@ -17,7 +17,7 @@ MAX_TRIM_THRESHOLD_BYTES, MMAP_THRESHOLD_BYTES = (1 << 31) - 1, 1 << 28
 def keep_freed_memory() -> bool:
     """Make this process keep freed memory; False if its allocator is not glibc's or is already configured.
 
-    >>> keep_freed_memory()                                  # doctest: +SKIP
+    >>> keep_freed_memory()  # doctest: +SKIP
     True
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):

@@ -55,7 +55,7 @@ class PolicyOutputs(NamedTuple):
 class Policy(nn.Module):
     """A causal language model, with a critic's head if the algorithm needs one.
 
-    >>> Policy(model, temperature=1.0)(batch).logprobs      # doctest: +SKIP
+    >>> Policy(model, temperature=1.0)(batch).logprobs  # doctest: +SKIP
     """
 
     def __init__(self, model: Any, *, temperature: float = 1.0, value_head: bool = False, fp32_head: bool = False) -> None:

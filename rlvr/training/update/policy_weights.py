@@ -30,7 +30,7 @@ T = TypeVar("T")
 class ShardedWeights(Weights):
     """The weights of a policy that is sharded over the processes. `dtype` is that of the gathered model.
 
-    >>> ShardedWeights(policy, dtype=torch.bfloat16).save(Path("weights"))     # doctest: +SKIP
+    >>> ShardedWeights(policy, dtype=torch.bfloat16).save(Path("weights"))  # doctest: +SKIP
     """
 
     def __init__(self, policy: Policy, *, dtype: torch.dtype, merged: bool = True) -> None:
@@ -123,7 +123,7 @@ class ShardedWeights(Weights):
 class AdapterWeights(Weights):
     """The weights of an unsharded model with an adapter. They are merged only for samplers that need it.
 
-    >>> AdapterWeights(model).adapter().rank                                   # doctest: +SKIP
+    >>> AdapterWeights(model).get_adapter().rank  # doctest: +SKIP
     8
     """
 

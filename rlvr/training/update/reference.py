@@ -16,7 +16,7 @@ from rlvr.training.update.sharded_tensors import copy_to_shards, get_local_shard
 class ReferencePolicy:
     """The frozen or slowly moving reference model; computes log-probabilities under it.
 
-    >>> ReferencePolicy.of(model, temperature=1.0).logprobs(batch)        # doctest: +SKIP
+    >>> ReferencePolicy.from_model(model, temperature=1.0).compute_logprobs(batch)  # doctest: +SKIP
     """
 
     def __init__(self, policy: Policy, *, adapter: Any = None) -> None:

@@ -19,7 +19,8 @@ from rlvr.training.update.step_data import are_finite
 class RewardModelTrainer:
     """Trains a reward model on pairs of answers.
 
-    >>> RewardModelTrainer(model, OptimizationSettings(), total_steps=100, device="cpu").update([([5, 6], [5, 7], 1.0)])        # doctest: +SKIP
+    >>> trainer = RewardModelTrainer(model, OptimizationSettings(), total_steps=100, device="cpu")  # doctest: +SKIP
+    >>> trainer.train_on_pairs([([5, 6], [5, 7], 1.0)])["loss"]  # doctest: +SKIP
     """
 
     def __init__(self, model: Any, optimization: OptimizationSettings, *, total_steps: int, device: Any, centering: float = 0.0) -> None:

@@ -30,7 +30,7 @@ class StepData:
     """The data of one step. Rows are the scored episodes with at least one policy token, in order; their entries are the tokens
     in the algorithm's loss mask.
 
-    >>> Step(groups, algorithm).rows.list_questions        # doctest: +SKIP
+    >>> StepData(groups, algorithm).rows.num_policy_tokens  # doctest: +SKIP
     """
 
     def __init__(self, groups: Groups, algorithm: Algorithm, *, has_sampling_temperature: bool = True) -> None:

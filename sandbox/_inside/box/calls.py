@@ -69,8 +69,8 @@ def build_rlimits(limits: dict[str, Any], uid: int | None, has_cgroup_meter: boo
 class CallDescriptors:
     """Descriptors of one call: those passed to the call, by their number there, and the ends that we read.
 
-    >>> ports = CallDescriptors()
-    >>> ports.add_output(1, "stdout"), sorted(ports.child_fds)
+    >>> descriptors = CallDescriptors()
+    >>> descriptors.add_output(1, "stdout"), sorted(descriptors.child_fds)
     (None, [1])
     """
 

@@ -155,7 +155,8 @@ def format_tree_indented(tree: Tree, indent: str = "") -> str:
 
     >>> print(format_tree_indented(("div", ("num", 1, 1), ("sym", "x"))))
     div
-      num 1 sym x
+      num 1
+      sym x
     """
     if tree[0] in LEAVES:
         return f"{indent}{tree[0]} {format_tree(tree)}"

@@ -15,7 +15,7 @@ from rlvr.training.update.policy import Policy
 class Critic(nn.Module):
     """A separate critic: estimates, at each token, the return from there on.
 
-    >>> policy.value = Critic(model, max_grad_norm=1.0)                 # doctest: +SKIP
+    >>> policy.value = Critic(model, max_grad_norm=1.0)  # doctest: +SKIP
     """
 
     def __init__(self, model: Any, *, max_grad_norm: float) -> None:

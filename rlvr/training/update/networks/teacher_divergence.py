@@ -24,7 +24,7 @@ DIVERGENCE_KINDS = ("reverse_kl", "forward_kl", "jsd")
 class TeacherDivergence:
     """Computes the divergence of a policy from a teacher; called by the policy with its hidden states, in passes with a gradient.
 
-    >>> policy.divergence = Divergence(reference, "reverse_kl").fitted(policy)       # doctest: +SKIP
+    >>> policy.divergence = TeacherDivergence(reference, "reverse_kl").check_compatible(policy)  # doctest: +SKIP
     """
 
     def __init__(self, teacher: ReferencePolicy, kind: str) -> None:
