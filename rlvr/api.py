@@ -240,14 +240,18 @@ def verify(
     >>> verify("it is 4", "4", verifier="numeric").score
     1.0
     """
+    names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
-    open_names = [name for name, value in values.items() if value is None]
-    if len(given) > len(open_names):
-        raise TypeError(f"rlvr.verify takes a verifier, an answer and a reference, and got {len(given)} texts; the call is {VERIFY_CALL}")
-    values |= dict(zip(open_names, given, strict=False))
-    if values["verifier"] is None or values["answer"] is None:
-        missing = "verifier" if values["verifier"] is None else "answer"
-        raise TypeError(f"rlvr.verify got no {missing}; the call is {VERIFY_CALL}")
+    for name, value in zip(names, given, strict=False):
+        if values[name] is not None:
+            raise TypeError(
+                f"rlvr.verify got the {name} twice; `answer` is what the policy wrote and `reference` the right answer: {VERIFY_CALL}"
+            )
+        values[name] = value
+    if len(given) > len(names):
+        raise TypeError(f"rlvr.verify got {len(given)} arguments in order, and takes {', '.join(names)}; the call is {VERIFY_CALL}")
+    if missing := [name for name in ("verifier", "answer") if values[name] is None]:
+        raise TypeError(f"rlvr.verify got no {missing[0]}; the call is {VERIFY_CALL}")
     for key in settings:
         if hint := explain_keyword(key):
             raise TypeError(f"rlvr.verify got {key}=; {hint}; the call is {VERIFY_CALL}")
@@ -262,13 +266,26 @@ def verify(
             made.close()
 
 
-@explain_call
+@overload
 def verify_many(
     verifier: AnyVerifier, /, answers: Sequence[str], references: Sequence[Any], *, prompts: Sequence[Any] | None = None, **settings: Any
+) -> builtins.list[Verdict]: ...
+@overload
+def verify_many(
+    answers: Sequence[str], references: Sequence[Any], /, *, verifier: AnyVerifier, prompts: Sequence[Any] | None = None, **settings: Any
+) -> builtins.list[Verdict]: ...
+def verify_many(
+    *given: Any,
+    verifier: Any = None,
+    answers: Any = None,
+    references: Any = None,
+    prompts: Sequence[Any] | None = None,
+    **settings: Any,
 ) -> builtins.list[Verdict]:
     """Score several answers, in parallel where the verifier can; returns their verdicts in order.
 
     Args:
+        given: the verifier, the answers and the references, in this order, without those that are given by keyword.
         verifier: the verifier, as in `make_verifier`.
         answers: the completions.
         references: the right answer of each.
@@ -278,6 +295,13 @@ def verify_many(
     >>> [verdict.score for verdict in verify_many("numeric", ["4", "5"], ["4", "4"])]
     [1.0, 0.0]
     """
+    names = ["answers", "references"] if verifier is not None else ["verifier", "answers", "references"]
+    values = {"verifier": verifier, "answers": answers, "references": references}
+    values |= {name: value for name, value in zip(names, given, strict=False) if values[name] is None}
+    if len(given) > len(names) or any(value is None for value in values.values()):
+        missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"
+        raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many('numeric', answers=[...], references=[...])")
+    verifier, answers, references = values["verifier"], values["answers"], values["references"]
     prompts = ["?"] * len(answers) if prompts is None else prompts
     if not len(answers) == len(references) == len(prompts):
         raise ConfigError(

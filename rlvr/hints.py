@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 
 PLUGIN_WORDS: Mapping[str, str] = {
     "env": "env",
@@ -81,6 +82,11 @@ PLUGINS: Mapping[str, str] = {
 """Names of plugins in other libraries, and the plugin here."""
 KEYWORDS: Mapping[str, str] = {
     "algo": "algorithm=",
+    "answer": "reference=, the right answer; the answer of the policy is given when it is verified",
+    "device": "nothing: the accelerator is used if there is one",
+    "kl_coef": "beta=",
+    "num_tasks": "tasks=, the number of tasks",
+    "timeout": "the limit with the call: sandbox.run(code, timeout=5); in rlvr.Limits: wall_s=5",
     "args": "keywords, such as steps=10, learning_rate=1e-6",
     "batch_size": "prompts_per_step=, the number of prompts of one training step",
     "config": "settings={'train.steps': 10}, or keywords such as steps=10",
@@ -164,18 +170,31 @@ def explain_call(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     own = f"rlvr.{function.__qualname__.removesuffix('.__init__')}"
 
+    def explain(error: TypeError, kwargs: Mapping[str, Any]) -> TypeError:
+        wrong = next((key for key in kwargs if f"'{key}'" in str(error)), "")
+        hint = f" {explain_keyword(wrong)};" if explain_keyword(wrong) else ""
+        shown = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
+        return TypeError(f"{own}: {error};{hint} the call is {own}{inspect.Signature(shown)}")
+
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            wrong = next((key for key in kwargs if f"'{key}'" in str(error)), "")
-            hint = f" {explain_keyword(wrong)};" if explain_keyword(wrong) else ""
-            shown = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
-            raise TypeError(f"{own}: {error};{hint} the call is {own}{inspect.Signature(shown)}") from None
-        return function(*args, **kwargs)
+            return function(*args, **kwargs)
+        except TypeError:  # the arguments are only looked at again after an error: the call itself costs nothing
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise explain(error, kwargs) from None
+            raise
 
     return called
+
+
+def explain_constructor(made: type[C]) -> type[C]:
+    """Do the same for the constructor of a class, as its decorator."""
+    vars_of: Any = made
+    vars_of.__init__ = explain_call(vars_of.__init__)
+    return made
 
 
 class Hinted:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NotRequired, TypedDict
 
-from rlvr.hints import Hinted
+from rlvr.hints import Hinted, explain_call
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
@@ -51,6 +51,7 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Further data for the environment or the verifier, such as the level or the source."""
 
+    @explain_call
     def __init__(self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None) -> None:
         prompt = user(prompt) if isinstance(prompt, str) else tuple(prompt)
         for name, value in (

@@ -113,7 +113,7 @@ class StopAfter(rlvr.Callback):
     def __init__(self, step: int) -> None:
         self.step, self.seen = step, list[str]()
 
-    def on_step_end(self, trainer: Any, record: Any) -> None:
+    def on_step_end(self, trainer: Any, step: int, record: Any) -> None:
         self.seen.append(sorted(record.metrics)[0])
         if record.step == self.step:
             trainer.stop("enough")

@@ -28,7 +28,7 @@ MAX_NUMBERS = 64
 class GymnasiumInstance:
     """Worker class of `gymnasium`: one Gymnasium environment, in a forked process.
 
-    >>> instance = GymnasiumInstance(id="FrozenLake", kwargs={})
+    >>> instance = GymnasiumInstance(id="FrozenLake-v1", kwargs={})
     >>> instance.reset(seed=3).splitlines()[-1], instance.list_action_words()
     ('Say one move: left, down, right or up.', ['left', 'down', 'right', 'up'])
     """

@@ -1,7 +1,7 @@
 """Clip-Cov: a few tokens whose log-probability and advantage vary together most get no gradient, which keeps the entropy up.
 
-    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step L = GRPO's, as a mean over all tokens, without the
-    gradient of clip_cov_ratio of them, taken from those with cov between the bounds
+    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step
+    L = GRPO's, as a mean over all tokens, without the gradient of clip_cov_ratio of them, taken from those with cov between the bounds
 
 paper                    2505.22617
 differs from the paper   the candidates with the largest cov are taken, not random ones, so that a resumed run repeats them; l is l_old,

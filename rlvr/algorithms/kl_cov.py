@@ -1,7 +1,7 @@
 """KL-Cov: a few tokens whose log-probability and advantage vary together most are held near their old probability.
 
-    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step L = (1/N) sum -r A + kl_cov_coef |l - l_old| at the
-    kl_cov_ratio of the tokens with the largest cov
+    cov_t = (A_t - mean A) (l_t - mean l) over the tokens of the optimizer step
+    L = (1/N) sum -r A + kl_cov_coef |l - l_old| at the kl_cov_ratio of the tokens with the largest cov
 
 paper                    2505.22617
 differs from the paper   the share is 0.002, the paper's for its model of 7B (0.0002 for that of 32B, and in verl); l is l_old in cov,

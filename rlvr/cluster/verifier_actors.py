@@ -81,8 +81,8 @@ class _WorkerSlot:
 
 
 class VerifierActorPool:
-    """Starts the verifier workers of a run as Ray actors, and restarts lost ones. The driver must call `check_workers` regularly, which
-    never blocks.
+    """Starts the verifier workers of a run as Ray actors, and restarts lost ones. The driver must call `refresh_workers` regularly,
+    which never blocks.
     """
 
     def __init__(

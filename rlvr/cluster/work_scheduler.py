@@ -3,7 +3,7 @@
 The driver calls a method for each event, and executes the commands that it returns:
 
     enqueue, add_version, add_worker, handle_weights_loaded, handle_task_ended, remove_worker, kill_late_workers
-        ->  Dispatch, LoadWeights, Accept, Retry, Fail, Cancel, Kill
+        ->  DispatchTask, LoadWeights, AcceptResult, CountRetry, AbandonTask, CancelCopy, KillWorker
 
 The unit of work is a group (a rollout task of the driver). Its tasks and seeds follow from its name, so a retry on another worker gives
 the same group, and the first of two copies that ends can be accepted. Every group has one version of the weights, and only workers that

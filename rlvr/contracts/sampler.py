@@ -12,10 +12,12 @@ from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.weights import Weights
 from rlvr.errors import ConfigError
+from rlvr.hints import explain_constructor
 from rlvr.task import Task
 from rlvr.turns import ToolSpec, Turn
 
 
+@explain_constructor
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters. Samplers return log-probabilities under exactly this distribution.

@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
+from rlvr.hints import explain_constructor
 
 
 class ExitStatus(StrEnum):
@@ -25,6 +26,7 @@ class ExitStatus(StrEnum):
     INTERNAL_ERROR = "INTERNAL_ERROR"  # the sandbox failed; no score
 
 
+@explain_constructor
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The resource limits of one program, its child processes included.

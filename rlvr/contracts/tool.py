@@ -130,21 +130,23 @@ class Tool(Plugin):
             raise
         return one
 
-    def __call__(self, name: str = "", /, **arguments: Any) -> str:
+    def __call__(self, *values: Any, **arguments: Any) -> str:
         """Call the tool once by hand, in a conversation of its own, and return the text that a policy would see.
 
         Args:
-            name: the name of the method, if the tool has several.
-            arguments: the arguments of the call.
+            values: the name of the method first, if the tool has several; then arguments of the call, in order.
+            arguments: further arguments of the call, by name.
 
         Raises:
             ToolError: the call was rejected.
         """
         with self.session() as one:
-            names = [spec.name for spec in one.specs()]
-            if not name and len(names) > 1:
-                raise ConfigError(f"the tool has {len(names)} methods; name one of them first: {', '.join(map(repr, names))}")
-            result = run_tool_call(one, Call("0.0", name or names[0], arguments))
+            specs = {spec.name: spec for spec in one.specs()}
+            if len(specs) > 1 and (not values or values[0] not in specs):
+                raise ConfigError(f"the tool has {len(specs)} methods; name one of them first: {', '.join(map(repr, specs))}")
+            name, values = (values[0], values[1:]) if len(specs) > 1 else (next(iter(specs)), values)
+            by_order = dict(zip(specs[name].parameters.get("properties", {}), values, strict=False))
+            result = run_tool_call(one, Call("0.0", name, by_order | arguments))
         if not result.ok:
             raise ToolError(result.text.removeprefix("Error: "))
         return result.text

@@ -57,7 +57,7 @@ class EnvSummary:
     """Number of scored samples with an empty answer; they are verified like any other answer."""
     avg: Estimate | None
     at: dict[str, dict[int, Estimate | None]]
-    """`pass_at_k`, `pass_all_k`, `maj_at`, `best_at_k`: estimates by k. None if no task has k samples, or there is nothing to select by."""
+    """`pass_at`, `pass_all`, `maj_at`, `best_at`: estimates by k. None if no task has k samples, or there is nothing to select by."""
     completed: float | None
     """The mean score of the scored samples that were not truncated."""
     cap: int | None

@@ -8,10 +8,10 @@ unless the words between them mark the later one as the result. Every scanner is
     boxed         the content of \boxed{...} or \fbox{...}
     tag           the content of <answer>...</answer>
     hash          the rest of a line that starts with ####
-    extract_final_line    the text after "the final answer is" or "Answer:", in some twenty languages
+    final_line    the text after "the final answer is" or "Answer:", in some twenty languages
     fence         the content of the last ``` block (code)
     whole         the whole text, stripped
-    auto          boxed and tag, else hash, else extract_final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
+    auto          boxed and tag, else hash, else final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
                   else the whole text when it is one short line
 """
 

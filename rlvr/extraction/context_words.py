@@ -124,7 +124,7 @@ _DENIAL_HINTS = (
         "非",
     ),
 )
-"""Prefilter: every text that `_BEFORE` matches contains one of these substrings."""
+"""Prefilter: every text that `_DENIAL_BEFORE` matches contains one of these substrings."""
 
 
 def is_denied(before: str, after: str) -> bool:

@@ -27,7 +27,7 @@ FORMULA_AFTER_PATTERNS = (
 _FORMULA_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _, _ in FORMULA_BEFORE_PATTERNS)})$")
 _FORMULA_AFTER = re.compile("|".join(pattern for pattern, _, _ in FORMULA_AFTER_PATTERNS))
 _BEFORE_HINTS = tuple("<>≠-×·÷*{^_(")
-"""Prefilter: every match of `_BEFORE` ends with one of these or contains a backslash."""
+"""Prefilter: every match of `_FORMULA_BEFORE` ends with one of these or contains a backslash."""
 _EQUATION_CONTINUES = re.compile(r"[^$\n=.]{0,40}=")
 
 

@@ -1,7 +1,7 @@
 """Adapter for TRL: reward functions, environments with tools, and rollouts with the tokens of rlvr.
 
     make_reward_function   `reward_funcs=`          TRL samples and tokenizes; rlvr verifies the final text
-    EnvironmentFactory     `environment_factory=`   TRL calls the tools; the verifier sees the evidence of the session
+    EnvironmentFactory     `environment_factory=`   TRL calls the tools; the verifier sees the artifacts of the session
     RolloutFunction        `rollout_func=`          rlvr runs the conversation; TRL gets its token ids, mask and log-probabilities
 
 An answer that could not be verified has the reward None, which TRL leaves out of the mean and of the baseline.

@@ -127,6 +127,22 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             self.set_verdict(self.mdp.verify(self.state))
         return self.build_step_tuple()
 
+    def step_text(self, text: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Append the tokens of a text and the stop token that ends the turn; returns what the last step returned.
+
+        >>> env = TokenEnv("arithmetic", tokenizer="chars")
+        >>> _ = env.reset(seed=0)
+        >>> env.step_text("7")[2]
+        True
+        """
+        result = None
+        for token in [*self.tokenizer.encode(text), self.tokenizer.eos_id]:
+            result = self.step(token)
+            if result[2] or result[3]:
+                break
+        assert result is not None
+        return result
+
     def append_token(self, action: Any) -> bool:
         """Append a token, without verification; return whether the episode is over. The first half of `step`."""
         state = self.state
@@ -137,7 +153,9 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         except TypeError:
             token = -1
         if not 0 <= token < self.pad_id:
-            raise EnvError(f"action {action!r} is no token id; allowed: whole numbers from 0 to {self.pad_id - 1}")
+            raise EnvError(
+                f"action {action!r} is no token id; allowed: whole numbers from 0 to {self.pad_id - 1}; for a text use step_text()"
+            )
         before = len(state.tokens)
         self.mdp.step_token(state, token)
         self._update_buffers(before)

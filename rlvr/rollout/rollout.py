@@ -101,9 +101,12 @@ class Rollout(Hinted):
             raise ConfigError(f"straggler_policy is {straggler_policy!r}; allowed: truncate, wait")
         limits = {"max_new_tokens": max_new_tokens, "max_length": max_length, "max_turn_tokens": max_turn_tokens}
         mdp = _make_mdp(environment, tokenizer, limits)
+        is_own_sampler = not isinstance(sampler, Sampler)
         sampler = build_from_config("sampler", sampler)
         if not isinstance(sampler, Sampler):
             raise ConfigError(f"the sampler is a {type(sampler).__name__}; give a name such as hf, or an rlvr.Sampler")
+        if is_own_sampler:
+            sampler.setup(mdp.environment, mdp.tokenizer)
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
         self.version = 0
         """The version of the weights that sample, counted by `update_weights`."""

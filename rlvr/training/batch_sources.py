@@ -5,7 +5,7 @@
     PartialRolloutSource     long completions are interrupted and continue in the next step
     OfflineSource            recorded groups or gold solutions; nothing is sampled
     PrefetchedSource         any of these that samples, ahead of the trainer and with older weights (`rollout.max_staleness`)
-    ConcurrentBatchSource           the same with rollout workers, which accept new requests while they sample earlier ones
+    ConcurrentBatchSource    the same with rollout workers, which accept new requests while they sample earlier ones
 
 Each process samples its shard of the groups, or the main process all of them; then every process has all groups.
 """

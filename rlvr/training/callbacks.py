@@ -1,13 +1,15 @@
 """Callbacks: what happens beside the steps of a run. The shipped ones use the same interface as a user's own.
 
-class StopAtLowEntropy(rlvr.Callback): def on_step_end(self, trainer, record): if record.metrics["entropy"] < 0.1: trainer.stop("the
-entropy is below 0.1")
+>>> class StopAtLowEntropy(Callback):
+...     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
+...         if record["entropy"] < 0.1:
+...             trainer.stop("the entropy is below 0.1")
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,7 @@ PROGRESS_FRACTIONS = {"workers": "cluster/sampling_fraction", "trainer": "cluste
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Mapping[str, Any]):
     """What a training step did."""
 
     step: int
@@ -43,6 +45,15 @@ class StepRecord:
     """Its episodes."""
     diagnostics: Sequence[Sequence[TokenDiagnostics]] = ()
     """The advantages and log ratios of each episode, by group; empty if episodes are not logged."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
 
     def list_episode_rows(self) -> list[dict[str, Any]]:
         """Return the episodes as JSON, as in episodes.jsonl, without those that are not completions of the policy."""
@@ -66,7 +77,7 @@ class Callback:
     def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
         """Called when a batch has been sampled, before the update."""
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Called after each step. `trainer.stop(reason)` ends the run after it."""
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
@@ -85,7 +96,7 @@ class RunLogWriter(Callback):
     def __init__(self, run_log: RunLog) -> None:
         self.run_log = run_log
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Write the episodes and the metrics of a step; the metrics last, so that a step with a metrics line has all its episodes even
         if the run is killed.
         """
@@ -103,7 +114,7 @@ class RunLogWriter(Callback):
 class PeriodicCheckpoints(Callback):
     """Saves every `log.save_every` steps, and after the last one."""
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Save, if it is time."""
         if record.step == trainer.num_steps or record.step % trainer.config.log.save_every == 0:
             trainer.save()
@@ -127,7 +138,7 @@ class ProgressLine(Callback):
         shown = ProgressReporter(self.console, "training", trainer.num_steps, trainer.num_completed_steps)
         self._shown = [trainer.enter_context(shown)]
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Count the step."""
         for shown in self._shown:
             shown.advance(select_progress_metrics(record.metrics, record.timings))
@@ -160,7 +171,7 @@ class RewardCurve(Callback):
 class CanaryGuard(Callback):
     """Ends the run with an error when too many canary tasks were rewarded."""
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Raise CheckFailed if the verifier has rewarded more canaries than allowed."""
         if trainer.task_sampler.reward_monitor is not None:
             trainer.task_sampler.reward_monitor.raise_if_too_many_rewarded(record.metrics)

@@ -67,7 +67,7 @@ class UnusualMetricNotes(Callback):
         """True if the algorithm weighs the components of the verdict, but no weights are set."""
         self._weights = [float(settings.get(f"{kind}_weight", 1.0)) for kind in KTO_KINDS]
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Print the new notes."""
         for note in self.find_notes(record.metrics, record.timings):
             self.console.print(f"note: {note}", highlight=False, markup=False)

@@ -41,7 +41,7 @@ class Trackers(Callback):
         if set(asked) - {PROMETHEUS_NAME}:
             accelerator.init_trackers(PROJECT_NAME, config={"config": config.to_yaml()}, init_kwargs=build_tracker_settings(folder))
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Send the metrics and times of a step, and at some steps its episodes."""
         if trainer.config.log.episodes and (record.step % self.table_interval_steps == 0 or record.step == self.last_step):
             self.log_episodes(record.step, record.list_episode_rows())

@@ -250,7 +250,7 @@ class Trainer(Hinted):
             row["eval/accuracy"] = self.evaluate()
         record = StepRecord(step + 1, row, self._measure_times(batch, began, sampled, updated), batch, self._gather_diagnostics(batch))
         run_on_main(self.accelerator, self.checkpoint_writer.raise_if_failed)
-        self._call("on_step_end", record)
+        self._call("on_step_end", step + 1, record)
         return record
 
     def stop(self, reason: str) -> None:

@@ -24,7 +24,7 @@ class StopEarly(Callback):
     def __init__(self, metric: str, limit: float) -> None:
         self.metric, self.limit = metric, limit
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         if record.metrics[self.metric] < self.limit:
             trainer.stop(f"{self.metric} is below {self.limit:g}")
 
@@ -39,7 +39,7 @@ class Recorder(Callback):
     def on_batch(self, trainer: Trainer, step: int, batch: Any) -> None:
         self.events.append(("batch", step, len(batch.groups)))
 
-    def on_step_end(self, trainer: Trainer, record: StepRecord) -> None:
+    def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         self.events.append(("step", record.step))
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:

@@ -2,8 +2,9 @@
 
 A solution is often followed by a block with its usage or its output. The block is chosen without the tests, in this order:
 
-    the last block that defines the required function, if there is one; the last block that is labelled with the task's language; the last
-    block
+    the last block that defines the required function, if there is one;
+    the last block that is labelled with the task's language;
+    the last block
 
 Exactly one block is run.
 """

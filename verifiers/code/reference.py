@@ -1,7 +1,7 @@
 r"""Parse and validate the reference of a `unit_tests` task: three kinds of tests, in plain JSON.
 
-    {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]} {"kind": "calls", "function": "square", "cases": [{"args": [3],
-    "expected": 9}]}
+    {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "9\n"}]}
+    {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}]}
     {"kind": "asserts", "entry_point": "square", "test": "def check(candidate):\n    assert candidate(3) == 9"}
 
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"

@@ -20,6 +20,7 @@ class MessageSocket:
     >>> ours, theirs = map(MessageSocket, socket.socketpair())
     >>> ours.send({"do": "score", "tokens": [1, 2]}); theirs.receive()
     {'do': 'score', 'tokens': [1, 2]}
+    >>> ours.close(); theirs.close()
     """
 
     def __init__(self, sock: socket.socket, *, send_timeout_s: float | None = None) -> None:

@@ -3,7 +3,7 @@
 A task solved with probability p is most useful near p = 1/2: a group of it has a reward variance of p (1 - p). A task without
 a solve rate counts as p = 1/2, and every task keeps a minimum weight, so that forgotten skills are detected.
 
-If tasks are generated and never repeat, single tasks have no rate; `key` then names a property that they share, such as their level.
+If tasks are generated and never repeat, single tasks have no rate; `meta_key` then names a property that they share, such as their level.
 """
 
 from __future__ import annotations

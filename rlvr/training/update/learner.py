@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rlvr.algorithms.functions import mismatch
 from rlvr.algorithms.functions.advantages import AllReduce
+from rlvr.config.config import ModelConfig
 from rlvr.contracts import Weights
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.contracts.tokenizer import LoadedModel
@@ -33,6 +34,7 @@ from rlvr.errors import ConfigError, RlvrError, format_suggestion
 from rlvr.hints import Hinted, explain_call
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_microbatch_tokens
+from rlvr.models.model_loading import load_model
 from rlvr.registry.plugins import build_from_config
 from rlvr.training.distributed.group import all_gather_values
 from rlvr.training.update import fsdp as sharded
@@ -108,7 +110,7 @@ class Learner(Hinted):
         """Set up the policy, its optimizer and, where the algorithm needs them, the reference and the critic.
 
         Args:
-            model: the causal language model that is trained, in place.
+            model: the causal language model that is trained, in place; or a folder or a Hub id, from which it is loaded.
             algorithm: the algorithm, by name, as a mapping or as an object.
             optimization: the settings of the optimizer; or give them as keywords, such as learning_rate=1e-6.
             accelerator: accelerate's object for devices and processes; None: one for this process.
@@ -125,6 +127,8 @@ class Learner(Hinted):
         """
         if isinstance(model, LoadedModel):
             model = model.model
+        if isinstance(model, str | Path):
+            model = load_model(ModelConfig(path=str(model)))
         if optimization is not None and settings:
             raise ConfigError(f"{next(iter(settings))} is given beside `optimization`; give one of them")
         optimization = _make_optimization(settings) if optimization is None else optimization

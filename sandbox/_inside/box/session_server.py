@@ -37,7 +37,8 @@ Reply = tuple[dict[str, Any], dict[str, bytes]]
 class PythonSession:
     """The Python interpreter of a session: its process, our end of its socket, its control group.
 
-    >>> PythonSession(ChildProcess(1), None, socket.socket()).process.has_exited
+    >>> with socket.socket() as channel:
+    ...     PythonSession(ChildProcess(1), None, channel).process.has_exited
     False
     """
 
