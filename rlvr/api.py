@@ -150,7 +150,7 @@ def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, /, **s
 
 
 @explain_call
-def make_tool(tool: str | Mapping[str, Any] | type | Tool, /, **settings: Any) -> Tool:
+def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], /, **settings: Any) -> Tool:
     """Build a tool: a name (`rlvr.list("tool")`), a mapping, a class, a tool, or a function with type hints and a docstring.
 
     >>> make_tool("calculator")(expression="7 * 8")

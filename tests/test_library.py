@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlvr
 from rlvr.errors import ConfigError
+from rlvr.training.run_inputs import resolve_run_inputs
 
 TOKENIZER = "chars:0123456789+=\n"
 SMALL: dict[str, Any] = {"rollout": {"prompts_per_step": 2, "num_generations": 2, "max_new_tokens": 6}, "eval": {"tasks": 4}}
@@ -42,6 +43,16 @@ def test_one_answer_is_verified_by_name_by_function_and_by_mapping() -> None:
     assert verdict.score is None and "returned None" in verdict.reason
 
 
+def test_the_verifier_may_be_a_keyword_and_answers_may_be_several() -> None:
+    assert rlvr.verify("it is 4", "4", verifier="numeric").score == 1.0
+    for verdicts in (
+        rlvr.verify_many("numeric", ["4", "5"], ["4", "4"]),
+        rlvr.verify_many(["4", "5"], ["4", "4"], verifier="numeric"),
+        rlvr.verify_many("numeric", answers=["4", "5"], references=["4", "4"]),
+    ):
+        assert [verdict.score for verdict in verdicts] == [1.0, 0.0]
+
+
 def test_a_reward_function_of_trl_is_a_verifier() -> None:
     def reward(prompts: list[str], completions: list[str], level: list[int], **columns: Any) -> list[float | None]:
         assert prompts == ["2+2="]
@@ -66,6 +77,70 @@ def test_plugins_are_listed_and_made() -> None:
     assert isinstance(rlvr.make_tool("calculator"), rlvr.Tool)
     assert isinstance(rlvr.make_sandbox("process", trusted=True), rlvr.Sandbox)
     assert isinstance(rlvr.make_sampler("scripted"), rlvr.Sampler)
+
+
+class Always(rlvr.Verifier):
+    """Gives every answer the same score."""
+
+    def __init__(self, score: float = 0.5) -> None:
+        self.score = score
+
+    def verify(self, task: rlvr.Task, answer: str) -> rlvr.Verdict:
+        return rlvr.Verdict(self.score, "always")
+
+
+def test_a_class_is_built_with_settings_and_with_what_it_needs() -> None:
+    assert rlvr.verify(Always, "x", score=1.0).score == 1.0
+    Arithmetic = type(rlvr.make_env("arithmetic"))
+    assert rlvr.make_env(Arithmetic, levels=["1+1"], verifier=Always()).verifier.verify(rlvr.Task("?"), "").score == 0.5
+    assert isinstance(rlvr.make_env({"name": Arithmetic, "levels": ["1+1"]}), rlvr.Environment)
+    with pytest.raises(ConfigError, match="verifier 'Always' has no setting 'scor'; did you mean 'score'"):
+        rlvr.verify(Always, "x", scor=1.0)
+
+
+@rlvr.tool
+def add(a: int, b: int = 1) -> int:
+    """Add two integers."""
+    return a + b
+
+
+def test_a_function_is_a_tool_and_a_tool_is_called_by_hand() -> None:
+    assert add(2, 3) == 5 and rlvr.make_tool(add)(2, b=3) == "5" and rlvr.make_tool("calculator")("7 * 8") == "56"
+    with pytest.raises(rlvr.ToolError, match="'a'"):
+        rlvr.make_tool(add)(a="x")
+    env = rlvr.make_env("arithmetic", tools=[add, "calculator"])
+    assert [spec.name for one in env.tools for spec in one.specs()] == ["add", "calculator"]
+
+
+def test_a_sandbox_runs_a_text() -> None:
+    with rlvr.make_sandbox("process", trusted=True) as sandbox:
+        assert sandbox.run("print(input() * 2)", stdin="ab").stdout == b"abab\n"
+        assert sandbox.run("while True: pass", timeout=0.3).status is rlvr.ExitStatus.TIMEOUT
+        with pytest.raises(ConfigError, match="go with a text"):
+            sandbox.run(rlvr.Program("1"), timeout=1)
+
+
+def test_make_is_the_one_of_gymnasium() -> None:
+    env = rlvr.make("arithmetic", tokenizer=TOKENIZER, levels=["1+1"], max_new_tokens=8)
+    env.reset(seed=0)
+    answer = env.state.task.reference if env.state else ""
+    _, reward, terminated, _, _ = env.step_text(answer)
+    assert (reward, terminated) == (1.0, True)
+    assert rlvr.make([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).reset(seed=0)
+
+
+def test_settings_of_training_need_no_section() -> None:
+    config = resolve_run_inputs("quickstart", steps=3, num_generations=4, learning_rate=0.5, eval={"tasks": 7}).config
+    assert (config.train.steps, config.rollout.num_generations, config.train.learning_rate, config.eval.tasks) == (3, 4, 0.5, 7)
+
+
+def test_a_loaded_model_is_taken_with_its_tokenizer(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    loaded = rlvr.load_model(tiny_model(tokenizer), tokenizer)
+    assert rlvr.evaluate(loaded, "arithmetic", tasks=2).accuracy == 0.0  # the policy may come first
+    assert rlvr.Learner(loaded, "grpo").policy is not None and rlvr.make_sampler("hf", model=loaded)
+    loaded.save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").is_file()
 
 
 def test_data_is_an_environment(tmp_path: Path) -> None:
@@ -171,6 +246,22 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env, /, \*, tokenizer='chars', \*\*settings\)"),  # type: ignore[call-arg]
+    (lambda: rlvr.verify("numeric", "4", answer="4"), TypeError, "got the answer twice"),  # type: ignore[call-overload]
+    (lambda: rlvr.verify("4", "4", verifier="math"), rlvr.RlvrError, "did you mean 'symbolic'"),
+    (lambda: rlvr.verify("numeric", "4", "4").reward, AttributeError, "write .score"),  # type: ignore[attr-defined]
+    (lambda: rlvr.list_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
+    (lambda: rlvr.GRPOTrainer, AttributeError, "write rlvr.Trainer"),
+    (lambda: rlvr.load_environment, AttributeError, "write rlvr.make_env"),
+    (lambda: rlvr.register_verifier, AttributeError, "nothing is registered"),
+    (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.make"),  # type: ignore[attr-defined]
+    (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
+    (lambda: rlvr.train("quickstart", group_size=4), ConfigError, "write num_generations="),
+    (lambda: rlvr.train("quickstart", max_steps=4), ConfigError, "write steps="),
+    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", limit=5), ConfigError, "write tasks="),
+    (lambda: rlvr.Task("2+2=", answer="4"), TypeError, "write reference="),  # type: ignore[call-arg]
+    (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]
+    (lambda: rlvr.make_verifier(["symbolic", "format"]), ConfigError, "a mapping with their weights"),  # type: ignore[arg-type]
+    (lambda: rlvr.make("arithmetic").step("7"), rlvr.RlvrError, "reset|step_text"),
     (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),
     (lambda: rlvr.evalute, AttributeError, "did you mean 'evaluate'"),
     (lambda: rlvr.train(model="x"), ConfigError, "no environment is given"),
