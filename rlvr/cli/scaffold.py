@@ -210,13 +210,13 @@ from __future__ import annotations
 
 import statistics
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.grpo import loss
 
 
-@component("requires_group", "zero_variance")  # it compares the answers of a group; a group of equal rewards has no advantage
+@declare_traits("requires_group", "zero_variance")  # it compares the answers of a group; a group of equal rewards has no advantage
 def advantage(answers: AnswerBatch, *, scale: float = 1.0) -> Advantages:
     """The reward minus the median of the group. The keyword arguments are settings."""
     found = []

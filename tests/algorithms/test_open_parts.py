@@ -28,7 +28,7 @@ import statistics
 
 import numpy as np
 
-from rlvr.algorithms.base.algorithm_spec import component
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 
 SEEN = []
 
@@ -37,7 +37,7 @@ def median(answers, *, scale: float = 1.0):
     return [[scale * (r - statistics.median(group)) for r in group] for group in answers.rewards]
 
 
-@component("entropy", "old", "reference", "per_token")
+@declare_traits("entropy", "old", "reference", "per_token")
 def looking(answers):
     SEEN.append(answers.token_stats)
     return [[np.full(len(e.tokens), r or 0.0) for e, r in zip(g, rs)] for g, rs in zip(answers.groups, answers.rewards)]
@@ -48,7 +48,7 @@ def counted(columns, all_reduce, *, share):
     return columns["advantages"].abs() * share
 
 
-@component("context", compute_batch_stats=counted)
+@declare_traits("context", compute_batch_stats=counted)
 def weighed(x, *, share: float = 0.5):
     SEEN.append((x.tokens, x.episodes, x.turns, x.batch_stats, x.advantages))
     return -x.batch_stats * x.advantages * x.new

@@ -88,7 +88,7 @@ def test_mixed_precision_is_measured_as_it_is_trained(tmp_path: Path) -> None:
     """Float32 weights that compute in bfloat16: apart from a sampler in float32 by its rounding, and by no more."""
     fresh().save_pretrained(tmp_path)
     to_transformers_tokenizer(TOKENIZER).save_pretrained(tmp_path)
-    asked: dict[str, Any] = {"env": "arithmetic", "num_completions": 8, "temperatures": [1.0]}
+    asked: dict[str, Any] = {"env_name": "arithmetic", "num_completions": 8, "temperatures": [1.0]}
     apart = {name: max(row.largest for row in measure_logprob_gaps(str(tmp_path), "hf", precisions=[name], **asked)) for name in PRECISIONS}
     assert apart["float32"] < 1e-4 < apart["mixed bf16"] < 0.1
 
@@ -123,7 +123,7 @@ def test_the_trainer_stands_on_the_accelerator_and_mixed_precision_is_compared_t
         setup(self, *given, precision=precision, max_length=max_length)
 
     monkeypatch.setattr(HFSampler, "setup", noted)
-    asked: dict[str, Any] = {"env": "arithmetic", "num_completions": 2, "temperatures": [1.0]}
+    asked: dict[str, Any] = {"env_name": "arithmetic", "num_completions": 2, "temperatures": [1.0]}
     assert {row.precision for row in measure_logprob_gaps(str(tmp_path), "hf", **asked)} == {"float32", "bfloat16", "mixed bf16"}
     assert moved == 3 * ["cuda"] and prepared == ["float32", "bfloat16", "bfloat16"]
     assert {row.precision for row in measure_logprob_gaps(str(tmp_path), "hf", device="cpu", **asked)} == {"float32", "bfloat16"}

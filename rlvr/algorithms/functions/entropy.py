@@ -11,7 +11,7 @@ from rlvr.errors import ConfigError
 def get_token_entropies(answers: AnswerBatch) -> list[list[Numbers]]:
     """Return the entropy at each policy token of a counted answer; NaN elsewhere."""
     if answers.token_stats.entropy is None:
-        raise ConfigError("this advantage needs the entropy of every token; decorate its function with @component('entropy')")
+        raise ConfigError("this advantage needs the entropy of every token; decorate its function with @declare_traits('entropy')")
     return [
         [np.where(np.asarray(e.action_mask, dtype=bool) & counts, h, np.nan) for e, counts, h in zip(group, own, hs, strict=True)]
         for group, own, hs in zip(answers.groups, answers.is_counted, answers.token_stats.entropy, strict=True)
