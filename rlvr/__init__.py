@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from rlvr.rollout.rollout import Rollout
     from rlvr.runs.run import Run
     from rlvr.task import Fault, Message, StepReward, Task, Verdict, user
-    from rlvr.training.callbacks import Callback
+    from rlvr.training.callbacks import BestCheckpoint, Callback
     from rlvr.training.trainer import Trainer
     from rlvr.training.update.learner import Learner
     from rlvr.turns import Turn
@@ -99,7 +99,7 @@ _SOURCES = {
     "rlvr.rollout.rollout": ("Rollout",),
     "rlvr.runs.run": ("Run",),
     "rlvr.task": ("Fault", "Message", "StepReward", "Task", "Verdict", "user"),
-    "rlvr.training.callbacks": ("Callback",),
+    "rlvr.training.callbacks": ("BestCheckpoint", "Callback"),
     "rlvr.training.trainer": ("Trainer",),
     "rlvr.training.update.learner": ("Learner",),
     "rlvr.turns": ("Turn",),
@@ -109,6 +109,7 @@ _EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
 
 __all__ = [
     "Algorithm",
+    "BestCheckpoint",
     "Callback",
     "CheckerProgram",
     "Completion",

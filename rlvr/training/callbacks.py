@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,12 +161,21 @@ class RewardCurve(Callback):
         folder, before, after = trainer.folder, report.accuracy_before, report.accuracy_after
         run_on_main(trainer.accelerator, lambda: plots.save_reward_plot(folder / "reward.png", report.rewards, before, after))
         steps = run_on_main(trainer.accelerator, lambda: list(read_jsonl(folder / "metrics.jsonl")))
-        self.console.print(plots.plot_curve(report.rewards, "reward"), highlight=False)
+        if self.console.is_jupyter and (folder / "reward.png").is_file():
+            _display_image(folder / "reward.png")
+        else:
+            self.console.print(plots.plot_curve(report.rewards, "reward"), highlight=False)
         if line := format_turn_summary(steps[-1] if steps else {}):
             self.console.print(line, highlight=False)
         if steps and all(row.get("step/skipped") for row in steps):
             self.console.print("note: no step changed the weights: the checkpoint is the model that training began with", highlight=False)
         self.console.print(format_closing_lines(report, folder), highlight=False, markup=False, soft_wrap=True)
+
+
+def _display_image(path: Path) -> None:
+    """Show an image below the cell of the notebook in which the run was started."""
+    display: Any = importlib.import_module("IPython.display")
+    display.display(display.Image(filename=str(path)))
 
 
 class CanaryGuard(Callback):
