@@ -128,7 +128,7 @@ class Driver:
         """Start to sample one episode per request, with the weights that were sent last and after all earlier rollouts. Does not block.
 
         Some thread must wait for a rollout: only waiting threads handle events. `version` is the policy version that is written into the
-        episodes; `whole` samples all draws in one task.
+        episodes; `as_one_task` samples all requests in one task.
         """
         if self._weights_number < 0:
             self.send_weights()
@@ -208,7 +208,7 @@ class Driver:
         self._finish_if_complete(batch)
 
     def _store_episodes(self, task_name: str, episodes: list[Episode], verify_s: float = 0.0, *, worker: str | None = None) -> None:
-        """Store the episodes of a task; `by`: the worker that sampled them."""
+        """Store the episodes of a task; `worker`: the worker that sampled them."""
         batch = self._pending.pop(task_name)
         if worker is not None:
             batch.worker_by_task[task_name] = worker

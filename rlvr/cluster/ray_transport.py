@@ -49,7 +49,7 @@ LOCAL_OBJECT_STORE_BYTES = 200 << 20
 
 
 class _RolloutActor:
-    """Actor in the process of a rollout worker. `begin` imports the large packages, so the driver does not need them."""
+    """Actor in the process of a rollout worker. `build_worker` imports the large packages, so the driver does not need them."""
 
     def __init__(self) -> None:
         self.worker: Any = None

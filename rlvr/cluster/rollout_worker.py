@@ -121,7 +121,7 @@ class RolloutWorker:
     ) -> tuple[bytes, float]:
         """Return the episodes of the task as columns, sampled by this version of the weights, and the seconds of verification.
 
-        `order` identifies this call for `cancel`.
+        `call_id` identifies this call for `cancel`.
         """
         if weights_version != self.version:
             raise SamplerError(f"asked for version {weights_version} of the weights, but this rollout worker has version {self.version}")

@@ -76,7 +76,7 @@ def train(
 def build_cluster_components(
     inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None, event_log: EventLog | None = None
 ) -> Components:
-    """Build the components of a run, which sample as `cluster` says. `record`: the event log of the workers."""
+    """Build the components of a run, which sample as `cluster` says. `event_log`: the event log of the workers."""
     components, settings = build_components(inputs, accelerator, stack, checkpoint_folder=checkpoint_folder), inputs.config.cluster
     if settings is None:
         return components
@@ -150,9 +150,9 @@ class TaskwiseRollout:
             self.timing = self.timing + self.inner.timing
         return found
 
-    def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
+    def compute_timing_metrics(self, step_times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of the local rollout."""
-        return self.inner.compute_timing_metrics(times)
+        return self.inner.compute_timing_metrics(step_times)
 
     def close(self) -> None:
         """Close the local rollout."""
@@ -167,21 +167,21 @@ class RemoteRollout(TaskwiseRollout):
         self.driver = driver
 
     def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
-        """Return one episode for each draw, in order."""
+        """Return one episode for each request, in order."""
         batch = self.start_rollout(requests, sampling, version=version)
         found, self.timing = batch.result(), batch.timing
         return found
 
-    def compute_extra_metrics(self, times: Mapping[str, float]) -> dict[str, float]:
+    def compute_timing_metrics(self, step_times: Mapping[str, float]) -> dict[str, float]:
         """Return how workers and trainer spent the time of this step, and the counters."""
         if self.driver is None:
             return {}
         return self.driver.metrics.take_step_metrics() | {
-            "cluster/trainer_busy_fraction": times["time/update"] / max(times["step_time"], 1e-9)
+            "cluster/trainer_busy_fraction": step_times["time/update"] / max(step_times["step_time"], 1e-9)
         }
 
     def start_rollout(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> PendingRollout:
-        """Start to sample one episode for each draw; does not block."""
+        """Start to sample one episode for each request; does not block."""
         if self.driver is None:
             raise SamplerError("only the main process has rollout workers, and this is another process")
         return self.driver.start_rollout(requests, sampling, version=version)

@@ -92,7 +92,7 @@ class Transport(Protocol):
         ...
 
     def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
-        """Let a worker run a task; `label` is the policy version of its episodes."""
+        """Let a worker run a task; `policy_version` is written into its episodes."""
         ...
 
     def cancel_task(self, command: DispatchTask) -> None:

@@ -67,7 +67,8 @@ class VerifierWorker:
     async def verify(self, task: Task, transcript: Transcript, exclusive: bool = False) -> Verdict:
         """Return the verdict. The timeout starts with the thread; for a waiting verification, when another one last started or ended.
 
-        `alone`: nothing else is verified meanwhile, since this completion may have killed other workers; `reserve_exclusively` must be called first.
+        `exclusive`: nothing else is verified meanwhile, since this completion may have killed other workers; call
+        `reserve_exclusively` first.
         """
         while not exclusive and (self._is_exclusive or monotonic() < self._reserved_until):
             await asyncio.sleep(POLL_INTERVAL_S)
