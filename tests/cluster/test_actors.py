@@ -126,7 +126,7 @@ def started(**place: Any) -> RayTransport:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     transport.start_worker("c0.0")
     transport.ray.last("heartbeat").ends(0.0)
-    transport.ray.last("begin").ends(PLACE | place)
+    transport.ray.last("build_worker").ends(PLACE | place)
     assert transport.poll(0) == [WorkerStarted("c0.0")]
     return transport
 
@@ -142,7 +142,7 @@ def test_orders_come_back_as_events(ray: Ray) -> None:
     ray.last("load_weights").ends()
     assert transport.poll(0) == [WeightsLoaded(load)]
     transport.start_task(assign, [], SamplingParams(), 9)
-    ray.last("collect").ends((b"data", 0.5))
+    ray.last("run_task").ends((b"data", 0.5))
     assert transport.poll(0) == [TaskEnded(assign, b"data", 0.5)]
 
 
@@ -162,7 +162,7 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
     assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
     transport.kill_worker("c0.0")
     transport.start_worker("c0.0")
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
 
 
@@ -170,7 +170,7 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
 def test_a_dead_process_is_a_loss_and_its_work_is_to_blame_unless_its_machine_is_gone(ray: Ray, node: str, blame: bool) -> None:
     transport = started(node=node)
     transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
-    ray.last("collect").ends(RayError("The actor died. See the logs."))
+    ray.last("run_task").ends(RayError("The actor died. See the logs."))
     [lost] = transport.poll(0)
     assert lost == WorkerLost("c0.0", f"RayError (process {PLACE['pid']} on far): The actor died", may_be_cause=blame)
     transport.kill_worker("c0.0")
@@ -181,12 +181,12 @@ def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     for error, hopeless in ((ConfigError("no\nsuch file"), True), (OSError("no memory"), False)):
         transport.start_worker("c0.0")
-        ray.last("begin").ends(RayTaskError(error))
+        ray.last("build_worker").ends(RayTaskError(error))
         [lost] = transport.poll(0)
         assert lost == WorkerLost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", is_permanent=hopeless)
     transport = started()  # what one could start with, another one lacks: its machine, or what the one before it has left there
     transport.start_worker("c1.0")
-    ray.last("begin").ends(RayTaskError(ConfigError("no memory on the GPU")))
+    ray.last("build_worker").ends(RayTaskError(ConfigError("no memory on the GPU")))
     assert transport.poll(0) == [WorkerLost("c1.0", "ConfigError: no memory on the GPU", is_permanent=False)]
 
 
@@ -235,7 +235,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ra
     words = near.describe_worker("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
     near.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
-    ray.last("collect").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
+    ray.last("run_task").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
     [lost] = near.poll(0)
     assert isinstance(lost, WorkerLost) and lost.reason.endswith("on far): Fatal Python error: Bus error")
     far = started(log=str(log))
@@ -257,7 +257,7 @@ def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
     transport = started()
     transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
     transport.kill_worker("c0.0")
-    ray.last("collect").ends((b"data", 0.5))
+    ray.last("run_task").ends((b"data", 0.5))
     assert transport.poll(0) == []
 
 
@@ -327,7 +327,7 @@ def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytes
         raise TypeError("Could not serialize the argument Task(...) for a task or actor.")
 
     transport = started()
-    monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(collect=SimpleNamespace(remote=remote)))
+    monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(run_task=SimpleNamespace(remote=remote)))
     task = Task(user("2+2="), "4", id="t")
     with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
         transport.start_task(DispatchTask("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], SamplingParams(), 0)
@@ -358,7 +358,7 @@ def test_a_driver_that_stood_still_takes_nobody_for_lost(ray: Ray, monkeypatch: 
 def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
     transport = started()
     transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
-    ray.last("collect").ends(ValueError("not a pickle"))
+    ray.last("run_task").ends(ValueError("not a pickle"))
     assert transport.poll(0) == [WorkerLost("c0.0", f"ValueError (process {PLACE['pid']} on far): not a pickle")]
 
 
@@ -368,7 +368,7 @@ def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
     said = (
         "The actor died because of an error in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
     )
-    ray.last("begin").ends(RayError(said.replace("\\n", "\n")))
+    ray.last("build_worker").ends(RayError(said.replace("\\n", "\n")))
     assert transport.poll(0) == [WorkerLost("c0.0", "RayError: ModuleNotFoundError: No module named 'rlvr'")]
 
 
@@ -389,7 +389,7 @@ def test_rollout_workers_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     transport = RayTransport(ClusterConfig(verifier_workers=1), {}, WorkerSettings("float32", False, 1))
     transport.start_worker("c0.0")
-    assert [call.given[-1] for call in ray.calls if call.name == "begin"] == [str(tmp_path)] * 2
+    assert [call.given[-1] for call in ray.calls if call.name == "build_worker"] == [str(tmp_path)] * 2
     monkeypatch.chdir("/")
     change_to_driver_folder(str(tmp_path / "not here"))
     assert os.getcwd() == "/"
@@ -401,11 +401,11 @@ def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> Non
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     for name, error, hopeless in (
         ("load_weights", ConfigError("x"), False),
-        ("collect", ConfigError("x"), True),
-        ("collect", OSError("x"), False),
+        ("run_task", ConfigError("x"), True),
+        ("run_task", OSError("x"), False),
     ):
         transport.start_worker("c0.0")
-        ray.last("begin").ends(PLACE)
+        ray.last("build_worker").ends(PLACE)
         transport.poll(0)
         if name == "load_weights":
             transport.store_weights(0, WeightUpdate(()))
@@ -461,18 +461,18 @@ def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(r
 
 def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
     transport = RayTransport(ClusterConfig(verifier_workers=1, verifier_cpus=0.5), {}, WorkerSettings("float32", False, 1))
-    host = ray.last("begin")
+    host = ray.last("build_worker")
 
     def named() -> list[Any]:
         return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "set_verifier_workers"]
 
     transport.start_worker("c0.0")
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c0.0")] and named() == [([], 1)]
     host.ends(PLACE)
     assert transport.poll(0) == [] and named() == [([], 1), (["j0.0"], 2)]
     transport.start_worker("c1.0")
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c1.0")] and named()[2:] == [(["j0.0"], 3)]
     transport.close()
     assert ray.killed == 3

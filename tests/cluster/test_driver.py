@@ -317,7 +317,7 @@ def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
 
 
 def test_an_audit_needs_two_rollout_workers() -> None:
-    with pytest.raises(ValidationError, match=r"audit is 0.1, but rollout_workers is 1"):
+    with pytest.raises(ValidationError, match=r"audit_fraction is 0.1, but rollout_workers is 1"):
         ClusterConfig(audit_fraction=0.1)
 
 

@@ -30,7 +30,7 @@ def test_shares_are_of_the_time_of_all_rollout_workers_and_begin_again_with_each
     figures.set_state("c0.0", "sampling")
     clock.now += 6
     row = figures.take_step_metrics()
-    assert [row[f"cluster/{name}"] for name in ("starting", "idle", "sampling", "loading")] == [12 / 20, 2 / 20, 6 / 20, 0.0]
+    assert [row[f"cluster/{name}_fraction"] for name in ("starting", "idle", "sampling", "loading")] == [12 / 20, 2 / 20, 6 / 20, 0.0]
     assert row["cluster/rollout_workers"] == pytest.approx(0.8)
     clock.now += 10
     row = figures.take_step_metrics()

@@ -39,7 +39,7 @@ def hosts(**settings: Any) -> tuple[VerifierActorPool, Ray, list[str]]:
 def test_a_host_can_be_asked_once_it_has_begun() -> None:
     made, ray, _ = hosts()
     assert not made.refresh_workers() and not made.ready_actors
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert made.refresh_workers() and list(made.ready_actors) == ["j0.0"] and not made.refresh_workers()
     made.close()
     assert ray.killed == 1 and not made.ready_actors
@@ -50,15 +50,15 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     clock = [0.0]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
     made.slots[0].last_change = 0.0
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert made.refresh_workers()
     clock[0] += 5
     assert not made.refresh_workers()
-    ray.last("heartbeat").ends(RayError("The actor died. See the logs."))
+    ray.last("report_busy_fraction").ends(RayError("The actor died. See the logs."))
     assert made.refresh_workers() and told == [
         "verifier worker j0.0 is lost: RayError: The actor died; it is restarted (at most 1 more times)"
     ]
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert made.refresh_workers() and list(made.ready_actors) == ["j0.1"]
     for passed in (5, 9):
         clock[0] += passed
@@ -78,7 +78,7 @@ def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
     ray, told = Ray(CPU=4.0), list[str]()
     HEARD.append(told)
     made = VerifierActorPool(ray, ClusterConfig(verifier_workers=2, max_restarts=0), {}, heartbeat_interval_s=5.0, max_missed=3)
-    for call in [call for call in ray.calls if call.name == "begin"]:
+    for call in [call for call in ray.calls if call.name == "build_worker"]:
         call.ends(PLACE)
     assert made.refresh_workers()
     made._handle_loss(made.slots[0], "killed")
@@ -88,7 +88,7 @@ def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
 
 def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
     made, ray, told = hosts()
-    ray.last("begin").ends(RayTaskError(ConfigError("no such\nfile")))
+    ray.last("build_worker").ends(RayTaskError(ConfigError("no such\nfile")))
     with pytest.raises(RlvrError, match=r"verifier worker j0.0 cannot start: ConfigError: no such file"):
         made.refresh_workers()
     assert not told
@@ -98,12 +98,12 @@ def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.Mo
     made, ray, told = hosts()
     clock = [made.slots[0].last_change]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert made.refresh_workers()
     for passed in (6, 3600, 1):  # frozen while a pulse was under way: its answer is not here yet
         clock[0] += passed
         assert not made.refresh_workers() and not told
-    ray.last("heartbeat").ends(1.0)
+    ray.last("report_busy_fraction").ends(1.0)
     clock[0] += 1
     assert not made.refresh_workers() and not told
 
@@ -112,11 +112,11 @@ def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.Monk
     made, ray, _ = hosts()
     clock = [made.slots[0].last_change]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert made.refresh_workers() and made.busy_fraction == 0.0
     clock[0] += 6
     made.refresh_workers()
-    ray.last("heartbeat").ends(0.9)
+    ray.last("report_busy_fraction").ends(0.9)
     made.refresh_workers()
     assert made.busy_fraction == 0.9
     made._handle_loss(made.slots[0], "killed")
@@ -125,10 +125,10 @@ def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.Monk
 
 def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
     made, ray, told = hosts()
-    ray.last("begin").ends(PLACE)
+    ray.last("build_worker").ends(PLACE)
     assert made.refresh_workers()
     made._handle_loss(made.slots[0], "killed")
-    ray.last("begin").ends(RayTaskError(ConfigError("no such file")))
+    ray.last("build_worker").ends(RayTaskError(ConfigError("no such file")))
     assert made.refresh_workers() is False and told[1].startswith(
         "verifier worker j0.1 is lost: ConfigError: no such file; it is restarted"
     )
@@ -137,7 +137,7 @@ def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
 def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
     actor = VerifierActor()
     assert asyncio.run(actor.report_busy_fraction()) == 0.0
-    actor.host = SimpleNamespace(executor=SimpleNamespace(is_exhausted=True))
+    actor.host = SimpleNamespace(executor=SimpleNamespace(has_too_many_hung_threads=True))
     with pytest.raises(RuntimeError, match="hanging verifications occupy all its threads"):
         asyncio.run(actor.report_busy_fraction())
 
@@ -146,7 +146,7 @@ def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
     made, ray, told = hosts(startup_timeout_s=0.001)
     made.slots[0].last_change -= 1
     assert not made.refresh_workers() and "j0.0 is lost: it was not ready after 0.001 s (cluster.startup_timeout_s)" in told[0]
-    assert len([call for call in ray.calls if call.name == "begin"]) == 2
+    assert len([call for call in ray.calls if call.name == "build_worker"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
         ("verify", False, RayError("The actor died."), VerifierLost),
         ("verify", True, RayError("The actor died."), VerifierLost),
         ("verify", True, RayTaskError(VerifierBusy("it came late")), VerifierBusy),
-        ("reserve", True, RayError("The actor died."), VerifierLostBeforeStart),
-        ("reserve", True, asyncio.CancelledError(), VerifierLostBeforeStart),
-        ("reserve", True, RayTaskError(VerifierBusy("others are judged here")), VerifierBusy),
+        ("reserve_exclusively", True, RayError("The actor died."), VerifierLostBeforeStart),
+        ("reserve_exclusively", True, asyncio.CancelledError(), VerifierLostBeforeStart),
+        ("reserve_exclusively", True, RayTaskError(VerifierBusy("others are judged here")), VerifierBusy),
         ("verify", False, RayTaskError(ValueError("odd")), ValueError),
     ],
 )
@@ -176,10 +176,13 @@ def test_how_a_host_was_lost_is_told_apart(
 
         return SimpleNamespace(remote=remote)
 
-    ask = make_ask_verdict(SimpleNamespace(verify=method("verify"), reserve=method("reserve")))
+    ask = make_ask_verdict(SimpleNamespace(verify=method("verify"), reserve_exclusively=method("reserve_exclusively")))
     with pytest.raises(kind) as found:
         asyncio.run(asked_for(ask(TASK, SAID, alone)))
-    assert type(found.value) is kind and asked == (["reserve", "verify"] if alone else ["verify"])[: 1 if call == "reserve" else 2]
+    assert (
+        type(found.value) is kind
+        and asked == (["reserve_exclusively", "verify"] if alone else ["verify"])[: 1 if call == "reserve_exclusively" else 2]
+    )
 
 
 async def asked_for(verdict: Awaitable[Verdict]) -> Verdict:

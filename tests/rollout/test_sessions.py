@@ -283,7 +283,7 @@ def test_a_second_answer_to_one_request_is_refused() -> None:
 
 
 def test_bad_bounds_are_refused() -> None:
-    with pytest.raises(ConfigError, match="actors 0"):
+    with pytest.raises(ConfigError, match="session_workers 0"):
         rollout_of(Boards(), ScriptedSampler(), session_workers=0)
 
 
