@@ -111,7 +111,7 @@ VERIFIER = '''\
 
 from __future__ import annotations
 
-from rlvr import VerifierExample, Fault, Task, Verdict, Verifier
+from rlvr import Fault, Task, Verdict, Verifier, VerifierExample
 from rlvr.extraction import extract_answer
 
 

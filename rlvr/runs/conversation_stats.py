@@ -70,7 +70,7 @@ def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float
 
 
 def compute_tool_time_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Compute the metric `tools/time`, the total seconds of all tools; empty if there are no tools."""
+    """Compute the metric `tools/total_time`, the total seconds of all tools; empty if there are no tools."""
     talks = _count_tool_conversations(episodes)
     return {"tools/total_time": sum(talk.seconds for talk in talks)} if talks else {}
 
