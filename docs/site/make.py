@@ -75,7 +75,7 @@ def relinked(text: str, page: Path) -> str:
         name = place.relative_to(ROOT).as_posix()
         if name in COPIES:
             return f"{mark}[{label}]({COPIES[name]}{'#' + anchor if anchor else ''})"
-        if place.is_relative_to(DOCS) and place.is_file():
+        if place.is_relative_to(DOCS) and place.is_file() and place.suffix != ".ipynb":  # the site shows no notebooks
             return f"{mark}[{label}]({place.relative_to(DOCS).as_posix()}{'#' + anchor if anchor else ''})"
         return f"{label} (`{name}`)"
 
