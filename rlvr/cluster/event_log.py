@@ -23,7 +23,7 @@ class EventLog:
     """Append rows to the event log of a run. Rows are held in memory until the run has a folder."""
 
     def __init__(self, folder: Path | None, start_file: str = "config.yaml") -> None:
-        """`phrase`: the file that is not empty once the run has started."""
+        """`start_file`: the file that is not empty once the run has started."""
         self.folder, self.start_file = folder, start_file
         self._pending = list[Mapping[str, Any]]()
 
