@@ -149,8 +149,8 @@ def compute_token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute the log-probability of each target, and the entropy if requested.
 
-    `tile_size` 0: the device's default tile size. `exact`: float32 operands, ignoring autocast. `cut`: removes tokens that could not be
-    sampled.
+    `tile_size` 0: the device's default tile size. `fp32_operands`: float32 operands, ignoring autocast. `logit_mask`: removes tokens that could
+    not be sampled.
     """
     if tile_size or fp32_operands or not fits_cpu_cache(hidden, weight):
         return compute_tiled_logprobs(

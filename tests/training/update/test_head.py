@@ -52,7 +52,7 @@ def test_in_bfloat16_the_operands_are_rounded_and_the_logits_are_not() -> None:
     hidden, weight, target = material()
     slopes = torch.ones(TOKENS)
     rounded, _, _ = truth(hidden.bfloat16(), weight.bfloat16(), target, slopes)
-    logs, _, _ = scored(True, slopes, chunk=50)
+    logs, _, _ = scored(True, slopes, tile_size=50)
     assert float((logs - rounded).abs().max()) < 1e-5  # logits rounded to bfloat16 would be off by 1e-2
 
 
@@ -60,7 +60,7 @@ def test_the_gradient_of_the_head_does_not_lose_bits_with_the_number_of_tiles() 
     hidden, weight, target = material()
     slopes = torch.linspace(-1, 1, TOKENS)
     _, _, expected = truth(hidden.bfloat16(), weight.bfloat16(), target, slopes)
-    (_, _, many), (_, _, one) = (scored(True, slopes, chunk=chunk) for chunk in (8, 512))
+    (_, _, many), (_, _, one) = (scored(True, slopes, tile_size=tile_size) for tile_size in (8, 512))
     assert apart(many, one) < 1e-6 and apart(one, expected) < 2e-3  # products rounded tile by tile differ by 2e-3
 
 
@@ -68,11 +68,11 @@ def test_the_head_in_float32_is_exact_under_autocast() -> None:
     hidden, weight, target = material()
     slopes = torch.linspace(-1, 1, TOKENS)
     expected = truth(hidden, weight, target, slopes)
-    for chunk in (0, 100):
-        found = scored(True, slopes, chunk=chunk, exact=True)
+    for tile_size in (0, 100):
+        found = scored(True, slopes, tile_size=tile_size, fp32_operands=True)
         assert float((found[0] - expected[0]).abs().max()) < 1e-5
         assert apart(found[1], expected[1]) < 1e-5 and apart(found[2], expected[2]) < 1e-5
-    assert apart(scored(True, slopes, chunk=100)[1], expected[1]) > 1e-3
+    assert apart(scored(True, slopes, tile_size=100)[1], expected[1]) > 1e-3
 
 
 def test_the_policy_hands_the_setting_on() -> None:
@@ -91,7 +91,7 @@ def test_the_policy_hands_the_setting_on() -> None:
 def test_a_device_with_a_wide_product_gets_operands_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, where `torch.mm` takes `out_dtype`; here a product in float32 takes its place."""
     slopes = torch.linspace(-1, 1, TOKENS)
-    usual = scored(True, slopes, chunk=50)
+    usual = scored(True, slopes, tile_size=50)
     asked = []
 
     def wide(a: Tensor, b: Tensor, *, out_dtype: torch.dtype) -> Tensor:
@@ -100,7 +100,7 @@ def test_a_device_with_a_wide_product_gets_operands_in_16_bits(monkeypatch: pyte
 
     monkeypatch.setattr(head, "FP32_ACCUMULATION_DEVICES", {"cpu"})
     monkeypatch.setattr(torch, "mm", wide)
-    found = scored(True, slopes, chunk=50)
+    found = scored(True, slopes, tile_size=50)
     assert set(asked) == {(torch.bfloat16, torch.bfloat16, torch.float32)} and len(asked) == 11 * 4
     assert all(apart(a, b) < 1e-6 for a, b in zip(found, usual, strict=True))
 
