@@ -59,7 +59,7 @@ SECTION_COMMENTS = {
 
 
 def make_recipe(env: Mapping[str, Any], model: str, machine_kind: str) -> dict[str, Any]:
-    """Make a first recipe as plain data; `kind` is cpu or gpu."""
+    """Make a first recipe as plain data; `machine_kind` is cpu or gpu."""
     sizes = SIZE_PRESETS[machine_kind]
     head = {"seed": 0, "env": dict(env), "model": {"path": model} if model else {}}
     return head | {"rollout": sizes["rollout"], "algorithm": {"name": "grpo"}, **{key: sizes[key] for key in ("train", "eval", "log")}}

@@ -92,7 +92,7 @@ class Tool(Plugin):
     context: ToolContext = ToolContext()
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Return the specs of the marked methods, in definition order. The tools of a server are known only after `start`."""
+        """Return the specs of the marked methods, in definition order. The tools of a server are known only after `setup`."""
         found = []
         for name, method in _find_tool_methods(type(self)).items():
             about = extract_docstring_summary(method.__doc__ or "")
@@ -206,7 +206,7 @@ def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CH
 
 
 def truncate_middle(text: str, max_characters: int) -> str:
-    """Shorten a text to at most `limit` characters by replacing its middle with a note.
+    """Shorten a text to at most `max_characters` characters by replacing its middle with a note.
 
     >>> truncate_middle("a" * 500 + "b" * 500, 100).replace(chr(10), "|")
     'aaaaaaaaaaaaaaaaaaaaaaaaaaaa|[... 944 of 1000 characters left out ...]|bbbbbbbbbbbbbbbbbbbbbbbbbbbb'

@@ -81,7 +81,7 @@ def _is_constant(differences: Sequence[float]) -> bool:
 def compute_sign_flip_p(differences: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> float:
     """Compute the two-sided p-value of a sign-flip test: how often is the mean as far from 0 if the sign of each task is random?
 
-    For few tasks all sign patterns are counted, otherwise `draws` random ones.
+    For few tasks all sign patterns are counted, otherwise `num_resamples` random ones.
 
     >>> compute_sign_flip_p([1.0] * 5)
     0.0625

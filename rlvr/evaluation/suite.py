@@ -108,8 +108,8 @@ def list_suites() -> dict[str, Path]:
 def load_suite(target: str, settings: Mapping[str, Any] | None = None, **item_settings: Any) -> Suite:
     """Load a suite by name or from a file, or make one of a single environment.
 
-    `settings` are for the environment (`path`); in a suite of several environments the keys start with a name (`gsm8k.path`). The values in
-    `asked` (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
+    `settings` are for the environment (`path`); in a suite of several environments the keys start with a name (`gsm8k.path`). The other
+    keywords (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
     """
     rows = _load_rows(target)
     if not rows:

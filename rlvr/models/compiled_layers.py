@@ -68,8 +68,8 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
 def try_compile_layers(model: nn.Module, compute_logprobs: Callable[[], Tensor], precision: str = "no") -> str:
     """Compile the decoder layers of a model; return '', or the reason why they stay uncompiled.
 
-    `score` computes some log-probabilities, with autocast to `precision`; they are compared with and without compilation, and
-    differentiated once.
+    `compute_logprobs` computes some log-probabilities, with autocast to `precision`; they are compared with and without compilation,
+    and differentiated once.
     """
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
     if not layers:

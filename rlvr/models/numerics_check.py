@@ -67,7 +67,7 @@ class CheckResult:
 def build_check_rows(model: Any, max_length: int = MAX_ROW_LENGTH, *, change_first_answer: bool = False) -> TokenRows:
     """Build five test rows: three answers to one prompt, and answers to a prompt of one token and to a longer one.
 
-    `longest`: the maximum row length of the run, because a model may compute longer rows differently. `change_first_answer`: use a
+    `max_length`: the maximum row length of the run, because a model may compute longer rows differently. `change_first_answer`: use a
     different first answer.
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])

@@ -17,7 +17,7 @@ WITH_TOOLS_SETTINGS = ("tools", "sandbox", "max_turns", "max_new_tokens", "diale
 def build_dependencies(
     needs: Mapping[str, Any], settings: dict[str, Any], make: Callable[[str, Any], Any], built_plugins: list[Any]
 ) -> None:
-    """Replace the plugin names in `settings`, and the defaults of `needs`, by plugins. New plugins are also appended to `built`."""
+    """Replace the plugin names in `settings`, and the defaults of `needs`, by plugins. New plugins are also appended to `built_plugins`."""
 
     def one(kind: str, wanted: Any) -> Any:
         made = make(kind, wanted)

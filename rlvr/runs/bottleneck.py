@@ -18,7 +18,7 @@ from typing import Any
 def find_bottleneck(step_timings: Sequence[Mapping[str, Any]], max_staleness: int) -> tuple[str, str]:
     """Find the bottleneck of some steps: one word and a sentence; two empty strings for runs without rollout workers.
 
-    `rows` are the steps' times (timings.jsonl), `max_staleness` is that of the section `rollout`.
+    `step_timings` are the steps' times (timings.jsonl), `max_staleness` is that of the section `rollout`.
 
     >>> row = {"step_time": 10.0, "time/wait_for_batch": 6.2, "cluster/sampling_fraction": 0.97, "cluster/idle_fraction": 0.03}
     >>> find_bottleneck([row], max_staleness=1)

@@ -87,7 +87,7 @@ def get_local_shard(accelerator: Accelerator, items: Sequence[T]) -> list[T]:
 
 
 def map_sharded(accelerator: Accelerator, items: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]], *, on_main_only: bool) -> list[T]:
-    """Run `work` in each process on its shard, or with `run_in_main_process` in the main process on everything; all processes get all results."""
+    """Run `work` in each process on its shard, or with `on_main_only` in the main process on everything; all processes get all results."""
     if on_main_only:
         return run_on_main(accelerator, lambda: list(work(items)))
     return run_and_all_gather(accelerator, lambda: work(get_local_shard(accelerator, items)))

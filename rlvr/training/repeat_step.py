@@ -74,7 +74,7 @@ def find_repeatable_checkpoint(folder: Path) -> Path:
 
 
 def find_recorded_next_steps(folder: Path, after_step: int, max_steps: int) -> list[int]:
-    """Return those of the next `limit` steps that are in the logs."""
+    """Return those of the next `max_steps` steps that are in the logs."""
     return [row["step"] for row in read_jsonl(folder / "metrics.jsonl") if after_step < row["step"] <= after_step + max_steps]
 
 

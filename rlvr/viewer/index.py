@@ -41,7 +41,7 @@ def find_runs(folder: Path, max_depth: int = MAX_DEPTH) -> list[Path]:
 def write_index(folder: str | Path, out: str | Path | None = None, *, reload_s: int = 0, has_page_server: bool = False) -> WrittenPage:
     """Write the index of a folder's runs, by default as `index.html` in it. A run that cannot be read is listed with the reason.
 
-    `served`: link a page for every run, because the server writes it on request; otherwise link only existing pages.
+    `has_page_server`: link a page for every run, because the server writes it on request; otherwise link only existing pages.
     """
     folder, out = Path(folder), Path(out) if out else Path(folder) / "index.html"
     if not may_write_page(out):

@@ -63,7 +63,7 @@ class OptimizationSettings:
     def check_and_configure_algorithm(self, algorithm: Algorithm, max_new_tokens: int, *, has_adapter: bool, is_sharded: bool) -> None:
         """Configure the algorithm with the completion limit, and raise ConfigError for incompatible settings.
 
-        `adapted`: an adapter is trained, and the model without it is the reference; `sharded`: the weights are sharded (FSDP2).
+        `has_adapter`: an adapter is trained, and the model without it is the reference; `is_sharded`: the weights are sharded (FSDP2).
         """
         if algorithm.traits.one_optimizer_step and self.minibatches_per_step > 1:
             raise ConfigError(

@@ -265,7 +265,7 @@ def find_packing_mismatch(
 ) -> str:
     """Compare packed and single rows on a few tokens; return '' if they agree, else the reason for padding.
 
-    `num_computed_tokens`: the compute precision of `score`; None: that of the weights.
+    `compute_dtype`: the compute precision of `compute_logprobs`; None: that of the weights.
     """
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = [[(7 * j + 3) % vocabulary for j in range(6)] + [(5 * k + j) % vocabulary for j in range(2 + k)] for k in range(4)]
