@@ -118,7 +118,8 @@ class _AlgorithmChecks:
     def compute_negative_gradients(self, groups: Groups, *, logprob_shift: float = 0.0, one_row_per_micro_batch: bool = False) -> Any:
         """Compute the negative gradient of the loss with respect to each token's log-probability, one tensor per trained answer.
 
-        `logprob_shift`: how far the new log-probabilities are above the old ones; `one_row_per_micro_batch`: each row is a separate micro-batch.
+        `logprob_shift`: how far the new log-probabilities are above the old ones.
+        `one_row_per_micro_batch`: each row is a separate micro-batch.
         """
         torch: Any = importlib.import_module("torch")
         algorithm, credit = self.algorithm, self.compute_advantages(groups)

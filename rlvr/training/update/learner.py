@@ -438,7 +438,10 @@ class Learner(Hinted):
         return state.collect_state(self)
 
     def load_state_dict(self, saved: Mapping[str, Any], sharded_state_folder: Path | None = None) -> None:
-        """Restore the state from `state_dict`, in a learner with the same settings; `sharded_state_folder`: where `write_sharded_state` wrote."""
+        """Restore the state from `state_dict`, in a learner with the same settings.
+
+        `sharded_state_folder`: the folder of `write_sharded_state`.
+        """
         state.restore_state(self, saved, sharded_state_folder)
 
     def write_sharded_state(self, folder: Path) -> None:
