@@ -72,7 +72,7 @@ class _ToolChecks:
 
     def open_session(self) -> AbstractContextManager[Tool]:
         if self.tool.needs_sandbox and self.context.sandbox_session is None:
-            raise CheckSkipped("it needs a sandbox box; give one with check_opened(name, ToolContext(box=...))")
+            raise CheckSkipped("it needs a sandbox box; give one with check_tool_in_context(name, ToolContext(sandbox_session=...))")
         return self.tool.session(self.context)
 
     def open_for_inspection(self) -> AbstractContextManager[Tool]:
@@ -89,7 +89,7 @@ class _ToolChecks:
             self.tool.start(ToolContext()).teardown()
         except ConfigError:
             return ""
-        return "`needs_box` is set, but it opens without a box"
+        return "`needs_sandbox` is set, but it opens without a box"
 
     def check_descriptions(self) -> str:
         with self.open_for_inspection() as opened:

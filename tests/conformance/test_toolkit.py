@@ -106,7 +106,7 @@ def test_search_keeps_the_contract(tmp_path: Path) -> None:
 def test_every_tool_on_the_disk_is_held_to_the_kit() -> None:
     on_disk = {path.stem for path in (PACKAGE_FOLDER / "tools").glob("*.py") if not path.stem.startswith("_")}
     assert {entry.name for entry in list_entries("tool") if entry.source == "rlvr"} == on_disk
-    assert set(BOXED) | set(ELSEWHERE) | {"calculator", "submit", "sql"} == on_disk
+    assert set(BOXED) | set(ELSEWHERE) | {"calculator", "function", "submit", "sql"} == on_disk
 
 
 def test_without_a_box_what_cannot_be_checked_says_so() -> None:

@@ -208,7 +208,7 @@ def test_the_registry_builds_the_tools_of_an_environment() -> None:
         (["calculater"], "did you mean 'calculator'"),
         ({"name": "python"}, "must be a list"),
         (5, "must be a list"),
-        ([5], "a tool is a name or a mapping"),
+        ([5], "the tool is 5; give a name or a mapping"),
     ],
 )
 def test_tools_that_are_no_list_of_tools_are_refused(tools: object, told: str) -> None:

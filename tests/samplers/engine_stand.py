@@ -46,7 +46,7 @@ class StandInEngine:
             raise RuntimeError("out of memory")
         self.sampler.load_model(load_model(ModelConfig(path=settings["folder"])), version)
 
-    def score_tokens(self, tokens: Sequence[int]) -> list[float]:
+    def compute_logprobs(self, tokens: Sequence[int]) -> list[float]:
         return compute_model_logprobs(self.sampler.model, tokens)
 
     def sleep(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def alone(asked: list[Request]) -> Any:
 @pytest.mark.parametrize(
     "how", [hang_up, silent, (500, {"error": {"message": "EngineDeadError"}})], ids=["killed", "frozen", "dead engine"]
 )
-def test_a_lost_server_s_requests_go_to_the_others(how: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_server_s_requests_go_to_the_others(how: Any, caplog: pytest.LogCaptureFixture) -> None:
     mortal, asked = Mortal(3 + 4, how), prompts(16)  # three for its start and the probe
     patient: Any = {
         "concurrency": 3,
@@ -77,10 +78,12 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, capsys: pytest.Capt
         again = prompts(4, first=50)
         before = len(one.asked)
         assert sampler.sample(again, SAMPLING) == alone(again) and len(one.asked) == before, "nothing is asked of it any more"
-    assert f"warning: {one.url} is lost, the others get its requests until it loads new weights: " in capsys.readouterr().err
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith(f"{one.url} is lost, the others get its requests until it loads new weights: ")
 
 
-def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights(caplog: pytest.LogCaptureFixture) -> None:
     mortal, model = Mortal(3 + 2), fresh()
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
         sampler.load_model(model, 0)
@@ -97,7 +100,7 @@ def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights
     with endpoint(Stand()) as single, served(single.url) as sampler:
         sampler.load_model(model, 0)
         assert sampler.sample(prompts(8), SAMPLING) == found
-    assert "is healthy again and gets the next weights" in capsys.readouterr().err
+    assert f"{one.url} is healthy again and gets the next weights" in [record.getMessage() for record in caplog.records]
 
 
 def test_a_server_that_was_restarted_behind_our_back_is_lost_and_its_answers_do_not_count() -> None:
@@ -174,7 +177,7 @@ def test_a_lost_server_is_asked_for_its_health_at_growing_intervals(monkeypatch:
         clock[0] += 1
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert asked[0] == 1 and gaps[:5] == [2, 4, 8, 16, 32] and gaps[-1] == roll.MAX_CHECK_INTERVAL_S and len(asked) < 15
-    monkeypatch.setattr(two, "request", lambda *given, until: type("Ok", (), {"status": 200})())
+    monkeypatch.setattr(two, "request", lambda *given, deadline: type("Ok", (), {"status": 200})())
 
     def refuses(server: HttpClient) -> None:
         raise ConfigError("another version")

@@ -417,17 +417,17 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
     script, url = stand
     ask = HttpClient.request
 
-    def hesitates(self: HttpClient, method: str, path: str, body: Any = None, *, until: float) -> Any:
+    def hesitates(self: HttpClient, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
         if path == GENERATE and body["sampling_params"].get("seed") == 1:
             time.sleep(0.5)
-        return ask(self, method, path, body, deadline=until)
+        return ask(self, method, path, body, deadline=deadline)
 
     monkeypatch.setattr(HttpClient, "request", hesitates)
     with served(url, heartbeat_timeout_s=0.2) as sampler:
         sampler.load_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
         stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], SamplingParams())
-        monkeypatch.setattr(sampler._engine, "_pulse", lambda awaited: stream_ends())
+        monkeypatch.setattr(sampler._engine, "_check_health", lambda pending_description: stream_ends())
         began = time.monotonic()
         with pytest.raises(SamplerError, match="no pulse"):
             next(stream)
@@ -552,9 +552,9 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
     adapted, asked, orders = adapter.add_adapter(fresh(), LoraConfig(rank=4)), requests(24), list[str]()
     ask = HttpClient.request
 
-    def noted(self: HttpClient, method: str, path: str, body: Any = None, *, until: float) -> Any:
+    def noted(self: HttpClient, method: str, path: str, body: Any = None, *, deadline: float) -> Any:
         orders.append(path)
-        return ask(self, method, path, body, deadline=until)
+        return ask(self, method, path, body, deadline=deadline)
 
     monkeypatch.setattr(HttpClient, "request", noted)
     weights = AdapterWeights(adapted)

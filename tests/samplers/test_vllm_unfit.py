@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_what_is_no_completion_ends_the_run_in_words_unless_another_server_is_le
     ],
 )
 def test_a_server_that_fails_while_it_takes_newer_weights_is_lost(
-    path: str, bad: Any, words: str, expected: list[Completion], capsys: pytest.CaptureFixture[str]
+    path: str, bad: Any, words: str, expected: list[Completion], caplog: pytest.LogCaptureFixture
 ) -> None:
     script, asked = Bad(), prompts(3)
     script.path, script.only_scores = path, True
@@ -151,7 +152,8 @@ def test_a_server_that_fails_while_it_takes_newer_weights_is_lost(
             sampler.load_model(fresh(), 1)
             before = len(one.asked)
             assert sampler.sample(asked, SAMPLING) == expected and len(one.asked) == before
-    assert f"warning: {one.url} is lost" in capsys.readouterr().err
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and record.getMessage().startswith(f"{one.url} is lost")
 
 
 def test_a_server_that_cannot_take_the_first_weights_ends_the_run_at_once() -> None:

@@ -31,7 +31,7 @@ def explain(verifier: str, reference: Any, answer: str, **meta: Any) -> Explanat
     ("reference", "answer", "rule"),
     [
         ("12", r"\boxed{13}", "compare_integers"),
-        ("|x-1|", r"\boxed{|1-x|}", "compare_values"),
+        ("|x-1|", r"\boxed{|1-x|}", "compare_unitless_values"),
         ("(1, 2)", r"\boxed{(1, 3)}", "_compare_in_order"),
         (r"\{1, 2\}", r"\boxed{1}", "compare_members"),
         ("3 km", r"\boxed{3 \text{ kg}}", "_compare_with_units"),

@@ -117,7 +117,13 @@ class CallSession(Session):
         world = host.new_instance(category=self.category)
         try:
             allowed = [one["name"] for one in self.row["functions"]]
-            world.call("start_services", config=self.row["config"], involved=self.row["involved"], truth=self.row["truth"], allowed=allowed)
+            world.call(
+                "start_services",
+                config=self.row["config"],
+                service_names=self.row["involved"],
+                correct_calls=self.row["truth"],
+                allowed_functions=allowed,
+            )
         except BaseException:
             world.close()
             raise
@@ -163,7 +169,7 @@ class CallSession(Session):
                 results.append(ToolResult(call.id, why, ok=False))
                 continue
             assert self.instance is not None
-            self.executed_calls[-1].append({"name": call.name, "given": given})
+            self.executed_calls[-1].append({"name": call.name, "arguments": given})
             found = self.instance.call("call_function", **self.executed_calls[-1][-1])
             text = truncate_middle(str(found["text"]), MAX_RESULT_CHARS)
             results.append(ToolResult(call.id, text, ok=bool(found["ok"]), truncated=len(text) < len(str(found["text"]))))
@@ -171,7 +177,7 @@ class CallSession(Session):
 
     def _next_request(self) -> StepResult | None:
         assert self.instance is not None
-        found = self.instance.call("turn")
+        found = self.instance.call("finish_request")
         self.turns.append({"right": found["right"] is True, "why": str(found["why"])[:200]})
         self.executed_calls.append([])
         place = len(self.turns)
@@ -190,7 +196,7 @@ class CallSession(Session):
                         for call in calls[: len(calls) - (place == len(self.executed_calls) - 1)]:
                             world.call("call_function", **call)
                         if place < len(self.executed_calls) - 1:
-                            world.call("turn")
+                            world.call("finish_request")
                     try:
                         world.call("call_function", **self.executed_calls[-1][-1])
                     except ForeignProcessLost:
