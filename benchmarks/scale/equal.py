@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 SMALL = [
-    "env={name: arithmetic, levels: ['1+1'], worked: true, verifier: {name: numeric, channel: hash}}", "train.steps=20", "log.save_every=5",
+    "env={name: arithmetic, levels: ['1+1'], show_steps: true, verifier: {name: numeric, extractor: hash}}", "train.steps=20", "log.save_every=5",
     "rollout.prompts_per_step=8", "sft_warmup.steps=100", "sft_warmup.batch_size=32", "eval.tasks=64",
 ]  # fmt: skip
 WHOLE = ["train.steps=20", "log.save_every=5"]
@@ -57,10 +57,10 @@ class Trouble:
                 super().__init__(*given)
                 trouble.actors.append(self)
 
-            def stop(self, worker: str) -> None:
+            def kill_worker(self, worker: str) -> None:
                 if worker in trouble.frozen_at:
                     trouble.noticed.append(time.monotonic() - trouble.frozen_at.pop(worker))
-                super().stop(worker)
+                super().kill_worker(worker)
 
         actors.RayTransport = Watched  # type: ignore[misc]
         threading.Thread(target=self.run, daemon=True).start()
@@ -69,7 +69,7 @@ class Trouble:
         """Do all of it, one after the other."""
         while self.todo:
             time.sleep(self.chance.uniform(0.2, 1.8) * self.every)
-            places = dict(self.actors[0]._places) if self.actors else {}
+            places = dict(self.actors[0]._locations) if self.actors else {}
             if not places:
                 continue
             worker = self.chance.choice(sorted(places))
@@ -185,7 +185,7 @@ def timeless(path: Path) -> bytes:
 def faults(folder: Path) -> int:
     """How many answers have no score by a fault of the infrastructure."""
     rows = map(json.loads, (folder / "episodes.jsonl").read_text("utf-8").splitlines())
-    return sum((row.get("verdict") or {}).get("fault") == "infra" or row.get("end") == "failed" for row in rows)
+    return sum((row.get("verdict") or {}).get("fault") == "infra" or row.get("stop_reason") == "failed" for row in rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for count in [0, *args.rollout_workers]:
             out = Path(folder, f"rollout_workers-{count}")
-            overrides = [*(WHOLE if args.whole else SMALL), "cluster={restarts: 50}", *args.set]
+            overrides = [*(WHOLE if args.whole else SMALL), "cluster={max_restarts: 50}", *args.set]
             asked = {"recipe": args.recipe, "overrides": overrides, "rollout_workers": count, "out": str(out), "resume": False, **harm}
             told = run(asked, args.driver_kills if count else 0, args.limit_s)
             found = digest(out)
