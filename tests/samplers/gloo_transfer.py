@@ -75,7 +75,7 @@ class Receiver(NCCLWeightTransferEngine):
 
     def receive_weights(self, update_info: Any) -> None:
         assert self.model_update_group is not None
-        for name, kind, shape in zip(update_info.names, update_info.dtype_names, update_info.get_meta_tensors, strict=True):
+        for name, kind, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
             tensor = torch.empty(shape, dtype=getattr(torch, kind))
             self.model_update_group.broadcast(tensor)
             self.model.load_weights([(name, tensor)])
