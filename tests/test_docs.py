@@ -38,8 +38,7 @@ NOT_RUN = {
     "docs/serve.md: import asyncio: needs a service",
     "docs/sampling.md: export VLLM_SERVER_DEV_MODE=1: needs two GPUs",
     "docs/sampling.md: rlvr train recipe.yaml rollout.max_staleness=1: needs two GPUs",
-    "docs/verifier.md: async def averify_transcript(self, task, transcript):  # and self.info = VerifierInfo(is_async=True, "
-    "takes_transcript=True) in __init__: one method of a class",
+    "docs/verifier.md: async def averify_transcript(self, task, transcript): one method of a class",
 }
 """Page: how the block begins: why."""
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
