@@ -45,5 +45,5 @@ def require_agreement(texts: Sequence[str], source: str) -> Extraction:
     """
     different = deduplicate_texts([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
     if len(different) > 1:
-        return Extraction(None, f"{source} holds {len(different)} different answers", tuple(different))
+        return Extraction(None, f"{source} {'hold' if ' and ' in source else 'holds'} {len(different)} different answers", tuple(different))
     return Extraction(different[0], f"in {source}") if different[0] else Extraction(None, f"{source} is empty")

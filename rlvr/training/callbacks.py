@@ -48,6 +48,9 @@ class StepRecord(Mapping[str, Any]):
     """The advantages and log ratios of each episode, by group; empty if episodes are not logged."""
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.metrics:
+            why = "; it is computed where algorithm.entropy_coef is not 0" if name == "entropy" else ""
+            raise KeyError(f"this step has no metric {name!r}{why}; it has {', '.join(self.metrics)}")
         return self.metrics[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -21,7 +21,7 @@ from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.evaluation.evaluate import count_available_tasks
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.models import numerics_check as honesty
+from rlvr.models import numerics_check
 from rlvr.models.batch import TokenRows
 from rlvr.models.compiled_layers import try_compile_layers
 from rlvr.models.determinism import is_deterministic
@@ -32,7 +32,7 @@ from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.partial_rollouts import build_rollout
 from rlvr.rollout.rollout import Rollout
 from rlvr.samplers._sampling_support import make_sampling_support_mask
-from rlvr.training import sampler_mismatch as agreement
+from rlvr.training import sampler_mismatch
 from rlvr.training.processes import run_on_main
 from rlvr.training.run_inputs import RunInputs
 from rlvr.training.task_sampling.offline_dataset import (
@@ -72,7 +72,7 @@ class Components:
     sampling: SamplingParams
     slow_sampling_reason: str = ""
     """Why sampling from this model is slow; empty where it is not."""
-    check_results: Sequence[honesty.CheckResult] = ()
+    check_results: Sequence[numerics_check.CheckResult] = ()
     """The results of the numerics checks."""
     offline_dataset: OfflineDataset | None = None
     """Recorded groups to train on instead of sampling, if any."""
@@ -101,9 +101,11 @@ class Components:
             and get_trainer_precision(self.model, self.accelerator.mixed_precision, self.accelerator.device) == "float32"
         )
         exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
-        compared = any(finding.way == agreement.SAMPLER_CHECK_NAME for finding in self.check_results)
+        compared = any(finding.way == sampler_mismatch.SAMPLER_CHECK_NAME for finding in self.check_results)
         return (
-            honesty.compute_max_logprob_mismatch(self.check_results, rollout.temperature) if plain and wide and exact and compared else None
+            numerics_check.compute_max_logprob_mismatch(self.check_results, rollout.temperature)
+            if plain and wide and exact and compared
+            else None
         )
 
 
@@ -169,7 +171,7 @@ def build_components(
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
-    honesty.check_context_window(mdp, model.config, longest)
+    numerics_check.check_context_window(mdp, model.config, longest)
     if config.model.lora is not None:
         adapter.check_lora_config(model, config.model.lora)
         if accelerator.distributed_type is DistributedType.DEEPSPEED:
@@ -178,7 +180,7 @@ def build_components(
     sampler.setup(environment, tokenizer, precision=precision, max_length=mdp.max_length)
     slow = "" if fill else sampler.validate_model(model)  # a sampler that runs the model tests it when it gets the weights
     how: dict[str, Any] = {"precision": precision, "autocast": lambda: accelerator.autocast()}
-    checks = agreement.check_model_numerics(model, sampler, mdp, config, **how)
+    checks = sampler_mismatch.check_model_numerics(model, sampler, mdp, config, **how)
     sync_turns = choose_sync_turns(config, accelerator, mdp, sampler)
     rollout = stack.enter_context(build_rollout(mdp, sampler, sync_turns=sync_turns, **asked.rollout_kwargs))
     sampling = SamplingParams(asked.temperature, asked.top_p, asked.top_k, tokenizer.stop_ids)
@@ -295,7 +297,7 @@ def build_learner(components: Components, run_folder: Path, *, is_resumed: bool)
     )
     checks = components.check_results
     if learner.is_sharded:
-        checks = [*agreement.check_sharded_model_numerics(learner, max_length=components.mdp.max_length), *checks]
+        checks = [*sampler_mismatch.check_sharded_model_numerics(learner, max_length=components.mdp.max_length), *checks]
     if weight_loader is not None and kept and not is_resumed:
         learner.weights.save(home)
     not_compiled_reason = try_compile_policy(learner) if config.model.compile is not None else ""

@@ -102,7 +102,9 @@ def resolve_run_inputs(
         else:
             overrides.append(f"{section}={json.dumps(value)}")
     if isinstance(settings, Mapping):
-        overrides += [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        for key, value in settings.items():
+            known = "." in key or key in RunConfig.model_fields
+            overrides.append(f"{key if known else f'{_find_section(key)}.{key}'}={json.dumps(value)}")
     else:
         overrides += list(settings or ())
     return RunInputs(_load(recipe, overrides), **objects)

@@ -21,7 +21,7 @@ from rlvr.contracts import Completion, Request, Sampler, SamplingParams, Tokeniz
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.models import numerics_check as honesty
+from rlvr.models import numerics_check
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device import autocast_to, resolve_device
 from rlvr.models.model_loading import load_model
@@ -55,17 +55,17 @@ SAMPLER_CHECK_NAME = "the sampler's tokens"
 
 def check_model_numerics(
     model: Any, sampler: Sampler, mdp: TokenMDP, config: RunConfig, *, precision: str, autocast: Callable[[], Any]
-) -> list[honesty.CheckResult]:
+) -> list[numerics_check.CheckResult]:
     """Check the model of a run; raise ConfigError if it cannot be trained. A model without weights gets only a check of its stop ids."""
     temperature = 1.0 if config.data is not None else config.rollout.temperature
     own, fp32_head = sampler if runs_trainer_model(sampler) and config.data is None else None, config.model.fp32_head
     how: dict[str, Any] = {"temperature": temperature or 1.0, "precision": precision, "autocast": autocast, "fp32_head": fp32_head}
     found = (
-        [honesty.check_stop_ids(model, mdp.tokenizer)]
+        [numerics_check.check_stop_ids(model, mdp.tokenizer)]
         if has_no_weights(model)
         else run_numerics_checks(model, own, mdp.tokenizer, max_length=mdp.max_length, **how)
     )
-    if why := honesty.find_untrainable_reason(model.config.model_type, found):
+    if why := numerics_check.find_untrainable_reason(model.config.model_type, found):
         raise ConfigError(why)
     return found
 
@@ -79,29 +79,31 @@ def run_numerics_checks(
     precision: str = "float32",
     autocast: Callable[[], Any] = nullcontext,
     fp32_head: bool = False,
-    max_length: int = honesty.MAX_ROW_LENGTH,
-) -> list[honesty.CheckResult]:
+    max_length: int = numerics_check.MAX_ROW_LENGTH,
+) -> list[numerics_check.CheckResult]:
     """Run the numerics checks of a model before a run.
 
     `sampler`: a sampler in this process that runs the model; `precision`: the compute precision; `max_length`: the maximum row length.
     """
     device, dtype = next(model.parameters()).device, getattr(torch, precision)
-    with honesty.use_evaluation_mode(model), honesty.wrap_model_errors(model, "the check before a run"):
+    with numerics_check.use_evaluation_mode(model), numerics_check.wrap_model_errors(model, "the check before a run"):
         policy = Policy(model, temperature=temperature, fp32_head=fp32_head)
         how = packing.choose_packing([policy], device, precision, autocast)
 
         ways = build_logprob_functions(policy, how, device, autocast)
         with autocast():
-            found = list(honesty.compare_logprob_functions(model, ways, temperature=temperature, dtype=dtype, max_length=max_length))
-        found += [honesty.CheckResult("packed rows", note=f"not used: {how.padding_reason}")] if how.padding_reason else []
+            found = list(numerics_check.compare_logprob_functions(model, ways, temperature=temperature, dtype=dtype, max_length=max_length))
+        found += [numerics_check.CheckResult("packed rows", note=f"not used: {how.padding_reason}")] if how.padding_reason else []
         if sampler is not None:
-            found.append(try_compare_sampler(model, sampler, honesty.build_check_rows(model, max_length), temperature, dtype, autocast))
-        return [*found, honesty.check_attending_layers(model), honesty.check_stop_ids(model, tokenizer)]
+            found.append(
+                try_compare_sampler(model, sampler, numerics_check.build_check_rows(model, max_length), temperature, dtype, autocast)
+            )
+        return [*found, numerics_check.check_attending_layers(model), numerics_check.check_stop_ids(model, tokenizer)]
 
 
 def build_logprob_functions(
     policy: Any, packing_mode: packing.PackingMode, device: torch.device, autocast: Callable[[], Any] = nullcontext
-) -> dict[str, honesty.LogprobFunction]:
+) -> dict[str, numerics_check.LogprobFunction]:
     """Return the functions by which a trainer scores rows: padded, in training mode, and packed if possible."""
 
     def scored(rows: TokenRows, batch: Batch) -> Tensor:
@@ -120,11 +122,11 @@ def build_logprob_functions(
         policy.train()
         return padded(rows)
 
-    ways: dict[str, honesty.LogprobFunction] = {"padded rows": padded, honesty.TRAINING_MODE_CHECK: in_training}
+    ways: dict[str, numerics_check.LogprobFunction] = {"padded rows": padded, numerics_check.TRAINING_MODE_CHECK: in_training}
     return ways if packing_mode.padding_reason else ways | {"packed rows": packed}
 
 
-def make_broadcast_logprob_function(compute_logprobs: honesty.LogprobFunction) -> honesty.LogprobFunction:
+def make_broadcast_logprob_function(compute_logprobs: numerics_check.LogprobFunction) -> numerics_check.LogprobFunction:
     """Broadcast the scores of the main process, so that all processes make the same decisions."""
 
     def scored(rows: TokenRows) -> Tensor:
@@ -134,7 +136,7 @@ def make_broadcast_logprob_function(compute_logprobs: honesty.LogprobFunction) -
     return scored
 
 
-def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[honesty.CheckResult]:
+def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[numerics_check.CheckResult]:
     """Check a learner's sharded model, which had no weights before; raise ConfigError if it cannot be trained.
 
     A collective operation; the results of the main process decide for all.
@@ -146,18 +148,20 @@ def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[h
         name: make_broadcast_logprob_function(way) for name, way in build_logprob_functions(policy, learner.packing, learner.device).items()
     }
 
-    def table() -> list[honesty.CheckResult]:
-        with honesty.use_evaluation_mode(model):
-            return [*honesty.compare_logprob_functions(model, ways, **how), honesty.check_attending_layers(model)]
+    def table() -> list[numerics_check.CheckResult]:
+        with numerics_check.use_evaluation_mode(model):
+            return [*numerics_check.compare_logprob_functions(model, ways, **how), numerics_check.check_attending_layers(model)]
 
-    found: list[honesty.CheckResult] = policy.run_with_weights(table)
+    found: list[numerics_check.CheckResult] = policy.run_with_weights(table)
     reshard(policy)
-    if why := run_in_main_process(lambda: honesty.find_untrainable_reason(model.config.model_type, found)):
+    if why := run_in_main_process(lambda: numerics_check.find_untrainable_reason(model.config.model_type, found)):
         raise ConfigError(why)
     return found
 
 
-def check_model_folder_numerics(folder: str, sampler_name: str, *, device: str | None = None) -> tuple[list[honesty.CheckResult], str]:
+def check_model_folder_numerics(
+    folder: str, sampler_name: str, *, device: str | None = None
+) -> tuple[list[numerics_check.CheckResult], str]:
     """Check the model in a folder, in float32; return the results, and why it cannot be trained ('' if it can)."""
     tokenizer = load_tokenizer(folder)
     model = load_model(ModelConfig(path=folder)).eval().to(resolve_device(device))
@@ -165,10 +169,10 @@ def check_model_folder_numerics(folder: str, sampler_name: str, *, device: str |
         asked.setup(environment, tokenizer, precision="float32")
         asked.validate_model(model)
         found = run_numerics_checks(model, asked if runs_trainer_model(asked) else None, tokenizer)
-    return found, honesty.find_untrainable_reason(model.config.model_type, found)
+    return found, numerics_check.find_untrainable_reason(model.config.model_type, found)
 
 
-def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> honesty.CheckResult:
+def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> numerics_check.CheckResult:
     """Run `compare_sampler_logprobs`; return a failed result if the sampler fails on this model."""
     try:
         return compare_sampler_logprobs(model, sampler, *compare_args)
@@ -176,14 +180,14 @@ def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> hon
         raise
     except Exception as error:  # each family fails in its own way
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return honesty.CheckResult(
+        return numerics_check.CheckResult(
             SAMPLER_CHECK_NAME, note=f"sampling from it fails ({why}); sample with vllm, or use another family", wrong=True
         )
 
 
 def compare_sampler_logprobs(
     model: Any, sampler: Sampler, rows: TokenRows, temperature: float, dtype: torch.dtype, autocast: Callable[[], Any]
-) -> honesty.CheckResult:
+) -> numerics_check.CheckResult:
     """Sample completions of some prompts, and compare their log-probabilities with a plain forward pass."""
     prompts = [tokens[: places[0]].tolist() for tokens, places in zip(rows.tokens, rows.acted_positions, strict=True)]
     limits = [min(4 + 2 * i, len(places)) for i, places in enumerate(rows.acted_positions)]
@@ -192,12 +196,12 @@ def compare_sampler_logprobs(
     tokens = [[*request.prompt, *completion.tokens] for request, completion in zip(requests, said, strict=True)]
     acted = [[False] * len(request.prompt) + [True] * len(completion.tokens) for request, completion in zip(requests, said, strict=True)]
     with torch.no_grad(), autocast():
-        expected = honesty.compute_plain_logprobs(model, TokenRows(tokens, acted), temperature or 1.0)
+        expected = numerics_check.compute_plain_logprobs(model, TokenRows(tokens, acted), temperature or 1.0)
     theirs = torch.tensor([logprob for completion in said for logprob in completion.logprobs])
-    exact = honesty.has_full_precision_matmul(dtype, next(model.parameters()).device)
-    gap = honesty.compute_max_or_rms_difference(theirs, expected, exact)
-    return honesty.CheckResult(
-        SAMPLER_CHECK_NAME, gap, honesty.compute_rounding_tolerance(expected, exact), str(getattr(sampler, "cache_description", ""))
+    exact = numerics_check.has_full_precision_matmul(dtype, next(model.parameters()).device)
+    gap = numerics_check.compute_max_or_rms_difference(theirs, expected, exact)
+    return numerics_check.CheckResult(
+        SAMPLER_CHECK_NAME, gap, numerics_check.compute_rounding_tolerance(expected, exact), str(getattr(sampler, "cache_description", ""))
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from rlvr.config.config import SFTWarmupConfig
 from rlvr.registry.plugins import build
 from rlvr.runs.progress import ProgressReporter
-from rlvr.training import sampler_mismatch as agreement
+from rlvr.training import sampler_mismatch
 from rlvr.training.components import Components
 from rlvr.training.held_out import evaluate_split
 from rlvr.training.processes import get_local_shard
@@ -54,7 +54,7 @@ def train_sft_warmup(components: Components, settings: SFTWarmupConfig, progress
         fp32_head=components.config.model.fp32_head,
     )
     if learner.is_sharded:
-        agreement.check_sharded_model_numerics(learner, max_length=components.mdp.max_length)
+        sampler_mismatch.check_sharded_model_numerics(learner, max_length=components.mdp.max_length)
     numbers: dict[str, float | str] = {}
     cut = 0
     for step in range(settings.steps):

@@ -91,7 +91,6 @@ class Trainer(Hinted):
         "train_step": "write .step()",
         "metrics": "write rlvr.load_run(trainer.folder).metrics, or use a callback",
         "state": "write .num_completed_steps",
-        "save_model": "write .save()",
         "add_callback": "write .callbacks.append(callback), or give callbacks=[...]",
     }
 

@@ -40,8 +40,7 @@ from rlvr.training.distributed.group import all_gather_values
 from rlvr.training.update import fsdp as sharded
 from rlvr.training.update import learner_state as state
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update import optimizer_state as moments
-from rlvr.training.update import packing
+from rlvr.training.update import optimizer_state, packing
 from rlvr.training.update.networks.attachments import attach_networks, build_parameter_groups
 from rlvr.training.update.optimization import OptimizationSettings
 from rlvr.training.update.policy import Policy, check_deterministic_forward, enable_gradient_checkpointing, require_float32
@@ -447,4 +446,4 @@ class Learner(Hinted):
     def write_sharded_state(self, folder: Path) -> None:
         """Write the sharded state, each process its shard. A collective operation."""
         if self.is_sharded:
-            moments.write_sharded_state(folder, self.optimizer, state.get_moving_reference(self))
+            optimizer_state.write_sharded_state(folder, self.optimizer, state.get_moving_reference(self))

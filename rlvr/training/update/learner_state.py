@@ -1,6 +1,6 @@
 """The state of a learner in a checkpoint, without the model's weights: tensors and plain values only.
 
-Sharded state is written separately, by `rlvr.training.update.compute_mean_std_count`.
+Sharded state is written separately, by `optimizer_state.write_sharded_state`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from rlvr.training.update import fsdp as sharded
-from rlvr.training.update import optimizer_state as moments
+from rlvr.training.update import optimizer_state
 from rlvr.training.update.sharded_tensors import gather_full, reshard
 
 
@@ -36,9 +36,11 @@ def collect_state(learner: Any) -> dict[str, Any]:
 def restore_state(learner: Any, saved: Mapping[str, Any], sharded_state_folder: Path | None) -> None:
     """Restore a learner's state, which may have been saved by another number of processes, sharded or not."""
     policy = learner.accelerator.unwrap_model(learner.policy)
-    moments.load_full_state(learner.optimizer, saved["optimizer"])
-    if sharded_state_folder is not None and (sharded_state_folder / moments.SHARDED_FOLDER_NAME).is_dir():
-        moments.read_sharded_state(sharded_state_folder, learner.optimizer, get_moving_reference(learner), is_collective=learner.is_sharded)
+    optimizer_state.load_full_state(learner.optimizer, saved["optimizer"])
+    if sharded_state_folder is not None and (sharded_state_folder / optimizer_state.SHARDED_FOLDER_NAME).is_dir():
+        optimizer_state.read_sharded_state(
+            sharded_state_folder, learner.optimizer, get_moving_reference(learner), is_collective=learner.is_sharded
+        )
     learner.scheduler.load_state_dict(saved["scheduler"])
     learner.algorithm.load_state_dict(saved["algorithm"])
     version, numbers, gauss = saved["random"]
