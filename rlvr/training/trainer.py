@@ -252,7 +252,7 @@ class Trainer(Hinted):
         self._call("on_step_end", step + 1, record)
         return record
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str = "by a callback") -> None:
         """End the run after this step: it is saved and reported as usual. With several processes, all must call this in the same step."""
         if not self.stop_reason:
             self.stop_reason = reason
