@@ -31,7 +31,7 @@ from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, T
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError, format_suggestion
-from rlvr.hints import Hinted, explain_call
+from rlvr.hints import Hinted, explain_call, explain_keyword
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_microbatch_tokens
 from rlvr.models.model_loading import load_model
@@ -67,7 +67,7 @@ CONSTANT_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
 def _make_optimization(settings: Mapping[str, Any]) -> OptimizationSettings:
     names = [field.name for field in fields(OptimizationSettings)]
     if unknown := [name for name in settings if name not in names]:
-        raise ConfigError(f"Learner has no setting {unknown[0]!r}; {format_suggestion(unknown[0], names)}")
+        raise ConfigError(f"Learner has no setting {unknown[0]!r}; {explain_keyword(unknown[0]) or format_suggestion(unknown[0], names)}")
     return OptimizationSettings(**settings)
 
 
