@@ -83,9 +83,9 @@ class Container(SupervisorConnection):
         self.id: str = created["Id"]
         try:
             self._attach_and_start()
-            boxes = "box" if settings.get("boxes") else ""
+            boxes = "box" if settings.get("serves_sessions") else ""
             self.start_supervisor(
-                {"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["nests"], "boxes": boxes}
+                {"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["uses_pid_namespaces"], "boxes": boxes}
             )
         except (ConnectionBroken, SandboxError) as error:
             said = bytes(self._stderr[-500:]).decode(errors="replace").strip()
