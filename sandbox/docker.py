@@ -67,7 +67,13 @@ class DockerSandbox(Sandbox):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"docker sandbox: {name} is {value!r}; a whole number of at least {least} is needed")
         self.image, self.memory_mb = image, memory_mb
-        self._settings: dict[str, Any] = {"memory_mb": memory_mb, "disk_mb": disk_mb, "pids": pids, "runtime": runtime, "uses_pid_namespaces": namespaces}
+        self._settings: dict[str, Any] = {
+            "memory_mb": memory_mb,
+            "disk_mb": disk_mb,
+            "pids": pids,
+            "runtime": runtime,
+            "uses_pid_namespaces": namespaces,
+        }
         size = containers or count_processors()
         self._prepare_lock = threading.Lock()
         self._prepared_pid = 0
@@ -109,7 +115,12 @@ class DockerSandbox(Sandbox):
         return self._sessions.open_session(spec or SandboxSpec())
 
     def _start_session_container(self, place: SandboxSpec) -> Container:
-        settings = {"memory_mb": place.memory_mb, "disk_mb": place.disk_mb, "pids": place.processes + RESERVED_PROCESSES, "uses_pid_namespaces": False}
+        settings = {
+            "memory_mb": place.memory_mb,
+            "disk_mb": place.disk_mb,
+            "pids": place.processes + RESERVED_PROCESSES,
+            "uses_pid_namespaces": False,
+        }
         return self._start_container(place.image or self.image, settings | {"runtime": self._settings["runtime"], "serves_sessions": True})
 
     def _start_container(self, image: str = "", settings: dict[str, Any] | None = None) -> Container:
