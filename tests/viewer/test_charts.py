@@ -193,7 +193,7 @@ def test_calls_are_counted_in_the_list_and_unfold_on_a_click(chromium: Chromium,
 
 def test_control_tokens_have_their_names_and_part_the_messages(chromium: Chromium, tmp_path: Path) -> None:
     numbers: dict[str, Any] = {"logprobs": [-0.5] * 7, "log_ratio": [0.0] * 7, "text": "5"}
-    run = rewritten(recorded_run(tmp_path / "run", steps=1), tokens=[1, 5, 14, 5, 2, 9, 0], acted=[0] * 5 + [1] * 2, **numbers)
+    run = rewritten(recorded_run(tmp_path / "run", steps=1), tokens=[1, 5, 14, 5, 2, 9, 0], action_mask=[0] * 5 + [1] * 2, **numbers)
     page = opened(chromium, write_page(run).path)
     page.evaluate("choose(0, true)")
     page.until(OPENED)
