@@ -252,9 +252,6 @@ def verify(
         raise TypeError(f"rlvr.verify got {len(given)} arguments in order, and takes {', '.join(names)}; the call is {VERIFY_CALL}")
     if missing := [name for name in ("verifier", "answer") if values[name] is None]:
         raise TypeError(f"rlvr.verify got no {missing[0]}; the call is {VERIFY_CALL}")
-    for key in settings:
-        if hint := explain_keyword(key):
-            raise TypeError(f"rlvr.verify got {key}=; {hint}; the call is {VERIFY_CALL}")
     try:
         made = make_verifier(values["verifier"], **settings)
     except NotFound as error:

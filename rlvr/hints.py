@@ -83,7 +83,6 @@ PLUGINS: Mapping[str, str] = {
 KEYWORDS: Mapping[str, str] = {
     "algo": "algorithm=",
     "answer": "reference=, the right answer; the answer of the policy is given when it is verified",
-    "device": "nothing: the accelerator is used if there is one",
     "kl_coef": "beta=",
     "num_tasks": "tasks=, the number of tasks",
     "timeout": "the limit with the call: sandbox.run(code, timeout=5); in rlvr.Limits: wall_s=5",
@@ -148,6 +147,17 @@ def explain_keyword(name: str) -> str:
     'write num_generations='
     """
     return f"write {KEYWORDS[name]}" if name in KEYWORDS else ""
+
+
+def explain_plugin_setting(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return how a setting of a plugin is written here, or "": a keyword of a training run is no help for a tool that lacks it.
+
+    >>> explain_plugin_setting("algorithm", "kl_coef", ["beta"]), explain_plugin_setting("tool", "limit", ["size"])
+    ('write beta=', '')
+    """
+    target = KEYWORDS.get(name, "").partition("=")[0]
+    applies = target in known or (kind, name) in (("sandbox", "timeout"), ("env", "max_tokens"))
+    return explain_keyword(name) if applies else ""
 
 
 def find_plugin(wanted: str, names: Iterable[str]) -> str:

@@ -89,11 +89,19 @@ class Always(rlvr.Verifier):
         return rlvr.Verdict(self.score, "always")
 
 
+class Weighted(Always):
+    """Has a setting whose name is in the table of hints."""
+
+    def __init__(self, weights: list[float]) -> None:
+        super().__init__(sum(weights))
+
+
 def test_a_class_is_built_with_settings_and_with_what_it_needs() -> None:
     assert rlvr.verify(Always, "x", score=1.0).score == 1.0
     Arithmetic = type(rlvr.make_env("arithmetic"))
     assert rlvr.make_env(Arithmetic, levels=["1+1"], verifier=Always()).verifier.verify(rlvr.Task("?"), "").score == 0.5
     assert isinstance(rlvr.make_env({"name": Arithmetic, "levels": ["1+1"]}), rlvr.Environment)
+    assert rlvr.verify(Weighted, "x", weights=[1.0]).score == 1.0  # a setting that other libraries' words would hide
     with pytest.raises(ConfigError, match="verifier 'Always' has no setting 'scor'; did you mean 'score'"):
         rlvr.verify(Always, "x", scor=1.0)
 

@@ -34,9 +34,7 @@ class Plugin(Hinted):
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Refuse to build a contract itself: `rlvr.Sandbox("docker")` must say how a sandbox is built."""
-            if cls.__module__.startswith("rlvr.contracts.") and not args and not kwargs:
-                return super().__new__(cls)  # an abstract class: Python names what is missing
-            if cls.__module__.startswith("rlvr.contracts."):
+            if cls.__module__.startswith("rlvr.contracts.") and (args or kwargs):  # without arguments Python names what is abstract
                 maker = "make_env" if cls.__name__ == "Environment" else f"make_{cls.__name__.lower()}"
                 raise TypeError(f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it")
             return super().__new__(cls)

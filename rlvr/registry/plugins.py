@@ -27,7 +27,7 @@ from typing import Any
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
-from rlvr.hints import explain_keyword, find_plugin
+from rlvr.hints import explain_plugin_setting, find_plugin
 from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, build_with_tools_settings
 
@@ -254,8 +254,7 @@ def check_settings(kind: str, name: str, known_settings: Mapping[str, inspect.Pa
     """Raise ConfigError for an unknown setting, with the nearest known one."""
     for key in settings:
         if key not in known_settings:
-            hint = explain_keyword(key)
-            hint = f"{hint}. Allowed: {', '.join(sorted(known_settings))}" if hint else format_suggestion(key, known_settings)
+            hint = explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)
             raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {hint}")
 
 
