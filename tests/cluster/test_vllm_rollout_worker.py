@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,24 +24,23 @@ HEADS = MODEL | {"hidden_size": 64}
 def test_a_collector_samples_from_an_engine_in_its_process_with_the_weights_of_its_version() -> None:
     sampler = {"name": "vllm", "kv_cache_gb": 0.25, "max_num_seqs": 16}
     config = tiny_run(model={"config": HEADS}, rollout={"prompts_per_step": 4, "num_generations": 4, "sampler": sampler}, cluster={})
-    made = RolloutWorker(config, WorkerSettings("float32", False, 1))
-    unit = [RolloutRequest(made.rollout.mdp.environment.task("train", 1), "1:1", derive_seed(member)) for member in range(8)]
-    how = SamplingParams(stop_ids=made.rollout.mdp.tokenizer.stop_ids)
-    assert made.model is not None
-    said = []
-    for version, sharper in enumerate((1.0, 30.0)):
-        for weight in made.model.parameters():
-            weight.data *= sharper
-        made.load_weights(version, [WeightPacker("whole", "float32", converts_vectors=False).pack(made.model)])
-        figures = made.sampler.get_weight_load_metrics()
-        assert figures and max(figures.values()) < 1e-2  # the probe has compared the engine with these weights
-        with pytest.raises(SamplerError, match=f"version {version + 1} of the weights, but this collector has version {version}"):
-            made.run_task(version + 1, unit, how, 0)
-        first, again = (made.run_task(version, unit, how, version)[0] for _ in range(2))
-        assert first == again
-        said.append([(episode.tokens, episode.logprobs) for episode in decode_episodes(EncodedEpisodes.from_bytes(first))[0]])
-    assert said[0] != said[1]
-    made.close()
+    with closing(RolloutWorker(config, WorkerSettings("float32", False, 1))) as made:
+        unit = [RolloutRequest(made.rollout.mdp.environment.task("train", 1), "1:1", derive_seed(member)) for member in range(8)]
+        how = SamplingParams(stop_ids=made.rollout.mdp.tokenizer.stop_ids)
+        assert made.model is not None
+        said = []
+        for version, sharper in enumerate((1.0, 30.0)):
+            for weight in made.model.parameters():
+                weight.data *= sharper
+            made.load_weights(version, [WeightPacker("whole", "float32", converts_vectors=False).pack(made.model)])
+            figures = made.sampler.get_weight_load_metrics()
+            assert figures and max(figures.values()) < 1e-2  # the probe has compared the engine with these weights
+            with pytest.raises(SamplerError, match=f"version {version + 1} of the weights, but this rollout worker has version {version}"):
+                made.run_task(version + 1, unit, how, 0)
+            first, again = (made.run_task(version, unit, how, version)[0] for _ in range(2))
+            assert first == again
+            said.append([(episode.tokens, episode.logprobs) for episode in decode_episodes(EncodedEpisodes.from_bytes(first))[0]])
+        assert said[0] != said[1]
 
 
 @pytest.mark.vllm
