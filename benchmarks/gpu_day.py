@@ -8,6 +8,7 @@
     head         the output head in tiles, against plain logits and TRL's kernel
     attention    packed rows with masks, and with a kernel for segments
     update       updates at the shape of Qwen3-0.6B: tokens per second, share of peak, memory
+    profile      the operations that take most of the time of an update
     trl          the same rows with TRL's loss, if trl is installed
     large        an update at the shape of Qwen3-4B
     sampler      tokens per second of the sampler `hf`
@@ -48,6 +49,7 @@ PARTS: dict[str, tuple[str, float]] = {
     "update": ("benchmarks._gpu.learning", 140.0),
     "head": ("benchmarks._gpu.kernels", 50.0),
     "attention": ("benchmarks._gpu.kernels", 40.0),
+    "profile": ("benchmarks._gpu.learning", 50.0),
     "sampler": ("benchmarks._gpu.learning", 80.0),
     "large": ("benchmarks._gpu.learning", 75.0),
     "trl": ("benchmarks._gpu.learning", 80.0),

@@ -125,14 +125,45 @@ def update(bench: Bench) -> None:
     small = bench.pick(16_384, 64)
     cases: dict[str, dict[str, Any]] = {
         "bf16": {"precision": "bf16", "max_tokens_per_microbatch": small},
-        "bf16, 4 times the tokens": {"precision": "bf16", "max_tokens_per_microbatch": 4 * small},
-        "bf16, checkpointing": {"precision": "bf16", "max_tokens_per_microbatch": 4 * small, "gradient_checkpointing": True},
-        "float32": {"precision": "no", "max_tokens_per_microbatch": small, "times": 1},
+        "bf16, twice the tokens": {"precision": "bf16", "max_tokens_per_microbatch": 2 * small},
+        "bf16, checkpointing, 4 times the tokens": {
+            "precision": "bf16",
+            "max_tokens_per_microbatch": 4 * small,
+            "gradient_checkpointing": True,
+        },
     }
     if not bench.tiny:  # on a CPU the compiler takes longer than all the rest
         cases["bf16, compiled layers"] = {"precision": "bf16", "max_tokens_per_microbatch": small, "compiled": True}
+    cases["float32"] = {"precision": "no", "max_tokens_per_microbatch": small, "times": 1}
     for name, settings in cases.items():
         bench.case(name, partial(updates, bench, "0.6b", prompts, peak, **settings))
+
+
+def profile(bench: Bench) -> None:
+    """Where the time of an update goes: the operations with the most time on the device, and the time of the CPU beside it."""
+    needed("transformers", "accelerate")
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    def measured() -> dict[str, Any]:
+        learner = learner_of(bench, model_of(bench, "0.6b"), precision="bf16", max_tokens_per_microbatch=bench.pick(16_384, 64))
+        groups = groups_of(bench, bench.pick(6, 1))
+        learner.update(groups)
+        with profiler(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]) as seen:
+            began = bench.settled()
+            learner.update(groups)
+            seconds = bench.settled() - began
+        attribute = "self_device_time_total" if bench.device.type == "cuda" else "self_cpu_time_total"
+        rows = sorted(seen.key_averages(), key=lambda row: -getattr(row, attribute))
+        rows = [row for row in rows if bench.device.type == "cpu" or row.device_type != torch.autograd.DeviceType.CPU]
+        total = sum(getattr(row, attribute) for row in rows)
+        return {
+            "seconds": round(seconds, 3),
+            "busy_s": round(total / 1e6, 3),
+            "most": {row.key[:70]: [row.count, round(getattr(row, attribute) / 1e6, 3)] for row in rows[:24]},
+        }
+
+    bench.case("an update", measured)
 
 
 def large(bench: Bench) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -59,9 +60,11 @@ def attend_with_torch(
     if softcap:
         return attend_with_flash_attn(query, key, value, lengths, scale=scale, window=window, softcap=softcap)
     attend: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    # before torch 2.12 there is no such keyword, and the kernel takes fewer heads of keys without being told
+    grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in inspect.signature(attend).parameters else {}
     out: Tensor = attend(
         query, key, value, lengths.query_offsets, lengths.key_offsets, lengths.max_query_length, lengths.max_key_length,
-        scale=scale, window_size=(window - 1, 0), enable_gqa=query.shape[1] != key.shape[1],
+        scale=scale, window_size=(window - 1, 0), **grouped,
     )  # fmt: skip
     return out
 
@@ -119,18 +122,26 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> tuple[VarlenAtten
     return None, why
 
 
-@torch.no_grad()
+@torch.enable_grad()
 def find_kernel_mismatch(kernel: VarlenAttentionKernel, device: torch.device, dtype: torch.dtype) -> str:
-    """Compare a kernel with plain products on random numbers; return '' if they agree, else the problem."""
+    """Compare a kernel and its gradients with plain products on random numbers; return '' if they agree, else the problem."""
     dice, lengths = torch.Generator().manual_seed(0), build_segment_boundaries([5, 3, 9, 1], [5, 8, 9, 6], device)
-    query, key, value = (torch.randn(n, heads, 64, generator=dice).to(device, dtype) for n, heads in ((18, 4), (28, 2), (28, 2)))
+    query, key, value = (
+        torch.randn(n, heads, 64, generator=dice).to(device, dtype).requires_grad_() for n, heads in ((18, 4), (28, 2), (28, 2))
+    )
+    inputs, (q, k, v) = [query, key, value], (x.detach().float().requires_grad_() for x in (query, key, value))
+    slope = torch.randn(18, 4, 64, generator=dice).to(device)
     for window in (0, 3):
         how: dict[str, Any] = {"scale": 0.3, "window": window, "softcap": 0.0}
         try:
-            found = kernel(query, key, value, lengths, **how).float()
+            out = kernel(query, key, value, lengths, **how).float()
+            found = [out.detach(), *torch.autograd.grad(out, inputs, slope)]
         except Exception as error:  # each kernel raises its own error on an unsupported device
             return f"its kernel fails ({type(error).__name__}: {' '.join(str(error).split())[:160]})"
-        gap = float((found - attend_with_matmul(query.float(), key.float(), value.float(), lengths, **how)).abs().max())
+        truth = attend_with_matmul(q, k, v, lengths, **how)
+        expected = [truth.detach(), *torch.autograd.grad(truth, [q, k, v], slope)]
+        # 16 bits: about three digits of the largest number
+        gap = max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
         if not gap < 0.05:
             return f"its kernel differs from plain products by {gap:.2g}" + (f" with a window of {window}" if window else "")
     return ""

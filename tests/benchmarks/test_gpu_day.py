@@ -27,7 +27,7 @@ def test_every_part_runs_to_its_end(tmp_path: Path) -> None:
     *figures, summary = lines
     assert code == 0 and not [line for line in lines if "failed" in line or "error" in line], lines
     assert {part["part"] for part in summary["parts"]} == {
-        "facts", "update", "head", "attention", "sampler", "large", "trl", "handover", "repeated", "determinism",
+        "facts", "update", "profile", "head", "attention", "sampler", "large", "trl", "handover", "repeated", "determinism",
     }  # fmt: skip
     found = {(line["part"], line.get("case")): line for line in figures}
     assert found["update", "bf16"]["tokens_per_s"] > 0 and found["update", "bf16"]["packed"]

@@ -95,7 +95,8 @@ class ChunkedLogprobs(torch.autograd.Function):
             else:
                 grad = probs.mul_(-grad_logprobs[part, None])
             grad.scatter_add_(1, target[part, None], grad_logprobs[part, None])
-            grad.div_(ctx.temperature)
+            if ctx.temperature != 1.0:  # each pass over a tile costs as much as reading and writing it
+                grad.div_(ctx.temperature)
             if slope_of_cap is not None:
                 grad.mul_(slope_of_cap)
             if ctx.form.scale != 1.0:

@@ -25,6 +25,8 @@ from tests.training.peers.launch import ROOT, ended, started
 from tests.training.update.shards import REFERENCE, apart, flat, groups, new
 
 MODULE = "tests.training.update.shards"
+ROUNDING = 5e-6
+"""The difference of weights that sums in another order may make; 4e-7 to 2e-6 was seen, by processor."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def test_one_tensor_is_whole_at_a_time(found: dict[str, Any], what: str) -> None
 
 
 def test_a_resumed_run_is_the_run_that_went_on(found: dict[str, Any]) -> None:
-    assert found["stream"]["same"] and found["stream"]["apart_from_alone"] < 1e-6
+    assert found["stream"]["same"] and found["stream"]["apart_from_alone"] < ROUNDING
     assert found["stream"]["parts"] == ["__0_0.distcp", "__1_0.distcp"]
     assert found["stream"]["probe"] < 1e-5
 
@@ -91,7 +93,7 @@ def test_what_two_processes_wrote_is_resumed_in_one(home: Path) -> None:
     learner = new(Accelerator(cpu=True), model, REFERENCE, reference=copy.deepcopy(model))
     learner.load_state_dict(state, home / "kept")
     learner.update(groups())
-    assert apart(flat(learner.gather_model()), torch.load(home / "truth.pt")["reference"]["weights"]) < 1e-6
+    assert apart(flat(learner.gather_model()), torch.load(home / "truth.pt")["reference"]["weights"]) < ROUNDING
 
 
 def test_an_engine_gets_matrices_in_its_precision_and_a_folder_that_transformers_loads(home: Path) -> None:
@@ -106,7 +108,7 @@ def test_an_engine_gets_matrices_in_its_precision_and_a_folder_that_transformers
 
 def test_an_adapter_on_sharded_weights_learns_as_in_one_process(found: dict[str, Any], home: Path) -> None:
     lora = found["adapters"]
-    assert lora["weights"] < 1e-6 and lora["most"] <= 1 and lora["adapter"] > 0
+    assert lora["weights"] < ROUNDING and lora["most"] <= 1 and lora["adapter"] > 0
     assert lora["kl"] == pytest.approx(lora["kl_alone"], rel=1e-4, abs=1e-9) and lora["kl"][1] > 0
     before, merged = (load_file(home / name / "model.safetensors") for name in ("start", "merged"))
     assert list(before) == list(merged)

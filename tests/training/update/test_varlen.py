@@ -184,8 +184,12 @@ def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.M
         ends = [n for start, n in zip(lengths.key_offsets[:-1].tolist(), mine, strict=True) for n in range(start, start + n)]
         return attend_with_matmul(query, key[ends], value[ends], build_segment_boundaries(mine, mine, "cpu"), **how)
 
+    def without_slope_of_keys(query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, **how: Any) -> Tensor:
+        return attend_with_matmul(query, key * 0.0 + key.detach(), value, lengths, **how)
+
     assert varlen.find_kernel_mismatch(attend_with_matmul, torch.device("cpu"), torch.bfloat16) == ""
     assert "differs from plain products" in varlen.find_kernel_mismatch(to_the_left, torch.device("cpu"), torch.bfloat16)
+    assert "differs from plain products" in varlen.find_kernel_mismatch(without_slope_of_keys, torch.device("cpu"), torch.bfloat16)
     assert "fails (RuntimeError: head size 4" in varlen.find_kernel_mismatch(broken, torch.device("cpu"), torch.bfloat16)
 
 
@@ -198,19 +202,25 @@ def test_which_kernel_a_device_gets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torch_s_kernel_gets_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the keyword for grouped heads, which came with torch 2.12."""
     from torch.nn.attention import varlen as theirs
 
     seen: dict[str, Any] = {}
 
-    def noted(*args: Any, **kwargs: Any) -> Tensor:
-        seen.update(kwargs, lengths=args[3:])
+    def newer(*args: Any, scale: float, window_size: tuple[int, int], enable_gqa: bool = False) -> Tensor:
+        seen.update(scale=scale, window_size=window_size, enable_gqa=enable_gqa, lengths=args[3:])
         out: Tensor = args[0]
         return out
 
-    monkeypatch.setattr(theirs, "varlen_attn", noted)
+    def older(*args: Any, scale: float, window_size: tuple[int, int]) -> Tensor:
+        return newer(*args, scale=scale, window_size=window_size)
+
     query, key = torch.randn(3, 4, 8), torch.randn(5, 2, 8)
-    for window, expected in ((0, (-1, 0)), (4, (3, 0))):
-        varlen.attend_with_torch(query, key, key, build_segment_boundaries([3], [5], "cpu"), scale=0.5, window=window, softcap=0.0)
-        assert seen["window_size"] == expected and seen["enable_gqa"] and seen["scale"] == 0.5 and seen["lengths"][2:] == (3, 5)
+    for kernel, grouped in ((newer, True), (older, False)):
+        monkeypatch.setattr(theirs, "varlen_attn", kernel)
+        for window, expected in ((0, (-1, 0)), (4, (3, 0))):
+            varlen.attend_with_torch(query, key, key, build_segment_boundaries([3], [5], "cpu"), scale=0.5, window=window, softcap=0.0)
+            assert seen["window_size"] == expected and seen["enable_gqa"] == grouped and seen["scale"] == 0.5
+            assert seen["lengths"][2:] == (3, 5)
     with pytest.raises(NotImplementedError, match="soft cap"):
         varlen.attend_with_torch(query, key, key, build_segment_boundaries([3], [5], "cpu"), scale=None, window=0, softcap=30.0)
