@@ -26,6 +26,7 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
+from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op
@@ -37,6 +38,8 @@ from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, W
 MAX_CANDIDATES = 6
 GOLD_CPU_FACTOR = 4
 """Factor on the CPU budget if the gold itself has to be evaluated."""
+
+NOT_WORKED_OUT = "it is not worked out"
 
 
 class Symbolic(Verifier):
@@ -109,7 +112,14 @@ class Symbolic(Verifier):
     def explain(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the extracted text, the rewritten texts, the trees, and the rule that decided."""
         found = explain_verdict(lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))))
-        return replace(found, steps=tuple(self._iter_parsing_steps(task, answer)))
+        return replace(found, steps=(*self._iter_parsing_steps(task, answer), *self._iter_worked_out_step(task, found.verdict)))
+
+    def _iter_worked_out_step(self, task: Task, verdict: Verdict) -> Iterator[tuple[str, str]]:
+        """Say whether an answer of the right value was worked out; nothing for a wrong value."""
+        if verdict.passed or NOT_WORKED_OUT in verdict.reason:
+            why = verdict.reason.partition(f"{NOT_WORKED_OUT}: ")[2]
+            setting = self.policy.override(task.meta.get("policy")).worked_out
+            yield "worked out", f"{'no: ' + why if why else 'yes'} (policy worked_out={setting})"
 
     def _iter_parsing_steps(self, task: Task, answer: str) -> Iterator[tuple[str, str]]:
         """List what gold and answer were read as."""
@@ -155,7 +165,7 @@ class Symbolic(Verifier):
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
             verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
-            if verdict.passed and policy.require_evaluated and (why := self._explain_prompt_copy(task, gold, found)):
+            if verdict.passed and policy.worked_out != "off" and (why := self._explain_prompt_copy(task, gold, found)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
@@ -252,7 +262,10 @@ class Symbolic(Verifier):
         budget = self.pool.new_budget()
         if has_op(gold, *UNEVALUATED_OPS):
             budget.cpu_s_left *= GOLD_CPU_FACTOR
-        return compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
+        judged = compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
+        if judged.is_equal and policy.worked_out == "strict" and (why := explain_open_step(gold, answer)):
+            return Comparison(False, f"it has the right value, but {NOT_WORKED_OUT}: {why}")
+        return judged
 
     def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, policy: MathPolicy) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""

@@ -4,7 +4,8 @@
 
 A line of `held_out/math.jsonl` is {"id", "family", "reference", "answer", "label", "question"?}; a line of `held_out/programs.jsonl` has
 the families honest, wrong and cheat. Each mistake is printed. The exit code is 1 if a wrong answer is paid, if more than 1.5 % of the
-right answers are refused, or if an answer gets no score.
+right answers are refused, or if an answer gets no score. A right value with "worked_out": false is a wrong answer of `symbolic`: its policy
+worked_out was made after these answers were labelled, and the mark was added then.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def main() -> int:
         verdicts = verifier.verify_many(tasks, [row["answer"] for row in rows])
     counts: Counter[str] = Counter()
     for row, verdict in zip(rows, verdicts, strict=True):
+        row["label"] = int(bool(row["label"]) and row.get("worked_out", True))
         counts["right" if row["label"] else "wrong"] += 1
         if verdict.score is None:
             mistake = "no score"

@@ -51,9 +51,16 @@ def test_every_labelled_pair_is_judged_as_labelled(verifier: Symbolic, family: s
     wrong = []
     for row in rows(family):
         verdict = ask(verifier, row["reference"], row["answer"], **row.get("meta", {}))
-        if verdict.score != float(row["right"]):
+        if verdict.score != float(row["right"] and row.get("worked_out", True)):
             wrong.append(f"{row['reference']} <- {row['answer']}: {verdict.score} ({verdict.reason})")
     assert wrong == []
+
+
+def test_rows_that_are_not_worked_out_have_the_right_value() -> None:
+    marked = [row for family in FAMILIES for row in rows(family) if not row.get("worked_out", True)]
+    with Symbolic(policy={"worked_out": "lenient"}) as lenient:
+        verdicts = [ask(lenient, row["reference"], row["answer"], **row.get("meta", {})) for row in marked]
+    assert len(marked) > 80 and all(verdict.score == 1.0 for verdict in verdicts)
 
 
 POLICIES = [
@@ -105,7 +112,7 @@ def test_a_gold_that_cannot_be_judged_pays_nobody(verifier: Symbolic, gold: Any)
     [
         (r"\boxed{<answer>5</answer>}", 1.0),
         (r"\boxed{\text{<answer>5</answer>}}", 1.0),
-        (r"\boxed{<answer>\frac{10}{2}</answer>}", 1.0),
+        (r"\boxed{<answer>\frac{20}{4} = 5</answer>}", 1.0),
         (r"\boxed{<answer>6</answer>}", 0.0),
         (r"\boxed{<answer>5</answer><answer>6</answer>}", 0.0),
         (r"\boxed{6<answer>5</answer>}", 0.0),

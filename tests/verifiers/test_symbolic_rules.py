@@ -106,7 +106,7 @@ def test_the_rule_about_the_question_can_be_turned_off(verifier: Symbolic) -> No
     task = Task(user("What is $6 \\cdot 7$?"), id="t", reference="42")
     assert verifier.verify(task, r"\boxed{6 \cdot 7}").score == 0.0
     assert verifier.verify(task, r"\boxed{42}").score == 1.0
-    free = Task(user("What is $6 \\cdot 7$?"), id="t", reference="42", meta={"policy": {"require_evaluated": False}})
+    free = Task(user("What is $6 \\cdot 7$?"), id="t", reference="42", meta={"policy": {"worked_out": "off"}})
     assert verifier.verify(free, r"\boxed{6 \cdot 7}").score == 1.0
 
 

@@ -16,6 +16,7 @@ ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
     "form": ("", "reduced", "factored", "expanded", "numeral"),
     "base": ("required", "optional"),
     "multiple_answers": ("refuse", "last"),
+    "worked_out": ("strict", "lenient", "off"),
 }
 
 
@@ -41,9 +42,11 @@ class MathPolicy:
     """Whether a numeral in a base needs its base."""
     multiple_answers: str = "refuse"
     """How several different declared answers are handled. refuse: they score 0. last: the last one counts."""
-    require_evaluated: bool = True
-    """Reject unevaluated sums, products, integrals, limits, derivatives, and a gcd, lcm, max, min or determinant of numbers, unless the
-    gold has one; also an expression that is copied from the prompt, unless it is the gold's own."""
+    worked_out: str = "strict"
+    """Whether a right value must be worked out. strict: a gold that is a numeral wants a numeral, any other gold an answer without a sum,
+    product, power, root or function of numbers that the gold has evaluated. lenient: arithmetic may be left open, but no sum over an index,
+    product, integral, limit, derivative, and no gcd, lcm, max, min or determinant of numbers, unless the gold has one. Both refuse what
+    is copied from the prompt, also in disguise, unless it is the gold's own expression. off: the value alone counts."""
     allow_symbol: bool = False
     """Whether the gold may be a bare letter."""
     case_sensitive: bool = False
@@ -61,7 +64,7 @@ class MathPolicy:
         for name, allowed in ALLOWED_VALUES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {format_suggestion(str(getattr(self, name)), allowed)}")
-        for name in ("require_evaluated", "allow_symbol", "case_sensitive"):
+        for name in ("allow_symbol", "case_sensitive"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"policy {name} is {getattr(self, name)!r}; it must be true or false")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 0.1:

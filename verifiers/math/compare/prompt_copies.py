@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rlvr.verifiers.math.compare.compare import find_assigned_name
+from rlvr.verifiers.math.compare.compare import find_assigned_name, split_assignment
+from rlvr.verifiers.math.compare.scalars import CompareContext
+from rlvr.verifiers.math.compare.worked_out import contains_tree, list_steps
 from rlvr.verifiers.math.parsing.parser import parse_answer
-from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, has_op, sort_terms
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, get_free_symbols, has_op, sort_terms
+from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
 
 ARITHMETIC_OPS = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
@@ -36,11 +40,40 @@ def explain_prompt_copy(gold: str, answer: str, prompt: str) -> str:
     own = [tree, *tree[1::2]] if tree[0] == "rel" and has_op(wanted, *ARITHMETIC_OPS) else [tree]
     if wanted in own:
         return ""
-    return (
-        f"it is copied from the question: {describe_tree(tree)}"
-        if tree in _collect_prompt_formulas(prompt) or _is_in_prompt(answer, prompt)
-        else ""
-    )
+    formulas = _collect_prompt_formulas(prompt)
+    if tree in formulas or _is_in_prompt(answer, prompt):
+        return f"it is copied from the question: {describe_tree(tree)}"
+    return _explain_unfinished_rewriting(wanted, tree, formulas)
+
+
+def _explain_unfinished_rewriting(gold: Tree, answer: Tree, formulas: frozenset[Tree]) -> str:
+    """Explain which step from a formula of the question to the gold an answer has not done; "" if there is no such formula.
+
+    A formula of the gold's value shows that the question asks for another form: what separates the two is the task. An answer that
+    still holds the formula, or needs a step that the gold does not need, has not done it.
+    """
+    done = {step.kind for step in list_steps(gold)}
+    mine = {step.kind for step in list_steps(answer)}
+    for formula in formulas:
+        if formula == gold or formula[0] not in ARITHMETIC_OPS:
+            continue
+        missing = ({step.kind for step in list_steps(formula)} - done) & mine
+        held = contains_tree(answer, formula) and not contains_tree(gold, formula)
+        if (missing or held) and _is_same_value(formula, gold):
+            return f"it is not worked out: it is the question's {describe_tree(formula)} in another form"
+    return ""
+
+
+def _is_same_value(tree: Tree, other: Tree) -> bool:
+    """Whether two expressions have one value, as far as expansion and sample points tell."""
+    value = split_assignment(other)[1]
+    if get_free_symbols(tree) != get_free_symbols(value):
+        return False
+    reset_budget()
+    try:
+        return CompareContext(MathPolicy()).is_same_value(tree, value)
+    except (LimitExceeded, NotFinite):
+        return False
 
 
 @lru_cache(maxsize=8192)

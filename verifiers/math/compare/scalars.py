@@ -18,6 +18,7 @@ from rlvr.verifiers.math.parsing.tree import (
     get_free_symbols,
     get_infinity_sign,
     has_op,
+    iter_children,
     list_nodes,
     sort_terms,
     substitute,
@@ -49,6 +50,8 @@ INTEGRATION_VARIABLES = frozenset(("x", "y", "z", "t", "u", "v", "w", "s", "r", 
 POWER_WORDS = frozenset(("square", "squared", "sq", "cubic", "cubed", "cu"))
 
 PERCENT_WORDS = frozenset(("percent", "percentage", "pct"))
+
+TEN: Tree = ("num", 10, 1)
 
 DOUBLE_DIGITS = 18
 """Maximum significant digits that a computer prints for a double."""
@@ -416,6 +419,8 @@ def _count_factors(tree: Tree) -> int:
 
 def _check_reduced(tree: Tree) -> str:
     for node in list_nodes(tree):
+        if node[0] == "num" and math.gcd(node[1], node[2]) != 1 and node[1]:
+            return "a mixed number in it is not in lowest terms"
         if node[0] == "div":
             top, low = to_rational(node[1]), to_rational(node[2])
             if (
@@ -424,12 +429,8 @@ def _check_reduced(tree: Tree) -> str:
                 and (low.denominator != 1 or top.denominator != 1 or math.gcd(int(top), int(low)) != 1 or low == 1)
             ):
                 return "a fraction in it is not in lowest terms"
-    arithmetic = tree[0] in ("mul", "pow", "fact", "binom") or (tree[0] == "add" and not _is_mixed_number(tree))
+    arithmetic = tree[0] in ("add", "mul", "pow", "fact", "binom")
     return "it is arithmetic that was not carried out" if arithmetic and to_rational(tree) is not None else ""
-
-
-def _is_mixed_number(tree: Tree) -> bool:
-    return len(tree) == 3 and tree[1][0] == "num" and tree[2][0] == "div"
 
 
 def _check_factored(tree: Tree) -> str:
@@ -448,21 +449,79 @@ def _check_expanded(tree: Tree) -> str:
 
 
 def _check_numeral(tree: Tree) -> str:
-    bare = tree[1] if tree[0] == "neg" else tree
-    simple = (
-        bare[0] in ("num", "dec")
-        or (bare[0] == "div" and all(arg[0] in ("num", "neg") for arg in bare[1:]) and not _is_whole(bare))
-        or (bare[0] == "add" and _is_mixed_number(bare))
-    )
-    return "" if simple else "it is arithmetic, but a numeral is required"
-
-
-def _is_whole(tree: Tree) -> bool:
-    value = to_rational(tree)
-    return value is not None and value.denominator == 1
+    return "" if is_numeral(tree) else "it is arithmetic, but a numeral is required"
 
 
 FORM_RULES = {"reduced": _check_reduced, "factored": _check_factored, "expanded": _check_expanded, "numeral": _check_numeral}
+
+
+def is_numeral(tree: Tree) -> bool:
+    """Whether a tree is one numeral, perhaps with a unit: 12, 1.5, 3/4, 2 1/3, 6.02 * 10^23, 50%, 18 dollars.
+
+    >>> is_numeral(("div", ("num", 3, 1), ("num", 4, 1))), is_numeral(("div", ("num", 48, 1), ("num", 2, 1)))
+    (True, False)
+    """
+    op = tree[0]
+    if op in ("num", "dec", "text", "choice", "time", "base"):
+        return True
+    if op == "neg":
+        return tree[1][0] != "neg" and is_numeral(tree[1])
+    if op == "add":
+        return len(tree) == 3 and _is_sum_for_mixed_number(*tree[1:])
+    if op == "pow":
+        return tree[1] == TEN and _is_integer(tree[2])
+    if op == "unit":
+        return is_numeral(tree[1]) or _is_compound_amount(tree[1])
+    if op in ("mul", "div"):
+        value, label = split_unit(tree)
+        value, label = split_letter_unit(value) if not label else (value, label)
+        if label:
+            return is_numeral(value)
+        if op == "div":
+            return _is_fraction_of_numerals(tree[1], tree[2])
+        return len(tree) == 3 and _is_plain_number(tree[1]) and tree[2][0] == "pow" and is_numeral(tree[2])
+    return op in ("percent", "ratio", "mod") and all(map(is_numeral, iter_children(tree)))
+
+
+def _is_integer(tree: Tree) -> bool:
+    tree = tree[1] if tree[0] == "neg" else tree
+    return (tree[0] == "num" and tree[2] == 1) or (tree[0] == "dec" and 0 < tree[2] < 50 and tree[1] % 10 ** tree[2] == 0)
+
+
+def _is_plain_number(tree: Tree) -> bool:
+    tree = tree[1] if tree[0] == "neg" else tree
+    return tree[0] in ("num", "dec")
+
+
+def _is_sum_for_mixed_number(whole: Tree, part: Tree) -> bool:
+    """Whether a sum is a mixed number with its sign: `2 + 1/3`, but not 15000 + 15000/3."""
+    if whole[0] == part[0] == "neg":
+        whole, part = whole[1], part[1]
+    whole, part = (part, whole) if whole[0] == "div" else (whole, part)
+    if whole[0] != "num" or part[0] != "div" or not part[1][0] == part[2][0] == "num":
+        return False
+    return whole[1] > 0 and whole[2] == part[1][2] == part[2][2] == 1 and 0 < part[1][1] < part[2][1]
+
+
+def _is_fraction_of_numerals(top: Tree, low: Tree) -> bool:
+    """Whether a fraction is a numeral: of whole numbers or powers of ten, and not a division that comes out even."""
+    if not all(_is_integer(part) or (part[0] == "pow" and is_numeral(part)) for part in (top, low)):
+        return False
+    try:
+        value = to_rational(("div", top, low))
+    except (LimitExceeded, NotFinite):
+        return False
+    return value is not None and (value.denominator != 1 or value == 0)
+
+
+def _is_compound_amount(tree: Tree) -> bool:
+    """Whether a value before a unit is as the parser makes it of `2 hours 30 minutes` and of degrees with minutes."""
+    if tree[0] != "add" or not (_is_plain_number(tree[1]) or _is_compound_amount(tree[1])):
+        return False
+    return all(
+        part[0] in ("mul", "div") and _is_plain_number(part[1]) and part[2][0] == "num" and (part[2][2] != 1 or part[2][1] in (60, 3600))
+        for part in tree[2:]
+    )
 
 
 # Values and unit labels: whether letters are a unit or a product

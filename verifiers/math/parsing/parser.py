@@ -399,7 +399,7 @@ class AnswerParser:
         first, _, rest = label.partition(" ")
         times = NUMBER_MULTIPLES.get(first.lower()) or NUMBER_MULTIPLES.get(first.lower().removesuffix("s"))
         if times:
-            tree, label = ("mul", tree, ("num", times, 1)), rest
+            tree, label = _apply_multiple(tree, times), rest
         if not label:
             return tree
         if tree[0] == "unit" and tree[2] == "dollar" and parse_unit_label(label) is not None:
@@ -569,13 +569,13 @@ class AnswerParser:
             if whole and token.has_space_before and over.kind == "op" and over.text == "/" and self.peek(2).kind == "num":
                 top, _, low = self.next_token(), self.next_token(), self.next_token()
                 if top.text.isdigit() and low.text.isdigit() and 0 < int(top.text) < int(low.text) and self.peek().text not in ("^", "!"):
-                    return ("add", left, ("div", ("num", int(top.text), 1), ("num", int(low.text), 1)))
+                    return ("num", left[1] * int(low.text) + int(top.text), int(low.text))
             if left[0] in ("const", "fact") or (left[0] == "mul" and left[-1][0] in ("const", "fact")):
                 return _multiply(left, self.parse_factor())
             raise ParseError(f"the numeral {token.text[:20]} is next to something without a sign between them")
         if token.kind == "word" and token.text.lower() in NUMBER_MULTIPLES:
             self.position += 1
-            return _multiply(left, ("num", NUMBER_MULTIPLES[token.text.lower()], 1))
+            return _apply_multiple(left, NUMBER_MULTIPLES[token.text.lower()])
         last = left[-1] if left[0] == "mul" else left
         if last[0] == "sym" and [self.peek(k).text for k in range(3)] == ["(", "0", ")"]:  # an initial value, not a product with zero
             self.position += 3
@@ -795,7 +795,7 @@ class AnswerParser:
             tree = ("add", ("fun", "cos", arg), ("mul", ("const", "i"), ("fun", "sin", arg)))
         elif name in ("log", "ln", "lg"):
             tree = ("fun", "ln", arg)
-            if name == "lg" or index is not None:
+            if name == "lg" or index not in (None, ("const", "e")):
                 tree = ("div", tree, ("fun", "ln", index or ("num", 10, 1)))
         else:
             tree = ("fun", name, arg) if index is None else _reject_index(name)
@@ -1052,9 +1052,26 @@ def _make_combination(letter: str, num_items: int, num_taken: Tree) -> Tree | No
 
 
 def _make_mixed_number(whole: Tree, fraction: Tree) -> Tree | None:
-    """Make the sum of an integer and a proper fraction next to it; None if they are not a mixed number."""
-    proper = fraction[0] == "div" and fraction[1][0] == fraction[2][0] == "num" and 0 < fraction[1][1] < fraction[2][1]
-    return ("add", whole, fraction) if proper else None
+    """Make one number of an integer and a proper fraction next to it; None if they are not a mixed number.
+
+    It is a numeral of its own and not a sum: `3 + 1/2` still has to be added.
+    """
+    if fraction[0] != "div" or not fraction[1][0] == fraction[2][0] == "num" or not 0 < fraction[1][1] < fraction[2][1]:
+        return None
+    top, low = fraction[1][1], fraction[2][1]
+    return ("num", whole[1] * low + top, low) if fraction[1][2] == fraction[2][2] == 1 else None
+
+
+def _apply_multiple(tree: Tree, times: int) -> Tree:
+    """Apply a word such as million to the value before it: with a numeral it is one numeral, 3 million is not 3 * 1000000."""
+    if tree[0] in ("neg", "unit"):
+        return (tree[0], _apply_multiple(tree[1], times), *tree[2:])
+    if tree[0] not in ("num", "dec") and not (tree[0] == "div" and tree[1][0] == tree[2][0] == "num"):
+        return _multiply(tree, ("num", times, 1))
+    if tree[0] == "div" and not tree[2][1]:
+        return _multiply(tree, ("num", times, 1))  # which has no finite value
+    value = to_rational(("mul", tree, ("num", times, 1)))
+    return _multiply(tree, ("num", times, 1)) if value is None else ("num", value.numerator, value.denominator)
 
 
 def _multiply(left: Tree, right: Tree) -> Tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from rlvr.verifiers.math.parsing.tree import MAX_BITS, LimitExceeded, Tree, has_op, list_nodes, substitute
@@ -39,6 +39,15 @@ def to_rational(tree: Tree) -> Fraction | None:
         if value is None:
             return None
         args.append(value)
+    return evaluate_operation(op, args)
+
+
+def evaluate_operation(op: str, args: Sequence[Fraction]) -> Fraction | None:
+    """Compute one operation on rational numbers; None if its value is not obviously rational.
+
+    >>> evaluate_operation("root", [Fraction(9), Fraction(2)])
+    Fraction(3, 1)
+    """
     result = _RULES[op](*args)
     if result is not None and result.numerator.bit_length() + result.denominator.bit_length() > MAX_BITS:
         raise LimitExceeded("a number in it gets too long")

@@ -1,0 +1,146 @@
+"""An answer of the right value scores only if it was worked out: the policy `worked_out` of the verifier symbolic."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlvr.errors import ConfigError
+from rlvr.task import Task, user
+from rlvr.verifiers.math.compare.scalars import is_numeral
+from rlvr.verifiers.math.compare.worked_out import list_steps
+from rlvr.verifiers.math.parsing.parser import parse_answer
+from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.symbolic import Symbolic
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Symbolic]:
+    with Symbolic() as plugin:
+        yield plugin
+
+
+def score(verifier: Symbolic, gold: str, answer: str, question: str = "?", **policy: str) -> float | None:
+    task = Task(user(question), gold, id="t", meta={"policy": policy} if policy else {})
+    return verifier.verify(task, f"\\boxed{{{answer}}}").score
+
+
+OPEN = [
+    ("72", "48+48/2"), ("72", "48+24"), ("391", "23*17"), ("95", "58+37"), ("95", "37+58=37+58"), ("56", r"\frac{7\cdot 8}{1}"),
+    ("56", r"1\cdot 7\cdot 8"), ("56", "x=7*8"), ("56", r"\sqrt{(7\cdot 8)^2}"), ("20000", "15000+(15000/3)"), ("24", r"\frac{48}{2}"),
+    ("3000000", r"3\cdot 1000000"), ("1024", "2^{10}"), ("120", "5!"), ("10", r"\binom{5}{2}"), ("2", r"2^{100}-7\lfloor 2^{100}/7\rfloor"),
+    ("31", r"\lfloor\log_{10}2^{100}\rfloor+1"), ("2.25", r"\frac{9.02}{4}"), (r"\frac{1}{2}", r"\cos(420^\circ)"), ("7", "7/1"),
+    (r"\frac{1}{2}", r"\frac{513-1}{1024}"), ("7", "--7+0"), (r"2\sqrt{3}", r"\sqrt{13-1}"), ("-i", r"i^{2020}\cdot i^3"), ("-i", "i^{2023}+0"),
+    ("x+1", "x+1+0"), ("x+1", r"1\cdot(x+1)"), ("x+1", "-(-(x+1))"), ("x+1", "(x+1)^1"), ("x+1", r"\frac{x+1}{1}"), ("2x", "x+x"),
+    (r"\frac{\sqrt{3}}{2}", r"\cos 30^\circ"), ("3^{20}", "3^{20}+0"), ("(1,2)", "(3-2,2)"), ("x=5", "x=2+3"), ("x>5", "x>2+3"),
+    ("36\\pi", r"\frac43\pi\cdot 27"),
+]  # fmt: skip
+
+WORKED_OUT = [
+    ("72", "72"), ("72", "48+24=72"), ("72", "72.0"), ("95", "95=37+58"), ("3.5", r"3\frac12"), ("3.5", "3 1/2"), ("3.5", r"\frac{7}{2}"),
+    ("3000000", "3 million"), ("3000000", r"3\times 10^6"), ("0", r"\frac{0}{5}"), (r"\frac{2}{3}", r"\frac{4}{6}"),
+    (r"2\sqrt{2}", r"\sqrt{8}"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), ("3^{20}", "9^{10}"), ("3^{20}", "3486784401"), ("10!", "3628800"),
+    (r"\binom{5}{2}", r"\frac{5!}{2!3!}"), ("2^{10}-1", "4^5-1"), ("2^{10}-1", "1023"), ("1.41", r"\sqrt{2}"), ("30^\\circ", r"\frac{\pi}{6}"),
+    ("y=x+1", "y=1x+1"), ("x^2+y^2=25", "x^2+y^2=5^2"), ("2.5", "2 \\text{ hours } 30 \\text{ minutes}"), (r"\ln(3x^4)", r"\ln 3+4\ln|x|"),
+    (r"x\equiv 3\pmod 7", "x=7k+3"), (r"\frac12+\frac{\sqrt3}{2}i", r"\cos 60^\circ+i\sin 60^\circ"), ("|x-3|", r"\sqrt{(x-3)^2}"), ("x=5", "x=2+3=5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "answer"), OPEN)
+def test_a_calculation_that_was_not_done_scores_zero(verifier: Symbolic, gold: str, answer: str) -> None:
+    assert score(verifier, gold, answer) == 0.0
+    assert score(verifier, gold, answer, worked_out="off") == 1.0 or "=" in answer
+
+
+@pytest.mark.parametrize(("gold", "answer"), WORKED_OUT)
+def test_a_worked_out_answer_in_another_form_scores_one(verifier: Symbolic, gold: str, answer: str) -> None:
+    assert score(verifier, gold, answer) == 1.0
+
+
+REWRITINGS = [
+    ("2\\sqrt{3}", r"\frac{\sqrt{48}}{2}", r"Simplify $\sqrt{12}$."),
+    ("2\\sqrt{3}", r"\sqrt{2}\sqrt{6}", r"Simplify $\sqrt{12}$."),
+    ("x^2-3x-4", "(x+1)x-4(x+1)", "Expand $(x+1)(x-4)$."),
+    ("(x+1)(x-4)", "x(x-3)-4", "Factor $x^2-3x-4$."),
+    ("\\frac{1}{2}", r"\frac{256}{512}", r"Simplify $\frac{512}{1024}$."),
+    ("x+1", r"\frac{1-x^2}{1-x}", r"Simplify $\frac{x^2-1}{x-1}$."),
+    ("x+1", r"\frac{(x-1)(x+1)}{x-1}", r"Simplify $\frac{x^2-1}{x-1}$."),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "question"), REWRITINGS)
+def test_where_the_question_asks_for_a_form_the_form_counts(verifier: Symbolic, gold: str, answer: str, question: str) -> None:
+    assert score(verifier, gold, answer, question) == 0.0
+    assert score(verifier, gold, gold, question) == 1.0
+    assert score(verifier, gold, answer, "What is it?") == 1.0
+
+
+def test_the_reason_says_what_is_left_to_do_and_which_policy_says_so(verifier: Symbolic) -> None:
+    task = Task(user("?"), "72", id="t")
+    explained = verifier.explain(task, r"\boxed{48+48/2}")
+    assert explained.verdict.score == 0.0
+    assert explained.verdict.reason == "it has the right value, but it is not worked out: the sum 48 + (48/2) is left to do"
+    assert ("worked out", "no: the sum 48 + (48/2) is left to do (policy worked_out=strict)") in explained.steps
+    assert ("worked out", "yes (policy worked_out=strict)") in verifier.explain(task, r"\boxed{72}").steps
+
+
+def test_the_policy_has_three_values(verifier: Symbolic) -> None:
+    assert score(verifier, "42", "6*7", worked_out="lenient") == 1.0
+    assert score(verifier, "42", "6*7", "What is $6*7$?", worked_out="lenient") == 0.0
+    assert score(verifier, "42", "6*7", "What is $6*7$?", worked_out="off") == 1.0
+    assert score(verifier, "385", r"\sum_{k=1}^{10} k^2", worked_out="lenient") == 0.0
+    assert score(verifier, "385", r"\sum_{k=1}^{10} k^2", worked_out="off") == 1.0
+    with pytest.raises(ConfigError, match="worked_out is 'strikt'"):
+        MathPolicy(worked_out="strikt")
+
+
+def test_a_mixed_number_and_a_word_for_a_power_of_ten_are_numerals() -> None:
+    for text in (r"3\frac12", "3 1/2", "2+1/3", "3 million", r"1.5\cdot 10^{3}", "50\\%", r"\$18", "-\\frac{3}{4}", "12 cm"):
+        assert is_numeral(parse_answer(text)), text
+    for text in ("15000+(15000/3)", "2+5/3", "48/2", "3*1000000", "2^3", "0.5/2", "(3+4) million"):
+        assert not is_numeral(parse_answer(text)), text
+
+
+def test_steps_are_found_in_bounded_time() -> None:
+    hostile = [
+        "+".join(["x"] * 250),
+        "1+" * 250 + "x",
+        "(" * 25 + "3000!" + "+x)" * 25,
+        r"\sqrt{2}+" * 120 + "1",
+        "2^{60000}+x",
+        "9^{9^{9}}x",
+        r"\sqrt{" * 20 + "10^{12}" + "}" * 20,
+    ]
+    for text in hostile:
+        start = time.process_time()
+        list_steps(parse_answer(text))
+        assert time.process_time() - start < 0.5, text[:40]
+
+
+def test_undone_calculations_of_grade_school_problems_score_zero(verifier: Symbolic) -> None:
+    if not (DATA / "gsm8k_test.jsonl").is_file():
+        pytest.skip(f"NOT RUN: gsm8k_test.jsonl is not in {DATA}")
+    paid = []
+    for line in (DATA / "gsm8k_test.jsonl").read_text("utf-8").splitlines()[:200]:
+        row = json.loads(line)
+        gold = row["answer"].rpartition("####")[2].strip().replace(",", "")
+        steps = re.findall(r"<<([^=<>]+)=", row["answer"])
+        if steps and re.search(r"\d\s*[-+*/]", steps[-1]) and score(verifier, gold, steps[-1], row["question"]) == 1.0:
+            paid.append((gold, steps[-1]))
+    assert paid == []
+
+
+def test_right_answers_in_other_forms_are_paid(verifier: Symbolic) -> None:
+    rows = [json.loads(line) for line in (ROOT / "benchmarks" / "verifiers" / "worked_out_right.jsonl").read_text("utf-8").splitlines()]
+    refused = [
+        row for row in rows if verifier.verify(Task(user(row.get("prompt") or "?"), row["reference"], id="t"), row["answer"]).score != 1.0
+    ]
+    assert len(rows) >= 150 and refused == []
