@@ -50,7 +50,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "7"
+    version = "8"  # 8: an answer must be worked out
     instruction = r"Reason step by step, and put your final answer within \boxed{}."
     examples = (
         VerifierExample(

@@ -51,6 +51,8 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
     found, shown = Extraction(None, "no extractor was given"), strip_thinking(text)
     if shown is None:
         return Extraction(None, "the thought section is not closed")
+    if "<|begin_of_box|>" in shown:
+        shown = _BOX_TOKENS.sub(r"\\boxed{\1}", shown)
     for name in names:
         found = EXTRACTORS[name](strip_special_tokens(shown))
         if found.text is not None or found.candidates:
@@ -69,6 +71,9 @@ def _extract_boxed(text: str) -> Extraction:
     found, after = extract_boxed_and_rest(text)
     return reject_later_answer(found, after)
 
+
+_BOX_TOKENS = re.compile(r"<\|begin_of_box\|>([^<>]{0,2000}?)<\|end_of_box\|>")
+"""How GLM models mark the answer: tokens instead of a command."""
 
 _TAG_MARK = re.compile(r"<(/?)answer>", re.IGNORECASE)
 

@@ -27,7 +27,8 @@ _AFTERTHOUGHT = re.compile(
 )
 """A line that withdraws the answer before it, or offers another one."""
 _OTHER_SUBJECT = re.compile(
-    r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get)\s+(?:the|this|our|my)|wrong|incorrect|mistaken|naive)\s*$",
+    r"\b(?:(?:for|of|than|times|twice|half|double|to\s+find|to\s+get|check|verify|confirm)\s+(?:the|this|our|my)"
+    r"|wrong|incorrect|mistaken|naive)\s*$",
     re.IGNORECASE,
 )
 """Words before "answer" which show that the clause is about something else, such as a bound for the answer or a wrong answer."""
@@ -55,9 +56,14 @@ def extract_final_line(text: str) -> Extraction:
     if _AFTERTHOUGHT.match(after[:200]):
         return Extraction(None, "the text after the answer may contain another answer", (said[-1], after.strip()[:80]))
     answers = []
-    for line in said:
+    for place, line in enumerate(said, 1):
         head = _SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)
-        if len(head) > 1 and _SECOND_ANSWER_MARK.search(head[1]) and not _is_check_sentence(clean_answer_value(head[0]), head[1]):
+        if (
+            (place == len(said) or not corrected)
+            and len(head) > 1
+            and _SECOND_ANSWER_MARK.search(head[1])
+            and not _is_check_sentence(clean_answer_value(head[0]), head[1])
+        ):
             return Extraction(None, "the text after the answer may contain another answer", (head[0], head[1]))
         answers.append(clean_answer_value(head[0]))
     if len(deduplicate_texts(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
@@ -136,13 +142,19 @@ def _is_check_sentence(answer: str, sentence: str) -> bool:
     )
 
 
+_IS_IN_BOLD = re.compile(r"\*\*((?:is|are|equals)\s+)", re.IGNORECASE)
+_BARE_IS = re.compile(r"^(?:(?:it|this|that)\s+)?(?:is|equals)\s+(?=[*$\\(]{0,4}-?[$]?\d)", re.IGNORECASE)
+"""The verb of a sentence whose subject is the heading: `**is 42**` under `Answer`."""
+
+
 def clean_answer_value(line: str) -> str:
     """Return the value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
     >>> clean_answer_value("**18**, as wanted."), clean_answer_value("18입니다.")
     ('18', '18')
     """
-    line = strip_decorations(line)
+    line = _IS_IN_BOLD.sub(r"\1**", strip_decorations(line))
+    line = _BARE_IS.sub("", line)
     if line.endswith("!") and is_numeral_line(line[:-1].strip("* ")):  # an exclamation mark, not a factorial
         line = line[:-1]
     match = _CONCLUSION_IS.fullmatch(line) if len(line) < 400 else None
@@ -185,7 +197,7 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
     if not said:
         return [], False, ""
     kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_numeral_line(line)]
-    gap = text[before:starts] if len(said) > 1 else ""
+    gap = " ".join([*_SENTENCE_END.split(said[-2][0])[1:], text[before:starts]]) if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
     corrected = bool(_CORRECTION_WORDS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and is_separating_text(gap))
     return kept, corrected, text[end : end + 800]
@@ -270,10 +282,27 @@ _CONCLUSION_WITH_NAME = re.compile(
 """A last sentence that ends in the only words in bold of the text: "It falls on a **Saturday**."."""
 _BOLD_ROW = re.compile(
     r"\*\*(?:(?:the\s+)?(?:final\s+|grand\s+|overall\s+)?(?:total|result|sum|value|count|conclusion)(?:\s+[a-z]{1,20}){0,2}\s*[:=]\s*)?"
-    r"(?P<value>[$\\(]{0,2}(?:[a-z]\s?=\s?)?-?[$]?[\d.,/]{1,30}\s?[%a-z]{0,12}[$\\)]{0,2})\.?\*\*\.?",
+    r"(?P<value>[$\\(]{0,2}(?:[a-z]\s?=\s?)?-?[$]?[\d.,/]{1,30}\s?[%a-z]{0,12}[$\\)]{0,2}|\(?(?-i:[A-J])\)?)\.?\*\*\.?",
     re.IGNORECASE,
 )
 """A row that holds one value in bold, perhaps with a name of the result."""
+
+
+_LAST_CLAUSE = re.compile(r",\s+((?:so|thus|hence|therefore)\b,?\s[^;]{1,200})$", re.IGNORECASE)
+"""The conclusion of a sentence that begins with its reason: `N = 113 (mod 1000), so the remainder is **113**.`"""
+_RESULT_HEADING = re.compile(
+    r"\s*(?:#{1,6}\s*|\*\*)(?:the\s+)?(?:final\s+)?(?:result|solution|conclusion|total|value)s?\s*:?(?:\*\*)?:?\s*", re.IGNORECASE
+)
+_STATED_FIRST = re.compile(
+    rf"(?:{_CONNECTIVE},?\s+)?(?P<value>{_MARKED_UP_VALUE}|-?[$]?\d[\d,]*(?:\.\d+)?%?)\s+is\s+(?:the|my|our)\s+(?:final\s+|correct\s+)?answer[.!]?",
+    re.IGNORECASE,
+)
+"""A sentence with the value before the noun: `So, 70 is the final answer.`"""
+_CONCLUSION_WITH_CALCULATION = re.compile(
+    rf"(?:{_CONNECTIVE},?\s+)+(?P<head>[^*\n]{{1,200}}=\s*)\*\*(?P<value>-?[$]?\d[\d,]*(?:\.\d+)?%?)\*\*(?P<rest>[a-z' ]{{0,80}})[.!]?",
+    re.IGNORECASE,
+)
+"""A sentence whose calculation ends in the only text in bold: `So she makes 9 * $2 = **$18** every day.`"""
 
 
 def extract_conclusion(text: str) -> Extraction:
@@ -288,7 +317,17 @@ def extract_conclusion(text: str) -> Extraction:
         return Extraction(bold, "in the conclusion")
     if len(last) > 400:
         return Extraction(None, "the last line is too long for a conclusion")
+    last = _IS_IN_BOLD.sub(r"\1**", last)
     sentence = strip_decorations(_SENTENCE_END.split(last)[-1])
+    stated = _STATED_FIRST.fullmatch(sentence)
+    if stated is not None:
+        return Extraction(unwrap_answer(stated["value"].strip("*").strip()), "in the conclusion")
+    clause = _LAST_CLAUSE.search(sentence)
+    if clause is not None and not _CONCLUSION_VETO.search(sentence[: clause.start()]):
+        sentence = clause[1]
+    worked = _CONCLUSION_WITH_CALCULATION.fullmatch(sentence) if text.count("**") == 2 else None
+    if worked is not None and not _HEDGE_WORDS.search(worked["head"]):
+        return Extraction(worked["value"].strip(), "in the conclusion")
     tells = _CONCLUSION_WITH_VALUE.fullmatch(sentence if not sentence.startswith("**") else _keep_only_number_bold(sentence))
     if tells is not None and re.search(r"\d", tells["value"]) and not _CONCLUSION_VETO.search(f"{tells['head'] or ''} {tells['rest']}"):
         return Extraction(unwrap_answer(tells["value"].strip("*").strip()), "in the conclusion")
@@ -296,7 +335,9 @@ def extract_conclusion(text: str) -> Extraction:
     if names is not None and not _CONCLUSION_VETO.search(names["head"]) and not _CONCLUSION_DENIAL.search(names["head"]):
         return Extraction(names["value"], "in the conclusion")
     match = _CONCLUSION_IS.fullmatch(sentence)
-    if match is None or not (match["lead"] or sentence == strip_decorations(text)) or _CONCLUSION_VETO.search(match["head"]):
+    heading = text.strip().rpartition("\n")[0].rstrip().rpartition("\n")[2]
+    alone = sentence == strip_decorations(text) or (clause is None and sentence == last and _RESULT_HEADING.fullmatch(heading) is not None)
+    if match is None or not (match["lead"] or alone) or _CONCLUSION_VETO.search(match["head"]):
         return Extraction(None, "the last sentence is not a conclusion")
     return Extraction(unwrap_answer(match["value"].strip("*").strip()), "in the conclusion")
 
@@ -316,6 +357,9 @@ def _find_final_bold_value(text: str) -> str:
     if match is None or any(_BOLD_ROW.fullmatch(row.strip()) for row in before.splitlines() if 4 < len(row) < 100 and "**" in row):
         return ""
     said = before.rstrip("\n -*_").rpartition("\n")[2][-200:]
+    letter = match["value"].strip("()")
+    if letter.isalpha():  # the words about the other options deny them
+        return "" if re.search(rf"\b{letter}\b", said) or said.endswith("?") or _HEDGE_WORDS.search(said) else match["value"]
     return "" if said.endswith("?") or _HEDGE_WORDS.search(said) or _CONCLUSION_DENIAL.search(said) else match["value"]
 
 

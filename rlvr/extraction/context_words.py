@@ -54,13 +54,28 @@ DENIAL_PATTERNS_BEFORE = (
         r"Some say the answer is \boxed{7}",
     ),
     (r"\bhad\s+(?:the|it|we|there)\b[^.!?\n]*\bwould", r"Had the question been about odd numbers, it would be \boxed{7}"),
-    (r"\bno\s+(?:es|son|sea|puede\s+ser)", r"La respuesta no es \boxed{7}"),
-    (r"\bnicht", r"Die Antwort ist nicht \boxed{7}"),
-    (r"\bn(?:'|’|e\s+)(?:est|vaut|sont|serait)\s+pas", r"La réponse n'est pas \boxed{7}"),
-    (r"\bnon\s+(?:è|sono|sarà)", r"La risposta non è \boxed{7}"),
-    (r"\bnão\s+(?:é|são|será)", r"A resposta não é \boxed{7}"),
-    (r"\bне(?:\s+(?:равен|равно|является))?", r"Ответ не \boxed{7}"),
-    (r"(?:不是|不为|不為|不等于|不等於|并非|並非|不应为)", r"答案不是 \boxed{7}"),
+    (rf"\b(?:refuses?|refused|declines?|declined|hesitates?|hesitated)\s+to\s+{_ANSWER_VERB}", r"I refuse to say \boxed{7}"),
+    (
+        r"\b(?:half|double|twice|triple|thrice)(?:\s+of)?|\b(?:a\s+(?:third|quarter|multiple|factor|divisor)|(?:the\s+)?(?:square|cube)(?:\s+root)?"
+        r"|negative|negation|opposite|reciprocal|inverse|complement|factorial)\s+of",
+        r"Half of \boxed{7}",
+    ),
+    (r"\b(?:more|less|fewer|greater|larger|smaller|higher|lower|bigger)\s+than", r"One more than \boxed{7}"),
+    (
+        r"\b(?:everything|all|every\s+number|any\s+number|anyone|everyone)\s+(?:except|but|besides|other\s+than)",
+        r"Everything except \boxed{7}",
+    ),
+    (r"\b(?:almost|nearly|not\s+quite|just\s+(?:under|over|below|above|short\s+of))", r"It is almost \boxed{7}"),
+    (r"\bno\s+(?:es|son|sea|fue|era|sería|(?:puede|podría|debe)\s+ser)", r"La respuesta no es \boxed{7}"),
+    (r"\b(?:nicht|kein(?:esfalls|eswegs))", r"Die Antwort ist nicht \boxed{7}"),
+    (
+        r"\bn(?:'|’|e\s+)(?:est|vaut|sont|serait|était)\s+pas|\bne\s+(?:peut|pourrait|saurait)\s+(?:pas\s+)?être",
+        r"La réponse n'est pas \boxed{7}",
+    ),
+    (r"\bnon\s+(?:è|sono|sarà|sarebbe|(?:può|potrebbe)\s+essere)", r"La risposta non è \boxed{7}"),
+    (r"\bnão\s+(?:é|são|será|seria|(?:pode|poderia)\s+ser)", r"A resposta não é \boxed{7}"),
+    (r"\bне(?:\s+(?:равен|равно|является|(?:может|могло)\s+быть))?", r"Ответ не \boxed{7}"),
+    (r"(?:不是|不为|不為|不等于|不等於|并非|並非|不应为|不(?:可|能)?能?是|未必是|不会是|不會是)", r"答案不可能是 \boxed{7}"),
 )
 """Words that deny the box after them: (pattern, example)."""
 
@@ -82,6 +97,24 @@ DENIAL_PATTERNS_AFTER = (
     (r"(?:이|가)\s?(?:아니|아닙)", r"정답은 \boxed{7}이 아닙니다"),
     (r"(?:no\s+es|ist\s+(?:falsch|nicht)|est\s+(?:faux|fausse)|неверно|не\s+подходит|是错|是錯|不对|不對)", r"\boxed{7} ist falsch"),
     (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
+    (r"(?:and|but|then)\s+(?:I\s+|we\s+)?(?:then\s+)?(?:rejected|dismissed|discarded)\b", r"I considered \boxed{7} and rejected it."),
+    (
+        r"(?:is|was)\s+(?:only\s+|just\s+|merely\s+)?(?:my|a|an|the|our)\s+(?:first|initial|rough|preliminary|earlier|previous|old|naive)\s+"
+        r"(?:\w+\s+)?(?:try|guess|attempt|approximation|estimate|thought|draft|idea)\b",
+        r"\boxed{7} was my first try, the final one is 8.",
+    ),
+    (
+        r"(?:is|was|has\s+been|got)\s+(?:\w+\s+)?(?:refuted|disproved|disproven|withdrawn|retracted|discarded|dismissed)\b",
+        r"\boxed{7} was refuted above, therefore 8.",
+    ),
+    (
+        r"(?:is|was|would\s+be|shows?)\s+(?:only\s+|just\s+)?(?:the|an?)\s+(?:required\s+)?(?:format|placeholder|template)\b",
+        r"For example \boxed{7} would be the format.",
+    ),
+    (
+        r"\(?(?:if|when|for)\b[^.\n]{1,40}?[,;)]\s{0,3}(?:and\s+|or\s+|but\s+)?[$\\(*]{0,4}-?\d[\d.,/]*[$)*]{0,3}\s+(?:otherwise|else|if|when|for)\b",
+        r"\boxed{7} (if n is even), 8 otherwise",
+    ),
     (
         rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG_WORD}|a\s+(?:common\s+)?(?:mistake|trap|error)"
         r"|not\s+(?:correct|right|true|the\s+(?:right|correct|final|answer)))",
@@ -112,16 +145,33 @@ _DENIAL_HINTS = (
         "sout{",
         "<!--",
         "nicht",
-        "no es",
-        "no so",
-        "no se",
-        "no pu",
+        "kein",
+        "no ",
         "pas",
+        "ne p",
+        "ne s",
+        "half",
+        "double",
+        "twice",
+        "triple",
+        "thrice",
+        " of",
+        "except",
+        " but",
+        "besides",
+        "almost",
+        "nearly",
+        "quite",
+        "just",
+        "refuse",
+        "decline",
+        "hesitate",
         "non ",
         "não",
         "не",
         "不",
         "非",
+        "未",
     ),
 )
 """Prefilter: every text that `_DENIAL_BEFORE` matches contains one of these substrings."""

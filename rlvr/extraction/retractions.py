@@ -23,8 +23,14 @@ _VALUE = (
     r"|\(?(?-i:[A-J])\)?(?!\w)|\b(?:yes|no|true|false|none)\b)"
 )
 _ALTERNATIVE_AFTER = re.compile(rf"[\s$)\]*.,\\]{{0,12}}{_OR_WORDS}\s{{0,4}}{_MAYBE_WORDS}[*\s]{{0,4}}(?P<value>{_VALUE})", re.IGNORECASE)
-_ALTERNATIVE_BEFORE = re.compile(rf"(?P<value>{_VALUE})[\s).*,]{{0,6}}{_OR_WORDS}\s{{0,4}}{_MAYBE_WORDS}[\s:$\\(*]{{0,8}}$", re.IGNORECASE)
+_ALTERNATIVE_BEFORE = re.compile(rf"(?P<value>{_VALUE})(?:\s[a-z]{{1,12}}(?=\s))?[\s).*,]{{0,6}}{_OR_WORDS}\s{{0,4}}{_MAYBE_WORDS}[\s:$\\(*]{{0,8}}$", re.IGNORECASE)
 _OR_HINTS = ("or", " o ", "ou", "od", "op", "или", "або", "或", "还是", "または", "あるいは", "또는")
+
+_RESTATED_AFTER = re.compile(
+    rf"[^.!?\n\d]{{0,30}}?\b(?:i\.\s?e\.|that\s+is|that\s+means|in\s+other\s+words)[,:]?\s{{0,4}}(?P<value>{_NUMERAL})[$)*\s]{{0,4}}(?:\Z|[.!](?:\s|\Z)|\n)",
+    re.IGNORECASE,
+)
+"""The same in other words, with a number that has no unit: `\\boxed{17} pairs, i.e. 34`."""
 
 RETRACTION_PATTERNS = (
     (r"wait\b", "Wait, I forgot to subtract 1. The result is 41."),
@@ -136,6 +142,9 @@ def reject_alternatives(extraction: Extraction, text_before: str, text_after: st
     ('7', '8')
     """
     near = text_before[-30:].lower()
+    restated = None if is_only_punctuation(text_after) else _RESTATED_AFTER.match(text_after[:120])
+    if restated is not None and parse_number(extraction.text or "") not in (None, parse_number(restated["value"])):
+        return Extraction(None, "it is put in other words as another value", (extraction.text or "", restated["value"].strip(" $*.,")))
     earlier = None
     for hint in _OR_HINTS:
         if hint in near:

@@ -15,6 +15,7 @@ from typing import Any
 from rlvr.verifiers.math.compare.piecewise import is_equal_to_formula, replace_otherwise_case
 from rlvr.verifiers.math.compare.regions import FLIPPED_SIGNS, compare_regions, parse_region
 from rlvr.verifiers.math.compare.scalars import (
+    INTEGRATION_VARIABLES,
     CompareContext,
     Comparison,
     compare_scalars,
@@ -395,7 +396,7 @@ def is_rational(tree: Tree) -> bool:
 
 
 def _is_near(a: Tree, b: Tree) -> bool:
-    x, y = evaluate_real(a), evaluate_real(b)
+    x, y = evaluate_real(split_unit(a)[0]), evaluate_real(split_unit(b)[0])
     return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
 
 
@@ -747,11 +748,13 @@ UNIT_VECTORS = ("ell_vi", "ell_vj", "ell_vk")
 
 def align_notation(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Align alternative names, positions and numberings of gold and answer."""
+    answer = drop_condition(gold, answer)
     gold, answer = convert_vectors(
         *align_solution_families(evaluate_matrices(convert_named_point(gold)), evaluate_matrices(convert_named_point(answer)))
     )
     if gold[0] == "mod":
         answer = extract_residue(answer)
+    answer = rename_arbitrary_constant(gold, answer)
     return gold, convert_clock_format(rename_function_argument(gold, answer), gold)
 
 
@@ -795,6 +798,31 @@ def rename_function_argument(gold: Tree, answer: Tree) -> Tree:
     if name != other or wanted == given or not wanted[0] == given[0] == "sym":
         return answer
     return rename_letter(rename_letter(answer, wanted[1], f"{wanted[1]}'"), given[1], wanted[1])  # f(x) = y^2 is a constant, not f(y) = y^2
+
+
+def drop_condition(gold: Tree, answer: Tree) -> Tree:
+    """Drop a condition on a letter of the gold behind a formula: `1/(s^2 + 1), s > 0`."""
+    if answer[0] != "list" or len(answer) != 3 or gold[0] in ("list", "set", "tuple", "either") or answer[2][0] != "rel":
+        return answer
+    _, letter, *rest = answer[2]
+    bounded = len(rest) == 2 and rest[0] in (">", ">=", "<", "<=", "!=") and letter[0] == "sym" and is_rational(rest[1])
+    bare = answer[1][0] != "rel" or answer[1][2] == "="
+    return answer[1] if bounded and bare and letter[1] in get_free_symbols(gold) else answer
+
+
+_ARBITRARY_CONSTANTS = frozenset(f"{letter}{index}" for letter in "ABCKck" for index in ("", "_0", "_1"))
+
+
+def rename_arbitrary_constant(gold: Tree, answer: Tree) -> Tree:
+    """Rename the arbitrary constant of a family of functions to the gold's: `y = Ae^(2x)` is `y = Ce^(2x)`."""
+    if gold[0] != "rel" or answer[0] != "rel" or not find_assigned_name(gold[1]) or gold[1] != answer[1] or len(gold) != 4:
+        return answer
+    value = get_free_symbols(gold[3])
+    wanted, given = value - get_free_symbols(answer), get_free_symbols(answer) - get_free_symbols(gold)
+    if len(wanted) != 1 or len(given) != 1 or not value & INTEGRATION_VARIABLES:
+        return answer
+    (old,), (new,) = given, wanted
+    return rename_letter(answer, old, new) if new.partition("_")[0] in "Cc" and {old, new} <= _ARBITRARY_CONSTANTS else answer
 
 
 def convert_clock_format(time: Tree, gold: Tree) -> Tree:

@@ -164,6 +164,10 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
         answer = ("unit", value, unit) if unit else answer
     elif unit and not gold_unit and not get_free_symbols(answer):
         gold_value, gold_unit = split_letter_unit(gold)
+    if "coulomb" in (unit.rstrip("s"), gold_unit.rstrip("s")):
+        gold_value, gold_unit = _split_coulombs(gold, gold_unit)
+        value, unit = _split_coulombs(answer, unit)
+        gold, answer = ("unit", gold_value, gold_unit) if gold_unit else gold, ("unit", value, unit) if unit else answer
     if not gold_unit and not unit:
         return compare_unitless_values(gold, answer, context)
     if any(is_money(parse_unit_label(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
@@ -191,6 +195,13 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     if is_degree(unit) and has_op(gold, "const", "fun"):
         return compare_unitless_values(gold, ("div", ("mul", value, ("const", "pi")), ("num", 180, 1)), context)
     return compare_unitless_values(gold, value, context)
+
+
+def _split_coulombs(tree: Tree, unit: str) -> tuple[Tree, str]:
+    """Split a quantity of charge; next to the word coulomb, a factor C is its sign."""
+    if not unit and tree[0] == "mul" and tree[-1] == ("sym", "C"):
+        return (tree[1] if len(tree) == 3 else tree[:-1]), "coulomb"
+    return split_unit(tree)[0], unit
 
 
 def _compare_with_units(gold: Tree, gold_unit: str, value: Tree, unit: str, context: CompareContext) -> Comparison:

@@ -749,6 +749,10 @@ class AnswerParser:
                 inner.append(self.next_token().text)
             self.expect("}")
             return ("sym", f"{name}_{''.join(inner)}")
+        if token.kind == "word" and len(token.text) == 2 and token.text not in WORD_CONSTANTS:  # m_ec is m_e times c
+            self.position -= 1
+            self.tokens[self.position] = Token("word", token.text[1], False)
+            return ("sym", f"{name}_{token.text[0]}")
         if token.kind in ("num", "word", "text"):
             return ("sym", f"{name}_{token.text}")
         raise ParseError("a subscript is missing")

@@ -89,6 +89,23 @@ def _make_base_index(match: re.Match[str]) -> str:
     return "_{" + next(group for group in match.groups() if group) + "}"
 
 
+_PART = re.compile(r"(?:\\text(?:bf)?\s*\{\s*)?(?:\*\*)?\(?(?<![a-zA-Z])([a-h])\)(?:\*\*)?\s*[:.=]?\s*\}?")
+_PART_END = re.compile(r"(?:\band\b|\\text\{\s*and\s*\}|\\q?quad|\\[,;: ])\s*$")
+_BETWEEN_PARTS = " ,;$\n"
+
+
+def _make_tuple_of_parts(match: re.Match[str]) -> str:
+    labels = list(_PART.finditer(match[0]))
+    if len(labels) < 2 or match[0][: labels[0].start()].strip(_BETWEEN_PARTS):
+        return match[0]
+    ends = [*(label.start() for label in labels[1:]), len(match[0])]
+    parts = [match[0][label.end() : end].strip(_BETWEEN_PARTS) for label, end in zip(labels, ends, strict=True)]
+    parts = [_PART_END.sub("", part).strip(_BETWEEN_PARTS) for part in parts]
+    ordered = "".join(label[1] for label in labels) == "abcdefgh"[: len(labels)]
+    values = all(re.match(r"[-\d\\a-zA-Z({\[]", part) for part in parts)
+    return f"({', '.join(parts)})" if ordered and values else match[0]
+
+
 def _drop_reason(match: re.Match[str]) -> str:
     words = "yes|no|not|never|but|however|although|unless|true|false|or|only|except|provided|assuming|sometimes|whenever|partly|iff"
     turned = re.search(rf"\b(?:{words})\b|n't|^\W*(?:if|when|for|in case)\b", match[2], re.IGNORECASE)
@@ -218,7 +235,15 @@ SPELLING_RULES: tuple[SpellingRule, ...] = (
     _make_rule("domain in words", r"\in",
          r"\\text\s*\{\s{0,4},?\s{0,4}(?:where|with|for(?: any| all| some| every)?)\s*\}\s*(?=[a-zA-Z]\s*\\in)", ", ",
          "the same behind words", r"2k\text{ where }k\in Z", r"2k, k\in Z"),
-    _make_rule("thousands", r"~ \; \:", r"(?<![\d.,])[1-9]\d{0,2}(?:\s?(?:\\[;:]|~)\s?\d{3}){1,5}(?![\d.,]\d|\d)", _keep_digits,
+    _make_rule("condition in words", r"\g \l \n > <",
+         r"(?<!&)(?<!& )\\text\s*\{\s{0,4},?\s{0,4}(?:where|with|for|when|if)(?: all| any| every| each)?\s*\}\s*\$?(?=[a-zA-Z]\s*(?:\\(?:[gl]e|neq?)|[<>]))",
+         ", ", "a condition on a letter behind words", r"2^n\text{ for }n\ge1", r"2^n, n\ge1"),
+    _make_rule("approximation in brackets", "approx",
+         r"\s*(?:\\text\s*\{\s*)?\(\s*(?:approximately|approx\.?|about|\\approx)\s*(-?\d{1,12}(?:\.\d{1,12})?)\s*\)\s*\}?\s*$", r"\\approx \1",
+         "a decimal beside the exact value", r"\sqrt{10}\text{ (approximately 3.16)}", r"\sqrt{10}\approx 3.16"),
+    _make_rule("parts", "a)", r"^.{0,12}?\(?a\).{1,2000}$", _make_tuple_of_parts, "the answers to lettered parts, in order",
+         r"(a) 5, (b) 12", "(5, 12)", re.DOTALL),
+    _make_rule("thousands", "~ \\; \\: \\", r"(?<![\d.,])[1-9]\d{0,2}(?:\s?(?:\\[;: ]|~)\s?\d{3}){1,5}(?![\d.,]\d|\d)", _keep_digits,
          "thousands set apart by a space", r"10\;080", "10080"),
     _make_rule("half line", "R", r"\\(?:mathbb\s*\{?\s*R\s*\}?|R(?![a-zA-Z]))\s*_\s*\{?\s*(\\[lg]e(?:q|qslant)?(?![a-z])|[<>])\s*0\s*\}?",
          _make_half_line, "the real numbers on one side of zero", r"\mathbb{R}_{\le 0}", r"(-\infty, 0]"),

@@ -33,7 +33,7 @@ volume@ 946352946/1000000000: quart
 volume@ 473176473/1000000000: pint | volume@ 2365882365/10000000000: cup
 n@ 1: n newton | j@ 1: j joule | j@ 1000: kj kilojoule | w@ 1: w watt | w@ 1000: kw kilowatt
 hz@ 1: hz hertz | v@ 1: v volt | pa@ 1: pa pascal
-kelvin@ 1: k kelvin | celsius@ 1: celsius | fahrenheit@ 1: fahrenheit | mol@ 1: mol mole | bit@ 1: bit | bit@ 8: byte
+coulomb@ 1: coulomb | kelvin@ 1: k kelvin | celsius@ 1: celsius | fahrenheit@ 1: fahrenheit | mol@ 1: mol mole | bit@ 1: bit | bit@ 8: byte
 percent@ 1: percent percentage pct | unit@ 1: unit | unit@ 2: pair
 """
 

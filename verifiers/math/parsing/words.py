@@ -110,7 +110,7 @@ def strip_wrapping(text: str) -> str:
         match = _COMMAND.match(text)
         if match and text.endswith("}") and _is_brace_closed_at_end(text, match.end()):
             text = text[match.end() : -1]
-        text = re.sub(r"^(?:=|\\approx(?![a-zA-Z]))\s*", "", text)
+        text = re.sub(r"^(?:=|\\(?:approx|displaystyle|textstyle)(?![a-zA-Z]))\s*", "", text)
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
         if text == before:
             break
