@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Environment, Session, Transcript, Verifier, VerifierInfo
+from rlvr.contracts import CapacityLimiter, Environment, Session, Transcript, Verifier, VerifierInfo
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, StepReward, Task, Verdict
@@ -90,6 +90,10 @@ class Mixture(Environment):
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session of the task's environment."""
         return self._environment_of(task).new_session(task, seed=seed)
+
+    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
+        """Return the limiters of the task's environment."""
+        return self._environment_of(task).get_session_limiters(task)
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Return the reply of the task's environment."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlvr.contracts import Environment, Sandbox, Session, ToolSession
+from rlvr.contracts import CapacityLimiter, Environment, Sandbox, Session, ToolSession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
 from rlvr.task import StepReward, Task, Verdict
@@ -73,6 +73,10 @@ class WithTools(Environment):
         """Open a session of the wrapped environment, with the tools."""
         inner = self.env.new_session(task, seed=seed)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=inner) if self.tools else inner
+
+    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
+        """Return the limiters of the wrapped environment and of the tools."""
+        return (*self.env.get_session_limiters(task), *super().get_session_limiters(task))
 
     def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text that the wrapped environment verifies."""

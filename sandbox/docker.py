@@ -15,6 +15,7 @@ import weakref
 from typing import Any
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.admission import CapacityLimiter
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside import engine
@@ -109,6 +110,11 @@ class DockerSandbox(Sandbox):
                 self._pool.release(container, is_healthy=sound)
         # it broke two fresh containers while the engine works: the program is the cause
         return ExecutionResult(ExitStatus.SANDBOX_VIOLATION, reason=f"the program broke its container, twice: {end}")
+
+    @property
+    def session_limiter(self) -> CapacityLimiter:
+        """The limiter of open sessions."""
+        return self._sessions.limiter
 
     def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Open a session in a container of its own, with its own limits, network namespace, mounts and processes."""

@@ -24,6 +24,7 @@ import weakref
 from pathlib import Path
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.admission import CapacityLimiter
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.runs.folder_owner import create_owned_folder, remove_folder, remove_orphaned_folders
 from rlvr.sandbox._inside.box import cgroups as groups
@@ -225,6 +226,11 @@ class ProcessSandbox(Sandbox):
                 self._pool.release(channel, is_healthy=sound)
         # it could signal its supervisor, and two of them ended: the program is the cause
         return ExecutionResult(ExitStatus.SANDBOX_VIOLATION, reason=f"the program broke its supervisor, twice: {end}")
+
+    @property
+    def session_limiter(self) -> CapacityLimiter:
+        """The limiter of open sessions."""
+        return self._sessions.limiter
 
     def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:
         """Open a session with a supervisor of its own, and with namespaces of its own where the kernel allows them."""

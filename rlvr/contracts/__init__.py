@@ -11,6 +11,7 @@ Six kinds of plugin exist, each with one or two main methods:
 A plugin's constructor takes keyword arguments only: its signature is its schema. The registry builds the plugins that `needs` names.
 """
 
+from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.environment import Environment, EnvironmentInfo
 from rlvr.contracts.explanation import Explanation
 from rlvr.contracts.plugin import Plugin
@@ -23,6 +24,7 @@ from rlvr.contracts.verifier import Verifier, VerifierExample, VerifierInfo
 from rlvr.contracts.weights import LoraAdapter, Weights
 
 __all__ = [
+    "CapacityLimiter",
     "ChatPrompt",
     "CheckerProgram",
     "Completion",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
 from rlvr.contracts.sandbox import Sandbox
 from rlvr.contracts.session import Session, StepResult
@@ -132,6 +133,14 @@ class Environment(Plugin, ABC):
         """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""
         plain = StatelessSession(self, task)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=plain) if self.tools else plain
+
+    def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
+        """Return the limiters that admit a session of this task. A rollout gets a unit of each, all at once, before it creates the session.
+
+        The default is that of the sandbox. Override it for a session that holds something else that is scarce, or holds a thing twice.
+        """
+        limiter = None if self.sandbox is None else self.sandbox.session_limiter
+        return () if limiter is None else (limiter,)
 
     @mark_default_implementation
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
+from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.hints import explain_constructor
@@ -248,6 +249,11 @@ class Sandbox(Plugin, ABC):
     @abstractmethod
     def run_program(self, program: Program) -> ExecutionResult:
         """Run a program until it exits or reaches a limit. A failure of the sandbox returns INTERNAL_ERROR; it does not raise."""
+
+    @property
+    def session_limiter(self) -> CapacityLimiter | None:
+        """The limiter that admits sessions, which `create_session` acquires; None if their number is not limited."""
+        return None
 
     @mark_default_implementation
     def create_session(self, spec: SandboxSpec | None = None) -> SandboxSession:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from rlvr.contracts import Environment
@@ -45,7 +44,6 @@ def make_environment_class(
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
     world = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
-    starters = ThreadPoolExecutor(32, thread_name_prefix="begin")
 
     class RlvrEnvironment(base):
         """A conversation."""
@@ -62,7 +60,7 @@ def make_environment_class(
         async def reset(self) -> tuple[list[Any], list[Any]]:
             """Open the session; return its first messages and its tools."""
             await self.close()
-            talk = await _await_conversation(starters.submit(world.start_conversation, self.task, seed=derive_seed("world", self.task.id)))
+            talk = await world.start_conversation_async(self.task, seed=derive_seed("world", self.task.id))
             if talk.failure:
                 raise EnvError(talk.failure)
             self.state = talk
@@ -87,16 +85,6 @@ def make_environment_class(
                 await asyncio.to_thread(talk.close)
 
     return RlvrEnvironment
-
-
-async def _await_conversation(job: Future[TextConversation]) -> TextConversation:
-    """Wait for a conversation with an open session. If the caller cancels the wait (a timeout), the session is closed."""
-    try:
-        return await asyncio.wrap_future(job)
-    except asyncio.CancelledError:
-        if not job.cancel():
-            job.add_done_callback(lambda done: done.result().close())
-        raise
 
 
 def _get_tool_calls(action: Any) -> list[Any]:

@@ -61,9 +61,7 @@ def _make_solver(world: TextConversationFactory, open_: dict[str, TextConversati
     def conversation() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
             task = check_task(world.environment.task(state.metadata["split"], state.metadata["index"]))
-            talk = open_[state.uuid] = await asyncio.to_thread(
-                world.start_conversation, task, seed=derive_seed("world", task.id, state.epoch)
-            )
+            talk = open_[state.uuid] = await world.start_conversation_async(task, seed=derive_seed("world", task.id, state.epoch))
             state.messages += _convert_messages(talk.initial_messages)
             state.tools = [_convert_tool(spec) for spec in talk.tools]
             while not talk.done:

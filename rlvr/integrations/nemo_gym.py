@@ -208,7 +208,8 @@ def make_server_class(
             """Open the session of a row. An environment server (since 0.7) sends a session id and expects it back."""
             body = await arguments(request)
             named, row = body.get("resources_session_id"), body.get("task_data") or body
-            await asyncio.to_thread(desk.open_session, request.session[session_key], row.get("label"))
+            opening = desk.runner.start_executor.submit(desk.open_session, request.session[session_key], row.get("label"))
+            await asyncio.wrap_future(opening)
             return {} if named is None else {"resources_session_id": named}
 
         async def close_resources_session(self, request: Any) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def make_instance_class(
         async def reset(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Begin the conversation of a label. The prompt is rendered again if the session adds tools or messages."""
             task = find_task(environment, parse_task_label(states["label"]))
-            self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
+            self.talk = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
             if not (self.talk.tools or self.talk.initial_messages):
                 return {"observation": states["observation"]}
             return {"observation": _decode_reversibly(writer, writer.render(self.talk.build_prompt()))}

@@ -77,7 +77,7 @@ def make_environment_class(environment: Environment, base: Any, *, call_timeout_
             """Open the session; return the question and the system message."""
             config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
             task = find_task(environment, parse_task_label(config.get("label")))
-            self.talk = await asyncio.to_thread(world.start_conversation, task, seed=derive_seed("world", task.id))
+            self.talk = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
             if self.talk.failure:
                 raise EnvError(self.talk.failure)
             prompt = self.talk.build_prompt()

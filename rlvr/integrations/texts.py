@@ -5,6 +5,7 @@ Every session call and every verification runs in a thread with a timeout. If on
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from threading import Lock
@@ -14,7 +15,8 @@ from typing import Any, Literal, TypeVar
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.hf_tokenizer import TOOL_ROLES
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
-from rlvr.errors import ConfigError, EnvError
+from rlvr.contracts.admission import wait_for_permit
+from rlvr.errors import ConfigError, EnvError, SandboxError
 from rlvr.mdp.sessions import SessionHandle, verify_answer_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.task import Fault, Message, Task, Verdict
@@ -138,13 +140,30 @@ class TextConversationFactory:
         self.environment, self.call_timeout_s = environment, call_timeout_s
         self.dialect = get_dialect(dialect or environment.dialect or "fenced")
         self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
+        self.start_executor = VerifierExecutor(workers, name="start")
+        """The threads of `start_conversation_async`: no running conversation needs them, so they may wait until one ends."""
 
     def start_conversation(self, task: Task, *, seed: int = 0) -> TextConversation:
-        """Start a conversation and open its session. The caller must call its `close` or `finish_and_verify`."""
+        """Start a conversation and open its session. The caller must call its `close` or `finish_and_verify`.
+
+        Waits until there is room for its session, so a thread that calls this must not be needed by the conversations that are open.
+        """
         return TextConversation(self, task, seed)
+
+    async def start_conversation_async(self, task: Task, *, seed: int = 0) -> TextConversation:
+        """Start a conversation like `start_conversation`. If the caller cancels the wait (a timeout), the session is closed."""
+        job = self.start_executor.submit(TextConversation, self, task, seed)
+        try:
+            conversation: TextConversation = await asyncio.wrap_future(job)
+            return conversation
+        except asyncio.CancelledError:
+            if not job.cancel():
+                job.add_done_callback(lambda done: done.result().close())
+            raise
 
     def close(self) -> None:
         """Stop the threads and close the environment."""
+        self.start_executor.close()
         self.session_executor.close()
         self.verifier_executor.close()
         self.environment.close()
@@ -169,7 +188,7 @@ class TextConversation:
         self._verdict: Verdict | None = None
         self._step_lock = Lock()
         self._session = SessionHandle(runner.environment, task, seed=seed)
-        self._call_session(self._session.open)
+        self._open_session()
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -262,6 +281,16 @@ class TextConversation:
             )
         except TimeoutError:
             return build_timeout_verdict(self.runner.call_timeout_s)
+
+    def _open_session(self) -> None:
+        """Wait in this thread for what the session needs, then open it in another."""
+        try:
+            permit = wait_for_permit(self._session.get_limiters())
+        except SandboxError as error:
+            self.failure, self.done = str(error), True
+            return
+        self._call_session(lambda: self._session.open(permit))
+        permit.release()
 
     def _call_session(self, work: Callable[[], T]) -> T | None:
         """Call the session in a thread with a timeout; on an error set `failure`, close the session and return None."""

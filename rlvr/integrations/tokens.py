@@ -14,7 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
+from rlvr.contracts.admission import await_permit
 from rlvr.episode import Episode, StopReason
+from rlvr.errors import SandboxError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
@@ -127,7 +129,7 @@ class TokenConversationRunner:
         """Run one conversation and verify it. Errors give a failed episode; the session is always closed."""
         talk = Conversation.begin(0, request, self.mdp)
         try:
-            if self.mdp.has_sessions and not talk.error and await self._run_session_step(talk, talk.open_session):
+            if self.mdp.has_sessions and not talk.error and await self._open_session(talk):
                 talk.render_prompt()
             while not talk.error and talk.state.stop_reason is None:
                 await self._play_turn(talk, generate)
@@ -140,6 +142,19 @@ class TokenConversationRunner:
             talk.phase = Phase.DONE
             if talk.state.session_handle is not None:
                 self._close_session(talk.state.session_handle.close)
+
+    async def _open_session(self, conversation: Conversation) -> bool:
+        """Await what the session needs, then open it; on an error store it in the conversation and return False."""
+        assert conversation.state.session_handle is not None
+        try:
+            conversation.permit = await await_permit(conversation.state.session_handle.get_limiters())
+        except SandboxError as error:
+            conversation.error = str(error)
+            return False
+        try:
+            return await self._run_session_step(conversation, conversation.open_session)
+        finally:
+            conversation.permit.release()
 
     async def _play_turn(self, talk: Conversation, generate: GenerateFunction) -> None:
         try:

@@ -6,11 +6,13 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 from typing import Any, TypeVar, cast
 
 from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
+from rlvr.contracts.admission import CapacityLimiter, Permit
 from rlvr.contracts.environment import StatelessSession
 from rlvr.errors import EnvError
 from rlvr.mdp.records import (
@@ -46,9 +48,14 @@ class SessionHandle:
         self._lock = Lock()
         self._is_busy = self._is_closed = False
 
-    def open(self) -> None:
-        """Open the session before its first turn."""
-        self._call_session("open", lambda session: None)
+    def get_limiters(self) -> Sequence[CapacityLimiter]:
+        """Return the limiters that admit this session; request a permit of them before `open`."""
+        return self.environment.get_session_limiters(self.task)
+
+    def open(self, permit: Permit | None = None) -> None:
+        """Open the session before its first turn. Without a permit, this call waits for what the session needs."""
+        with permit or nullcontext():
+            self._call_session("open", lambda session: None)
 
     def step(self, turn: Turn) -> StepResult:
         """Step the session with a turn and return its reply."""

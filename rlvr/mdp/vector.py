@@ -68,9 +68,19 @@ class TokenVectorEnv(SyncVectorEnv):
         except Exception:
             self.environment.close()
             raise
+        if self.environment.info.has_sessions:
+            self._check_room(num_envs)
         super().__init__([lambda e=e: _PrecomputedStep(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
         self.verify_timeout_s = verify_timeout_s
         self._executor = VerifierExecutor(min(workers, num_envs))
+
+    def _check_room(self, num_envs: int) -> None:
+        """Raise ConfigError if not all environments can have a session at once: `reset` opens them one after the other."""
+        task = self.environment.task(self.environment.splits[0], 0)
+        for limiter in self.environment.get_session_limiters(task):
+            if limiter.capacity < num_envs:
+                self.environment.close()
+                raise ConfigError(f"num_envs is {num_envs}, and there are {limiter.capacity} {limiter.name}s; {limiter.hint}")
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Append one token to every running episode, verify the finished ones in parallel, and return the batch."""

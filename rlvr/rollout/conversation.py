@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from rlvr.contracts import Completion, Request, Transcript
+from rlvr.contracts.admission import Permit
 from rlvr.episode import LOGPROB_EPS, Episode, StopReason
 from rlvr.errors import EnvError, RlvrError
 from rlvr.mdp.sessions import averify_transcript_safely
@@ -51,6 +53,10 @@ class Conversation:
     phase: Phase = Phase.WAITING
     error: str = ""
     """The reason why there is no verdict."""
+    admission: Future[Permit] | None = None
+    """The request for what the session needs, such as a sandbox session."""
+    permit: Permit | None = None
+    """What was granted."""
     future: TimedFuture | None = None
     """The current job, running or queued in `executor`."""
     executor: VerifierExecutor | None = None
@@ -133,9 +139,9 @@ class Conversation:
     # ---- jobs: each runs in a thread of a pool
 
     def open_session(self) -> None:
-        """Open the session."""
+        """Open the session, with what was granted."""
         if self.state.session_handle is not None:
-            self.state.session_handle.open()
+            self.state.session_handle.open(self.permit)
 
     def step_session(self) -> None:
         """Pass the last turn to the session."""

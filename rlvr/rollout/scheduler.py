@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -60,7 +61,7 @@ class RolloutScheduler(RequestQueue):
         self.phase_counts = Counter({Phase.WAITING: len(self.conversations)})
         self.ready_by_number, self.finished = dict[int, Conversation](), list[Conversation]()
         """The conversations with a pending request, and the finished ones that are not yet returned."""
-        self.events: SimpleQueue[tuple[Conversation, TimedFuture, float]] = SimpleQueue()
+        self.events: SimpleQueue[tuple[Conversation, Future[Any], float]] = SimpleQueue()
         self.last_poll_at = perf_counter()
         """The time of the last timeout check."""
 
@@ -173,11 +174,11 @@ class RolloutScheduler(RequestQueue):
         conversation.submitted_at = perf_counter()
         self._set_phase(conversation, phase)
         conversation.future = executor.submit(work)
-        conversation.future.add_done_callback(partial(_post_job_event, ref(self), conversation))
+        conversation.future.add_done_callback(partial(post_job_event, ref(self), conversation))
 
-    def _on_job_done(self, conversation: Conversation, job: TimedFuture, end_time: float) -> None:
+    def _on_job_done(self, conversation: Conversation, job: Future[Any], end_time: float) -> None:
         """Handle the end of a job."""
-        if conversation.future is not job:
+        if conversation.future is not job or not isinstance(job, TimedFuture):
             return  # the job was cancelled
         conversation.future = None
         if job.cancelled() or job.exception() is not None:
@@ -234,7 +235,7 @@ class RolloutScheduler(RequestQueue):
         self._finish(conversation)
 
 
-def _post_job_event(scheduler: ref[RolloutScheduler], conversation: Conversation, job: Any) -> None:
+def post_job_event(scheduler: ref[RolloutScheduler], conversation: Conversation, job: Any) -> None:
     """Post the end of a job to the scheduler, if it still exists. Runs in the job's thread."""
     if (alive := scheduler()) is not None:
         alive.events.put((conversation, job, perf_counter()))

@@ -3,30 +3,34 @@
     WAITING  OPENING  (READY  SAMPLING  STEPPING_SESSION)*  COLLECTING  CLOSING  VERIFYING  DONE
 
 Each session call is a job with its own timeout. A stateless environment has no OPENING and no CLOSING.
+
+A conversation that waits holds nothing: before OPENING it is granted, all at once, a place among the open sessions and whatever its
+session holds for the whole conversation, such as a sandbox session (`rlvr.contracts.admission`). So no job waits for another conversation.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from threading import Thread
 from time import perf_counter
 from typing import Any
+from weakref import ref
 
-from rlvr.contracts import Completion
+from rlvr.contracts import CapacityLimiter, Completion
+from rlvr.contracts.admission import Permit, request_permit, withdraw_request
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.mdp.sessions import SessionHandle
 from rlvr.mdp.verifier_executor import TimedFuture
 from rlvr.rollout.conversation import Conversation, Phase
 from rlvr.rollout.rollout_request import RolloutRequest
-from rlvr.rollout.scheduler import NO_COMPLETION_ERROR, RolloutScheduler, RolloutSettings
+from rlvr.rollout.scheduler import NO_COMPLETION_ERROR, RolloutScheduler, RolloutSettings, post_job_event
 from rlvr.rollout.timing import RolloutTiming
 
 CLOSE_TIMEOUT_S = 10.0
 """The timeout for all sessions together to close at the end of a rollout."""
-INACTIVE_PHASES = (Phase.WAITING, Phase.DONE)
-"""The phases in which a conversation holds neither a session nor artifacts."""
 
 
 class SessionRolloutScheduler(RolloutScheduler):
@@ -35,7 +39,12 @@ class SessionRolloutScheduler(RolloutScheduler):
     def __init__(self, terms: RolloutSettings, draws: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
         super().__init__(terms, draws, timing)
         self.has_sessions = terms.mdp.has_sessions
-        self.not_started = deque(self.conversations)
+        self.open_limiter = CapacityLimiter(terms.max_open_sessions, "place for an open session")
+        """The places of conversations with a session or with artifacts, including sessions that are being closed."""
+        self.limiters = set[CapacityLimiter]()
+        """All limiters that admit sessions of this rollout."""
+        self.last_active_at = perf_counter()
+        """The time when a conversation of this rollout last held something."""
         self.conversations_by_group = defaultdict[str, list[Conversation]](list)
         for talk in self.conversations:
             self.conversations_by_group[talk.rollout_request.group].append(talk)
@@ -45,21 +54,38 @@ class SessionRolloutScheduler(RolloutScheduler):
         """True if the sampler ended before all conversations were done."""
 
     def _start_conversations(self) -> None:
-        """Start the next conversations: all, or as many as may have an open session."""
-        while self.not_started and (not self.has_sessions or self._num_open_sessions < self.settings.max_open_sessions):
-            self._advance(self.not_started.popleft())
-        if self.has_sessions:
-            self.timing.max_open_sessions = max(self.timing.max_open_sessions, self._num_open_sessions)
+        """Start all conversations without a session; request the admission of the others, oldest first."""
+        for talk in self.conversations:
+            handle = talk.state.session_handle
+            if not self.has_sessions or handle is None:
+                self._advance(talk)
+                continue
+            try:
+                limiters = handle.get_limiters()
+            except Exception as error:
+                self._cancel_conversations([talk], f"get_session_limiters raised {type(error).__name__}: {error}")
+                continue
+            self.limiters.update(limiters)
+            talk.admission = request_permit([self.open_limiter, *limiters])
+            talk.admission.add_done_callback(partial(post_job_event, ref(self), talk))
 
-    @property
-    def _num_open_sessions(self) -> int:
-        """The number of conversations with a session or with artifacts, including sessions that are being closed."""
-        self.pending_closes = {job for job in self.pending_closes if not job.done()}
-        return len(self.conversations) - sum(self.phase_counts[stage] for stage in INACTIVE_PHASES) + len(self.pending_closes)
+    def _on_admission(self, conversation: Conversation, admission: Future[Permit]) -> None:
+        """Open the session of a conversation that was admitted; the permit keeps the rest for `open`."""
+        if conversation.phase is not Phase.WAITING:
+            return  # it was cancelled, and has withdrawn its request
+        if (error := admission.exception()) is not None:
+            self._cancel_conversations([conversation], str(error))
+            return
+        conversation.permit = admission.result()
+        conversation.permit.take(self.open_limiter)
+        self.timing.max_open_sessions = max(self.timing.max_open_sessions, self.open_limiter.num_held)
+        self._advance(conversation)
 
     def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all pending requests. Waits for ending conversations if they make room for new ones."""
-        ending = self.not_started and any(self.phase_counts[stage] for stage in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING))
+        ending = self.phase_counts[Phase.WAITING] and any(
+            self.phase_counts[stage] for stage in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING)
+        )
         return self.pop(0) if ending else super().pop_all_when_idle()
 
     def pop(self, max_requests: int) -> NumberedRequests | None:
@@ -73,8 +99,11 @@ class SessionRolloutScheduler(RolloutScheduler):
         self._add_elapsed(self.conversations[number], completion.seconds or perf_counter() - self.conversations[number].requested_at)
         super()._on_completion(number, completion)
 
-    def _on_job_done(self, conversation: Conversation, job: TimedFuture, end_time: float) -> None:
-        if conversation.future is job:
+    def _on_job_done(self, conversation: Conversation, job: Future[Any], end_time: float) -> None:
+        if conversation.admission is job:
+            self._on_admission(conversation, job)
+            return
+        if conversation.future is job and isinstance(job, TimedFuture):
             self._add_elapsed(conversation, end_time - (job.started_at or end_time))
         super()._on_job_done(conversation, job, end_time)
 
@@ -115,8 +144,27 @@ class SessionRolloutScheduler(RolloutScheduler):
         over = super()._poll(wait=wait)
         if wait and self.num_requesting_conversations:
             self.timing.sampler_idle_s += perf_counter() - began
-        self._start_conversations()
         return over
+
+    def _cancel_overdue_jobs(self, now: float) -> None:
+        super()._cancel_overdue_jobs(now)
+        waiting = self.phase_counts[Phase.WAITING]
+        if not waiting or waiting + self.phase_counts[Phase.DONE] < len(self.conversations):
+            self.last_active_at = now
+        elif any(self._is_stuck(limiter, now) for limiter in self.limiters):
+            self._cancel_stuck_conversations(now)
+
+    def _is_stuck(self, limiter: CapacityLimiter, now: float) -> bool:
+        """Whether others have held all units for longer than the timeout, while this rollout holds nothing."""
+        since = max(limiter.last_change_at, self.last_active_at)
+        return limiter.timeout_s is not None and limiter.is_full and now - since > limiter.timeout_s
+
+    def _cancel_stuck_conversations(self, now: float) -> None:
+        for talk in self.conversations:
+            if talk.phase is Phase.WAITING and talk.state.session_handle is not None:
+                stuck = [limiter for limiter in talk.state.session_handle.get_limiters() if self._is_stuck(limiter, now)]
+                if stuck:
+                    self._cancel_conversations([talk], stuck[0].describe_timeout())
 
     def _on_timeout(self, conversation: Conversation) -> None:
         if (
@@ -129,11 +177,18 @@ class SessionRolloutScheduler(RolloutScheduler):
             super()._on_timeout(conversation)
 
     def _finish(self, conversation: Conversation) -> None:
+        was_admitted = conversation.phase is not Phase.WAITING
         super()._finish(conversation)
         if self.settings.straggler_policy == "truncate":
             self._limit_straggler(conversation)
-        if conversation.state.session_handle is not None:
-            self._close_session(conversation.state.session_handle)
+        closing = self._close_session(conversation.state.session_handle) if conversation.state.session_handle else None
+        if conversation.admission is not None:
+            withdraw_request(conversation.admission)
+            if was_admitted and closing is None:
+                self.open_limiter.release()
+            elif was_admitted and closing is not None:
+                limiter = self.open_limiter  # a hanging close must not keep this scheduler alive
+                closing.add_done_callback(lambda _: limiter.release())
 
     def _limit_straggler(self, conversation: Conversation) -> None:
         """If only one conversation of this one's group is left, limit it to the number of turns of the longest of the others."""
@@ -144,22 +199,23 @@ class SessionRolloutScheduler(RolloutScheduler):
                 (len(other.state.turns) for other in group if other.phase is Phase.DONE and not other.error), default=0
             )
 
-    def _close_session(self, session_handle: SessionHandle) -> None:
+    def _close_session(self, session_handle: SessionHandle) -> Future[Any] | None:
         """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""
         if not session_handle.is_idle:
             session_handle.close()  # not open, or closed later by the thread that uses it
-            return
+            return None
         try:
-            self.pending_closes.add(self.settings.session_executor.submit(session_handle.close))
+            closed: Future[Any] = self.settings.session_executor.submit(session_handle.close)
         except RuntimeError:
-            closed: Future[None] = Future()
+            closed = Future()
 
             def close() -> None:
                 session_handle.close()
                 closed.set_result(None)
 
             Thread(target=close, daemon=True).start()
-            self.pending_closes.add(closed)
+        self.pending_closes = {job for job in self.pending_closes if not job.done()} | {closed}
+        return closed
 
     def close(self) -> None:
         """Cancel every unfinished conversation, and wait briefly for closing sessions."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
+from rlvr.contracts.admission import request_permit
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
 from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
@@ -90,8 +91,13 @@ class SessionHost:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; it must be a whole number")
         lease = SessionHandle(env, task, seed=seed)
+        limiters = lease.get_limiters()
+        admission = request_permit(limiters)
+        if admission.cancel():  # not granted; this thread must not wait, because the open sessions need it to go on
+            full = next((limiter for limiter in limiters if limiter.is_full), limiters[0])
+            return {"error": f"all {full.capacity} {full.name}s are open; try again later", "status": 429}
         try:
-            lease.open()
+            lease.open(admission.result())
         except BaseException:
             lease.close()
             raise

@@ -43,6 +43,10 @@ class SessionManager:
         self._check_call_limit(hand)
         self.sessions[session] = LeasedSession(hand, time.monotonic() + self.call_timeout_s + self.session_timeout_s, is_busy=True)
         said = await self._call_worker(hand, {**body, "what": "open", "session": session})
+        if said.get("status") == 429:
+            del self.sessions[session]
+            self.pool.metrics.count("refused", reason="sessions")
+            raise RequestError(429, said["error"], **{"Retry-After": "5"})
         if "error" in said:
             self._drop_session(session, hand)
             return said

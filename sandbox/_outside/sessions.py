@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from rlvr.contracts import ExecutionResult, ExitStatus, SandboxSession, SandboxSpec
+from rlvr.contracts.admission import CapacityLimiter
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside.supervisor_connection import REPLY_TIMEOUT_S, SupervisorConnection
@@ -25,6 +26,7 @@ MAX_FILE_BYTES = 16_000_000
 """The largest file that can be written or read at once."""
 CLOSE_TIMEOUT_S = 20.0  # timeout for a running call to notice that its session is closed
 BROKEN_MESSAGE = "the session is broken: nothing more can run in it, and its files are gone"
+CLOSED_MESSAGE = "the sandbox is closed"
 PoolKey = tuple[str, int, int, int]
 
 
@@ -162,46 +164,55 @@ class OpenSession(SandboxSession):
 
 
 class SessionPool(Generic[C]):
-    """Pool of at most `size` open sessions, with idle supervisors that wait for the next ones."""
+    """Pool of at most `size` open sessions, with idle supervisors that serve the next ones.
+
+    A session holds a unit of `limiter` from before it has a supervisor until that is idle again or closed.
+    """
 
     def __init__(self, start: Callable[[SandboxSpec], C], size: int, queue_timeout_s: float) -> None:
         self._start, self.size, self._queue_timeout_s = start, size, queue_timeout_s
         self._reset()
 
     def _reset(self) -> None:
-        self._pid, self._closed, self._num_free_slots = os.getpid(), False, self.size
-        self._change = threading.Condition()
+        self._pid, self._closed, self._num_unstarted = os.getpid(), False, self.size
+        self._lock = threading.Lock()
+        hint = "close some, or raise the sandbox's setting `max_sessions`"
+        self._limiter = CapacityLimiter(self.size, "session", timeout_s=self._queue_timeout_s, hint=hint)
         self._idle: list[tuple[PoolKey, C]] = []
         self._busy: dict[C, OpenSession] = {}
         self._count = 0
 
-    def open_session(self, spec: SandboxSpec) -> SandboxSession:
-        """Open a session in an idle supervisor with the same limits or in a new one. Raises SandboxError if none is free in time."""
+    @property
+    def limiter(self) -> CapacityLimiter:
+        """The limiter of open sessions."""
         if os.getpid() != self._pid:
             self._reset()  # a forked child does not own its parent's sessions
+        return self._limiter
+
+    def open_session(self, spec: SandboxSpec) -> SandboxSession:
+        """Open a session in an idle supervisor with the same limits or in a new one. Raises SandboxError if none is free in time."""
         for name, data in spec.files.items():
             check_file_argument(name, data)
         shape = (spec.image, spec.memory_mb, spec.processes, spec.disk_mb)
         limits = {name: getattr(spec, name) for name in ("memory_mb", "processes", "file_mb", "output_bytes")}
-        channel, used = self._acquire(spec, shape)
+        self.limiter.acquire()
+        channel, used = self._get_supervisor(spec, shape)
         request = {"box": "open", "limits": limits}
-        try:
+        while True:
             try:
                 reply, _ = channel.request(request, spec.files, time.monotonic() + REPLY_TIMEOUT_S)
-            except (ConnectionBroken, OSError, ValueError):
+                break
+            except (ConnectionBroken, OSError, ValueError) as error:
                 if not used:
-                    raise
-                with contextlib.suppress(OSError):
-                    channel.close()  # it died while idle: nothing of this session has run yet
-                channel = self._start_supervisor(spec)
-                reply, _ = channel.request(request, spec.files, time.monotonic() + REPLY_TIMEOUT_S)
-        except (ConnectionBroken, OSError, ValueError) as error:
-            self._release(channel, shape, is_healthy=False)
-            raise SandboxError(f"a session could not be opened: {error}") from error
+                    self._release(channel, shape, is_healthy=False)
+                    raise SandboxError(f"a session could not be opened: {error}") from error
+            with contextlib.suppress(OSError):
+                channel.close()  # it died while idle: nothing of this session has run yet
+            channel, used = self._start_supervisor(spec), False
         if wrong := reply["fatal"] or reply["error"]:
             self._release(channel, shape, is_healthy=not reply["fatal"] and self._end_session(channel))
             raise (SandboxError if reply["fatal"] else ConfigError)(f"a session could not be opened: {wrong}")
-        with self._change:
+        with self._lock:
             self._count += 1
             id = f"{getattr(channel, 'id', '')[:24]}.{self._count}"
             box = OpenSession(channel, spec, id, lambda sound: self._release(channel, shape, is_healthy=sound))
@@ -209,14 +220,14 @@ class SessionPool(Generic[C]):
             closed = self._closed
         if closed:  # by another thread, while this session was being opened
             box.close()
-            raise SandboxError("the sandbox is closed")
+            raise SandboxError(CLOSED_MESSAGE)
         return box
 
     def _start_supervisor(self, spec: SandboxSpec) -> C:
         try:
             return self._start(spec)
         except BaseException:
-            self._free_slot()
+            self._free_unit()
             raise
 
     @staticmethod
@@ -225,69 +236,61 @@ class SessionPool(Generic[C]):
             return not channel.request({"box": "end"}, {}, time.monotonic() + REPLY_TIMEOUT_S)[0].get("fatal")
         return False
 
-    def _acquire(self, spec: SandboxSpec, key: PoolKey) -> tuple[C, bool]:
-        """Return a supervisor, and whether it has served a session before."""
-        deadline = time.monotonic() + self._queue_timeout_s
+    def _get_supervisor(self, spec: SandboxSpec, key: PoolKey) -> tuple[C, bool]:
+        """Return a supervisor, and whether it has served a session before. The caller holds a unit, so there is one or room for one."""
         spare: C | None = None
-        with self._change:
-            while True:
-                if self._closed:
-                    raise SandboxError("the sandbox is closed")
-                if (found := next((pair for pair in reversed(self._idle) if pair[0] == key), None)) is not None:
-                    self._idle.remove(found)
-                    return found[1], True
-                if self._num_free_slots:
-                    self._num_free_slots -= 1
-                    break
-                if self._idle:
-                    spare = self._idle.pop(0)[1]  # it has other limits: close it to free a slot
-                    break
-                if not self._change.wait(deadline - time.monotonic()):
-                    raise SandboxError(
-                        f"no session became free within {self._queue_timeout_s:.0f} s; all {self.size} are open: close some, or raise the "
-                        "sandbox's setting `max_sessions`"
-                    )
+        with self._lock:
+            if (found := next((pair for pair in reversed(self._idle) if pair[0] == key), None)) is not None:
+                self._idle.remove(found)
+                return found[1], True
+            if self._num_unstarted:
+                self._num_unstarted -= 1
+            else:
+                spare = self._idle.pop(0)[1]  # it has other limits: close it to make room
         if spare is not None:
             with contextlib.suppress(OSError):
                 spare.close()
         return self._start_supervisor(spec), False
 
     def _release(self, channel: C, key: PoolKey, *, is_healthy: bool) -> None:
-        with self._change:
+        with self._lock:
             self._busy.pop(channel, None)
-            if is_healthy and not self._closed:
+            is_kept = is_healthy and not self._closed
+            if is_kept:
                 self._idle.append((key, channel))
-                self._change.notify()
-                return
+        if is_kept:
+            self.limiter.release()
+            return
         try:
             channel.close()
         finally:
-            self._free_slot()
+            self._free_unit()
 
-    def _free_slot(self) -> None:
-        with self._change:
-            self._num_free_slots += 1
-            self._change.notify()
+    def _free_unit(self) -> None:
+        """Give up the room of a supervisor that is closed, or did not start."""
+        with self._lock:
+            self._num_unstarted += 1
+        self.limiter.release()
 
     def list_session_ids(self) -> list[str]:
         """Return the ids of the open sessions."""
-        with self._change:
+        with self._lock:
             return [box.id for box in self._busy.values()]
 
     def list_supervisors(self) -> list[C]:
         """Return every running supervisor."""
-        with self._change:
+        with self._lock:
             return [*self._busy, *(channel for _, channel in self._idle)]
 
     def close(self) -> None:
         """Close every session and every idle supervisor."""
         if os.getpid() != self._pid:
             return
-        with self._change:
+        with self._lock:
             self._closed = True
             boxes, idle = list(self._busy.values()), [channel for _, channel in self._idle]
             self._idle = []
-            self._change.notify_all()
+        self.limiter.close(CLOSED_MESSAGE)
         for box in boxes:
             with contextlib.suppress(Exception):
                 box.close()
