@@ -51,7 +51,7 @@ from rlvr.turns import Turn
 
 SPEC = SandboxSpec(memory_mb=192, disk_mb=32)
 NUM_STEPS = 2
-SLEEP_S, MIN_SLEEP_S = 10.0, 0.02
+SLEEP_S, MIN_SLEEP_S = 6.0, 0.02
 """With `sleep`, conversations are so long that a row takes about so many seconds, and none is shorter than this on average."""
 TIMEOUT_S = 120.0
 """A call that takes longer hangs: then there is a conversation without a score."""
@@ -216,7 +216,7 @@ def main() -> int:
         settings = {"trusted": True} if options.sandbox == "process" else {}
         sleeps = options.sandbox == "sleep"
         sandbox = NoSandbox(num_boxes) if sleeps else build("sandbox", options.sandbox, max_sessions=num_boxes, **settings)
-        works = Works(sandbox, max(SLEEP_S * min(num_boxes, num_actors) / count, MIN_SLEEP_S) if sleeps else 0.0)
+        works = Works(sandbox, max(SLEEP_S * min(num_boxes, num_actors, count) / count, MIN_SLEEP_S) if sleeps else 0.0)
         if not sleeps:
             measure_direct(works, min(count, num_boxes), num_boxes, num_actors)  # the supervisors are started
         seconds, scored = measure_rollout(works, count, num_actors)

@@ -355,3 +355,18 @@ def test_a_stop_under_load_ends_in_time_and_tells_no_zero(files: tuple[str, str]
         slow.close()
     lines = [json.loads(line) for data in found for line in data.split(b"\n") if line.endswith(b"}")]
     assert {line["score"] for line in lines} <= {1.0, None} and len(lines) < 800
+
+
+def test_a_session_for_which_there_is_no_box_is_refused_at_once_and_the_others_go_on() -> None:
+    env = "{name: shell, sandbox: {name: process, trusted: true, max_sessions: 2}}"
+    with served("exact", "--env", env, "--workers", "1", "--threads", "2", "--timeout", "20", token=TOKEN) as server:
+        opened = [server.ask("/sessions", {"index": i}) for i in range(2)]
+        assert [status for status, _ in opened] == [201, 201], opened
+        began = time.monotonic()
+        refused = [server.exchange("/sessions", {"index": 2 + i}) for i in range(6)]
+        assert {status for status, _, _ in refused} == {429} and b"all 2 sessions are open" in refused[0][1]
+        assert all(headers["retry-after"] == "5" for *_, headers in refused)
+        status, said = server.ask(f"/sessions/{opened[0][1]['session']}/step", {"text": "no call"})
+        assert status == 200 and said["done"] and time.monotonic() - began < 10  # in vain they had waited for 20 s each, with both threads
+        assert server.ask(f"/sessions/{opened[0][1]['session']}/close", {"judge": False})[0] == 200
+        assert server.ask("/sessions", {"index": 9})[0] == 201
