@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
+
+from rlvr.verifiers.instruction_checks.languages import COMMON_WORDS, DISTINCTIVE_LETTERS
 
 SCRIPTS: Mapping[str, str] = {
     "latin": "A-Za-zÀ-ɏ",
@@ -43,7 +46,14 @@ EXTRA_SCRIPTS = {"ja": ("kana", "han")}
 MIN_SCRIPT_FRACTION = 0.9
 """Minimum fraction of the letters that must be in the language's script."""
 MIN_FREQUENT_WORDS = 5
-"""With fewer frequent words than this, the languages of one script are not distinguished."""
+"""From this many frequent words of another language on, a text is in that language if it has more of them than of the wanted one's."""
+MIN_WORDS = 5
+"""From this many words on, a text without any frequent word of the language must not have one of another language."""
+CONSONANT_ENDINGS = ("en", "de", "nl")
+"""Languages whose words rarely end in a, i, o or u, as most words of Italian, Spanish and Portuguese do."""
+MAX_OPEN_ENDED = 0.6
+FOREIGN_LETTERS: Mapping[str, str] = {"ru": "іїєґўђјљњћџ"}
+"""Letters of other languages of the same script, which the language does not have."""
 NON_PROSE = re.compile(r"```.*?```|`[^`\n]*`|\$[^$\n]*\$|\\[a-zA-Z]+|</?[A-Za-z][\w-]*>|\d+", re.DOTALL)
 SCRIPT_PATTERNS = {name: re.compile(f"[{letters}]") for name, letters in SCRIPTS.items()}
 WORD = re.compile(r"[^\W\d_]+")
@@ -60,6 +70,8 @@ def find_language_mismatch(text: str, language: str) -> str:
     plain = NON_PROSE.sub(" ", text)
     script, words = LANGUAGES[language]
     counts = {name: len(pattern.findall(plain)) for name, pattern in SCRIPT_PATTERNS.items()}
+    if foreign := set(plain.casefold()) & set(FOREIGN_LETTERS.get(language, "")):
+        return f"the letter {min(foreign)} is not in {language}"
     own = sum(counts[name] for name in EXTRA_SCRIPTS.get(language, (script,)))
     total = sum(counts.values())
     if total and own < MIN_SCRIPT_FRACTION * total:
@@ -70,9 +82,22 @@ def find_language_mismatch(text: str, language: str) -> str:
         return ""
     said = [word.casefold() for word in WORD.findall(plain)]
     seen = {name: sum(word in frequent for word in said) for name, frequent in _frequent_words(script).items()}
+    for name in seen:
+        seen[name] += sum(plain.casefold().count(letter) for letter in DISTINCTIVE_LETTERS.get(name, ""))
     likely = max(seen, key=lambda name: (seen[name], name == language))
-    return f"it reads like {likely}, not {language}" if seen[likely] >= MIN_FREQUENT_WORDS and likely != language else ""
+    short = len(said) >= MIN_WORDS and not seen[language] and seen[likely] > 0
+    if likely != language and (seen[likely] >= MIN_FREQUENT_WORDS or short):
+        return f"it reads like {likely}, not {language}"
+    if language in CONSONANT_ENDINGS and len(said) >= MIN_WORDS and not any(seen.values()):
+        open_ended = sum(word[-1] in "aiou" for word in said)
+        return f"its words do not end like those of {language}" if open_ended > MAX_OPEN_ENDED * len(said) else ""
+    return ""
 
 
-def _frequent_words(script: str) -> dict[str, set[str]]:
-    return {name: set(words.split()) for name, (written, words) in LANGUAGES.items() if written == script and words}
+@functools.lru_cache(maxsize=8)
+def _frequent_words(script: str) -> dict[str, frozenset[str]]:
+    return {
+        name: frozenset(f"{words} {COMMON_WORDS.get(name, '')}".split())
+        for name, (written, words) in LANGUAGES.items()
+        if written == script and words
+    }

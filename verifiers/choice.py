@@ -10,7 +10,7 @@ from typing import Any
 from rlvr.contracts import Explanation, Verifier, VerifierExample
 from rlvr.contracts.explanation import explain_verdict
 from rlvr.errors import ConfigError, reject_non_text_answers
-from rlvr.extraction import extract_answer
+from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
 
@@ -22,6 +22,11 @@ SURROUNDING_PATTERNS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 """Patterns of text around an answer, with an example; the group is what is kept."""
 LABEL_SEPARATOR = re.compile(r"\s*(?:,|;|&|\band\b|\n)\s*", re.IGNORECASE)
+CORRECTION = re.compile(
+    r"[\s.?!*)\]}$]{0,8}(?:no\b|hmm+|wait|actually|oops|sorry|rather|scratch\s+that|correction|on\s+second\s+thought|better)\b(?P<rest>[^\n]{0,160})",
+    re.IGNORECASE,
+)
+"""A sentence directly after an answer that takes it back."""
 LABELLED_OPTION = re.compile(r"[\[(]?\s*(\w{1,2})\s*(?:[\])]\s*[.:,]?|[.:]|\s[-–—](?=\s))\s*(.*)", re.DOTALL)
 """A label, a mark that ends it, and perhaps the option's text."""
 
@@ -40,6 +45,7 @@ class Choice(Verifier):
     1.0
     """
 
+    version = "2"  # 2: an answer that corrects itself is refused
     examples = (
         VerifierExample(
             "B", correct=("B", "(b)", "Paris", "B) Paris"), incorrect=("A", "B) Rome", "A or B", ""), meta={"options": ["Rome", "Paris"]}
@@ -71,6 +77,8 @@ class Choice(Verifier):
             if len(found.candidates) < 2 or len(right) < 2 or len(whole) > 200:
                 return Verdict(0.0, f"no answer: {found.reason}")
             text = whole
+        if (other := _find_correction(answer, text, options)) is not None:
+            return Verdict(0.0, f"it names {text!r:.40}, and then corrects itself: {other!r:.60}")
         named = _parse_named_labels(text, options, allow_multiple=len(right) > 1)
         if named is None:
             return Verdict(0.0, f"{text!r:.80} does not name {'these options' if len(right) > 1 else 'one option'}")
@@ -79,6 +87,24 @@ class Choice(Verifier):
     def explain(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
         return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("named", _parse_named_labels)))
+
+
+def _find_correction(answer: str, text: str, options: dict[str, str] | None) -> str | None:
+    """Find the sentence after a declared answer that takes it back and names another option; None if there is none."""
+    shown = strip_thinking(answer) or ""
+    at = shown.rfind(text)
+    found = CORRECTION.match(shown[at + len(text) :]) if at >= 0 else None
+    if found is None:
+        return None
+    sentence, own = found["rest"], (_parse_named_labels(text, options, allow_multiple=True) or set())
+    labels = set(re.findall(r"(?<![\w'])\(?([A-Z])\)?(?![\w'])", sentence)) - {"I"}
+    texts = {
+        label
+        for label, option in (options or {}).items()
+        if re.search(rf"(?<!\w){re.escape(_normalize(option))}(?!\w)", sentence.casefold())
+    }
+    named = {label for label in labels if options is None or label in options} | texts
+    return found[0].strip() if named - own else None
 
 
 def _parse_options(meta: Mapping[str, Any]) -> dict[str, str] | None:

@@ -1,8 +1,10 @@
-"""Compare two numbers, exactly or within a tolerance.
+r"""Compare two numbers, exactly or within a tolerance.
 
 Numerals have their own grammar here, because Python's `float()` accepts too much: `nan`, `inf`, `1_000`, Arabic-Indic digits. The
 answer must be one numeral and nothing else: a sign, digits with or without grouping, a decimal part, an exponent, or a fraction;
-around it at most a currency sign, a percent sign, a full stop, and Markdown or LaTeX markup.
+around it at most a currency sign, a percent sign, a full stop, and Markdown or LaTeX markup. This is strict on purpose: a unit
+(`1250 km`), digits in groups of spaces, `1.25 × 10^3`, `\frac{7}{2}`, `3 1/2` and number words are refused, and so is a division that comes
+out even (`48/2`). The verifier `symbolic` reads all but the last.
 
 If no box, tag or #### line declares the answer, it may also be the end of one equation or of one plain sentence: `35*8 = 280`,
 `The product is 280.` The words before it must match short tables of patterns, so words of denial, doubt or choice are rejected; only the
@@ -29,6 +31,9 @@ NUMERAL = re.compile(
 )
 MAX_NUMERAL_CHARS = 200
 """Maximum characters of a numeral; parsing a longer one would only cost time."""
+UNDONE_DIVISION = re.compile(r"\A[^=]*\d\s?/\s?\d[^=]*\Z")
+"""A division that comes out even: 48/2 still has to be worked out, 1/3 is a number."""
+STRICTNESS = "numeric reads one numeral without a unit (digits, a sign, a point, 1e3, 1/3); symbolic reads units, LaTeX and words"
 SENTENCE_REASONS = ("the whole text", "in the answer line")
 """Extraction reasons for which the answer may be a sentence or an equation; in a box, a tag or a #### line it must be a numeral."""
 WORD_RULES: tuple[tuple[str, str, str, str], ...] = (
@@ -70,7 +75,7 @@ class Numeric(Verifier):
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """
 
-    version = "2"  # 2: Markdown, an equation and a plain sentence are read
+    version = "3"  # 3: a division that comes out even is refused
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
         VerifierExample(
@@ -129,7 +134,14 @@ class Numeric(Verifier):
         if value is None and found.reason in SENTENCE_REASONS:
             value = parse_statement(found.text, percent_as_fraction=self.percent)
         if value is None:
-            return Verdict(0.0, f"{found.text!r:.80} is not one number")
+            return Verdict(0.0, f"{found.text!r:.80} is not one number; {STRICTNESS}")
+        if value.denominator == 1 and value and UNDONE_DIVISION.search(found.text):
+            return Verdict(
+                0.0,
+                f"{found.text!r:.80} has the right value, but the division is left to do"
+                if value == expected
+                else f"{found.text:.80} is not {task.reference!s:.80}",
+            )
         near = max(self.tolerance, self.relative * abs(expected))
         right = abs(value - expected) <= near
         how = "equals" if value == expected else f"is within {float(near):g} of" if right else "is not"

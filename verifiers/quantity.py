@@ -31,6 +31,7 @@ NUMBER = re.compile(
     r"(?:[eE](?P<e>[+-]?\d{1,3})|\s*(?:\\times|×|x|\*|\\cdot|·)\s*10\s*\^?\s*\{?(?P<ten>[+\-−]?[\d⁻⁰¹²³⁴-⁹]{1,4})\}?)?(?![\d.,])",
     re.ASCII,
 )
+BARE_POWER_OF_TEN = re.compile(r"^([+\-−]?)10\s?\^\s?([+\-−]?\d{1,3})(?![\d.])")
 QUANTITY_NAME = re.compile(r"\s*[A-Za-zα-ω](?:_?\{?\w{1,8}\}?)?\s*(?:=|≈|\\approx)\s*")
 """The name of the quantity before its value: `v = `."""
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻−", "0123456789--")
@@ -40,7 +41,7 @@ MAX_QUANTITY_CHARS, ROUNDING_TOLERANCE = 200, Fraction(1, 10**9)
 class Quantity(Verifier):
     """The answer is one number with one unit, and equals the reference.
 
-    The reference is a text such as `9.81 m/s^2`, or `{"value": 9.81, "rollout_task": "m/s^2"}`. The unit is required, its case counts, and it may
+    The reference is a text such as `9.81 m/s^2`, or `{"value": 9.81, "unit": "m/s^2"}`. The unit is required, its case counts, and it may
     be any unit of the same kind (`72 km/h` is `20 m/s`) unless `convert` is false. An unknown unit gives no score in the
     reference and is wrong in the answer. A task's `meta["tolerance"]` overrides the setting.
 
@@ -50,6 +51,7 @@ class Quantity(Verifier):
     1.0
     """
 
+    version = "2"  # 2: the tolerance of a temperature is of its value in its own unit
     examples = (
         VerifierExample("72 km/h", correct=("72 km/h", "20 m/s"), incorrect=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
         VerifierExample({"value": 5, "unit": "mW"}, correct=("5 mW", "0.005 W"), incorrect=("5 MW", "5")),
@@ -60,7 +62,8 @@ class Quantity(Verifier):
 
         Args:
             extractor: where the answer is declared: auto, whole, boxed, tag, hash, final_line or fence.
-            tolerance: the largest relative difference; 0 allows only floating-point rounding (one part in 10^9).
+            tolerance: the largest difference as a fraction of the reference's value in its own unit (2 % of 25 °C is 0.5 °C);
+                0 allows only floating-point rounding (one part in 10^9).
             convert: whether another unit of the same kind is accepted.
         """
         extract_answer("", extractor)
@@ -84,7 +87,8 @@ class Quantity(Verifier):
             why = "not the unit of the reference" if said[3] == gold[3] else "of another kind than the reference"
             return Verdict(0.0, f"the unit of {found.text!r:.80} is {why}")
         mine, theirs = (value * factor + offset for value, factor, offset, _ in (said, gold))
-        right = abs(mine - theirs) <= max(tolerance, ROUNDING_TOLERANCE) * abs(theirs)
+        near = tolerance * abs(gold[0] * gold[1])  # of the value as it is written: 2 % of 25 °C is half a degree
+        right = abs(mine - theirs) <= max(near, ROUNDING_TOLERANCE * abs(theirs))
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
 
     def explain(self, task: Task, answer: str) -> Explanation:
@@ -104,6 +108,7 @@ def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions]
     for pattern, becomes, _example in LATEX_RULES:
         text = re.sub(pattern, becomes, text)
     text = QUANTITY_NAME.sub("", text, count=1).strip().removesuffix(".")
+    text = BARE_POWER_OF_TEN.sub(r"\g<1>1 × 10^\2", text)
     found = NUMBER.match(text)
     if found is None or not (found["whole"] or found["part"]):
         return None

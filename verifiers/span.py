@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
@@ -12,13 +13,15 @@ from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
 
+LIST_SEPARATOR = re.compile(r"\s*(?:[,;\n]|\s/\s|(?<=\w)/(?=[A-Z])|\s(?:and|&|or)\s)\s*")
+FIRM_SEPARATOR = re.compile(r"[;\n/&]|\s(?:and|or)\s")
 METRICS = ("exact", "f1")
 HEDGE_WORDS = {"not", "no", "never", "neither", "nor", "or", "either", "maybe", "perhaps", "possibly", "unless", "except"}
 """Words that negate an answer or hedge it. With F1, an answer that adds one of them scores 0."""
 NORMALIZATION_RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<=\d),(?=\d{3}(?!\d))", "", "a comma that groups digits", "1,000 is 1000"),
     (r"[’‘`´]", "'", "other apostrophes", "rock ’n’ roll is rock 'n' roll"),
-    (r"(?<=\w)'s\b", "s", "the apostrophe of a genitive", "St. John's is St Johns"),
+    (r"(?<=[^\W\d])'(?=[^\W\d])", "", "an apostrophe in a word", "St. John's is St Johns, O'Neil is ONeil"),
     (r"(?<=[^\W\d])[-‐‑–—/](?=[^\W\d])", " ", "a hyphen or slash between letters", "Jean-Luc is Jean Luc"),
     (r"(?<!\d)\.(?!\d)|(?<=\d)\.(?!\d)", "", "a full stop that is no decimal point", "St. is St"),
     (r"[\"“”„«»()\[\]{}!?;:]|,|(?<!\w)'|'(?!\w)", " ", "quotes, brackets and marks of sentences", "“Hamlet” is Hamlet"),
@@ -30,7 +33,9 @@ NORMALIZATION_RULES: tuple[tuple[str, str, str, str], ...] = (
 class Span(Verifier):
     """The declared answer equals one of the accepted answers, apart from case, articles, punctuation and Latin accents.
 
-    `metric="f1"` gives the word F1 instead, as in SQuAD; both are in the components. Unlike SQuAD's script, signs that change a value
+    `metric="f1"` gives the word F1 instead, as in SQuAD; both are in the components. F1 pays a part for every right word, so a policy may add
+    words: a list of several answers scores 0 where it can be recognized (`Paris, Rome, London`, `Paris and London`), but `Paris London` scores
+    0.67. Use exact match where that matters. Unlike SQuAD's script, signs that change a value
     are kept: `1.5` is not `15`, `C++` is not `C`, and `-5` is not `5`.
 
     >>> import rlvr
@@ -39,6 +44,7 @@ class Span(Verifier):
     1.0
     """
 
+    version = "2"  # 2: apostrophes in words do not count; lists have no F1
     examples = (
         VerifierExample("the Eiffel Tower", correct=("Eiffel Tower", "The Eiffel tower."), incorrect=("tower", "Eiffel", "")),
         VerifierExample(["NYC", "New York City"], correct=("nyc", "new york city"), incorrect=("York", "New York City or Boston")),
@@ -66,6 +72,8 @@ class Span(Verifier):
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
         said = normalize_answer(found.text)
+        if self.metric == "f1" and _lists_more_than_golds(found.text, golds):
+            return Verdict(0.0, f"{found.text!r:.80} lists several answers", {"exact": 0.0, "f1": 0.0})
         exact = max(float(said == normalize_answer(gold)) for gold in golds)
         parts = {"exact": exact, "f1": 1.0 if exact else max(_compute_f1(said, normalize_answer(gold)) for gold in golds)}
         word = "is" if exact else "is not"
@@ -99,6 +107,18 @@ def _strip_accents(text: str) -> str:
             continue
         kept.append(sign)
     return unicodedata.normalize("NFC", "".join(kept))
+
+
+def _lists_more_than_golds(text: str, golds: Sequence[str]) -> bool:
+    """Whether an answer lists several things where each accepted answer is one: words of a list would earn a part of the F1.
+
+    Two things with a comma between them may be one ("Paris, France"); three, or two with `and`, `;` or a slash, are a list.
+    """
+    text = text.strip().strip(".")
+    parts = [part for part in LIST_SEPARATOR.split(text) if part.strip()]
+    listed = len(parts) > 2 or (len(parts) == 2 and FIRM_SEPARATOR.search(text) is not None)
+    one_of_them = any(normalize_answer(part) == normalize_answer(gold) for part in parts for gold in golds)
+    return listed and one_of_them and not any(LIST_SEPARATOR.search(gold) for gold in golds)
 
 
 def _compute_f1(said: str, gold: str) -> float:

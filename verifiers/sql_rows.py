@@ -32,7 +32,8 @@ class SqlRows(Verifier):
 
     The reference is {"query": gold, "databases": [script, ...], "ordered": false}. Rows are compared in any order unless `ordered`. The
     names of columns do not count; 3 equals 3.0, and '3' does not. The query runs in a separate process with limits on time, memory, rows
-    and size; exceeding a limit scores 0. The query is read-only: no other file, no settings, no random numbers.
+    and size; exceeding a limit scores 0. The query is read-only: no other file, no settings, no random numbers. If the reference's rows are
+    the same on every database, a query that gives them with empty tables too is wrong: it only states them.
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("sql_rows").verify
@@ -42,6 +43,7 @@ class SqlRows(Verifier):
     (1.0, 0.0)
     """
 
+    version = "2"  # 2: a query that does not read the tables is wrong
     examples = (
         VerifierExample(
             {
@@ -85,11 +87,23 @@ class SqlRows(Verifier):
             return Verdict(None, f"the reference does not run: {type(error).__name__}: {error}"[:400], fault=Fault.TASK)
         if not any(expected):
             return Verdict(None, "the query of the reference gives no row on any database", fault=Fault.TASK)
+        is_constant = all(rows == expected[0] for rows in expected)
+        if is_constant and _run_reference(query, (_empty_tables(databases[0]),))[0] == expected[0]:
+            if len(databases) > 1:
+                return Verdict(
+                    None, "the query of the reference gives the same rows on every database, also on an empty one", fault=Fault.TASK
+                )
+            is_constant = False  # with one database, a query about no table may be meant
         found = extract_answer(answer, ["fence", "whole"])
         if found.text is None or len(found.text) > _sqlrun.MAX_QUERY_CHARS or not QUERY_START.match(found.text):
             why = found.reason if found.text is None else f"it begins with {found.text[:40]!r} and has {len(found.text)} characters"
             return Verdict(0.0, f"no query of at most {_sqlrun.MAX_QUERY_CHARS:,} characters that begins with SELECT or WITH: {why}")
-        return _compare_rows(_run_isolated(found.text, databases), expected, ordered=bool(task.reference.get("ordered", False)))
+        asked = (*databases, _empty_tables(databases[0])) if is_constant else databases
+        result = _run_isolated(found.text, asked)
+        verdict = _compare_rows(result, expected, ordered=bool(task.reference.get("ordered", False)))
+        if verdict.passed and is_constant and isinstance(result, dict) and result["rows"][-1] == result["rows"][0]:
+            return Verdict(0.0, "the query gives the same rows when the tables are empty: it does not read them")
+        return verdict
 
 
 def _find_reference_flaw(reference: Any) -> str:
@@ -112,6 +126,18 @@ def _run_reference(query: str, databases: tuple[str, ...]) -> tuple[list[list[An
         finally:
             connection.close()
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _empty_tables(script: str) -> str:
+    """Return the script of the same database with empty tables, on which a query that only states rows is found out."""
+    connection = _sqlrun.create_database(script)
+    try:
+        names = [row[0] for row in _sqlrun.run_query(connection, "select name from sqlite_master where type = 'table'")]
+    finally:
+        connection.close()
+    quoted = (str(name).replace('"', '""') for name in names if not str(name).startswith("sqlite_"))
+    return f"{script.rstrip().rstrip(';')};" + "".join(f'delete from "{name}";' for name in quoted)
 
 
 def _run_isolated(query: str, databases: Sequence[str]) -> dict[str, Any] | Verdict:
@@ -140,7 +166,7 @@ def _compare_rows(result: dict[str, Any] | Verdict, expected: Sequence[list[list
         return Verdict(0.0, f"the query was stopped: too much {result['limit']}", fault=Fault.ANSWER)
     if "error" in result:
         return Verdict(0.0, f"the query fails: {result['error']}")
-    for number, (rows, wanted) in enumerate(zip(result["rows"], expected, strict=True), start=1):
+    for number, (rows, wanted) in enumerate(zip(result["rows"][: len(expected)], expected, strict=True), start=1):
         had, want = [_normalize_row(row) for row in rows], [_normalize_row(row) for row in wanted]
         if had != want if ordered else Counter(had) != Counter(want):
             return Verdict(0.0, f"on database {number} it gives {had!r:.120}, not {want!r:.120}")

@@ -28,6 +28,10 @@ POLICY_ROWS = {
     "gsm8k-038": "worked_out=strict: 15/1 is not 15",
     "olympiad-033": "worked_out=strict: 1 - 1/2025 is not 2024/2025",
     "olympiad-089": "worked_out=strict: 10^9 + 7 is not 1000000007",
+    **dict.fromkeys(
+        ("numeric008", "numeric010", "numeric012", "numeric041", "numeric042", "numeric079", "numeric087", "o001"),
+        "numeric reads one numeral: no unit, LaTeX, spaces, powers or words",
+    ),
 }
 """Row id -> the documented convention that its label does not follow."""
 

@@ -23,7 +23,9 @@ _VALUE = (
     r"|\(?(?-i:[A-J])\)?(?!\w)|\b(?:yes|no|true|false|none)\b)"
 )
 _ALTERNATIVE_AFTER = re.compile(rf"[\s$)\]*.,\\]{{0,12}}{_OR_WORDS}\s{{0,4}}{_MAYBE_WORDS}[*\s]{{0,4}}(?P<value>{_VALUE})", re.IGNORECASE)
-_ALTERNATIVE_BEFORE = re.compile(rf"(?P<value>{_VALUE})(?:\s[a-z]{{1,12}}(?=\s))?[\s).*,]{{0,6}}{_OR_WORDS}\s{{0,4}}{_MAYBE_WORDS}[\s:$\\(*]{{0,8}}$", re.IGNORECASE)
+_ALTERNATIVE_BEFORE = re.compile(
+    rf"(?P<value>{_VALUE})(?:\s[a-z]{{1,12}}(?=\s))?[\s).*,]{{0,6}}{_OR_WORDS}\s{{0,4}}{_MAYBE_WORDS}[\s:$\\(*]{{0,8}}$", re.IGNORECASE
+)
 _OR_HINTS = ("or", " o ", "ou", "od", "op", "или", "або", "或", "还是", "または", "あるいは", "또는")
 
 _RESTATED_AFTER = re.compile(
