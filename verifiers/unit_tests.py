@@ -6,7 +6,7 @@ compares the returned values, under the limits of the task, so no result can kee
 only up to the first difference. A test without a record counts as failed. The format of references is documented in `code`.
 
 An answer cannot turn a score of 0 into no score: whether a test is valid is decided before any answer runs, from its text and by a dry run
-without an answer. After that, only a failure of the sandbox itself gives no score.
+without an answer. After that, only a failure of the sandbox itself gives no score. A dry run that leaves no result decides nothing: no score.
 """
 
 from __future__ import annotations
@@ -145,7 +145,17 @@ class UnitTests(Verifier):
             outcome = self.sandbox.run(Program(_dry_run_source(), json.dumps(tests.build_checker_input()).encode(), "python", tests.limits))
             if outcome.status is ExitStatus.INTERNAL_ERROR:
                 return _infra_verdict(outcome)
-            why = next((_as_text(message.get("unfit")) for message in _parse_messages(outcome.checker_output)), "")
+            messages = list(_parse_messages(outcome.checker_output))
+            why = next((_as_text(message.get("unfit")) for message in messages if "unfit" in message), "")
+            if not why and not any(message.get("valid") is True for message in messages):
+                ended = STATUS_MESSAGES.get(outcome.status, "it ended without a result")
+                if not any("started" in message for message in messages):
+                    return Verdict(None, f"the sandbox did not run the dry run of the test: {ended}", fault=Fault.INFRA)
+                if outcome.status is ExitStatus.TIMEOUT:  # perhaps only here and now: not cached
+                    return Verdict(
+                        None, f"the task cannot be verified: without any answer, its test did not finish: {ended}", fault=Fault.TASK
+                    )
+                why = f"without any answer, its test did not finish: {ended}"
             if len(self._dry_runs) >= MAX_CACHED_DRY_RUNS:
                 self._dry_runs.clear()
             self._dry_runs[key] = why

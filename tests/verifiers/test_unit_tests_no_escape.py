@@ -117,3 +117,35 @@ def test_a_rehearsal_that_the_sandbox_failed_is_tried_again(process_sandbox: San
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
     sandbox.fails = "\0"
     assert verifier.verify(task, answer).score == 1.0
+
+
+class SilentDryRun(Sandbox):
+    """A sandbox that does not really run one program: it says that it ended well, and there is no record."""
+
+    def __init__(self, inner: Sandbox, status: ExitStatus, report: bytes = b"") -> None:
+        self.inner, self.status, self.report = inner, status, report
+
+    def run_program(self, program: Program) -> ExecutionResult:
+        if "dry_run_test()" in program.source:
+            return ExecutionResult(self.status, 0, checker_output=self.report)
+        return self.inner.run(program)
+
+
+@pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.RUNTIME_ERROR, ExitStatus.TIMEOUT, ExitStatus.MEMORY_LIMIT])
+def test_a_dry_run_that_did_not_run_gives_no_score(process_sandbox: Sandbox, status: ExitStatus) -> None:
+    verifier = UnitTests(sandbox=SilentDryRun(process_sandbox, status))
+    task = Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
+    for answer in ("def f(x): return x", "def f(x): return 2"):
+        verdict = verifier.verify(task, f"```python\n{answer}\n```")
+        assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
+
+
+@pytest.mark.parametrize(
+    "test", ["import sys\nassert f(1) == 1\nsys.exit()", "import os\nos._exit(0)\nassert f(1) == 1", "while True: pass\nassert f(1) == 1"]
+)
+def test_a_test_that_does_not_finish_without_an_answer_is_a_fault_of_the_task(process_sandbox: Sandbox, test: str) -> None:
+    verifier = UnitTests(sandbox=process_sandbox, limits={"wall_s": 2, "cpu_s": 1})
+    verdict = verifier.verify(
+        Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": test}, id="t"), "```python\ndef f(x): return x\n```"
+    )
+    assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict

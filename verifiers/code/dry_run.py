@@ -2,6 +2,8 @@
 
 Every call of the answer returns an unknown value, which passes each assertion. The test is invalid if it passes or expects values that are
 not data, or fails before its first call. If it branches on a result of the answer, the dry run ends, and the test counts as valid.
+
+The verdict is always a record: a dry run without one did not run, and says nothing about the test.
 """
 
 from __future__ import annotations
@@ -87,7 +89,8 @@ def make_unknown_function(name: str) -> Callable[..., UnknownValue]:
 
 
 def dry_run_test() -> None:
-    """Run the instrumented test; if it is invalid, write the reason to a record."""
+    """Run the instrumented test, and write whether it is valid, or why it is not, to a record."""
+    write_message(5, {"started": True})
     brief = json.loads(sys.stdin.buffer.read())
     function = make_unknown_function(brief["entry_point"])
     try:
@@ -97,5 +100,10 @@ def dry_run_test() -> None:
         run_test(code, names, brief["check"])
     except InvalidTest as error:
         write_message(5, {"unfit": str(error)[:300]})
+        return
     except (AnswerProcessEnded, DependsOnAnswer):
         pass  # valid, as far as can be known without an answer
+    except SystemExit:
+        write_message(5, {"unfit": "the test ends its own process, so no answer can pass it"})
+        return
+    write_message(5, {"valid": True})
