@@ -62,6 +62,30 @@ class EngineConfig:
     """Rank of an adapter that is sent separately from the weights; 0: no adapter, or merged weights are sent."""
 
 
+class ProgressTimer:
+    """Measures how long an engine has generated no token, however long its completions are.
+
+    >>> timer = ProgressTimer()
+    >>> [timer.update(num_tokens, step_s=2.0) for num_tokens in (5, 5, 5, 6)]
+    [0.0, 2.0, 4.0, 0.0]
+    """
+
+    MAX_PAUSE_S = 1.0
+    """The most that a pause between two steps counts: the consumer of the completions may be busy for long, or stopped."""
+
+    def __init__(self) -> None:
+        self._num_tokens, self._idle_s, self._last_step_at = -1, 0.0, time.monotonic()
+
+    def update(self, num_tokens: int, *, step_s: float) -> float:
+        """Return the seconds without progress, given the tokens so far and the duration of the last step."""
+        now = time.monotonic()
+        pause = min(max(now - self._last_step_at - step_s, 0.0), self.MAX_PAUSE_S)
+        self._last_step_at = now
+        self._idle_s = 0.0 if num_tokens != self._num_tokens else self._idle_s + step_s + pause
+        self._num_tokens = num_tokens
+        return self._idle_s
+
+
 class ColocatedEngine:
     """A vLLM engine in this process.
 
@@ -90,6 +114,7 @@ class ColocatedEngine:
         self._has_base_weights = False
         """Whether the engine has the base weights of the adapter."""
         self._request_ids = count()
+        self._num_ended_tokens = 0
         check_no_torch_distributed()
         if folder is None:
             remove_orphaned_folders(FOLDER_PREFIX)
@@ -166,11 +191,11 @@ class ColocatedEngine:
 
         The engine runs only while this iterator is consumed. It accepts all requests at once and schedules them itself.
         """
-        engine, running, until = self._llm.llm_engine, dict[str, tuple[int, Request]](), 0.0
+        engine, running, timer = self._llm.llm_engine, dict[str, tuple[int, Request]](), ProgressTimer()
         try:
             while (arrived := queue.pop(sys.maxsize)) is not None or running:
                 if not running:
-                    until = time.monotonic() + self.completion_timeout_s
+                    timer = ProgressTimer()
                 for number, request in arrived or ():
                     check_request_length(request, self.name, self.max_model_len)
                     name = str(next(self._request_ids))
@@ -181,27 +206,35 @@ class ColocatedEngine:
                         lora_request=self._adapter,
                     )
                     running[name] = number, request
+                began = time.monotonic()
                 outputs = engine.step() if running else []
+                step_s = time.monotonic() - began
                 ended = [output for output in outputs if output.finished or has_turn_ended(output, running[output.request_id][1])]
                 engine.abort_request([output.request_id for output in ended if not output.finished])
                 for output in ended:
                     number, request = running.pop(output.request_id)
+                    self._num_ended_tokens += len(output.outputs[0].token_ids)
                     yield (
                         number,
                         convert_vllm_output(
                             output.outputs[0], sampling, ended_early=not output.finished or has_turn_ended(output, request)
                         ),
                     )
-                    until = time.monotonic() + self.completion_timeout_s
-                if running and time.monotonic() > until:
+                if running and timer.update(self.count_generated_tokens(), step_s=step_s) > self.completion_timeout_s:
                     raise SamplerError(
-                        f"{self.name} finished none of {len(running)} completions within {self.completion_timeout_s:g} s (completion_timeout_s)"
+                        f"{self.name} generated no token of {len(running)} completions within {self.completion_timeout_s:g} s "
+                        "(completion_timeout_s)"
                     )
                 if not ended:
                     yield None
         finally:
             if running:
                 engine.abort_request(list(running))
+
+    def count_generated_tokens(self) -> int:
+        """Count all tokens that the engine has sampled, those of unfinished completions included."""
+        states = self._llm.llm_engine.output_processor.request_states.values()
+        return self._num_ended_tokens + sum(state.detokenizer.num_output_tokens() for state in states)
 
     def get_logprob_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return the scoring function of the one engine, by name."""

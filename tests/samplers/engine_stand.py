@@ -1,6 +1,7 @@
 """The process of a local engine without vLLM: the product's worker and its wire, with the hf sampler in place of the engine.
 
-It starts in seconds. STAND says what it does wrong: `refuses` the model, `dies` after it has loaded weights. The bytes in the file
+It starts in seconds. STAND says what it does wrong: `refuses` the model, `dies` after it has loaded weights, `idles` without a
+token, or is `slow`. The bytes in the file
 STAND_SAYS are sent once in place of a message, and the file is removed.
 """
 
@@ -24,7 +25,7 @@ from rlvr.samplers._local.message_socket import MessageSocket
 from rlvr.samplers.hf import HFSampler
 
 TROUBLE = os.environ.get("STAND", "")
-PAUSE_S = 0.002
+PAUSE_S, SLOW_PAUSE_S = 0.002, 0.15
 """After each token, so that tests find it at work."""
 
 
@@ -38,7 +39,7 @@ class StandInEngine:
         if TROUBLE == "refuses":
             raise ConfigError("this engine cannot run this model")
         torch.set_num_threads(1)
-        self.sampler = HFSampler()
+        self.sampler, self.num_tokens = HFSampler(), 0
 
     def reload_weights(self, method: str, settings: dict[str, Any], version: int) -> None:
         assert method == "reload_from_folder"
@@ -52,9 +53,17 @@ class StandInEngine:
     def sleep(self) -> None:
         pass
 
+    def count_generated_tokens(self) -> int:
+        return self.num_tokens
+
     def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+        if TROUBLE == "idles":  # it takes requests, goes on and samples nothing
+            while queue.pop(99) is not None:
+                yield None
+            return
         for given in self.sampler.serve(queue, sampling):
-            time.sleep(PAUSE_S)
+            self.num_tokens += given is None  # it gives control back after each token
+            time.sleep(SLOW_PAUSE_S if TROUBLE == "slow" else PAUSE_S)
             yield given
 
 

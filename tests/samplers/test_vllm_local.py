@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -25,8 +26,9 @@ import torch
 from safetensors.torch import save_file
 
 from rlvr.config.config import LoraConfig
-from rlvr.contracts import Completion, Request, SamplingParams
+from rlvr.contracts import Completion, Request, SamplingParams, StaticQueue
 from rlvr.errors import ConfigError, RlvrError, SamplerError
+from rlvr.samplers._colocated import ColocatedEngine
 from rlvr.samplers._local import engine_plan as fleet
 from rlvr.samplers._local import engine_process as process
 from rlvr.samplers._local import engine_worker as worker
@@ -159,6 +161,23 @@ def test_an_engine_that_hangs_is_killed_after_its_deadline(sampler: VLLMSampler,
     assert all(gone(pid) for pid in set(before) - set(pids(sampler)))
     monkeypatch.undo()
     sampler.load_model(fresh(), 8)
+
+
+def test_an_engine_with_long_answers_is_not_killed_and_one_without_a_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is for no progress: a completion may take longer."""
+    asked, timeouts = requests(3, max_tokens=40), {"engines": 1, "completion_timeout_s": 2.5}
+    monkeypatch.setenv("STAND", "slow")
+    with beside(**timeouts) as slow:
+        slow.load_model(fresh(), 0)
+        before, began = pids(slow), time.monotonic()
+        assert all(completion.finish != "error" for completion in slow.sample(asked, SamplingParams()))
+        assert pids(slow) == before and time.monotonic() - began > 5
+    monkeypatch.setenv("STAND", "idles")
+    monkeypatch.setattr(local, "MAX_DEATHS", 1)
+    with beside(**timeouts) as idle:
+        idle.load_model(fresh(), 0)
+        with pytest.raises(SamplerError, match=r"died 2 times in a row; the last time: it did not answer in time \(busy\)"):
+            idle.sample(asked, SamplingParams())
 
 
 def test_an_engine_is_not_blamed_for_time_in_which_the_trainer_did_not_listen(
@@ -565,3 +584,50 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
         assert [c.tokens for c in merged] == [c.tokens for c in apart]
         for one, other in zip(merged, apart, strict=True):
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+class SteppedEngine:
+    """The part of vLLM's engine that this process steps: one request, a token a step, or none if it `hangs`."""
+
+    def __init__(self, num_tokens: int, *, hangs: bool) -> None:
+        self.num_tokens, self.hangs, self.tokens = num_tokens, hangs, list[int]()
+        self.name = ""
+        self.output_processor = SimpleNamespace(request_states={})
+
+    def add_request(self, name: str, *_: Any, **__: Any) -> None:
+        self.name = name
+        self.output_processor.request_states[name] = SimpleNamespace(
+            detokenizer=SimpleNamespace(num_output_tokens=lambda: len(self.tokens))
+        )
+
+    def step(self) -> list[Any]:
+        time.sleep(0.02)
+        if self.hangs:
+            return []
+        self.tokens.append(2)
+        if len(self.tokens) < self.num_tokens:
+            return []
+        self.output_processor.request_states.clear()
+        flat = SimpleNamespace(token_ids=self.tokens, logprobs=[-0.5] * len(self.tokens))
+        completion = SimpleNamespace(token_ids=self.tokens, logprobs=flat, finish_reason="length")
+        return [SimpleNamespace(request_id=self.name, finished=True, outputs=[completion])]
+
+    def abort_request(self, names: list[str]) -> None: ...
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_the_engine_in_this_process_may_take_long_for_an_answer_and_not_for_a_token(hangs: bool) -> None:
+    engine = ColocatedEngine.__new__(ColocatedEngine)
+    vars(engine).update(
+        completion_timeout_s=0.5, max_model_len=128, _adapter=None, _request_ids=count(), _num_ended_tokens=0,
+        _llm=SimpleNamespace(llm_engine=SteppedEngine(60, hangs=hangs)), _make_sampling_params=lambda request, sampling: None,
+    )  # fmt: skip
+    began = time.monotonic()
+    answers = engine.serve(StaticQueue([Request([1], 60)]), SamplingParams())
+    if hangs:
+        with pytest.raises(SamplerError, match=r"generated no token of 1 completions within 0.5 s \(completion_timeout_s\)"):
+            list(answers)
+        assert time.monotonic() - began < 10
+    else:
+        [(_, completion)] = filter(None, answers)
+        assert len(completion.tokens) == 60 and time.monotonic() - began > 1.2 and engine.count_generated_tokens() == 60

@@ -24,6 +24,8 @@ class EngineSlot:
         self.process: EngineProcess | None = None
         self.deadline = 0.0
         """Time at which the engine counts as hung, unless it sends a message."""
+        self.num_tokens = 0
+        """The tokens that its process has sampled, as it said last: more of them are progress."""
         self.num_deaths = 0
         self.last_fault = ""
         self.is_serving = False

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -35,6 +36,8 @@ from rlvr.samplers._local.process_group import kill_process_group
 Orders = SimpleQueue[dict[str, Any]]
 POLL_INTERVAL_S = 0.05
 """How long to wait for requests while nothing is sampled."""
+PROGRESS_INTERVAL_S = 0.5
+"""How often the trainer is told how many tokens were sampled, so that it does not take a long completion for a hanging engine."""
 PARENT_CHECK_INTERVAL_S = 1.0
 """How often to check that the trainer still runs. A process that the trainer forked may hold its socket open."""
 
@@ -103,8 +106,11 @@ class EngineWorker:
     def serve(self, sampling: SamplingParams) -> None:
         """Sample until the trainer sends `end`; then abort running requests."""
         feed = SocketRequestQueue(self.orders)
-        answers = self.engine.serve(feed, sampling)
+        answers, reported_at = self.engine.serve(feed, sampling), time.monotonic()
         for given in answers:
+            if time.monotonic() - reported_at > PROGRESS_INTERVAL_S:
+                self.connection.send({"told": "progress", "tokens": self.engine.count_generated_tokens()})
+                reported_at = time.monotonic()
             if given is not None:
                 feed.num_running -= 1
                 self.connection.send({"told": "ended", "id": given[0], **asdict(given[1])})

@@ -1,6 +1,6 @@
 """Several local engines of one trainer: started and updated together, load-balanced, and restarted when they die.
 
-An engine that dies or times out is killed and restarted with the newest weights. Its requests go to the other engines, or wait for it;
+An engine that dies, or generates no token for too long, is killed and restarted with the newest weights. Its requests go to the other engines, or wait for it;
 each has its own seed, so its tokens do not depend on the engine, except for rounding.
 """
 
@@ -185,7 +185,7 @@ class LocalEngines:
         """Start the process of an engine."""
         slot.state, slot.last_fault = "starting", ""
         self._set_deadline(slot, self.timeouts.start_timeout_s)
-        slot.is_serving = slot.has_base_weights = False
+        slot.is_serving, slot.has_base_weights, slot.num_tokens = False, False, 0
         own = self._folder / f"{self._folder.name}-{slot.number}"
         shutil.rmtree(own, ignore_errors=True)  # of the process before
         clear_shared_memory(self._folder, f"{slot.number}-")
@@ -306,6 +306,10 @@ class LocalEngines:
                     raise ValueError("tokens and log-probabilities of different numbers")
                 if slot.load.remove(message["id"]):
                     slot.num_deaths = 0
+                    self._set_deadline(slot, self.timeouts.completion_timeout_s)
+            case "progress":
+                if (tokens := int(message["tokens"])) > slot.num_tokens:
+                    slot.num_tokens = tokens
                     self._set_deadline(slot, self.timeouts.completion_timeout_s)
             case "fault":
                 slot.last_fault = str(message["text"])
