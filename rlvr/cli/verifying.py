@@ -22,7 +22,7 @@ from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build
 from rlvr.runs.progress import ProgressReporter
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict
 
 MAX_QUEUED_PER_WORKER = 8
 """The maximum of queued answers per worker: enough to keep workers busy, few enough to stream a file of any size."""
@@ -32,10 +32,10 @@ VERIFY_TIMEOUT_S = 600.0
 
 
 def verify_one(
-    name: str, reference: str, answer: str, *, meta: str, setting_pairs: Sequence[str], explain: bool = False, json: bool
+    name: str, reference: str, answer: str, *, prompt: str = "", meta: str, setting_pairs: Sequence[str], explain: bool = False, json: bool
 ) -> int:
     """Verify the answer given on the command line; returns 1 if it has no score."""
-    row = {"id": 1, "reference": _parse_reference(reference), "answer": answer, "meta": _parse_meta(meta)}
+    row = {"id": 1, "reference": _parse_reference(reference), "answer": answer, "prompt": prompt, "meta": _parse_meta(meta)}
     with build("verifier", name, **parse_settings(setting_pairs)) as verifier:
         if explain:
             return _show_explanation(verifier.explain(_make_task(row), answer), json=json)
@@ -114,7 +114,7 @@ def _make_verify_function(verifier: Verifier) -> Callable[[dict[str, Any]], Verd
 
 
 def _make_task(row: dict[str, Any]) -> Task:
-    return Task(user(""), row["reference"], id=f"line {row['id']}", meta=row.get("meta") or {})
+    return Task(row.get("prompt") or "?", row["reference"], id=f"line {row['id']}", meta=row.get("meta") or {})
 
 
 def _show_explanation(explanation: Explanation, *, json: bool) -> int:
@@ -155,7 +155,7 @@ def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_row(line: str, where: str) -> dict[str, Any]:
-    form = 'each line must be {"id": ..., "reference": ..., "answer": "...", "meta": {...} if needed}'
+    form = 'each line must be {"id": ..., "reference": ..., "answer": "..."}, with "prompt": "..." and "meta": {...} for verifiers that read them'
     try:
         row = json.loads(line)
     except ValueError as error:
@@ -167,6 +167,12 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} is missing; {form}")
     if not isinstance(row["answer"], str):
         raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a string; {form}")
+    try:
+        Task(row.get("prompt") or "?")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where}: the prompt is {row['prompt']!r:.60}; it must be a text, or a list of messages {{role, content}}"
+        ) from error
     if not isinstance(row.get("meta") or {}, dict):
         raise ConfigError(f"{where}: meta is {row['meta']!r:.60}; it must be an object; {form}")
     return row

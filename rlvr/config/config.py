@@ -16,6 +16,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.cluster import ClusterConfig
+from rlvr.config.health import HealthConfig
 from rlvr.config.hub import check_remote_code, resolve_model_folder
 from rlvr.config.overrides import apply_overrides, drop_keys_replaced_by_data_run, parse_exponents
 from rlvr.config.reference import ReferenceConfig
@@ -186,6 +187,7 @@ class RunConfig(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     sft_warmup: SFTWarmupConfig | None = None
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    health: HealthConfig = Field(default_factory=HealthConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
     @field_validator("env", "algorithm", mode="before")

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
-from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, CharTokenizer, HFTokenizer
+from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, ByteTokenizer, CharTokenizer, HFTokenizer
 
 MODEL_LOAD_LOCK = threading.RLock()
 """Held while a model is created or loaded. transformers temporarily patches its own classes; two threads at once can leave the patches in
@@ -114,23 +114,37 @@ def to_transformers_tokenizer(tokenizer: TokenizerContract) -> Any:
     """
     if isinstance(tokenizer, HFTokenizer):
         return tokenizer.tokenizer
-    if not isinstance(tokenizer, CharTokenizer):
+    if not isinstance(tokenizer, CharTokenizer | ByteTokenizer):
         return None
     symbols = tokenizers_library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words = [*SPECIALS, *(symbols.pre_tokenize_str(char)[0][0] for char in tokenizer.alphabet)]
+    one_by_one = tokenizers_library.pre_tokenizers.Split(tokenizers_library.Regex("[\\s\\S]"), "isolated")
+    if isinstance(tokenizer, CharTokenizer):
+        words, split = [symbols.pre_tokenize_str(char)[0][0] for char in tokenizer.alphabet], [one_by_one, symbols]
+    else:
+        words, split = list_byte_symbols(), [symbols, one_by_one]
+    words = [*SPECIALS, *words]
     made = tokenizers_library.Tokenizer(
         tokenizers_library.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNK])
     )
     made.add_special_tokens(list(SPECIALS))
-    made.pre_tokenizer = tokenizers_library.pre_tokenizers.Sequence(
-        [tokenizers_library.pre_tokenizers.Split(tokenizers_library.Regex("[\\s\\S]"), "isolated"), symbols]
-    )
+    made.pre_tokenizer = tokenizers_library.pre_tokenizers.Sequence(split)
     made.decoder = tokenizers_library.decoders.ByteLevel()
     exported = PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=SPECIALS[EOS], unk_token=SPECIALS[UNK], clean_up_tokenization_spaces=False
     )
     exported.chat_template = CHAT_TEMPLATE
     return exported
+
+
+def list_byte_symbols() -> list[str]:
+    """List the symbols that byte-level tokenizers write for the bytes 0 to 255.
+
+    >>> list_byte_symbols()[32], list_byte_symbols()[97]
+    ('Ġ', 'a')
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))  # the bytes without a visible character get those from 256 on, in order
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
 def count_parameters(model: Any) -> int:

@@ -70,8 +70,8 @@ class RunLog:
 
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
-        """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for cluster settings."""
-        changed = list_config_differences(adopt_cluster_settings(load_run_config(folder), config), config)
+        """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for the sections cluster and health."""
+        changed = list_config_differences(adopt_changeable_settings(load_run_config(folder), config), config)
         if changed:
             longer = len(changed) == 1 and changed[0].startswith("train.steps")
             further = f" and continue training with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
@@ -233,11 +233,14 @@ def collect_versions() -> dict[str, str]:
     return found
 
 
-def adopt_cluster_settings(old: RunConfig, new: RunConfig) -> RunConfig:
-    """Return the old configuration with the new cluster settings, except `groups_per_task`, which affects the samples."""
-    if old.cluster is None or new.cluster is None:
-        return old
-    return old.model_copy(update={"cluster": new.cluster.model_copy(update={"groups_per_task": old.cluster.groups_per_task})})
+def adopt_changeable_settings(old: RunConfig, new: RunConfig) -> RunConfig:
+    """Return the old configuration with those new settings that a resumed run may change: the bounds of its health, and the cluster,
+    except `groups_per_task`, which affects the samples.
+    """
+    changed: dict[str, Any] = {"health": new.health}
+    if old.cluster is not None and new.cluster is not None:
+        changed["cluster"] = new.cluster.model_copy(update={"groups_per_task": old.cluster.groups_per_task})
+    return old.model_copy(update=changed)
 
 
 def list_config_differences(old: Section, new: Section) -> list[str]:

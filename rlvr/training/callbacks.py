@@ -23,9 +23,10 @@ from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_js
 from rlvr.training.batch_sources import RolloutBatch
 from rlvr.training.processes import run_on_main
 from rlvr.training.task_sampling.canary import select_rewarded_canaries
-from rlvr.training.train_report import TrainReport, format_closing_lines, format_turn_summary
+from rlvr.training.train_report import TrainReport, format_closing_lines, format_score, format_turn_summary
 
 if TYPE_CHECKING:
+    from rlvr.training.run_health import RunHealth
     from rlvr.training.trainer import Trainer
 
 PROGRESS_FRACTIONS = {"workers": "cluster/sampling_fraction", "trainer": "cluster/trainer_busy_fraction"}
@@ -49,8 +50,7 @@ class StepRecord(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.metrics:
-            why = "; it is computed where algorithm.entropy_coef is not 0" if name == "entropy" else ""
-            raise KeyError(f"this step has no metric {name!r}{why}; it has {', '.join(self.metrics)}")
+            raise KeyError(f"this step has no metric {name!r}; it has {', '.join(self.metrics)}")
         return self.metrics[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -116,11 +116,16 @@ class RunLogWriter(Callback):
 
 
 class PeriodicCheckpoints(Callback):
-    """Saves every `log.save_every` steps, and after the last one."""
+    """Saves every `log.save_every` steps, and after the last one. While the run's health is in doubt a checkpoint waits."""
+
+    def __init__(self, health: RunHealth) -> None:
+        self.health, self._is_due = health, False
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Save, if it is time."""
-        if record.step == trainer.num_steps or record.step % trainer.config.log.save_every == 0:
+        self._is_due |= step == trainer.num_steps or step % trainer.config.log.save_every == 0
+        if self._is_due and (step == trainer.num_steps or not self.health.is_in_doubt):
+            self._is_due = False
             trainer.save()
 
 
@@ -134,8 +139,9 @@ class ProgressLine(Callback):
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
         """Print the accuracy before training."""
         if step == 0:
-            told = "not judged" if accuracy is None else f"{accuracy:.1%}"
-            self.console.print(f"held-out accuracy before: {told}", highlight=False)
+            is_partial = bool(trainer.report_values.get("has_partial_scores"))
+            name = "mean held-out score" if is_partial else "held-out accuracy"
+            self.console.print(f"{name} before: {format_score(accuracy, is_partial=is_partial)}", highlight=False)
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Show the progress bar."""
@@ -224,5 +230,8 @@ def select_progress_metrics(row: Mapping[str, Any], times: Mapping[str, Any]) ->
     """Select the metrics shown next to the progress bar."""
     numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean_per_episode")}
     numbers |= {"calls": row.get("tools/calls_per_episode"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}
+    if row.get("unscored"):
+        numbers |= {"unscored": f"{row['unscored']} of {row['num_completions']}"}
     cluster = {name: f"{times[key]:.0%}" for name, key in PROGRESS_FRACTIONS.items() if key in times}
-    return {name: float(value) for name, value in numbers.items() if value is not None} | cluster
+    shown = {name: value if isinstance(value, str) else float(value) for name, value in numbers.items() if value is not None}
+    return shown | cluster

@@ -171,6 +171,12 @@ def build_components(
     rows = model.get_input_embeddings().num_embeddings
     if rows < tokenizer.vocab_size:
         raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
+    if inputs.model is None and config.model.config is not None and rows > tokenizer.vocab_size:
+        # a new model samples the ids that mean nothing as often as the others; a pretrained one never does
+        raise ConfigError(
+            f"model.config.vocab_size makes {rows} ids, but the tokenizer has only {tokenizer.vocab_size}, and an answer with one of the "
+            "others cannot be read; leave vocab_size out"
+        )
     numerics_check.check_context_window(mdp, model.config, longest)
     if config.model.lora is not None:
         adapter.check_lora_config(model, config.model.lora)

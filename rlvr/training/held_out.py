@@ -8,15 +8,26 @@ from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode
 from rlvr.evaluation.evaluate import compute_mean_reward, count_available_tasks, make_eval_requests
 from rlvr.evaluation.statistics import estimate_mean
+from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
 from rlvr.task import Task
 from rlvr.training.components import Components
 from rlvr.training.processes import map_sharded
 from rlvr.training.task_sampling.task_order import WARMUP_PURPOSE, TaskOrder
 
 
-def evaluate_held_out(components: Components) -> float | None:
-    """Return the mean score on the held-out tasks; None if no verdict has a score."""
-    return compute_mean_reward(sample_held_out(components))
+def compute_headline(episodes: Sequence[Episode]) -> float | None:
+    """Return the mean score on the held-out tasks; None if more than 2 % of them have no score, because the others may be the easy ones."""
+    return compute_mean_reward(episodes) if count_unscored(episodes) <= MAX_UNSCORED_FRACTION * len(episodes) else None
+
+
+def count_unscored(episodes: Sequence[Episode]) -> int:
+    """Count the episodes without a score."""
+    return sum(not episode.is_scored for episode in episodes)
+
+
+def has_partial_scores(episodes: Sequence[Episode]) -> bool:
+    """Return whether any score lies between wrong (0) and right (1), so that the mean is no accuracy."""
+    return any(episode.is_scored and episode.reward not in (0.0, 1.0) for episode in episodes)
 
 
 def sample_held_out(components: Components) -> list[Episode]:

@@ -54,6 +54,11 @@ def build_accelerator(config: RunConfig, folder: Path) -> Accelerator:
         cpu=cpu, mixed_precision=precision, log_with=trackers,
         project_dir=str(folder), kwargs_handlers=[timeout, DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
     )  # fmt: skip
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" and accelerator.device.type == "cpu" and not accelerator.is_fsdp2:
+        raise ConfigError(
+            "this process was launched to shard the weights (fsdp2.yaml), which accelerate does not do on a CPU: every process would hold all "
+            f"of them; launch with `accelerate launch --config_file {LAUNCH_CONFIG_FOLDER / 'cpu.yaml'} --num_processes N`"
+        )
     if accelerator.num_processes > 1:
         init_control_group(config.train.collective_timeout_s)
     if accelerator.distributed_type is DistributedType.DEEPSPEED:

@@ -7,11 +7,16 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlvr.episode import Episode
 from rlvr.errors import RlvrError
 from rlvr.runs.conversation_stats import compute_tool_time_metrics
 from rlvr.training.batch_sources import RolloutBatch, count_policy_tokens
 from rlvr.training.task_sampling.dynamic_sampling import Group
+
+NGRAM = 4
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def complete_token_counts(metrics: dict[str, float], batch: RolloutBatch) -> dict[str, float]:
@@ -36,15 +41,45 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
     lengths = [episode.num_policy_tokens for episode in everyone]
     mean = sum(rewards) / len(rewards) if rewards else None
     spread = (sum((r - mean) ** 2 for r in rewards) / max(len(rewards) - 1, 1)) ** 0.5 if mean is not None else None
-    return compute_component_metrics(everyone) | {
-        "reward": mean,
-        "reward_std": spread,
-        "completions/mean_length": sum(lengths) / len(lengths),
-        "completions/max_length": max(lengths),
-        "completions/clipped_ratio": sum(episode.truncated_mid_turn for episode in everyone) / len(everyone),
-        "unscored": len(everyone) - len(rewards),
-        "num_tokens": sum(lengths),
-    }
+    return (
+        compute_component_metrics(everyone)
+        | {
+            "reward": mean,
+            "reward_std": spread,
+            "completions/mean_length": sum(lengths) / len(lengths),
+            "completions/max_length": max(lengths),
+            "completions/clipped_ratio": sum(episode.truncated_mid_turn for episode in everyone) / len(everyone),
+            "completions/repetition": compute_repetition(everyone),
+            "unscored": len(everyone) - len(rewards),
+            "num_completions": len(everyone),
+            "num_tokens": sum(lengths),
+        }
+        | estimate_entropy(everyone)
+    )
+
+
+def estimate_entropy(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Estimate the mean entropy of the distributions that tokens were sampled from, in nats: the mean of -log p of the sampled tokens.
+
+    It needs no pass over the vocabulary and counts the tokens of every episode, also of those without a gradient. An algorithm that
+    computes the exact entropy replaces it.
+    """
+    sampled = [np.asarray(e.logprobs)[np.asarray(e.action_mask, dtype=bool)] for e in episodes if e.policy_version >= 0]
+    count = sum(map(len, sampled))
+    return {"entropy": -math.fsum(float(part.sum()) for part in sampled) / count} if count else {}
+
+
+def compute_repetition(episodes: Sequence[Episode]) -> float:
+    """Compute the share of n-grams of four tokens that an answer has said before, as the mean over answers of at least 16 tokens."""
+    shares = []
+    for episode in episodes:
+        said = np.asarray(episode.tokens, dtype=np.uint64)[np.asarray(episode.action_mask, dtype=bool)]
+        if len(said) >= 4 * NGRAM:
+            grams = said[: 1 - NGRAM].copy()
+            for k in range(1, NGRAM):
+                grams = grams * HASH_FACTOR + said[k : len(said) - NGRAM + 1 + k]  # wraps around; a collision changes little
+            shares.append(1 - len(np.unique(grams)) / len(grams))
+    return math.fsum(shares) / len(shares) if shares else 0.0
 
 
 def select_episodes_for_metrics(groups: Sequence[Group]) -> list[Episode]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from rlvr.config.config import RunConfig
+from rlvr.episode import Episode
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.training.callbacks import Callback, StepRecord
+from rlvr.training.step_metrics import select_episodes_for_metrics
 from rlvr.training.task_sampling.audit_monitor import MIN_PAIRS
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ MAX_AUDIT_GAP = 0.1
 KTO_KINDS = ("desirable", "undesirable")
 MIN_KTO_WEIGHT_RATIO = 0.5
 """Below this ratio KTO's undesirable answers outweigh the desirable ones so far that training may collapse; its paper advises 1 to 4/3."""
+
+NO_ANSWER_PREFIX = "no answer"
+"""How the reasons of verifiers begin that find nothing to judge."""
+MAX_UNREADABLE_FRACTION = 0.5
 
 SPEED_WINDOW_STEPS = 5
 """The number of steps over which the bottleneck of a cluster run is determined."""
@@ -69,8 +75,25 @@ class UnusualMetricNotes(Callback):
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Print the new notes."""
-        for note in self.find_notes(record.metrics, record.timings):
+        notes = [
+            *self.find_notes(record.metrics, record.timings),
+            *self.find_unreadable(step, select_episodes_for_metrics(record.batch.all_groups)),
+        ]
+        for note in notes:
             self.console.print(f"note: {note}", highlight=False, markup=False)
+
+    def find_unreadable(self, step: int, episodes: Sequence[Episode]) -> list[str]:
+        """Return a note with two examples, once, if the verifier finds nothing to judge in most answers of a step."""
+        scored = [e for e in episodes if e.verdict is not None and e.verdict.is_scored]
+        unread = [e for e in scored if e.verdict is not None and e.verdict.reason.startswith(NO_ANSWER_PREFIX)]
+        if len(unread) <= MAX_UNREADABLE_FRACTION * len(scored) or "unreadable" in self._printed_kinds:
+            return []
+        self._printed_kinds.add("unreadable")
+        examples = "".join(f"\n  ...{e.text[-60:]!r}: {e.verdict.reason}" for e in unread[:2] if e.verdict is not None)
+        return [
+            f"in {len(unread)} of the {len(scored)} scored answers of step {step} the verifier finds no answer. Ask for its form in the prompt, "
+            f"choose another `extractor`, or let the policy learn the form first (sft_warmup). Two of them:{examples}"
+        ]
 
     def find_notes(self, row: Mapping[str, Any], times: Mapping[str, Any] | None = None) -> list[str]:
         """Return the new notes on a step's metrics and times."""

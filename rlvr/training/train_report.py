@@ -30,6 +30,10 @@ class TrainReport:
     held_out_tasks: int
     held_out_seen: int = 0
     """The number of held-out tasks that were trained on; must be 0."""
+    held_out_unscored: int = 0
+    """The number of held-out answers without a score after training; with more than 2 % of them there is no `accuracy_after`."""
+    has_partial_scores: bool = False
+    """Whether some held-out scores lie between 0 and 1: then `accuracy_before` and `accuracy_after` are mean scores."""
     interval_after: list[float] | None = None
     """The 95 % interval of the accuracy after training."""
     members: dict[str, float | None] = field(default_factory=dict)
@@ -52,16 +56,31 @@ class TrainReport:
 
 def format_closing_lines(report: TrainReport, folder: Path) -> str:
     """Format the last lines of a run: the held-out accuracy, with its interval, and the outputs."""
-    accuracies = [f"{value:.1%}" if value is not None else "not judged" for value in (report.accuracy_before, report.accuracy_after)]
-    between = f" (95 %: {report.interval_after[0]:.1%} to {report.interval_after[1]:.1%})" if report.interval_after else ""
+    name = "mean held-out score" if report.has_partial_scores else "held-out accuracy"
+    before, after = (format_score(value, is_partial=report.has_partial_scores) for value in (report.accuracy_before, report.accuracy_after))
+    if report.accuracy_after is None and report.held_out_unscored:
+        after = f"withheld ({report.held_out_unscored} answers have no score; the reasons are in episodes.jsonl or the log)"
+    between = ""
+    if report.interval_after:
+        low, high = (format_score(value, is_partial=report.has_partial_scores) for value in report.interval_after)
+        between = f" (95 %: {low} to {high})"
     counted = f"{report.held_out_tasks} task{'s' * (report.held_out_tasks != 1)}, {report.held_out_seen} of them trained on"
-    lines = [f"held-out accuracy {accuracies[0]} -> {accuracies[1]}{between} on {counted}"]
+    lines = [f"{name} {before} -> {after}{between} on {counted}"]
     if not report.held_out_tasks:
         lines = ["held-out accuracy not measured (eval.tasks=0)"]
     lines[0] += f"; {report.seconds:.0f} s"
-    lines += [f"  {name}: {'not judged' if value is None else f'{value:.1%}'}" for name, value in report.members.items()]
+    lines += [f"  {env}: {format_score(value, is_partial=report.has_partial_scores)}" for env, value in report.members.items()]
     lines += [f"{report.status} after {report.steps} steps"] if report.status != "finished" else []
     return "\n".join([*lines, f"run folder {folder}: metrics.jsonl, episodes.jsonl, reward.png, checkpoints/last"])
+
+
+def format_score(value: float | None, *, is_partial: bool = False) -> str:
+    """Format a mean score: as a percentage where each score is 0 or 1.
+
+    >>> format_score(0.25), format_score(0.25, is_partial=True), format_score(None)
+    ('25.0%', '0.250', 'not judged')
+    """
+    return "not judged" if value is None else f"{value:.3f}" if is_partial else f"{value:.1%}"
 
 
 def format_turn_summary(row: Mapping[str, Any]) -> str:

@@ -34,7 +34,6 @@ from rich.console import Console
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.evaluation.evaluate import compute_mean_reward
 from rlvr.hints import Hinted, explain_call
 from rlvr.models.determinism import configure_device
 from rlvr.models.device import resolve_device
@@ -49,12 +48,16 @@ from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, 
 from rlvr.training.components import ComponentBuilder, build_components, build_learner
 from rlvr.training.held_out import (
     build_sub_environment_metrics,
+    compute_headline,
     compute_mean_scores_by_env,
     count_held_out_and_contaminated,
+    count_unscored,
     estimate_score_interval,
+    has_partial_scores,
     sample_held_out,
 )
 from rlvr.training.processes import build_accelerator, explain_peer_loss, get_local_shard, monitor_peers, run_and_all_gather, run_on_main
+from rlvr.training.run_health import RunHealth
 from rlvr.training.run_inputs import resolve_run_inputs
 from rlvr.training.run_summary import build_run_table
 from rlvr.training.sampler_mismatch import check_logprob_mismatch
@@ -188,7 +191,8 @@ class Trainer(Hinted):
             self.callbacks = [*(make_callbacks(self, self.console) if repeat_from is None else ()), *callbacks]
             self.num_steps, self.num_completed_steps, self.stop_reason = config.train.steps, 0, ""
             self.report_values: dict[str, Any] = {}
-            self.is_resumed, self._last_saved_step = place is not None, -1
+            self.is_resumed, self.last_saved_step = place is not None, -1
+            """The step of the newest checkpoint; -1: there is none yet."""
             if place is not None:
                 self.restore(place)
             else:
@@ -208,7 +212,7 @@ class Trainer(Hinted):
         self._call("on_run_begin")
         while not self.is_finished:
             self.step()
-        if self._last_saved_step != self.num_completed_steps:
+        if self.last_saved_step != self.num_completed_steps:
             self.save()
         report = self._finish()
         self._call("on_run_end", report)
@@ -264,7 +268,7 @@ class Trainer(Hinted):
         return bool(self.stop_reason) or self.num_completed_steps >= self.num_steps
 
     def evaluate(self) -> float | None:
-        """Return the mean score on the held-out tasks; None without such tasks, or if no verdict has a score."""
+        """Return the mean score on the held-out tasks; None without such tasks, or if more than 2 % of the answers have no score."""
         return self._evaluate()[1]
 
     def sync_weights(self) -> None:
@@ -312,7 +316,7 @@ class Trainer(Hinted):
         else:
             model = self.learner.gather_model()
             run_on_main(accelerator, lambda: write_in_background(model))
-        self._last_saved_step = step
+        self.last_saved_step = step
         self._call("on_save", step)
 
     def save_model(self, folder: Path) -> None:
@@ -330,7 +334,7 @@ class Trainer(Hinted):
             self.learner.load_state_dict(state["learner"], checkpoint_folder)
             self.task_sampler.load_state_dict(state["task_sampler"])
             self.batch_source.load_state_dict(state["batch_source"])
-        self.num_completed_steps = self._last_saved_step = progress.num_completed_steps
+        self.num_completed_steps = self.last_saved_step = progress.num_completed_steps
         self.report_values = dict(progress.report_values)
         self._seconds_before = float(self.report_values.get("seconds", 0.0))
         self.sync_weights()
@@ -374,7 +378,8 @@ class Trainer(Hinted):
 
     def _evaluate(self) -> tuple[list[Episode], float | None]:
         episodes = sample_held_out(self.components)
-        accuracy = compute_mean_reward(episodes)
+        accuracy = compute_headline(episodes)
+        self.report_values["has_partial_scores"] = self.report_values.get("has_partial_scores", False) or has_partial_scores(episodes)
         if episodes:
             self._call("on_evaluate", self.num_completed_steps, accuracy)
         return episodes, accuracy
@@ -436,7 +441,9 @@ class Trainer(Hinted):
             accuracy,
             held_out,
             seen,
-            interval_after=estimate_score_interval(self.components, episodes),
+            held_out_unscored=count_unscored(episodes),
+            has_partial_scores=self.report_values["has_partial_scores"],
+            interval_after=None if accuracy is None else estimate_score_interval(self.components, episodes),
             members=compute_mean_scores_by_env(self.components, episodes),
             status=f"stopped: {self.stop_reason}" if self.stop_reason else "finished",
             rewards=[row["reward"] for row in steps if row["reward"] is not None],
@@ -472,13 +479,15 @@ def _find_checkpoint(folder: Path) -> Path | None:
 def make_callbacks(trainer: Trainer, console: Console) -> list[Callback]:
     """Make the callbacks of every run, in their order: what is logged before a checkpoint belongs to it."""
     guard = [CanaryGuard()] if trainer.task_sampler.reward_monitor is not None else []
+    health = RunHealth(trainer.config, console)
     return [
         RunLogWriter(trainer.run_log),
         Trackers(trainer.accelerator, trainer.config, trainer.folder),
-        PeriodicCheckpoints(),
         UnusualMetricNotes(trainer.config, console),
         ProgressLine(console),
         RewardCurve(console),
+        health,  # before the checkpoints, which a step in doubt does not get
+        PeriodicCheckpoints(health),
         *guard,
     ]
 

@@ -344,3 +344,21 @@ def test_an_algorithm_shows_what_counts_in_it(capsys: Said) -> None:
     table, _, idle = said.partition("Used only together with other settings")
     assert "How far the ratio may fall below 1" in table and "kl_estimator" not in table and "kl_estimator" in idle
     assert "desirable_from" not in said and "2402.03300" in said and "differs from the paper" in said
+
+
+def test_verify_passes_the_prompt_on(tmp_path: Path, capsys: Said) -> None:
+    judge = tmp_path / "judge.py"
+    judge.write_text(
+        "import rlvr\n\n\nclass AsksForIt(rlvr.Verifier):\n"
+        "    def verify(self, task, answer):\n        return rlvr.Verdict(float(answer in task.question), task.question)\n"
+    )
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": "say cat"}, {"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "a cat"}]}, {}]
+    file.write_text("\n".join(json.dumps({"id": k, "reference": "", "answer": "cat"} | row) for k, row in enumerate(rows)))
+    lines = [json.loads(line) for line in obey(["verify", f"{judge}:AsksForIt", "--file", str(file), "--json"], capsys).splitlines()]
+    assert [(line["score"], line["reason"]) for line in lines] == [(1.0, "say cat"), (1.0, "a cat"), (0.0, "?")]
+    one = ["verify", f"{judge}:AsksForIt", "--reference", "", "--answer", "cat", "--prompt", "a cat?"]
+    assert parsed(one, capsys)["score"] == 1.0
+    file.write_text('{"id": 1, "reference": "", "answer": "cat", "prompt": 7}')
+    assert run_command(["verify", f"{judge}:AsksForIt", "--file", str(file)]) == 2
+    assert "the prompt is 7; it must be a text" in capsys.readouterr().err

@@ -16,6 +16,7 @@ from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, load_tokenizer
+from rlvr.models.model_loading import to_transformers_tokenizer
 from rlvr.task import Message, user
 from tests.fixtures.worlds import Sums, Talk
 
@@ -214,3 +215,14 @@ def test_a_wrong_name_is_answered_with_what_is_allowed(wrong: str) -> None:
 def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no tokenizer"):
         load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("0123456789+= \nπé")])
+def test_a_checkpoint_has_a_tokenizer_that_transformers_loads(tokenizer: TokenizerContract, tmp_path: Path) -> None:
+    to_transformers_tokenizer(tokenizer).save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert (loaded.vocab_size, loaded.stop_ids) == (tokenizer.vocab_size, tokenizer.stop_ids)
+    texts = ["1+1=2\n", "", "  1 ", "π=3é"] + (["<x>\t\x00\x7f\xad≈ 𝛑"] if isinstance(tokenizer, ByteTokenizer) else [])
+    for text in texts:
+        assert loaded.encode(text) == tokenizer.encode(text) and loaded.decode(tokenizer.encode(text)) == text
+        assert loaded.render(user(text)) == tokenizer.render(user(text))

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
+from rlvr.task import Verdict
 from rlvr.training.run_summary import describe_on_policy
 from rlvr.training.step_notes import UnusualMetricNotes
 from tests.fixtures.tiny import tiny_run
@@ -115,3 +117,18 @@ def test_the_limit_of_a_cluster_run_is_told_after_some_steps_and_again_when_it_c
     idle = waits | {"time/wait_for_batch": 0.0, "cluster/sampling_fraction": 0.2, "cluster/idle_fraction": 0.8}
     later = [line for step in range(9, 20) for line in notes.find_notes(QUIET, idle | {"step": step})]
     assert "because the trainer is slower" in later[-1]
+
+
+def test_answers_that_cannot_be_read_are_shown() -> None:
+    def answer(text: str, reason: str) -> Episode:
+        verdict = Verdict(0.0, reason)
+        return Episode("t", "g", [1, 2], [False, True], [0.0, -0.1], [0.0, 0.0], StopReason.TERMINATED, verdict=verdict, text=text)
+
+    notes = UnusualMetricNotes(tiny_run())
+    read = [answer("5", "5 differs from 4")]
+    unread = [answer(f"{'I think ' * 20} it is {k}", "no answer: no number is declared") for k in range(3)]
+    assert notes.find_unreadable(1, read * 3 + unread) == []
+    (note,) = notes.find_unreadable(2, read + unread)
+    assert note.startswith("in 3 of the 4 scored answers of step 2 the verifier finds no answer") and note.count("\n") == 2
+    assert "it is 0': no answer: no number is declared" in note and len(note) < 600
+    assert notes.find_unreadable(3, unread) == []  # once

@@ -32,7 +32,7 @@ from rlvr.training.processes import build_accelerator
 from rlvr.training.train import train
 from rlvr.training.update.fsdp import FolderWeightLoader
 from tests.fixtures.families import model_of
-from tests.fixtures.tiny import tiny_run
+from tests.fixtures.tiny import MODEL, tiny_run
 from tests.training.peers.launch import free_port
 from tests.training.test_train import EVERYTHING
 
@@ -210,3 +210,19 @@ def test_what_fails_in_the_main_process_fails_in_all(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(group, "broadcast", lambda told: deserialize(sent[1]))
     with pytest.raises(NotFound, match="no such run"):
         processes.run_on_main(two, full)
+
+
+def test_a_launch_that_would_shard_on_a_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate does not shard there, and every process would hold all weights without a word."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    with pytest.raises(ConfigError, match=r"launched to shard the weights .* launch with .*cpu.yaml"):
+        build_accelerator(tiny_run(), tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_ids_that_the_tokenizer_lacks_are_refused_in_a_new_model(tmp_path: Path) -> None:
+    config = tiny_run(model={"config": MODEL | {"vocab_size": 64}})
+    with pytest.raises(ConfigError, match=r"vocab_size makes 64 ids, but the tokenizer has only 16, .* leave vocab_size out"):
+        train(config, out=tmp_path / "run", console=Console(quiet=True))

@@ -87,7 +87,10 @@ def verify(
     verifier: Annotated[str, typer.Argument(metavar="VERIFIER", help="Its name, or path/to/file.py:Object.")],
     reference: Annotated[str | None, typer.Option(help="The right answer; JSON if it starts with {, [ or a quote.")] = None,
     answer: Annotated[str | None, typer.Option(help="The answer to verify.")] = None,
-    file: Annotated[Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "meta"?}; - is standard input.')] = None,
+    file: Annotated[
+        Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "prompt"?, "meta"?}; - is standard input.')
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The question, for verifiers that read it, with --answer.")] = "",
     meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",
     settings: Settings = None,
     workers: Annotated[int, typer.Option(help="How many answers are verified in parallel, with --file.")] = 8,
@@ -102,10 +105,12 @@ def verify(
 
     if explain and file is not None:
         raise ConfigError("--explain explains one answer; give --reference R with --answer A")
-    if file is not None and reference is None and answer is None and not meta:
+    if file is not None and reference is None and answer is None and not meta and not prompt:
         return verifying.verify_file(verifier, file, setting_pairs=settings or [], workers=workers, json=json)
     if file is None and reference is not None and answer is not None:
-        return verifying.verify_one(verifier, reference, answer, meta=meta, setting_pairs=settings or [], explain=explain, json=json)
+        return verifying.verify_one(
+            verifier, reference, answer, prompt=prompt, meta=meta, setting_pairs=settings or [], explain=explain, json=json
+        )
     raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both")
 
 

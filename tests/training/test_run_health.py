@@ -1,0 +1,196 @@
+"""Run health: runs in trouble stop and name the step and the cause; healthy ones go on."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlvr import Fault, Verdict, Verifier
+from rlvr.config.config import validate_config
+from rlvr.episode import Episode, StopReason
+from rlvr.errors import CheckFailed
+from rlvr.runs.run_log import read_jsonl
+from rlvr.task import Task
+from rlvr.training.run_health import RunHealth, Trouble
+from rlvr.training.step_metrics import compute_repetition, estimate_entropy
+from rlvr.training.train_report import TrainReport, format_closing_lines
+from rlvr.training.trainer import Trainer
+from tests.fixtures.tiny import tiny_run
+from tests.fixtures.worlds import Sums
+
+
+def health(**bounds: Any) -> RunHealth:
+    return RunHealth(tiny_run(health=bounds, rollout={"prompts_per_step": 16, "num_generations": 8}))
+
+
+def row(step: int, reward: float | None = 0.5, **changes: Any) -> dict[str, Any]:
+    """The metrics of a healthy step."""
+    usual = {
+        "step": step, "reward": reward, "reward_std": 0.4, "unscored": 0, "num_completions": 128, "entropy": 0.5, "update_kl": 1e-3,
+        "completions/mean_length": 40.0, "completions/clipped_ratio": 0.02, "completions/repetition": 0.05, "frac_reward_zero_std": 0.2,
+        "grad_norm": 0.7, "mismatch_kl": 1e-5, "learning_rate": 1e-3, "step/skipped": 0.0, "step/nonfinite_minibatches": 0.0,
+    }  # fmt: skip
+    return usual | changes
+
+
+def first_trouble(found: RunHealth, rows: list[dict[str, Any]]) -> tuple[int, Trouble] | None:
+    for one in rows:
+        if (trouble := found.observe(one)) is not None:
+            return one["step"], trouble
+    return None
+
+
+def test_a_run_that_learns_slowly_or_noisily_or_is_done_is_healthy() -> None:
+    dice = random.Random(0)
+    noisy = [row(k, min(1.0, max(0.0, 0.3 + k / 800 + dice.gauss(0, 0.08)))) for k in range(1, 400)]
+    solved = [row(k, 1.0, reward_std=0.0, **{"step/skipped": 1.0, "frac_reward_zero_std": 1.0}) for k in range(1, 100)]
+    longer = [row(k, 0.2 + k / 500, **{"completions/mean_length": 20.0 + 2 * k, "entropy": 2 / k}) for k in range(1, 200)]
+    harder = [row(k, 0.6 if k < 50 else 0.1) for k in range(1, 100)]  # other tasks, and answers like before
+    now_and_then = [
+        row(k, 0.0, reward_std=0.0, **{"step/skipped": float(k % 5 > 0)}) | {"reward_std": float(k % 5 == 0)} for k in range(1, 99)
+    ]
+    some_unscored = [row(k, unscored=60) for k in range(1, 50)]
+    for rows in (noisy, solved, longer, harder, now_and_then, some_unscored):
+        assert first_trouble(health(), rows) is None
+
+
+def test_answers_without_a_score_stop_a_run_after_some_steps_in_a_row() -> None:
+    rows = [row(k, unscored=120 if k > 3 else 0) for k in range(1, 20)]
+    assert first_trouble(health(), rows) == (8, Trouble("unscored", 4, *first_trouble(health(), rows)[1][2:]))  # type: ignore[index]
+    assert first_trouble(health(), [row(k, unscored=120 if k % 5 else 0) for k in range(1, 50)]) is None
+    step, trouble = first_trouble(health(patience=2, max_unscored=0.1), [row(k, unscored=14) for k in range(1, 20)]) or (0, None)
+    assert step == 2 and trouble is not None and "at least 11%" in trouble.what and "max_unscored is 0.1" in trouble.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0}, "gradient", "too hard, or no answer can be read"),
+        ({"reward": 0.3, "reward_std": 0.0, "step/skipped": 1.0}, "gradient", "does not tell answers apart"),
+        ({"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0, "completions/clipped_ratio": 0.9}, "gradient", "max_new_tokens"),
+        ({"reward": None, "reward_std": None, "step/skipped": 1.0, "unscored": 128}, "unscored", "Not the answers but the verifier"),
+        ({"grad_norm": 0.0}, "gradient", "no weight is trainable"),
+        ({"step/nonfinite_minibatches": 1.0, "update_kl": None}, "nonfinite", "overflow"),
+    ],
+)
+def test_a_run_that_learns_nothing_from_the_start_says_why(changes: dict[str, Any], kind: str, words: str) -> None:
+    step, trouble = first_trouble(health(), [row(k) | changes for k in range(1, 60)]) or (0, None)
+    assert trouble is not None and trouble.kind == kind and trouble.since == 1 and step <= 20
+    assert words in trouble.cause
+
+
+def test_an_update_that_destroys_the_policy_is_named() -> None:
+    broken = {"completions/mean_length": 3.0, "entropy": 0.01, "update_kl": None, "reward_std": 0.0, "step/skipped": 1.0, "grad_norm": 0.0}
+    rows = [row(k, 0.4, update_kl=5.0 if k == 12 else 1e-3) if k <= 12 else row(k, 0.0) | broken for k in range(1, 60)]
+    found = health()
+    step, trouble = first_trouble(found, rows) or (0, None)
+    assert trouble is not None and trouble.since == 13 and step <= 21
+    assert "mean length 40 before, 3 now" in trouble.what and "update of step 12" in trouble.cause and "learning_rate" in trouble.cause
+    assert found.is_in_doubt
+    slow = [row(k, max(0.0, 0.6 - k / 60), entropy=0.5 * 1.06**k, update_kl=0.01) for k in range(1, 120)]
+    step, trouble = first_trouble(health(), slow) or (0, None)
+    assert trouble is not None and "many have gone the same way" in trouble.cause
+
+
+def test_repetition_and_mismatch_count_against_the_first_steps() -> None:
+    said = "completions/repetition"
+    assert first_trouble(health(), [row(k, **{said: 0.9}) for k in range(1, 50)]) is None  # the tasks are like that
+    _, trouble = first_trouble(health(), [row(k, **{said: 0.05 if k < 20 else 0.9}) for k in range(1, 50)]) or (0, None)
+    assert trouble is not None and (trouble.kind, trouble.since) == ("repetition", 20)
+    _, trouble = first_trouble(health(), [row(k, mismatch_kl=1e-4 if k < 30 else 2.0) for k in range(1, 50)]) or (0, None)
+    assert trouble is not None and (trouble.kind, trouble.since) == ("mismatch", 30) and "rlvr doctor" in trouble.cause
+    off: dict[str, Any] = dict.fromkeys(
+        ("max_unscored", "max_steps_without_gradient", "max_reward_drop", "max_repetition", "max_mismatch_kl")
+    )
+    worst = row(0, 0.0, unscored=128, mismatch_kl=9.0, **{said: 1.0, "step/skipped": 1.0})
+    assert first_trouble(health(**off), [worst | {"step": k} for k in range(1, 99)]) is None
+
+
+def test_entropy_and_repetition_of_answers() -> None:
+    def answer(said: list[int], logprob: float, version: int = 0) -> Episode:
+        prompt = [1, 2, 3]
+        mask = [False] * 3 + [True] * len(said)
+        return Episode(
+            "t", "g", prompt + said, mask, [0.0] * 3 + [logprob] * len(said), [0.0] * (3 + len(said)), StopReason.TERMINATED, version
+        )
+
+    assert estimate_entropy([answer([4, 5], -0.5), answer([4, 5, 6, 7], -2.0)]) == {"entropy": 1.5}
+    assert estimate_entropy([answer([4, 5], 0.0, version=-1)]) == {}  # gold answers have no policy
+    assert compute_repetition([answer(list(range(40)), -1.0), answer([7] * 15, -1.0)]) == 0.0
+    assert compute_repetition([answer([7] * 40, -1.0)]) == pytest.approx(1 - 1 / 37)
+    assert compute_repetition([answer([1, 2, 3, 4] * 10, -1.0)]) == pytest.approx(1 - 4 / 37)
+
+
+DOWN = {"from": 10**9, "calls": 0}
+
+
+@pytest.fixture(autouse=True)
+def service() -> None:
+    DOWN.update({"from": 10**9, "calls": 0})
+
+
+class Unsteady(Verifier):
+    """Right if the answer is the sum; no score while its service is down."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        DOWN["calls"] += 1
+        if DOWN["from"] <= DOWN["calls"]:
+            return Verdict(None, "the service is down", fault=Fault.INFRA)
+        return Verdict(float(answer == str(task.reference)), "compared")
+
+
+def run(folder: Path, *, resume: bool = False, **changes: Any) -> TrainReport:
+    env = Sums(below=5)
+    env.verifier = Unsteady()
+    shown = Console(file=io.StringIO(), width=200)
+    with Trainer(tiny_run(**changes), env=env, out=folder, console=shown, resume=resume) as trainer:
+        return trainer.fit()
+
+
+def test_a_run_whose_verifier_goes_down_stops_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"train": {"steps": 12, "learning_rate": 1e-3}, "health": {"patience": 3}, "eval": {"tasks": 0}}
+    DOWN.update({"from": 10**9, "calls": 0})
+    whole = run(tmp_path / "whole", **changes)
+    DOWN.update({"from": 16 * 4 + 1, "calls": 0})
+    with pytest.raises(
+        CheckFailed, match=r"stopped after step 7: since step 5 at least 100% .*\n.*Not the answers.*\nkept: the checkpoint of step [1-4] "
+    ):
+        run(tmp_path / "cut", **changes)
+    DOWN.update({"from": 10**9, "calls": 0})
+    again = run(tmp_path / "cut", resume=True, **changes)
+    assert again.rewards == whole.rewards and again.steps == 12
+    assert [*read_jsonl(tmp_path / "cut" / "metrics.jsonl")] == [*read_jsonl(tmp_path / "whole" / "metrics.jsonl")]
+
+
+def test_a_run_without_any_gradient_does_not_end_as_if_it_had_trained(tmp_path: Path) -> None:
+    DOWN.update({"from": 0, "calls": 0})
+    with pytest.raises(CheckFailed, match=r"no step of this run changed the weights\nlikely cause: No answer has a score"):
+        run(tmp_path / "short")
+    assert (tmp_path / "short" / "report.json").is_file()
+    report = run(tmp_path / "warned", health={"action": "warn"})
+    assert report.accuracy_after is None and report.held_out_unscored == 10
+    assert "not judged -> withheld (10 answers have no score" in format_closing_lines(report, tmp_path)
+
+
+def test_the_bounds_may_change_in_a_resumed_run_and_nothing_else(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    report = run(tmp_path / "a", resume=True, health={"action": "off"})
+    assert report.steps == 2
+    with pytest.raises(Exception, match="another configuration"):
+        run(tmp_path / "a", resume=True, seed=1)
+
+
+def test_a_mean_of_partial_scores_is_not_called_an_accuracy() -> None:
+    report = TrainReport("a", 1, 2.0, 0.25, 0.5, 8, has_partial_scores=True, interval_after=[0.25, 0.75])
+    assert format_closing_lines(report, Path("a")).startswith("mean held-out score 0.250 -> 0.500 (95 %: 0.250 to 0.750) on 8 tasks")
+    assert format_closing_lines(TrainReport("a", 1, 2.0, 0.25, 0.5, 8), Path("a")).startswith("held-out accuracy 25.0% -> 50.0% on 8 tasks")
+
+
+def test_bounds_that_cannot_be_are_refused() -> None:
+    with pytest.raises(Exception, match=r"health.max_unscored"):
+        validate_config({"env": "arithmetic", "model": {"path": "x"}, "health": {"max_unscored": 2.0}}, "here")
