@@ -145,7 +145,15 @@ def _run_isolated(query: str, databases: Sequence[str]) -> dict[str, Any] | Verd
     command = [sys.executable, "-I", "-S", _RUNNER_PATH]
     asked = json.dumps({"databases": list(databases), "query": query})
     try:
-        ran = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=MAX_WALL_S, check=False, env={})
+        ran = subprocess.run(
+            command,
+            input=asked.encode(),
+            capture_output=True,
+            timeout=MAX_WALL_S,
+            check=False,
+            env={},
+            start_new_session=True,  # Ctrl-C is for this process; the query's would take it for a break of its own, and score 0
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Verdict(None, f"the query's process failed: {error!r:.300}", fault=Fault.INFRA)
     ready, _, said = ran.stdout.decode("ascii", "replace").partition("\n")

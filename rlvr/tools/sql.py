@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import re
-import sqlite3
+import json
+import select
+import signal
+import subprocess
+import sys
 import time
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, ToolError, ToolFailure
+from rlvr.tools import _sql_process
 from rlvr.tools._sandbox_run import validate_timeout
 
-WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(?:\*|[0-9]{4,})")
-MAX_CELL_CHARS = 200
-"""Maximum characters of a value in a result."""
-MAX_VALUE_BYTES = 100_000
-"""Maximum bytes of a value. It keeps every SQLite function short, so that the timeout can be enforced."""
-SQLITE_LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
-    sqlite3.SQLITE_LIMIT_COLUMN: 100,
-}
-PROGRESS_STEPS = 40
-"""Number of SQLite virtual machine steps between two checks of the timeout."""
-MAX_SCRATCH_PAGES = 16_384
-"""Maximum size of a scratch copy: 64 MiB in 4 KiB pages."""
-READ_ACTIONS = {
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    sqlite3.SQLITE_RECURSIVE,
-}
-FORBIDDEN_ACTIONS = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
-"""Actions that are always denied: they access other files or change the limits."""
-READ_PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
-"""The allowed pragmas, which only read."""
+START_TIMEOUT_S = 60.0
+"""Wall-clock limit for the process to open its database; and, after ten times its timeout, for a statement."""
+RESET_NOTE = " The scratch copy is as it was at the start of the conversation."
 
 
 class Sql(Tool):
     """Run one statement per call, with limits on time, rows and sizes. Other files cannot be accessed.
+
+    The database is opened by a process for each conversation: any statement can be stopped, and none takes the time of this process.
 
     >>> with Sql(script="create table t(n); insert into t values (1), (2)").session() as sql:
     ...     print(sql.sql("select sum(n) as total from t"))
@@ -65,7 +47,7 @@ class Sql(Tool):
             path: the database file. A task may provide its own, as `database` in the data for its tools.
             script: SQL that creates the database, instead of a file. A task may provide its own, as `script`.
             mode: read denies changes; scratch gives each conversation a copy in memory that it may change.
-            timeout: timeout of one statement, in seconds.
+            timeout: timeout of one statement, in seconds of processor time.
             max_rows: maximum rows of a result.
         """
         if mode not in ("read", "scratch"):
@@ -76,7 +58,9 @@ class Sql(Tool):
             raise ValueError("path and script are both given; give one of them")
         self.path, self.script, self.mode, self.max_rows = path, script, mode, max_rows
         self.timeout = validate_timeout(timeout)
-        self.connection: sqlite3.Connection | None = None
+        self._database: dict[str, str] = {}
+        """The database that the process opens."""
+        self._process: subprocess.Popen[bytes] | None = None
 
     def setup(self) -> None:
         """Open the database, or create the copy."""
@@ -85,20 +69,17 @@ class Sql(Tool):
         path, script = (str(data.get("database", "")), str(data.get("script", ""))) if own else (self.path, self.script)
         if not path and not script:
             raise ConfigError("the tool 'sql' has no database; set path or script, or use it in an environment whose tasks provide one")
-        self.connection = self._create_scratch(script, path) if script or self.mode == "scratch" else self._open_file(path)
-        if script and self.mode == "read":
-            self.connection.execute("pragma query_only = on")
-        for limit, most in SQLITE_LIMITS.items():
-            self.connection.setlimit(limit, most)
-        for name in ("printf", "format"):
-            self.connection.create_function(name, -1, _run_printf)
-        self.connection.set_authorizer(self._authorize)
+        if not script and not Path(path).is_file():
+            raise ConfigError(f"there is no database {path!r}; give the path of a SQLite file")
+        self._database = {"path": path, "script": script, "mode": self.mode}
+        self._start_process()
 
     def teardown(self) -> None:
         """Close the database; a scratch copy is discarded."""
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
     @tool
     def sql(self, query: str) -> str:
@@ -107,74 +88,82 @@ class Sql(Tool):
         Args:
             query: one statement.
         """
-        if self.connection is None:
+        if self._process is None:
             raise ToolFailure("the database is not open")
-        end = time.monotonic() + self.timeout
-        self.connection.set_progress_handler(lambda: time.monotonic() > end, PROGRESS_STEPS)
-        try:
-            cursor = self.connection.execute(query)
-            names = [column[0] for column in cursor.description or ()]
-            rows = ["\t".join(map(_format_cell, row)) for row in islice(cursor, self.max_rows + 1)]
-            changed = cursor.rowcount
-            cursor.close()
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            raise self._convert_error(error, end) from error
-        except (UnicodeError, ValueError) as error:
-            raise ToolError(f"the query cannot be read: {error}") from error
-        return self._format_table(names, rows, changed)
+        asked = {"query": query, "timeout": self.timeout, "max_rows": self.max_rows}
+        reply = self._request(asked, START_TIMEOUT_S + 10 * self.timeout)
+        if reply is None:
+            raise self._restart_process()
+        if "names" in reply:
+            return self._format_table(reply["names"], reply["rows"], reply["changed"])
+        if "unreadable" in reply:
+            raise ToolError(f"the query cannot be read: {reply['unreadable']}")
+        raise self._build_late_error() if "late" in reply else self._convert_error(reply["error"])
 
-    def _convert_error(self, error: Exception, end: float) -> Exception:
-        if "interrupted" in str(error) and time.monotonic() > end:
-            return ToolError(f"the statement took longer than {self.timeout:g} s and was stopped")
-        if "not authorized" in str(error) or "readonly" in str(error) or "query_only" in str(error):
+    def _start_process(self) -> None:
+        command = [sys.executable, "-I", "-S", str(_sql_process.__file__)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={},
+                start_new_session=True,  # Ctrl-C is for this process, which decides what to stop
+            )
+        except OSError as error:
+            raise ToolFailure(f"the process of the database did not start: {error}") from error
+        reply = self._request(self._database, START_TIMEOUT_S)
+        if reply is None or "config" in reply:
+            self.teardown()
+            raise ConfigError(reply["config"]) if reply else ToolFailure("the process of the database did not start")
+
+    def _request(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """Send a request and return the reply; None if the process ended. Raises ToolFailure after the wall-clock limit."""
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
+        poll, data, end = select.poll(), bytearray(), time.monotonic() + timeout_s
+        poll.register(self._process.stdout, select.POLLIN)
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            while not data.endswith(b"\n"):
+                if not poll.poll(max(end - time.monotonic(), 0) * 1000):
+                    self.teardown()
+                    raise ToolFailure(f"the process of the database did not answer within {timeout_s:g} s")
+                part = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
+                if not part:
+                    return None
+                data += part
+        except OSError:
+            return None
+        reply: dict[str, Any] = json.loads(data)
+        return reply
+
+    def _restart_process(self) -> Exception:
+        """Start a new process after a statement that ended its own; return the error of the statement."""
+        assert self._process is not None
+        code = self._process.wait(START_TIMEOUT_S)
+        self.teardown()
+        if code == -signal.SIGKILL:
+            return ToolFailure("the process of the database was killed")
+        self._start_process()
+        if code == -signal.SIGXCPU:
+            return self._build_late_error(was_reset=self.mode == "scratch")
+        return ToolError("the statement broke the process of the database." + (RESET_NOTE if self.mode == "scratch" else ""))
+
+    def _build_late_error(self, *, was_reset: bool = False) -> ToolError:
+        note = f".{RESET_NOTE}" if was_reset else ""
+        return ToolError(f"the statement took longer than {self.timeout:g} s and was stopped{note}")
+
+    def _convert_error(self, error: str) -> Exception:
+        if "not authorized" in error or "readonly" in error or "query_only" in error:
             what = "it may only read" if self.mode == "read" else "it may not access other files or change settings"
             return ToolError(f"the statement is not allowed: {what} ({error})")
-        if str(error).startswith(("file is not a database", "disk I/O error", "database disk image")):
+        if error.startswith(("file is not a database", "disk I/O error", "database disk image")):
             return ToolFailure(f"the database failed: {error}")
-        if "user-defined function" in str(error):
+        if "user-defined function" in error:
             return ToolError("printf and format take no width or precision that is * or has more than three digits")
-        return ToolError(str(error))
-
-    def _authorize(self, action: int, one: str | None, two: str | None, database: str | None, trigger: str | None) -> int:
-        if action == sqlite3.SQLITE_PRAGMA and (one or "").lower() in READ_PRAGMAS:
-            return sqlite3.SQLITE_OK
-        if action in FORBIDDEN_ACTIONS or (
-            action == sqlite3.SQLITE_FUNCTION and (two or "").lower() in ("load_extension", "edit", "fts3_tokenizer")
-        ):
-            return sqlite3.SQLITE_DENY
-        return sqlite3.SQLITE_OK if self.mode == "scratch" or action in READ_ACTIONS else sqlite3.SQLITE_DENY
-
-    def _open_file(self, path: str) -> sqlite3.Connection:
-        if not Path(path).is_file():
-            raise ConfigError(f"there is no database {path!r}; give the path of a SQLite file")
-        connection: sqlite3.Connection | None = None
-        try:
-            connection = sqlite3.connect(
-                f"{Path(path).resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
-            )
-            connection.execute("select count(*) from sqlite_schema").fetchone()
-        except sqlite3.Error as error:
-            if connection is not None:
-                connection.close()
-            raise ConfigError(f"{path!r} cannot be opened as a SQLite database: {error}") from error
-        return connection
-
-    def _create_scratch(self, script: str, path: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
-        try:
-            if script:
-                connection.executescript(script)
-            else:
-                source = self._open_file(path)
-                source.backup(connection)
-                source.close()
-            connection.execute(f"pragma max_page_count = {MAX_SCRATCH_PAGES}")
-        except (sqlite3.Error, ConfigError) as error:
-            connection.close()
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"the script of the tool 'sql' does not run: {error}") from error
-        return connection
+        return ToolError(error)
 
     def _format_table(self, names: list[str], rows: list[str], changed: int) -> str:
         if not names:
@@ -185,20 +174,6 @@ class Sql(Tool):
         elif len(rows) > self.max_rows:
             lines.append(f"[more than {self.max_rows} rows; the rest is not shown]")
         return "\n".join(lines)
-
-
-def _run_printf(*parts: Any) -> Any:
-    """Call `printf` of SQLite, but refuse widths of more than three digits: SQLite would write up to two billion spaces."""
-    if parts and isinstance(parts[0], str) and WIDE_FORMAT.search(parts[0]):
-        raise ValueError("too wide")
-    with closing(sqlite3.connect(":memory:")) as own:
-        return own.execute(f"select printf({', '.join('?' * len(parts))})", parts).fetchone()[0]
-
-
-def _format_cell(value: Any) -> str:
-    text = "NULL" if value is None else f"[{len(value)} bytes]" if isinstance(value, bytes) else str(value)
-    text = text if len(text) <= MAX_CELL_CHARS else text[: MAX_CELL_CHARS - 3] + "..."
-    return text.replace("\t", " ").replace("\n", " ")
 
 
 make = Sql

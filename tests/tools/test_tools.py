@@ -196,6 +196,42 @@ def test_sql_has_limits_on_time_rows_and_sizes() -> None:
         assert said(sql, "sql", query="select count(*) as c from t").text == "c\n2", "the next statement runs"
 
 
+def build_straight_query(columns: int) -> str:
+    """A query in which SQLite never jumps: its progress handler is not asked before all `trim`s are done, two seconds for a column."""
+    one = "+".join(["length(trim(a,c))"] * 20)
+    return (
+        "with v(a) as materialized (select replace(hex(zeroblob(49900)),'0','b')), "
+        f"w(c) as materialized (select replace(hex(zeroblob(100)),'0','a')||'b') select {','.join([one] * columns)} from v,w"
+    )
+
+
+@pytest.mark.parametrize("mode", ["read", "scratch"])
+def test_sql_stops_a_statement_that_never_jumps(mode: Any) -> None:
+    with Sql(script=SCRIPT, mode=mode, timeout=0.3).session() as sql:
+        if mode == "scratch":
+            assert said(sql, "sql", query="delete from t").ok
+        start = time.monotonic()
+        result = said(sql, "sql", query=build_straight_query(40))
+        assert not result.ok and "longer than 0.3 s" in result.text and time.monotonic() - start < 20
+        assert ("as it was at the start" in result.text) == (mode == "scratch")
+        assert said(sql, "sql", query="select count(*) as c from t").text == "c\n2", "the next statement runs"
+
+
+def test_sql_keeps_what_a_conversation_has_opened_between_its_statements() -> None:
+    with Sql(script=SCRIPT, mode="scratch").session() as sql:
+        for query in ("begin", "delete from t", "create temp table x(n)", "insert into x select count(*) from t", "rollback"):
+            said(sql, "sql", query=query)
+        assert said(sql, "sql", query="select count(*) as c from t").text == "c\n2"
+
+
+def test_an_sql_process_that_somebody_kills_is_no_fault_of_the_statement() -> None:
+    with Sql(script=SCRIPT).session() as sql:
+        assert isinstance(sql, Sql) and sql._process is not None
+        sql._process.kill()
+        with pytest.raises(ToolFailure, match="was killed"):
+            sql.sql("select 1")
+
+
 def test_sql_takes_the_database_of_the_task() -> None:
     with Sql(script="create table a(x)").session(ToolContext(data={"script": "create table b(x)"})) as sql:
         assert said(sql, "sql", query="select name from sqlite_schema").text == "name\nb"
