@@ -226,7 +226,7 @@ def bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: in
     means = np.concatenate(
         [dice.multinomial(tasks, np.full(tasks, 1 / tasks), size=500) @ sample / tasks for _ in range(-(-num_resamples // 500))]
     )
-    stretch = math.sqrt(tasks / (tasks - 1)) * t_quantile_975(tasks - 1) / Z95 if tasks > 1 else 1.0
+    stretch = math.sqrt(tasks / (tasks - 1)) * compute_t_quantile(0.975, tasks - 1) / Z95 if tasks > 1 else 1.0
     return np.sort(sample.mean() + (means[:num_resamples] - sample.mean()) * stretch)
 
 
@@ -240,17 +240,54 @@ def bootstrap_interval(values: Sequence[float], *, seed: int = 0, num_resamples:
     return float(low), float(high)
 
 
-def t_quantile_975(degrees_of_freedom: int) -> float:
-    """Compute the 97.5 % quantile of Student's t, by expansion around the normal one (accurate to 0.001 from 5 degrees of freedom on).
+def compute_t_tail(t: float, degrees_of_freedom: float) -> float:
+    """Compute the chance that Student's t exceeds `t`; the degrees of freedom need not be whole.
 
-    >>> round(t_quantile_975(19), 3)
-    2.093
+    >>> round(2 * compute_t_tail(2.776445, 4), 4)
+    0.05
     """
-    z = Z95
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / degrees_of_freedom**power for power, term in enumerate(terms, 1))
+    x = degrees_of_freedom / (degrees_of_freedom + t * t)
+    tail = 0.5 * compute_incomplete_beta(degrees_of_freedom / 2, 0.5, x)
+    return tail if t >= 0 else 1.0 - tail
+
+
+def compute_t_quantile(p: float, degrees_of_freedom: float) -> float:
+    """Compute the quantile of Student's t by bisection, to the last digits.
+
+    >>> round(compute_t_quantile(0.975, 19), 6), round(compute_t_quantile(0.975, 1), 4)
+    (2.093024, 12.7062)
+    """
+    if p < 0.5:
+        return -compute_t_quantile(1 - p, degrees_of_freedom)
+    low, high = 0.0, 1.0
+    while compute_t_tail(high, degrees_of_freedom) > 1 - p:
+        low, high = high, 2 * high
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if compute_t_tail(middle, degrees_of_freedom) > 1 - p else (low, middle)
+    return (low + high) / 2
+
+
+def compute_incomplete_beta(a: float, b: float, x: float) -> float:
+    """Compute the regularized incomplete beta function by its continued fraction (Lentz's method; DLMF 8.17.22)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below
+        return 1.0 - compute_incomplete_beta(b, a, 1 - x)
+    front = math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) / a
+    tiny = 1e-300
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
+    value = d
+    for m in range(1, 10_000):
+        for step in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / (1 + step * d or tiny)
+            c = 1 + step / c or tiny
+            value *= c * d
+        if abs(c * d - 1) < 1e-16:
+            break
+    return front * value

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.errors import RlvrError
 from rlvr.evaluation.compare import EnvComparison, compare_evaluations
-from rlvr.evaluation.statistics import mean, t_quantile_975
+from rlvr.evaluation.statistics import compute_t_quantile, compute_t_tail, mean
 from rlvr.runs.run_log import load_run_config
 from rlvr.viewer.run_summary import compute_share_interval, load_report
 
@@ -120,10 +120,10 @@ def _compute_difference(
         error = math.sqrt(sum(parts))
         if not error:
             return value, None, None, None, "All runs of a condition have the same accuracy, so there is no interval over seeds."
-        freedom = max(int(error**4 / sum(part**2 / (len(found) - 1) for part, found in zip(parts, (a, b), strict=True))), 1)
-        half = t_quantile_975(freedom) * error
+        freedom = error**4 / sum(part**2 / (len(found) - 1) for part, found in zip(parts, (a, b), strict=True))
+        half = compute_t_quantile(0.975, freedom) * error
         note = "Intervals over seeds by Welch's t; they cover the variation between seeds, not between tasks."
-        return value, value - half, value + half, compute_two_sided_p(value / error, freedom), note
+        return value, value - half, value + half, 2 * compute_t_tail(abs(value) / error, freedom), note
     counts = [report.get("held_out_tasks") or 0 for report in reports]
     ends = [compute_share_interval(mean(found), count) for found, count in zip((a, b), counts, strict=True)]
     (l1, u1), (l2, u2) = ends
@@ -138,21 +138,6 @@ def _compute_difference(
 def _variance(values: Sequence[float]) -> float:
     centre = mean(values)
     return sum((value - centre) ** 2 for value in values) / (len(values) - 1)
-
-
-def compute_two_sided_p(t: float, degrees_of_freedom: int) -> float:
-    """Compute the two-sided p-value of a t statistic for whole degrees of freedom (Abramowitz and Stegun, 26.7.3).
-
-    >>> round(compute_two_sided_p(2.776445, 4), 4)
-    0.05
-    """
-    angle = math.atan(abs(t) / math.sqrt(degrees_of_freedom))
-    term, total = (1.0, 0.0) if degrees_of_freedom % 2 == 0 else (math.cos(angle), 0.0)
-    for k in range(degrees_of_freedom % 2, degrees_of_freedom - 1, 2):
-        total += term
-        term *= (k + 1) / (k + 2) * math.cos(angle) ** 2
-    inside = math.sin(angle) * total
-    return 1 - (inside if degrees_of_freedom % 2 == 0 else 2 / math.pi * (angle + inside))
 
 
 def compare_eval_runs(runs: Sequence[Path]) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,14 @@ from rlvr.evaluation.paired import apply_holm_correction, compute_mcnemar_p, com
 from rlvr.evaluation.statistics import (
     best_at_k,
     bootstrap_interval,
+    compute_t_quantile,
+    compute_t_tail,
     estimate_mean,
     list_k_values,
     majority_at_k,
     pass_all_k,
     pass_at_k,
     standard_error,
-    t_quantile_975,
     wilson_interval,
 )
 
@@ -136,12 +139,31 @@ def test_the_bootstrap_repeats_itself_and_is_as_wide_as_students_interval() -> N
     values = [dice.gauss(0.1, 1.0) for _ in range(200)]
     low, high = bootstrap_interval(values, seed=3)
     assert (low, high) == bootstrap_interval(values, seed=3) != bootstrap_interval(values, seed=4)
-    assert high - low == pytest.approx(2 * t_quantile_975(199) * standard_error(values), rel=0.03)
+    assert high - low == pytest.approx(2 * compute_t_quantile(0.975, 199) * standard_error(values), rel=0.03)
 
 
-@pytest.mark.parametrize(("freedom", "value"), [(5, 2.5706), (9, 2.2622), (29, 2.0452), (99, 1.9842)])
-def test_students_quantile(freedom: int, value: float) -> None:
-    assert t_quantile_975(freedom) == pytest.approx(value, abs=1e-3)
+def test_statistics_are_those_of_scipy_on_random_inputs() -> None:
+    """To six digits, for 10,000 inputs in all."""
+    stats: Any = importlib.import_module("scipy.stats")
+    dice = random.Random(7)
+    freedoms = [math.exp(dice.uniform(math.log(0.3), math.log(1e5))) for _ in range(2500)]
+    ts = [dice.choice((-1, 1)) * math.exp(dice.uniform(-6, 4)) for _ in freedoms]
+    for freedom, t, expected in zip(freedoms, ts, stats.t.sf(ts, freedoms), strict=True):
+        assert compute_t_tail(t, freedom) == pytest.approx(expected, rel=1e-6, abs=1e-300), (t, freedom)
+    ps = [dice.choice((0.975, 0.025, 0.9, 0.6, 0.995, 0.4, dice.uniform(0.001, 0.999))) for _ in freedoms]
+    for freedom, p, expected in zip(freedoms, ps, stats.t.ppf(ps, freedoms), strict=True):
+        assert compute_t_quantile(p, freedom) == pytest.approx(expected, rel=1e-6), (p, freedom)
+    for _ in range(2500):
+        wins, losses = dice.randrange(200), dice.randrange(200)
+        if wins + losses:
+            assert compute_mcnemar_p(wins, losses) == pytest.approx(stats.binomtest(wins, wins + losses).pvalue, rel=1e-6)
+    for _ in range(1000):
+        right, total = dice.randrange(1, 60), 60
+        found = stats.binomtest(right, total).proportion_ci(method="wilson")
+        assert wilson_interval([1.0] * right + [0.0] * (total - right)) == pytest.approx((found.low, found.high), rel=1e-6)
+    for _ in range(1500):
+        values = [dice.gauss(0, 1) for _ in range(dice.randrange(2, 30))]
+        assert standard_error(values) == pytest.approx(stats.sem(values), rel=1e-6)
 
 
 def test_the_k_that_are_shown() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import write_export
 from rlvr.runs.run_log import RunLog
-from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, compute_two_sided_p, group_runs_into_conditions, load_settings
+from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_runs_into_conditions, load_settings
 from rlvr.viewer.episode_curves import BANDS, COMPONENTS_TITLE, EpisodeCurves
 from rlvr.viewer.run_summary import list_held_out_accuracies, load_viewed_run
 from tests.fixtures.tiny import tiny_run
@@ -47,18 +49,28 @@ def test_seeds_give_an_interval_by_welch(tmp_path: Path) -> None:
     runs = [run_of(tmp_path / str(n), {"accuracy_after": value, "held_out_tasks": 100}) for n, value in enumerate([*a, *b])]
     found = compare_training_runs(runs, ["A", "B"], [0, 0, 0, 1, 1, 1])
     (row,) = found["forest"]
-    # Welch: t is 8.5638 with 3.108 degrees of freedom, of which 3 whole ones count; their quantile is 3.1824
-    assert row["value"] == pytest.approx(0.37) and row["high"] - row["value"] == pytest.approx(3.1824 * 0.37 / 8.5638, rel=3e-3)
+    # Welch: t is 8.5638 with 3.108 degrees of freedom, whose quantile is 3.1208
+    assert row["value"] == pytest.approx(0.37) and row["high"] - row["value"] == pytest.approx(3.1208 * 0.37 / 8.5638, rel=3e-3)
     assert "p 0.003" in row["told"] and "over seeds" in found["notes"][0]
     assert found["tables"][0]["lines"][1] == ["B", "3", "", "56.0 % (50.0 to 63.0)"]
 
 
-@pytest.mark.parametrize(
-    ("t", "freedom", "p"),
-    [(12.7062, 1, 0.05), (4.30265, 2, 0.05), (3.18245, 3, 0.05), (2.57058, 5, 0.05), (0.0, 4, 1.0), (3.16927, 10, 0.01)],
-)
-def test_p_of_a_t_statistic(t: float, freedom: int, p: float) -> None:
-    assert compute_two_sided_p(t, freedom) == compute_two_sided_p(-t, freedom) == pytest.approx(p, abs=1e-5)
+def test_the_interval_over_seeds_is_scipy_s(tmp_path: Path) -> None:
+    """Degrees of freedom are not whole, and 2 and 1 of them give intervals that differ threefold."""
+    stats: Any = importlib.import_module("scipy.stats")
+    dice = random.Random(3)
+    cases = [([0.30, 0.34], [0.50, 0.54]), ([0.45, 0.55], [0.62, 0.72]), ([0.5, 0.6], [0.1, 0.2])]
+    cases += [
+        ([dice.random() for _ in range(dice.randrange(2, 6))], [dice.random() for _ in range(dice.randrange(2, 6))]) for _ in range(20)
+    ]
+    for n, (a, b) in enumerate(cases):
+        runs = [run_of(tmp_path / f"{n}-{k}", {"accuracy_after": value, "held_out_tasks": 100}) for k, value in enumerate([*a, *b])]
+        (row,) = compare_training_runs(runs, ["A", "B"], [0] * len(a) + [1] * len(b))["forest"]
+        expected = stats.ttest_ind(a, b, equal_var=False)
+        low, high = expected.confidence_interval(0.95)
+        assert (row["low"], row["high"]) == pytest.approx((low, high), rel=1e-6)
+        if n == 0:
+            assert "p 0.019" in row["told"]
 
 
 def test_one_run_of_a_condition_says_what_its_interval_covers(tmp_path: Path) -> None:
