@@ -48,7 +48,7 @@ class UnitTests(Verifier):
     """Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight)."""
 
     needs: ClassVar = {"sandbox": "docker"}
-    version = "4"
+    version = "5"  # 5: tests of a class; a dry run without a result gives no score
     examples = (
         VerifierExample(
             reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},

@@ -43,7 +43,7 @@ def read_rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {file.stem: [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()] for file in files}
 
 
-def verify_rows(verifier: str, rows: list[dict[str, Any]]) -> list[rlvr.Verdict]:
+def verify_rows(verifier: str, rows: list[dict[str, Any]], sandbox: str) -> list[rlvr.Verdict]:
     """Verify rows that share one verifier, with one instance for each distinct settings."""
     places: dict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
@@ -51,6 +51,8 @@ def verify_rows(verifier: str, rows: list[dict[str, Any]]) -> list[rlvr.Verdict]
     verdicts: dict[int, rlvr.Verdict] = {}
     for text, mine in places.items():
         settings = {RENAMED_SETTINGS.get(name, name): value for name, value in json.loads(text).items()}
+        if verifier == "unit_tests":
+            settings["sandbox"] = {"name": sandbox, **({"trusted": True} if sandbox == "process" else {})}
         tasks = [
             rlvr.Task(rlvr.user(rows[k].get("prompt") or "?"), rows[k]["reference"], id=rows[k]["id"], meta=rows[k].get("meta") or {})
             for k in mine
@@ -71,6 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder with the rows")
     parser.add_argument("--only", default="", help="one verifier")
+    parser.add_argument("--sandbox", default="docker", help="of unit_tests: docker, or process, which does not isolate the programs of the rows")
     parser.add_argument("--apart", action="store_true", help="also print the mistakes on rows that are counted apart")
     parser.add_argument("--out", type=Path, help="write the verdicts as JSON lines")
     arguments = parser.parse_args()
@@ -88,7 +91,7 @@ def main() -> int:
         for verifier, mine in by_verifier.items():
             if arguments.only not in ("", verifier):
                 continue
-            for row, verdict in zip(mine, verify_rows(verifier, mine), strict=True):
+            for row, verdict in zip(mine, verify_rows(verifier, mine, arguments.sandbox), strict=True):
                 apart = row.get("amb") or row["label"] == "contested" or row["id"] in POLICY_ROWS
                 kind = "right" if row["label"] == "contested" else classify(row, verdict)
                 counts["rows"] += 1

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlvr.verifiers.code.compare_values import is_same_value
-from rlvr.verifiers.code.wire import MAX_MESSAGE_BYTES, NotData, decode, encode, find_non_data, read_message, write_message
+from rlvr.verifiers.code.wire import MAX_MESSAGE_BYTES, NotData, ObjectReference, decode, encode, find_non_data, read_message, write_message
 
 STRICT_EQ_MODULES = {"datetime", "uuid", "pathlib", "zoneinfo"}
 """Modules whose objects equal only objects of their own type, although their classes define `==`."""
@@ -87,6 +87,11 @@ def receive_reply(sent_arguments: Any = None) -> Any:
     """Receive the next reply of the answer's process: return the value or raise the exception. Changed arguments are copied back into
     `sent_arguments`.
     """
+    return decode_reply(receive_message(), sent_arguments)
+
+
+def receive_message() -> dict[str, Any]:
+    """Receive the next reply as it was sent."""
     try:
         reply = read_message(3, max_message_bytes)
     except (EOFError, OSError):
@@ -95,6 +100,11 @@ def receive_reply(sent_arguments: Any = None) -> Any:
         raise AnswerProcessEnded(f"the answer broke the channel: {error}") from None
     if type(reply) is not dict:
         raise AnswerProcessEnded("the answer broke the channel: no reply")
+    return reply
+
+
+def decode_reply(reply: dict[str, Any], sent_arguments: Any = None) -> Any:
+    """Return the value of a reply, or raise its exception."""
     try:
         if sent_arguments and "args" in reply:
             args, kwargs = decode(reply["args"]), decode(reply.get("kwargs"))
@@ -115,6 +125,109 @@ def receive_reply(sent_arguments: Any = None) -> Any:
     if kind in (StopIteration, StopAsyncIteration):  # it would end a loop of the test, as if there were nothing more to assert
         kind = RuntimeError
     raise kind(str(reply.get("message", ""))[:500])
+
+
+# Tests of a class: its objects stay in the answer's process, and the test uses them through a reference
+
+
+class AnswerClass:
+    """Stands for the answer's class in a test: calling it makes an object in the answer's process."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make an object of the class."""
+        count_call()
+        send_request({"call": self.__name__, "cases": [encode_call(args, kwargs)], "in_place": False, "makes": True})
+        return receive_object(is_made=True)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, AnswerObject) and value.kind == self.__name__
+
+
+class AnswerObject(ObjectReference):
+    """Stands for one object of the answer in a test.
+
+    Its attributes and the results of its methods are data, or other objects of the answer. It equals only itself: the answer's own `==`
+    never decides an assertion. Only an object that the test made has a length, items and the like.
+    """
+
+    def __init__(self, number: int, kind: str, is_made: bool) -> None:
+        object.__setattr__(self, "number", number)
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "is_made", is_made)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        reply = ask_object(self, "get", name)
+        if reply.get("callable") is True:
+            return lambda *args, **kwargs: decode_object(ask_object(self, "call", name, *args, **kwargs))
+        return decode_object(reply)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        decode_object(ask_object(self, "set", name, value))
+
+    def __bool__(self) -> bool:
+        return not self.is_made or self.operate("bool", bool)
+
+    def __len__(self) -> int:
+        return int(self.operate("len", int))
+
+    def __iter__(self) -> Any:
+        return iter(self.operate("iter", list))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(self.operate("contains", bool, value))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.operate("getitem", object, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.operate("setitem", object, key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self.operate("delitem", object, key)
+
+    def __str__(self) -> str:
+        return str(self.operate("str", str))
+
+    def __repr__(self) -> str:
+        return str(self.operate("repr", str))
+
+    def operate(self, operation: str, kind: type, *args: Any) -> Any:
+        """Ask for an operation of Python on the object; its result must be of the kind that Python would demand."""
+        if not self.is_made:
+            raise TypeError(f"the test may read attributes and call methods of an inner {self.kind}, but not take its {operation}")
+        value = decode_object(ask_object(self, operation, *args))
+        if not isinstance(value, kind):
+            raise TypeError(f"{operation} gave a {type(value).__name__}")
+        return value
+
+
+answer_objects: dict[int, AnswerObject] = {}
+"""By their number, so that an object that is returned twice is the same one."""
+
+
+def ask_object(asked: AnswerObject, operation: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Send one operation on an object to the answer's process, and return the reply."""
+    count_call()
+    send_request({"object": asked.number, "do": operation, **encode_call(args, kwargs)})
+    return receive_message()
+
+
+def receive_object(*, is_made: bool = False) -> Any:
+    """Receive a reply that may be an object."""
+    return decode_object(receive_message(), is_made=is_made)
+
+
+def decode_object(reply: dict[str, Any], *, is_made: bool = False) -> Any:
+    """Return the object or the value of a reply, or raise its exception."""
+    number = reply.get("object")
+    if type(number) is not int:
+        return decode_reply(reply)
+    return answer_objects.setdefault(number, AnswerObject(number, str(reply.get("kind"))[:100], is_made))
 
 
 def copy_back(original: Any, returned: Any) -> None:
@@ -187,7 +300,11 @@ def check_asserts() -> None:
         write_message(5, {"ready": True})
         if not load_answer_in_process(brief["source"], brief["entry_point"]):
             return
-        add_answer_to_namespace(names, make_stub(brief["entry_point"], brief["in_place"]), make_stub(brief["entry_point"], True))
+        if brief["is_class"]:
+            made = AnswerClass(brief["entry_point"])
+            add_answer_to_namespace(names, made, made)
+        else:
+            add_answer_to_namespace(names, make_stub(brief["entry_point"], brief["in_place"]), make_stub(brief["entry_point"], True))
         run_test(code, names, brief["check"])
     except (AnswerProcessEnded, InvalidTest) as error:
         write_message(5, {"over": str(error)[:300]})

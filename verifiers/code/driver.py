@@ -6,11 +6,13 @@ like any others.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
 import types
 from typing import Any
 
-from rlvr.verifiers.code.wire import NotData, decode, encode, read_message, write_message
+from rlvr.verifiers.code.wire import MAX_ITEMS, NotData, decode, encode, find_kept_object, kept_objects, read_message, write_message
 
 BUILTIN_EXCEPTIONS = {name for name, kind in vars(__import__("builtins")).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
@@ -44,6 +46,58 @@ def call_function(function: Any, arguments: Any, keyword_arguments: Any) -> dict
         return encode_exception(error)
 
 
+OBJECT_OPERATIONS: dict[str, Any] = {
+    "len": len,
+    "bool": bool,
+    "str": str,
+    "repr": repr,
+    "iter": lambda target: list(itertools.islice(target, MAX_ITEMS)),
+    "contains": operator.contains,
+    "getitem": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "set": setattr,
+}
+"""What a test of a class may do with an object, besides reading its attributes and calling its methods."""
+
+
+def use_object(order: dict[str, Any]) -> dict[str, Any]:
+    """Use an object of the answer's class as the test does, and return what comes of it, or the exception."""
+    try:
+        target, arguments, named = find_kept_object(order["object"]), decode(order["args"]), decode(order["kwargs"])
+        if order["do"] == "get":
+            found = getattr(target, *arguments)
+            return {"callable": True} if callable(found) else encode_result(found)
+        if order["do"] == "call":
+            return encode_result(getattr(target, arguments[0])(*arguments[1:], **named))
+        return encode_result(OBJECT_OPERATIONS[order["do"]](target, *arguments))
+    except NotData as error:
+        return {"raised": "TypeError", "message": str(error)}
+    except Exception as error:
+        return encode_exception(error)
+
+
+def encode_result(value: Any, *, is_made: bool = False) -> dict[str, Any]:
+    """Encode a value as data, or by its number if it is an object of a class of the answer. One that `is_made` by the test always is."""
+    own = type(value).__module__ == "answer"
+    if own and (is_made or encode(value)[:1] == ["o"]):
+        numbers = [number for number, kept in enumerate(kept_objects) if kept is value]
+        if not numbers:
+            kept_objects.append(value)
+        return {"object": numbers[0] if numbers else len(kept_objects) - 1, "kind": type(value).__name__}
+    return {"value": encode(value)}
+
+
+def make_object(make: Any, arguments: Any, named: Any) -> dict[str, Any]:
+    """Make an object of the answer's class, and return its number."""
+    try:
+        return encode_result(make(*arguments, **named), is_made=True)
+    except NotData as error:
+        return {"raised": "TypeError", "message": str(error)}
+    except Exception as error:
+        return encode_exception(error)
+
+
 def encode_exception(error: BaseException) -> dict[str, Any]:
     """Encode an exception as data."""
     known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILTIN_EXCEPTIONS), "Exception")
@@ -70,6 +124,8 @@ def serve_checker() -> None:
             except Exception as error:
                 write_message(4, encode_exception(error))
                 raise
+        elif "object" in order:
+            write_message(4, use_object(order))
         else:
             try:
                 function = find_function(names, order["call"])
@@ -78,7 +134,7 @@ def serve_checker() -> None:
                 continue
             for case in order["cases"]:
                 arguments, named = decode(case["args"]), decode(case["kwargs"])
-                reply = call_function(function, arguments, named)
+                reply = make_object(function, arguments, named) if order.get("makes") else call_function(function, arguments, named)
                 if order["in_place"]:
                     reply |= encode_arguments(arguments, named)
                 write_message(4, reply)

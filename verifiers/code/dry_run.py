@@ -88,11 +88,41 @@ def make_unknown_function(name: str) -> Callable[..., UnknownValue]:
     return call
 
 
+class UnknownObject(UnknownValue):
+    """A placeholder for an object of the answer's class. Objects are not compared: their own `==` would decide the assertion."""
+
+
+def _reject_comparison(*_: Any, **__: Any) -> Any:
+    raise InvalidTest(
+        "the test compares or computes with objects of the answer's class; compare their attributes or what their methods return"
+    )
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", *BINARY_OPS, *(f"r{name}" for name in BINARY_OPS)):
+    setattr(UnknownObject, f"__{_name}__", _reject_comparison)
+UnknownObject.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+class UnknownClass:
+    """A replacement of the answer's class: calling it checks the arguments and makes a placeholder."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> UnknownObject:
+        """Make a placeholder of an object."""
+        make_unknown_function(self.__name__)(*args, **kwargs)
+        return UnknownObject()
+
+    def __instancecheck__(self, value: Any) -> bool:
+        raise DependsOnAnswer
+
+
 def dry_run_test() -> None:
     """Run the instrumented test, and write whether it is valid, or why it is not, to a record."""
     write_message(5, {"started": True})
     brief = json.loads(sys.stdin.buffer.read())
-    function = make_unknown_function(brief["entry_point"])
+    function = (UnknownClass if brief["is_class"] else make_unknown_function)(brief["entry_point"])
     try:
         code, names = compile_test(brief, lambda *_: None)
         add_answer_to_namespace(names, function, function)

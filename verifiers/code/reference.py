@@ -12,6 +12,10 @@ asserts takes "setup" (code that only the checker sees) and "in_place". A case o
 The answer gets copies of its arguments. Its changes to them are copied back if a test makes the call as a separate statement
 (`f(xs)`, then `assert xs == [1, 2]`). With "in_place": true they are copied back after every call: set it if the test checks both the
 result and the arguments, and never if it computes the expected result from the arguments after the call.
+
+An entry point whose name begins with a capital is a class. Its objects stay in the answer's process: the test makes them, reads and sets
+attributes, calls methods, and takes `len`, items and the like of an object that it made; what comes back is data, or another object. An
+object equals only itself, so compare attributes and results of methods, not objects.
 """
 
 from __future__ import annotations
@@ -78,11 +82,10 @@ class UnitTestSpec:
             cases = [{"args": encode(args), "kwargs": encode(kwargs)} for args, kwargs in (case.inputs for case in self.cases)]
             expected = [encode(case.expected) for case in self.cases]
             return {"function": self.function, "cases": cases, "expected": expected, "rule": dict(self.comparison_rule)}
-        test = (
-            {"test": self.prepared.source, "check": self.prepared.has_check_function, "asserting": self.prepared.num_assertions}
-            if self.prepared
-            else {}
-        )
+        test: dict[str, Any] = {}
+        if self.prepared:
+            test = {"test": self.prepared.source, "check": self.prepared.has_check_function, "asserting": self.prepared.num_assertions}
+            test["is_class"] = self.prepared.is_class
         return {"entry_point": self.function, "setup": self.setup, "in_place": self.in_place, **test}
 
 

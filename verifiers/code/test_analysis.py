@@ -38,6 +38,8 @@ class PreparedTest:
     """Number of statements with an assertion."""
     has_check_function: bool
     """Whether there is a function `check`, which is called with the answer's function."""
+    is_class: bool = False
+    """Whether the answer is a class, by the case of its name: its objects stay in the answer's process, and the test uses them there."""
 
 
 @lru_cache(maxsize=1024)
@@ -58,7 +60,7 @@ def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
         raise ConfigError(f"the test code does not compile: {type(error).__name__}: {error}") from None
     if flaw or not (count or examined.check_functions):
         raise ConfigError(flaw or "the test code asserts nothing")
-    return PreparedTest(text, count, bool(examined.check_functions))
+    return PreparedTest(text, count, bool(examined.check_functions), examined.is_class)
 
 
 def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.stmt], int]:
@@ -87,6 +89,7 @@ class AnalyzedTest:
 
     def __init__(self, tree: ast.Module, entry_point: str) -> None:
         self.tree = tree
+        self.is_class = entry_point[:1].isupper()
         self.check_functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check"]
         self.answer_names = {entry_point, "candidate", *(node.args.args[0].arg for node in self.check_functions if node.args.args)}
         self.result_names: set[str] = set()
@@ -111,6 +114,10 @@ class AnalyzedTest:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self.is_answer_result(node.func):
                 return "the test calls what the answer returns, but only data can be returned"
+            if self.is_class:
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.answer_names:
+                    return f"the test reads .{node.attr} of the answer's class itself, but only its objects can be used"
+                continue
             if isinstance(node, ast.Attribute) and self.is_answer_result(node.value) and node.attr not in DATA_ATTRIBUTES:
                 return f"the test reads .{node.attr} of what the answer returns, but only data can be returned"
         bound = {*_iter_bound_names(setup), *_iter_bound_names(self.tree), *vars(builtins), *self.answer_names, "__name__"}

@@ -34,6 +34,25 @@ class OpaqueValue:
         return f"<{self.kind}>"
 
 
+class ObjectReference(OpaqueValue):
+    """An object of the answer's class: it stays in the answer's process, and only its number is sent."""
+
+    def __init__(self, number: int, kind: str) -> None:
+        super().__init__(kind)
+        self.number = number
+
+
+kept_objects: list[Any] = []
+"""In the answer's process, the objects that a test of a class refers to by their number; empty elsewhere."""
+
+
+def find_kept_object(number: Any) -> Any:
+    """Find the object with this number; `NotData` for anything else."""
+    if type(number) is not int or not 0 <= number < len(kept_objects):
+        raise NotData("there is no such object")
+    return kept_objects[number]
+
+
 def encode(value: Any, nesting_depth: int = 0) -> Any:
     """Encode a value as JSON: JSON types are unchanged, all others become a list that starts with a tag.
 
@@ -42,6 +61,8 @@ def encode(value: Any, nesting_depth: int = 0) -> Any:
     """
     if value is None or value is True or value is False:
         return value
+    if isinstance(value, ObjectReference):
+        return ["h", value.number]
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -153,6 +174,7 @@ SCALAR_DECODERS: dict[str, Any] = {
     "ba": bytearray.fromhex,
     "dec": decimal.Decimal,
     "o": lambda body: OpaqueValue(str(body)[:100]),
+    "h": find_kept_object,
 }
 
 

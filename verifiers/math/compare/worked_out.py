@@ -254,7 +254,7 @@ class _StepFinder:
         radicands = [
             value for factor in rest if factor[0] == "root" and factor[2] == ("num", 2, 1) and (value := self.get_value(factor[1]))
         ]
-        if len(radicands) > 1 and _has_square_factor(math.prod(radicands)):
+        if len(radicands) > 1 and _has_square_factor(math.prod(radicands, start=Fraction(1))):
             self.add("square factor", tree)
         lettered = [factor for factor in rest if get_free_symbols(factor)]
         if len(lettered) > 1 and any(factor[0] == "add" for factor in lettered):
@@ -332,7 +332,7 @@ class _StepFinder:
             return number / low, rest
         if tree[0] != "mul":
             return Fraction(1), tree
-        number, factors = Fraction(1), []
+        number, factors = Fraction(1), list[Tree]()
         for factor in _flatten(tree, "mul"):
             value = self.get_value(factor)
             number, factors = (number * value, factors) if value is not None else (number, [*factors, factor])
