@@ -11,12 +11,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from typing import Any
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.admission import CapacityLimiter
-from rlvr.errors import ConfigError, SandboxError
+from rlvr.errors import ConfigError, SandboxError, SandboxUnavailable
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside import engine
 from rlvr.sandbox._outside.container import Container
@@ -76,6 +77,7 @@ class DockerSandbox(Sandbox):
             "uses_pid_namespaces": namespaces,
         }
         size = containers or count_processors()
+        self._outage = engine.OutageGuard()
         self._prepare_lock = threading.Lock()
         self._prepared_pid = 0
         self._pool: SupervisorPool[Container] = SupervisorPool(self._start_container, size, queue_timeout_s)
@@ -85,18 +87,25 @@ class DockerSandbox(Sandbox):
         atexit.register(self._finalizer)
 
     def run_program(self, program: Program) -> ExecutionResult:
-        """Run the program in the next free container. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`."""
+        """Run the program in the next free container. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`.
+
+        While the engine is away, the program waits for it, and runs again if its container was lost with it. Raises SandboxUnavailable if
+        the engine stays away.
+        """
         try:
             return self._run_or_raise(program)
+        except SandboxUnavailable:
+            raise
         except SandboxError as error:
             return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=str(error))
 
     def _run_or_raise(self, program: Program) -> ExecutionResult:
         if wrong := check_program_fits(program, self.memory_mb, (self._settings["pids"] - RESERVED_PROCESSES) // 2):
             return wrong
-        end = ""
-        for _ in range(2):
+        end, num_broken = "", 0
+        while num_broken < 2:
             container = self._pool.acquire()
+            began = time.monotonic()
             sound = False
             try:
                 if wrong := check_language(program, container.handshake["languages"]):
@@ -105,7 +114,10 @@ class DockerSandbox(Sandbox):
                 outcome, sound = container.run_program(program)
                 return outcome
             except ConnectionBroken as error:
+                if self._outage.wait_if_away(began):
+                    continue  # its container went with the engine; it has left nothing, and may run again
                 end = _explain_container_exit(container, error)
+                num_broken += 1
             finally:
                 self._pool.release(container, is_healthy=sound)
         # it broke two fresh containers while the engine works: the program is the cause
@@ -130,7 +142,20 @@ class DockerSandbox(Sandbox):
         return self._start_container(place.image or self.image, settings | {"runtime": self._settings["runtime"], "serves_sessions": True})
 
     def _start_container(self, image: str = "", settings: dict[str, Any] | None = None) -> Container:
-        image = image or self.image
+        """Start a container; while the engine is away, wait for it."""
+        num_lost = 0
+        while True:
+            began = time.monotonic()
+            try:
+                return self._start_container_now(image or self.image, settings or self._settings)
+            except SandboxError as error:
+                if self._outage.wait_if_away(began):
+                    continue
+                num_lost += 1
+                if num_lost > 1 or not engine.is_connection_error(error):  # it may have been away for a moment
+                    raise
+
+    def _start_container_now(self, image: str, settings: dict[str, Any]) -> Container:
         if self._prepared_pid != os.getpid():
             with self._prepare_lock:
                 if self._prepared_pid != os.getpid():
@@ -150,7 +175,9 @@ class DockerSandbox(Sandbox):
                     engine.ensure_image(client, image)
                 finally:
                     client.close()
-            return Container(image, settings or self._settings)
+            container = Container(image, settings)
+            self._outage.mark_reachable()
+            return container
         except SandboxError:
             self._prepared_pid = 0  # a restarted engine may not have our image: check again
             raise

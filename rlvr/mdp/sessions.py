@@ -257,14 +257,21 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     return verify_transcript_safely(verifier, task, text)
 
 
-def verify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript | str) -> Verdict:
-    """Verify a transcript or an answer. If the verifier fails, the verdict has no score and an infrastructure fault."""
+def verify_transcript_safely(
+    verifier: Verifier, task: Task, transcript: Transcript | str, *, raised: tuple[type[Exception], ...] = ()
+) -> Verdict:
+    """Verify a transcript or an answer. If the verifier fails, the verdict has no score and an infrastructure fault.
+
+    `raised`: the errors that are raised instead, because more of the same would follow.
+    """
     try:
         if isinstance(transcript, str) and not verifier.info.takes_transcript:  # building a transcript costs as much as a fast verifier
             verdict: object = verifier.verify(task, transcript)
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
         return verdict if isinstance(verdict, Verdict) else _build_wrong_type_verdict(verifier, verdict)
+    except raised:
+        raise
     except (Exception, SystemExit) as error:
         return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
 

@@ -24,7 +24,7 @@ from typing import Any
 from rlvr.chat.tool_calling import CallStopCriterion, ToolFormat
 from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import Episode, StopReason
-from rlvr.errors import ConfigError, EnvError
+from rlvr.errors import ConfigError, EnvError, SandboxUnavailable
 from rlvr.mdp.limits import validate_environment_limits
 from rlvr.mdp.sessions import SessionHandle, build_session_record, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
@@ -305,9 +305,13 @@ class TokenMDP:
         return state.collected
 
     def verify(self, state: ConversationState) -> Verdict:
-        """Verify a finished conversation. Never raises: a verifier that raises gives an infrastructure fault."""
+        """Verify a finished conversation. A verifier that raises gives an infrastructure fault; only SandboxUnavailable is raised."""
         ending = self.collect_transcript(state)
-        verdict = ending if isinstance(ending, Verdict) else verify_transcript_safely(self.environment.verifier, state.task, ending)
+        verdict = (
+            ending
+            if isinstance(ending, Verdict)
+            else verify_transcript_safely(self.environment.verifier, state.task, ending, raised=(SandboxUnavailable,))
+        )
         return self.add_step_rewards(state, verdict) if verdict.step_rewards or self.has_step_rewards else verdict
 
     def add_step_rewards(self, state: ConversationState, verdict: Verdict) -> Verdict:

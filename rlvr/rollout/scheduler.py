@@ -22,7 +22,7 @@ from weakref import ref
 
 from rlvr.contracts import Completion, RequestQueue, Sampler, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
-from rlvr.errors import SamplerError
+from rlvr.errors import SamplerError, SandboxUnavailable
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.rollout.conversation import Conversation, Phase
@@ -191,6 +191,8 @@ class RolloutScheduler(RequestQueue):
     def _on_job_failed(self, conversation: Conversation, job: TimedFuture) -> None:
         """Handle a job that raised, or was cancelled because the rollout was closed."""
         error = None if job.cancelled() else job.exception()
+        if isinstance(error, SandboxUnavailable):
+            raise error  # so that the run stops: all that follow would have no score either
         if error is None:
             conversation.error = conversation.error or "the rollout was closed"
         elif conversation.phase is Phase.VERIFYING:

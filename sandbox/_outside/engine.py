@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,18 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rlvr.errors import SandboxError
+from rlvr.errors import SandboxError, SandboxUnavailable
 from rlvr.runs.folder_owner import is_owner_dead
+from rlvr.sandbox._inside.frames import ConnectionBroken
+
+logger = logging.getLogger(__name__)
 
 IMAGE = "rlvr-sandbox:1"
 LABEL = "rlvr.sandbox"
+OUTAGE_TIMEOUT_S = 60.0
+"""How long a run waits for an engine that has gone away; then it stops."""
+OUTAGE_POLL_INTERVAL_S, RETRY_INTERVAL_S = 0.5, 5.0
+"""How often it is asked meanwhile; and for how long after the timeout nobody asks again."""
 MIN_API_VERSION = "1.40"
 BUILD_FOLDER = Path(__file__).parents[1]
 ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one"
@@ -38,6 +49,63 @@ def connect(timeout_s: float = 60.0) -> docker.DockerClient:
         return docker.from_env(timeout=int(timeout_s), version=version)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         raise SandboxError(f"no Docker Engine replies at {_get_engine_address()} ({_format_error(error)}); {ENGINE_HINT}") from error
+
+
+class OutageGuard:
+    """Holds everybody who needs the engine while it is away, for example because it is restarted, up to `timeout_s`.
+
+    It begins with the first failure after the engine has replied once: a machine without an engine is told at once.
+    """
+
+    def __init__(self, timeout_s: float = OUTAGE_TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._has_replied = False
+        self._away_since, self._returned_at, self._gave_up_at = 0.0, -math.inf, -math.inf
+
+    def mark_reachable(self) -> None:
+        """Note that the engine has replied."""
+        self._has_replied = True
+
+    def wait_if_away(self, since: float) -> bool:
+        """Wait until the engine replies; return whether it was away at some time since then. Raises SandboxUnavailable after the timeout."""
+        if not self._has_replied:
+            return False
+        with self._lock:  # one thread asks, the others wait with it
+            if time.monotonic() - self._gave_up_at < RETRY_INTERVAL_S:
+                raise self._make_error()
+            while not _is_reachable():
+                if not self._away_since:
+                    self._away_since = time.monotonic()
+                    logger.warning("no Docker Engine replies at %s; waiting up to %g s for it", _get_engine_address(), self.timeout_s)
+                if time.monotonic() - self._away_since > self.timeout_s:
+                    self._gave_up_at = time.monotonic()
+                    raise self._make_error()
+                time.sleep(OUTAGE_POLL_INTERVAL_S)
+            if self._away_since:
+                logger.warning("the Docker Engine replies again, after %.1f s", time.monotonic() - self._away_since)
+                self._away_since, self._returned_at = 0.0, time.monotonic()
+            return self._returned_at >= since
+
+    def _make_error(self) -> SandboxUnavailable:
+        return SandboxUnavailable(
+            f"no Docker Engine has replied at {_get_engine_address()} for {self.timeout_s:g} s. The run stops, so that no answer is left "
+            "without a score because of it; start the engine, then continue the run with --resume"
+        )
+
+
+def _is_reachable() -> bool:
+    try:
+        connect(10).close()
+    except SandboxError:
+        return False
+    return True
+
+
+def is_connection_error(error: BaseException | None) -> bool:
+    """Return whether an error was caused by a connection to the engine that broke or could not be opened."""
+    lost = (requests.exceptions.ConnectionError, ConnectionBroken, ConnectionError, FileNotFoundError)
+    return error is not None and (isinstance(error, lost) or is_connection_error(error.__cause__))
 
 
 def check_reachable(timeout_s: float) -> None:
