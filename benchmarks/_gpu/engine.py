@@ -44,6 +44,7 @@ def engine_of(bench: Bench, dtype: str, **settings: Any) -> Iterator[Any]:
     _vllm_version.VERSION_RANGES["engine"] = ((0, 0), (99, 0))
     own = {"kv_cache_gb": 0.1, "max_num_seqs": 8} if bench.tiny else {"memory_fraction": 0.4, "max_num_seqs": 1024}
     own |= {"enforce_eager": True}  # a start with the compiler and CUDA graphs takes most of a part; `speed` asks for them
+    own |= {"probe_tolerance": 100.0}  # the difference is in the lines, and too large a one must not end a part
     with build_from_config(
         "sampler", {"name": "vllm", "dtype": dtype, "max_model_len": bench.pick(2048, 96), **own, **settings}
     ) as sampler:
@@ -128,7 +129,7 @@ def step(bench: Bench) -> None:
     """
     needed(*NEEDED)
     dtype = bench.pick("bfloat16", "float32")
-    with engine_of(bench, dtype, probe_tolerance=100.0) as engine:
+    with engine_of(bench, dtype) as engine:
         model = model_of(bench, "0.6b")
         started(bench, engine, model)
         bench.case("loads", lambda: {"loads": loads(bench, engine, model, bench.pick(3, 2))})
@@ -200,7 +201,7 @@ def weights(bench: Bench) -> None:
     needed(*NEEDED)
 
     def taken() -> dict[str, Any]:
-        with engine_of(bench, "float32", probe_tolerance=100.0) as engine:
+        with engine_of(bench, "float32") as engine:
             model = model_of(bench, "0.6b")
             started(bench, engine, model)
             return {"loads": loads(bench, engine, model, bench.pick(3, 2))}
@@ -258,7 +259,7 @@ def beside(bench: Bench) -> None:
 
     dtype, count = bench.pick("bfloat16", "float32"), bench.pick(256, 8)
     limits = {"start_timeout_s": bench.pick(60.0, 200.0), "completion_timeout_s": 60.0}
-    with engine_of(bench, dtype, placement="local", probe_tolerance=100.0, **limits) as engine:
+    with engine_of(bench, dtype, placement="local", **limits) as engine:
         model = model_of(bench, "0.6b")
         started(bench, engine, model)
         bench.case("loads", lambda: {"loads": loads(bench, engine, model, 2), "used_gb": used_gb(bench)})
