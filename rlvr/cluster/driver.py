@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rlvr.cluster.checks.comparison import (
     choose_audit_tasks,
@@ -89,9 +89,16 @@ class Driver:
     """Runs rollouts on rollout workers: sends them tasks and weights, and replaces lost workers without changing the result."""
 
     def __init__(
-        self, transport: Transport, settings: ClusterConfig, *, log: Callable[[str], None] = logger.warning, record: EventLog | None = None
+        self,
+        transport: Transport,
+        settings: ClusterConfig,
+        *,
+        log: Callable[[str], None] = logger.warning,
+        record: EventLog | None = None,
+        vocab_size: int | None = None,
     ) -> None:
-        self.transport, self.settings, self.log = transport, settings, log
+        """`vocab_size`: the number of token ids that there are, if it is known here."""
+        self.transport, self.settings, self.log, self.vocab_size = transport, settings, log, vocab_size
         self.metrics, self.event_log = ClusterMetrics(settings.rollout_workers), record or EventLog(None)
         self.scheduler = WorkScheduler(
             group_timeout_s=settings.task_timeout_s,
@@ -287,9 +294,10 @@ class Driver:
         try:
             if unit is not None and not encoded_episodes:
                 raise CorruptData(f"task {command.group} came back without episodes, although it was not cancelled")
-            [found] = decode_episodes(EncodedEpisodes.from_bytes(encoded_episodes)) if encoded_episodes else [[]]
+            found = _decode_task(name, encoded_episodes) if encoded_episodes else []
             if unit is not None:
-                check_task_episodes(name, unit, found)
+                version = self._pending[name].policy_version
+                check_task_episodes(name, unit, found, policy_version=version, vocab_size=self.vocab_size)
         except CorruptData as error:
             self._handle_worker_loss(WorkerLost(command.worker, str(error)))
             return
@@ -367,3 +375,13 @@ class Driver:
                     self._replace_worker(worker, why)
                 case AcceptResult():
                     pass
+
+
+def _decode_task(task_name: str, data: Any) -> list[Episode]:
+    """Decode the episodes of one task; raise CorruptData for anything else."""
+    if not isinstance(data, bytes | memoryview):
+        raise CorruptData(f"task {task_name} came back as {type(data).__name__}, not as bytes")
+    groups = decode_episodes(EncodedEpisodes.from_bytes(data))
+    if len(groups) != 1:
+        raise CorruptData(f"task {task_name} came back as {len(groups)} tasks")
+    return groups[0]

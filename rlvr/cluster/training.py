@@ -108,7 +108,7 @@ def start_driver(components: Components, settings: ClusterConfig, stack: ExitSta
     )
     actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, record=event_log))
+    driver = stack.enter_context(Driver(actors, settings, record=event_log, vocab_size=components.tokenizer.vocab_size))
     if (judges := actors.verifier_workers) is not None:
         driver.metrics.get_verifier_load = lambda: judges.busy_fraction
     return driver

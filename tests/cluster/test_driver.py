@@ -24,7 +24,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, SamplerError
-from rlvr.rollout.episode_encoding import encode_episodes
+from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, derive_seed
 from rlvr.task import Fault, Task, Verdict, user
 
@@ -274,14 +274,17 @@ class Unlucky(Pretended):
         super().start_task(command, rollout_task, sampling, policy_version)
         if command.worker.startswith("c1."):
             short: dict[str, Any] = {"tokens": [5, 1], "action_mask": [False, True], "logprobs": [0.0, -0.5], "rewards": [0.0, 0.0]}
-            episodes = [replace(answered(draw, policy_version), **short, **self.how) for draw in rollout_task]
+            short |= {"verdict": Verdict(0.0, "short"), **self.how}
+            episodes = [
+                replace(answered(draw, policy_version), **short | {"meta": {**draw.meta, **short.get("meta", {})}}) for draw in rollout_task
+            ]
             self.work[-1] = TaskEnded(command, encode_episodes([episodes]).to_bytes(), 0.1)
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        {"error": "the engine fell over", "stop_reason": StopReason.FAILED},
+        {"error": "it fell", "stop_reason": StopReason.FAILED, "verdict": Verdict(None, "it fell", fault=Fault.INFRA)},
         {"meta": {"truncated": "time"}},
         {"meta": {"truncated": "overlong"}},
     ],
@@ -468,3 +471,67 @@ def test_an_error_reaches_every_thread_that_waits() -> None:
     for thread in threads:
         thread.join(20)
     assert len(raised) == 3 and all("no rollout worker is left" in words for words in raised)
+
+
+def forge(**changes: Any) -> Any:
+    """A lie about the first episode of a task, in a block that is otherwise right."""
+
+    def lie(groups: list[list[Episode]]) -> bytes:
+        episode = object.__new__(Episode)
+        for name in Episode.__slots__:
+            object.__setattr__(episode, name, changes.get(name, getattr(groups[0][0], name)))
+        return encode_episodes([[episode, *groups[0][1:]], *groups[1:]]).to_bytes()
+
+    return lie
+
+
+THREE = {"action_mask": [False, True, True], "logprobs": [0.0, -0.5, -0.25]}
+LIES: dict[str, Any] = {
+    "no group": lambda groups: encode_episodes([]).to_bytes(),
+    "two groups": lambda groups: encode_episodes(groups * 2).to_bytes(),
+    "a text": lambda groups: "episodes",
+    "a list": lambda groups: [1],
+    "older weights": forge(policy_version=6),
+    "weights without a number": forge(policy_version="7"),
+    "a version that is true": forge(policy_version=True),
+    "an id beyond the vocabulary": forge(tokens=[5, 10**12, 2], **THREE),
+    "a negative id": forge(tokens=[5, -3, 2], **THREE),
+    "no token": forge(tokens=[], action_mask=[], logprobs=[], rewards=[]),
+    "no token of the policy": forge(action_mask=[False] * 3, logprobs=[0.0] * 3, rewards=[0.0] * 3, verdict=Verdict(0.0, "")),
+    "a reward that is no verdict's": forge(rewards=[0.0, 0.0, 0.25]),
+    "a reward of 1e300": forge(rewards=[0.0, 0.0, 1e300]),
+    "no verdict": forge(verdict=None),
+    "no score and no failure": forge(verdict=Verdict(None, "down", fault=Fault.INFRA), rewards=[0.0] * 3),
+    "a failure with a score": forge(stop_reason=StopReason.FAILED, rewards=[0.0] * 3, verdict=Verdict(0.0, "")),
+    "many turns": forge(turns="many"),
+    "a turn less than none": forge(turns=-1),
+    "no text": forge(text=None),
+    "an error that is a list": forge(error=["x"]),
+    "a baseline that nobody asked for": forge(meta={"index": 0, "greedy": True}),
+    "a canary that nobody asked for": forge(meta={"index": 0, "canary": True}),
+    "another task's index": forge(meta={"index": 99}),
+    "no meta": forge(meta={}),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_worker_that_lies_is_replaced_and_nothing_of_it_is_taken(name: str) -> None:
+    told = list[str]()
+
+    class Liar(Pretended):
+        def __init__(self) -> None:
+            super().__init__()
+            self.has_lied = False
+
+        def poll(self, timeout_s: float) -> list[Event]:
+            events = super().poll(timeout_s)
+            if events and isinstance(events[0], TaskEnded) and events[0].data and not self.has_lied:
+                self.has_lied = True
+                return [TaskEnded(events[0].order, LIES[name](decode_episodes(EncodedEpisodes.from_bytes(events[0].data))))]
+            return events
+
+    config = ClusterConfig(rollout_workers=2, max_restarts=1000)
+    with Driver(Liar(), config, log=told.append, vocab_size=1000) as driver:
+        driver.send_weights()
+        assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
+        assert driver.num_lost == 1 and "task" in told[0]
