@@ -87,8 +87,10 @@ class SqlRows(Verifier):
             return Verdict(None, f"the reference does not run: {type(error).__name__}: {error}"[:400], fault=Fault.TASK)
         if not any(expected):
             return Verdict(None, "the query of the reference gives no row on any database", fault=Fault.TASK)
-        is_constant = all(rows == expected[0] for rows in expected)
-        if is_constant and _run_reference(query, (_empty_tables(databases[0]),))[0] == expected[0]:
+        first = expected[:1]
+        is_constant = all((rows,) == first for rows in expected)
+        emptied = _empty_tables(databases[0]) if is_constant else ""
+        if is_constant and _run_reference(query, (emptied,)) == first:
             if len(databases) > 1:
                 return Verdict(
                     None, "the query of the reference gives the same rows on every database, also on an empty one", fault=Fault.TASK
@@ -98,7 +100,7 @@ class SqlRows(Verifier):
         if found.text is None or len(found.text) > _sqlrun.MAX_QUERY_CHARS or not QUERY_START.match(found.text):
             why = found.reason if found.text is None else f"it begins with {found.text[:40]!r} and has {len(found.text)} characters"
             return Verdict(0.0, f"no query of at most {_sqlrun.MAX_QUERY_CHARS:,} characters that begins with SELECT or WITH: {why}")
-        asked = (*databases, _empty_tables(databases[0])) if is_constant else databases
+        asked = (*databases, emptied) if is_constant else databases
         result = _run_isolated(found.text, asked)
         verdict = _compare_rows(result, expected, ordered=bool(task.reference.get("ordered", False)))
         if verdict.passed and is_constant and isinstance(result, dict) and result["rows"][-1] == result["rows"][0]:

@@ -50,9 +50,10 @@ def verify_rows(verifier: str, rows: list[dict[str, Any]], sandbox: str) -> list
         places[json.dumps(row.get("settings") or {}, sort_keys=True)].append(place)
     verdicts: dict[int, rlvr.Verdict] = {}
     for text, mine in places.items():
-        settings = {RENAMED_SETTINGS.get(name, name): value for name, value in json.loads(text).items()}
+        given: dict[str, Any] = json.loads(text)
+        settings = {RENAMED_SETTINGS.get(name, name): value for name, value in given.items()}
         if verifier == "unit_tests":
-            settings["sandbox"] = {"name": sandbox, **({"trusted": True} if sandbox == "process" else {})}
+            settings["sandbox"] = {"name": sandbox, "trusted": True} if sandbox == "process" else sandbox
         tasks = [
             rlvr.Task(rlvr.user(rows[k].get("prompt") or "?"), rows[k]["reference"], id=rows[k]["id"], meta=rows[k].get("meta") or {})
             for k in mine
@@ -73,7 +74,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder with the rows")
     parser.add_argument("--only", default="", help="one verifier")
-    parser.add_argument("--sandbox", default="docker", help="of unit_tests: docker, or process, which does not isolate the programs of the rows")
+    parser.add_argument(
+        "--sandbox", default="docker", help="of unit_tests: docker, or process, which does not isolate the programs of the rows"
+    )
     parser.add_argument("--apart", action="store_true", help="also print the mistakes on rows that are counted apart")
     parser.add_argument("--out", type=Path, help="write the verdicts as JSON lines")
     arguments = parser.parse_args()
