@@ -73,6 +73,7 @@ class LocalSupervisorConnection(SupervisorConnection):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={},
+                start_new_session=True,  # Ctrl-C is for this process: a run goes on to the end of its step
             )
             uid = random.SystemRandom().randrange(1 << 20, 1 << 30) if os.geteuid() == 0 else None
             place = os.path.join(self._folder, "work")

@@ -226,6 +226,7 @@ class ForeignHost:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for this process: a run goes on to the end of its step
                     env={**os.environ, **one, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"},  # some packages depend on the order of sets
                 )
             except OSError as error:

@@ -35,13 +35,13 @@ SIZE_PRESETS: Mapping[str, Mapping[str, Any]] = {
         "rollout": {"sampler": "hf", "prompts_per_step": 4, "num_generations": 4, "max_new_tokens": 256},
         "train": {"steps": 10, "learning_rate": 1e-5},
         "eval": {"tasks": 30},
-        "log": {"save_every": 10},
+        "log": {"save_every": 2},
     },
     "gpu": {
         "rollout": {"sampler": "hf", "prompts_per_step": 16, "num_generations": 8, "max_new_tokens": 1024},
         "train": {"steps": 200, "learning_rate": 1e-6, "warmup_steps": 5, "gradient_checkpointing": True},
         "eval": {"tasks": 200, "every": 50},
-        "log": {"save_every": 50},
+        "log": {"save_every": 10},
     },
 }
 """The sizes of a first run, by the kind of machine. An answer that is cut before its last line scores 0, so the token limit must leave

@@ -116,14 +116,16 @@ class RunLogWriter(Callback):
 
 
 class PeriodicCheckpoints(Callback):
-    """Saves every `log.save_every` steps, and after the last one. While the run's health is in doubt a checkpoint waits."""
+    """Saves every `log.save_every` steps, and after the last one, also if Ctrl-C or SIGTERM made it the last. While the run's health is in
+    doubt a checkpoint waits.
+    """
 
     def __init__(self, health: RunHealth) -> None:
         self.health, self._is_due = health, False
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Save, if it is time."""
-        self._is_due |= step == trainer.num_steps or step % trainer.config.log.save_every == 0
+        self._is_due |= step == trainer.num_steps or step % trainer.config.log.save_every == 0 or trainer.is_interrupted
         if self._is_due and (step == trainer.num_steps or not self.health.is_in_doubt):
             self._is_due = False
             trainer.save()

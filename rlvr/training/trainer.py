@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import transformers
 from accelerate import Accelerator, DistributedType
@@ -70,6 +71,7 @@ from rlvr.training.step_metrics import (
     select_episodes_for_metrics,
 )
 from rlvr.training.step_notes import UnusualMetricNotes
+from rlvr.training.stop_signals import StopSignals
 from rlvr.training.task_sampling.offline_dataset import check_episodes_unchanged
 from rlvr.training.trackers import Trackers
 from rlvr.training.train_report import TrainReport
@@ -190,6 +192,9 @@ class Trainer(Hinted):
             self.batch_source = stack.enter_context(make_batch_source(components, self.learner))
             self.callbacks = [*(make_callbacks(self, self.console) if repeat_from is None else ()), *callbacks]
             self.num_steps, self.num_completed_steps, self.stop_reason = config.train.steps, 0, ""
+            self.stop_signals = StopSignals()
+            self.is_interrupted = False
+            """Whether Ctrl-C or SIGTERM has asked for a stop after this step; the same in all processes."""
             self.report_values: dict[str, Any] = {}
             self.is_resumed, self.last_saved_step = place is not None, -1
             """The step of the newest checkpoint; -1: there is none yet."""
@@ -210,8 +215,15 @@ class Trainer(Hinted):
         for line in self._list_model_notes():
             self._print(line)
         self._call("on_run_begin")
-        while not self.is_finished:
-            self.step()
+        with self.stop_signals.receive(self._describe_stop):
+            try:
+                while not self.is_finished:
+                    self.step()
+                    if self.is_interrupted:
+                        self._end_interrupted_run()
+            except (KeyboardInterrupt, SystemExit):
+                self._print(self._describe_standing())
+                raise
         if self.last_saved_step != self.num_completed_steps:
             self.save()
         report = self._finish()
@@ -253,6 +265,7 @@ class Trainer(Hinted):
             row["eval/accuracy"] = self.evaluate()
         record = StepRecord(step + 1, row, self._measure_times(batch, began, sampled, updated), batch, self._gather_diagnostics(batch))
         run_on_main(self.accelerator, self.checkpoint_writer.raise_if_failed)
+        self.is_interrupted = run_on_main(self.accelerator, lambda: self.stop_signals.received is not None)
         self._call("on_step_end", step + 1, record)
         return record
 
@@ -450,6 +463,27 @@ class Trainer(Hinted):
         )
         run_on_main(self.accelerator, self.checkpoint_writer.wait_for_write)
         return report
+
+    def _describe_stop(self) -> str:
+        """Describe what happens after the first Ctrl-C or SIGTERM."""
+        if not self.accelerator.is_main_process:
+            return ""
+        return (
+            f"\nstopping after step {self.num_completed_steps + 1} of {self.num_steps}, which is then saved; Ctrl-C again stops at once\n"
+        )
+
+    def _describe_standing(self) -> str:
+        """Describe where the run stands, what is saved, and how it goes on."""
+        saved = _find_checkpoint(self.folder)
+        return (
+            f"stopped after step {self.num_completed_steps} of {self.num_steps}; saved: {saved or 'no checkpoint yet'}\n"
+            f"continue with: rlvr train {self.folder / 'config.yaml'} --out {self.folder} --resume"
+        )
+
+    def _end_interrupted_run(self) -> NoReturn:
+        """End the run after a signal, as that signal would."""
+        run_on_main(self.accelerator, self.checkpoint_writer.wait_for_write)
+        raise SystemExit(128 + signal.SIGTERM) if self.stop_signals.received is signal.SIGTERM else KeyboardInterrupt
 
     def _list_model_notes(self) -> Iterator[str]:
         """Yield notes about the model: numerics checks of a sharded model, and reasons for slow operation."""

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from rlvr.samplers.hf import HFSampler
 from rlvr.training import checkpoint
 from rlvr.training.components import build_components
 from rlvr.training.run_summary import build_run_table
+from rlvr.training.stop_signals import StopSignals
 from rlvr.training.train import train
 from rlvr.training.train_report import TrainReport
 from rlvr.training.update.learner import Learner, OptimizationSettings
@@ -157,6 +159,7 @@ def test_training_moves_the_weights_and_repeats_itself(finished: tuple[Path, Tra
 KILLED = """
 import sys
 from pathlib import Path
+from rlvr.training.stop_signals import StopSignals
 from rlvr.training.train import train
 from tests.fixtures.tiny import tiny_run
 train(tiny_run(train={"steps": 24, "learning_rate": 1e-3}, log={"save_every": 3}), out=Path(sys.argv[1]), resume=sys.argv[2] == "resume")
@@ -183,6 +186,56 @@ def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> 
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (folder / name).read_text() == (tmp_path / "whole" / name).read_text()
     assert load_run_config(folder) == load_run_config(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_saves_its_step_says_how_to_go_on_and_resumes_to_the_bit(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    settings: dict[str, Any] = {"train": {"steps": 24, "learning_rate": 1e-3}, "log": {"save_every": 20}}
+    run(tmp_path / "whole", **settings)
+    folder, code = tmp_path / "stopped", KILLED.replace('"save_every": 3', '"save_every": 20')
+    with (tmp_path / "output").open("w") as output:
+        process = subprocess.Popen([sys.executable, "-c", code, str(folder), "new"], cwd=ROOT, stdout=output, stderr=output)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if (folder / "metrics.jsonl").exists() and len((folder / "metrics.jsonl").read_text().splitlines()) >= 5:
+                break
+            time.sleep(0.01)
+        process.send_signal(number)
+        exit_code = process.wait(60)
+    said, done = (tmp_path / "output").read_text(), len((folder / "metrics.jsonl").read_text().splitlines())
+    assert exit_code == (143 if number == signal.SIGTERM else -signal.SIGINT) and 5 <= done < 20, said  # Python ends itself by SIGINT
+    assert f"stopping after step {done} of 24, which is then saved; Ctrl-C again stops at once" in said
+    assert f"stopped after step {done} of 24; saved: {folder}/checkpoints/step-{done:06d}" in said
+    assert f"continue with: rlvr train {folder}/config.yaml --out {folder} --resume" in said
+    run(folder, resume=True, **settings)
+    assert same(weights(folder), weights(tmp_path / "whole"))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        assert (folder / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_the_second_signal_ends_a_run_at_once_and_a_caller_s_own_handler_stays(tmp_path: Path) -> None:
+    signals, said = StopSignals(), list[str]()
+
+    def describe() -> str:
+        said.append("once")
+        return ""
+
+    with signals.receive(describe):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)  # a launcher sends it after Ctrl-C
+        assert signals.received is signal.SIGINT and said == ["once"]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, lambda *_: said.append("mine"))
+    try:
+        with signals.receive(describe):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert said[-1] == "mine" and signals.received is None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 PRESETS = [entry.name for entry in list_entries("algorithm")]

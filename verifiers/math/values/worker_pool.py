@@ -63,7 +63,12 @@ class WorkerProcess:
         paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
         command = [sys.executable, "-I", "-B", str(WORKER_FILE), str(memory_mb), json.dumps(paths), str(handler_file)]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment()
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C is for this process: a run goes on to the end of its step
         )
         self._buffer = b""
 
