@@ -90,7 +90,7 @@ class OutageGuard:
     def _make_error(self) -> SandboxUnavailable:
         return SandboxUnavailable(
             f"no Docker Engine has replied at {_get_engine_address()} for {self.timeout_s:g} s. The run stops, so that no answer is left "
-            "without a score because of it; start the engine, then continue the run with --resume"
+            "without a score because of it; start the engine, then continue: rlvr train with --resume, or the same rlvr eval"
         )
 
 

@@ -25,7 +25,7 @@ from rlvr.sandbox._outside import engine as _engine
 from rlvr.sandbox._outside.container import build_host_config
 from rlvr.sandbox._outside.pool import SupervisorPool
 from rlvr.sandbox.docker import DockerSandbox
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Task, Verdict, user
 
 LONG = Program("import time\ntime.sleep(600)", limits=Limits(wall_s=600))
 HERE = Path(__file__).resolve().parents[2]
@@ -221,7 +221,7 @@ class Door:
 
 
 @pytest.mark.docker
-def test_an_engine_that_goes_away_costs_verdicts_and_never_scores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_engine_that_goes_away_for_a_moment_costs_no_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     door = Door(tmp_path / "e.sock", os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{door.path}")
     tests = {"kind": "stdio", "cases": [{"stdin": "7", "stdout": "49"}]}
@@ -237,10 +237,8 @@ def test_an_engine_that_goes_away_costs_verdicts_and_never_scores(monkeypatch: p
 
         assert judge(2)[1].score == 1.0
         threading.Timer(0.5, door.shut).start()
-        during = batch()
-        assert any(verdict.score is None for _, verdict in during)
-        assert all(verdict.score == float(power == 2) or (verdict.score, verdict.fault) == (None, Fault.INFRA) for power, verdict in during)
-        door.open()
+        threading.Timer(2.5, door.open).start()
+        assert [verdict.score for _, verdict in batch()] == [1.0, 0.0] * 15
         assert [verdict.score for _, verdict in batch()] == [1.0, 0.0] * 15
         door.shut()
 

@@ -119,7 +119,7 @@ def test_a_run_stops_where_the_engine_stays_away(home: Engine) -> None:
         assert collect(sandbox, 3) == [1.0] * 3
         home.leave(60)
         began = time.monotonic()
-        with pytest.raises(SandboxUnavailable, match=r"for 0.4 s. The run stops, .* continue the run with --resume"):
+        with pytest.raises(SandboxUnavailable, match=r"for 0.4 s. The run stops, .* continue: rlvr train with --resume"):
             collect(sandbox, 60)
         assert time.monotonic() - began < 10
 
