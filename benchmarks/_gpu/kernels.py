@@ -111,9 +111,12 @@ def attention(bench: Bench) -> None:
     how: dict[str, Any] = {"scale": size**-0.5, "window": 0, "softcap": 0.0}
 
     def masked() -> torch.Tensor:
-        q, k, v = (x.view(answers, -1, x.shape[1], size).transpose(1, 2) for x in (query, key, value))
+        q, k, v = (
+            x.view(answers, -1, x.shape[1], size).transpose(1, 2)
+            for x in (query, *(x.repeat_interleave(heads // kv, 1) for x in (key, value)))
+        )
         seen = torch.arange(prompt + length, device=bench.device)[None] <= torch.arange(length, device=bench.device)[:, None] + prompt
-        out = scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return out.transpose(1, 2).reshape(answers * length, heads, size)
 
     with torch.no_grad():

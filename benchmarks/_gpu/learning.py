@@ -103,7 +103,11 @@ def updates(
     weights = sum(p.numel() for p in model.parameters())
     learner, groups = learner_of(bench, model, precision=precision, **settings), groups_of(bench, prompts)
     tokens = sum(len(episode.tokens) for group in groups for episode in group)
-    uncompiled = importlib.import_module("rlvr.training.components").compile_policy(learner) if compiled else "not asked for"
+    uncompiled = "not asked for"
+    if compiled:
+        from rlvr.training.components import try_compile_policy
+
+        uncompiled = try_compile_policy(learner)
     found = []
     for _ in range(1 + times):
         began = bench.settled()
