@@ -88,7 +88,8 @@ class EvalRunner:
         for item in todo:
             environments[item.name].check_ready()
         total = sum(map(len, requests.values()))
-        with ProgressReporter(self.console, "samples", total, len(self.stored_keys), initial_delay_s=TIME_STORE_INTERVAL_S) as work:
+        shown = ProgressReporter(self.console, "samples", total, len(self.stored_keys), initial_delay_s=TIME_STORE_INTERVAL_S)
+        with self._report_interruption(total), shown as work:
             for spec, group in groupby(todo, key=lambda item: specs[item.name]):
                 items = list(group)
                 with spec.build() as sampler, self._open_episode_source(spec, sampler, items) as answers:
@@ -103,6 +104,16 @@ class EvalRunner:
                             work.advance(self._progress_metrics(), len(new))
                             self._store_elapsed_time()
         self._store_elapsed_time(last=True)
+
+    @contextmanager
+    def _report_interruption(self, total: int) -> Iterator[None]:
+        """Say after Ctrl-C how far the evaluation is, and how it goes on."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            kept = f"they are in {self.file.folder}, and the same command continues" if self.file.folder else "without --out they are lost"
+            self.console.print(f"stopped after {len(self.stored_keys) + self.num_samples} of {total} samples; {kept}", highlight=False)
+            raise
 
     @contextmanager
     def _open_episode_source(self, spec: PluginSpec, sampler: Sampler, items: Sequence[SuiteItem]) -> Iterator[EpisodeSource]:
