@@ -128,4 +128,3 @@ def test_a_query_that_does_not_read_the_tables_scores_zero() -> None:
 
 def test_a_reference_that_does_not_read_the_tables_gives_no_score() -> None:
     assert score("sql_rows", {"query": "select 1", "databases": [DATABASE, OTHER]}, "SELECT 1") is None
-

@@ -110,7 +110,7 @@ def _list_allowed_kinds(gold: Tree) -> frozenset[str]:
     """List the kinds of steps that an answer may leave open: those that the gold leaves open, and those beside them."""
     kinds = {step.kind for step in list_steps(gold)}
     kinds |= {_classify_function(node[1]) for node in list_nodes(gold) if node[0] == "fun"}
-    if has_op(gold, "rel"):
+    if gold[0] == "rel" and gold[2] == "=" and len(get_free_symbols(gold)) > 1:
         kinds.add("power")  # x^2 + y^2 = 5^2 is the usual form of an equation
     if any(node[:2] == ("fun", "abs") for node in list_nodes(gold)):
         kinds.add("root of a power")
@@ -156,8 +156,8 @@ def _list_alternatives(tree: Tree) -> tuple[Tree, ...]:
 def list_steps(tree: Tree) -> list[Step]:
     """List what is left to do in a tree, inner steps first.
 
-    >>> [step.kind for step in list_steps(("add", ("sym", "x"), ("num", 3, 1), ("num", 4, 1)))]
-    ['sum']
+    >>> [step.kind for step in list_steps(("mul", ("sym", "x"), ("num", 3, 1), ("num", 4, 1)))]
+    ['product']
     """
     finder = _StepFinder()
     finder.visit(tree)
@@ -247,7 +247,7 @@ class _StepFinder:
         sums = [factor for factor in rest if factor[0] == "add"]
         if len(numbers) > 1 or sum(not get_free_symbols(factor) for factor in sums) > 1:
             self.add("product", tree)
-        elif (1 in numbers or -1 in numbers or 0 in numbers) and not (0 not in numbers and len(rest) == 1 and _is_atom(rest[0])):
+        elif (1 in numbers or -1 in numbers or 0 in numbers) and not (0 not in numbers and rest and all(map(_is_atom, rest))):
             self.add("no change", tree)
         if rest.count(("const", "i")) > 1:
             self.add("power", tree)
@@ -373,7 +373,7 @@ def _flatten(tree: Tree, op: str) -> Iterator[Tree]:
 
 
 def _is_atom(tree: Tree) -> bool:
-    """Whether a factor may have a written coefficient 1, as in `1x^2`: a letter or a constant, perhaps with a power, or a root."""
+    """Whether a factor may be next to a written coefficient 1, as in `1x^2`: a letter or a constant, perhaps with a power, or a root."""
     return tree[0] in ("sym", "const", "root") or (tree[0] == "pow" and tree[1][0] in ("sym", "const"))
 
 
