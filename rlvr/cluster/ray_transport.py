@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from signal import SIGTERM, getsignal
 from typing import Any
 
@@ -339,6 +340,8 @@ def connect_ray(settings: ClusterConfig) -> tuple[Any, bool]:
         if local:
             raise ConfigError(f"Ray could not start a cluster on this machine: {' '.join(str(error).split())[:300]}") from error
         raise make_unreachable_error(settings.address, str(error)) from error
+    if local:
+        protect_ray_token()
     install_sigterm_handler(before)
     _redirect_ray_output_to_stderr()
     return ray, True
@@ -349,3 +352,11 @@ def _redirect_ray_output_to_stderr() -> None:
     worker: Any = sys.modules.get("ray._private.worker")
     if (printed := getattr(worker, "print_worker_logs", None)) is not None:
         worker.print_worker_logs = lambda data, _, *rest, **how: printed(data, sys.stderr, *rest, **how)
+
+
+def protect_ray_token() -> None:
+    """Let only this user read the token with which programs reach Ray: Ray writes the file for everyone, and listens on all interfaces."""
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    with suppress(OSError):
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)

@@ -9,12 +9,27 @@ import yaml
 
 from rlvr.errors import ConfigError
 
+MAX_DEPTH = 50
+
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML file; raise ConfigError if it is invalid or unreadable."""
     try:
-        return yaml.safe_load(path.read_text("utf-8"))
+        data = yaml.safe_load(path.read_text("utf-8"))
+        check_tree(data, path)
+        return data
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def check_tree(data: Any, path: Path, holders: tuple[int, ...] = ()) -> None:
+    """Raise ConfigError if an alias holds itself, or if values nest more deeply than any setting."""
+    if not isinstance(data, dict | list):
+        return
+    if id(data) in holders or len(holders) >= MAX_DEPTH:
+        what = "an alias (*name) inside of what it names" if id(data) in holders else f"values nested more than {MAX_DEPTH} deep"
+        raise ConfigError(f"{path} has {what}, which no setting can be; write the value out")
+    for value in data.values() if isinstance(data, dict) else data:
+        check_tree(value, path, (*holders, id(data)))

@@ -138,6 +138,10 @@ def _join_prompt(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+"""The first characters of texts that spreadsheets run as formulas."""
+
+
 def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -147,7 +151,16 @@ def _write_csv(run: Path, out: Path) -> None:
     with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({name: quote_formula(value) for name, value in line.items()} for line in lines)
+
+
+def quote_formula(value: Any) -> Any:
+    """Put an apostrophe before a text that a spreadsheet would run as a formula; the policy writes the texts.
+
+    >>> quote_formula("=1+1"), quote_formula("1+1"), quote_formula(-1)
+    ("'=1+1", '1+1', -1)
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
 
 
 def _write_parquet(run: Path, out: Path) -> None:

@@ -353,7 +353,11 @@ def test_verify_passes_the_prompt_on(tmp_path: Path, capsys: Said) -> None:
         "    def verify(self, task, answer):\n        return rlvr.Verdict(float(answer in task.question), task.question)\n"
     )
     file = tmp_path / "rows.jsonl"
-    rows = [{"prompt": "say cat"}, {"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "a cat"}]}, {}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "say cat"},
+        {"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "a cat"}]},
+        {},
+    ]
     file.write_text("\n".join(json.dumps({"id": k, "reference": "", "answer": "cat"} | row) for k, row in enumerate(rows)))
     lines = [json.loads(line) for line in obey(["verify", f"{judge}:AsksForIt", "--file", str(file), "--json"], capsys).splitlines()]
     assert [(line["score"], line["reason"]) for line in lines] == [(1.0, "say cat"), (1.0, "a cat"), (0.0, "?")]

@@ -66,8 +66,13 @@ class Formula {
     for (this.skip(); ["^", "_", "'", "\\limits"].includes(this.next); this.skip()) {
       const mark = this.tokens[this.at++];
       if (mark === "\\limits") continue;
-      if (mark === "'") { above = above ? ml("mrow", [above, ml("mo", "′")]) : ml("mo", "′"); continue; }
-      if (mark === "^" ? above && above.textContent !== "′" : below) throw new NotUnderstood("two scripts");
+      if (mark === "'") { // all primes in one element: nested rows of hundreds of them freeze the layout
+        let primes = 1;
+        for (; this.next === "'"; this.at++) primes++;
+        above = above ? ml("mrow", [above, ml("mo", "′".repeat(primes))]) : ml("mo", "′".repeat(primes));
+        continue;
+      }
+      if (mark === "^" ? above && !/^′+$/.test(above.textContent) : below) throw new NotUnderstood("two scripts");
       const found = this.argument();
       if (mark === "^") above = above ? ml("mrow", [above, found]) : found; else below = found;
     }
@@ -78,6 +83,13 @@ class Formula {
 
   /** A group in braces, or one element. */
   argument() {
+    if (++this.depth > DEEPEST) throw new NotUnderstood("too deep"); // arguments without braces nest too
+    const found = this.argumentInside();
+    this.depth--;
+    return found;
+  }
+
+  argumentInside() {
     this.skip();
     if (this.next === undefined) throw new NotUnderstood("an argument is missing");
     if (this.next !== "{") {
