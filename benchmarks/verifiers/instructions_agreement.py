@@ -51,10 +51,10 @@ def pairs(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any], str]
             own = [responses[row["prompt"]]] if row["prompt"] in responses else []
             found += [(name, given, text) for text in [*own, *dice.sample(texts, arguments.others)]]
     for kind in INSTRUCTIONS.values():
-        found += [(kind.id, dict(kind.example), text) for text in (kind.right, kind.wrong)]
+        found += [(kind.id, dict(kind.example_arguments), text) for text in (kind.correct, kind.incorrect)]
     for kind in IFEVAL.values():
         for text in dice.sample(texts, min(len(texts), 8 * arguments.others)):
-            found.append((kind.id, {name: varied(name, value, text, dice) for name, value in kind.example.items()}, text))
+            found.append((kind.id, {name: varied(name, value, text, dice) for name, value in kind.example_arguments.items()}, text))
     return found
 
 
@@ -115,7 +115,7 @@ def main() -> int:
         verdict = verifier.verify(Task(user("?"), {"instruction_id_list": [kind], "kwargs": [given]}, id="t"), text)
         mine = verdict.score == 1.0
         texts.add(text)
-        counts["no score"] += not verdict.scored
+        counts["no score"] += verdict.score is None
         counts["asked"] += 1
         counts["agree"] += mine == followed
         counts["followed, rlvr"] += mine
@@ -132,7 +132,7 @@ def main() -> int:
         print(f"{name:24} {count}")
     unexplained = 0
     for (kind, mine), count in different.most_common():
-        reason = INSTRUCTIONS[kind].differs
+        reason = INSTRUCTIONS[kind].difference_note
         unexplained += 0 if reason else count
         sides = ("followed", "not followed") if mine else ("not followed", "followed")
         print(f"  {count:4} {kind}: rlvr {sides[0]}, published {sides[1]}: {reason or 'NO REASON IS KNOWN'}")

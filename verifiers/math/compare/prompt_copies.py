@@ -52,11 +52,12 @@ def _explain_unfinished_rewriting(gold: Tree, answer: Tree, formulas: frozenset[
     A formula of the gold's value shows that the question asks for another form: what separates the two is the task. An answer that
     still holds the formula, or needs a step that the gold does not need, has not done it.
     """
+    formulas = frozenset(formula for formula in formulas if formula != gold and formula[0] in ARITHMETIC_OPS)
+    if not formulas:
+        return ""
     done = {step.kind for step in list_steps(gold)}
     mine = {step.kind for step in list_steps(answer)}
     for formula in formulas:
-        if formula == gold or formula[0] not in ARITHMETIC_OPS:
-            continue
         missing = ({step.kind for step in list_steps(formula)} - done) & mine
         held = contains_tree(answer, formula) and not contains_tree(gold, formula)
         if (missing or held) and _is_same_value(formula, gold):
