@@ -182,6 +182,13 @@ def simulate_best(works: Works, count: int, machines: int) -> float:
     return max(free)
 
 
+def warm_up(sandbox: Sandbox, count: int) -> None:
+    """Open so many sessions at once: their supervisors are started, and wait for the next ones."""
+    with ThreadPoolExecutor(8) as pool:
+        for box in list(pool.map(lambda _: sandbox.create_session(SPEC), range(count))):
+            box.close()
+
+
 def measure_direct(works: Works, count: int, boxes: int, actors: int) -> float:
     """The seconds of a thread for each session, which does one conversation after the other; at most `actors` calls at once."""
     gate = threading.Semaphore(actors) if actors < boxes else nullcontext()
@@ -218,7 +225,7 @@ def main() -> int:
         sandbox = NoSandbox(num_boxes) if sleeps else build("sandbox", options.sandbox, max_sessions=num_boxes, **settings)
         works = Works(sandbox, max(SLEEP_S * min(num_boxes, num_actors, count) / count, MIN_SLEEP_S) if sleeps else 0.0)
         if not sleeps:
-            measure_direct(works, min(count, num_boxes), num_boxes, num_actors)  # the supervisors are started
+            warm_up(sandbox, min(count, num_boxes))
         seconds, scored = measure_rollout(works, count, num_actors)
         best = measure_direct(works, count, num_boxes, num_actors)
         row = {"sandbox": options.sandbox, "conversations": count, "boxes": num_boxes, "actors": num_actors}
