@@ -92,6 +92,22 @@ def test_the_reason_says_what_is_left_to_do_and_which_policy_says_so(verifier: S
     assert ("worked out", "yes (policy worked_out=strict)") in verifier.explain(task, r"\boxed{72}").steps
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"e^{\ln 2.5}",
+        r"\sqrt{2.5}\sqrt{2.5}",
+        r"\sqrt{2}\sqrt{3.125}",
+        r"(\sqrt{2.5})^2",
+        r"\sqrt{6.25}",
+        r"\ln e^{2.5}",
+        r"2.5\cdot\frac{\pi}{\pi}",
+    ],
+)
+def test_a_decimal_gold_has_no_disguise_either(verifier: Symbolic, answer: str) -> None:
+    assert score(verifier, "2.5", answer) == 0.0
+
+
 def test_the_policy_has_three_values(verifier: Symbolic) -> None:
     assert score(verifier, "42", "6*7", worked_out="lenient") == 1.0
     assert score(verifier, "42", "6*7", "What is $6*7$?", worked_out="lenient") == 0.0

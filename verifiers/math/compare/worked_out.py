@@ -256,8 +256,12 @@ class _StepFinder:
         radicands = [
             value for factor in rest if factor[0] == "root" and factor[2] == ("num", 2, 1) and (value := self.get_value(factor[1]))
         ]
-        if len(radicands) > 1 and _has_square_factor(math.prod(radicands, start=Fraction(1))):
-            self.add("square factor", tree)
+        if len(radicands) > 1:
+            radicand = math.prod(radicands, start=Fraction(1))
+            if radicand > 0 and compute_root(radicand, Fraction(2)) is not None:
+                self.add("root", tree)
+            elif _has_square_factor(radicand):
+                self.add("square factor", tree)
         lettered = [factor for factor in rest if get_free_symbols(factor)]
         if len(lettered) > 1 and any(factor[0] == "add" for factor in lettered):
             self.add("product of sums", tree)
@@ -283,6 +287,8 @@ class _StepFinder:
         base, exponent = tree[1], self.get_value(tree[2])
         if base == ("const", "e") and ("const", "i") in list_nodes(tree[2]):
             self.add("polar form", tree)
+        if base == ("const", "e") and _strip_sign(tree[2])[:2] == ("fun", "ln"):
+            self.add("no change", tree)
         if exponent is None or base[0] == "sym":
             return
         if exponent in (0, 1) or (base[0] == "root" and (degree := self.get_value(base[2])) and (exponent / degree).denominator == 1):
