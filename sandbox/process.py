@@ -17,7 +17,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -26,7 +25,7 @@ from pathlib import Path
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.runs.folder_owner import create_owned_folder, remove_folder, remove_orphaned_folders
+from rlvr.runs.folder_owner import create_owned_folder, get_owner_label, is_owner_dead, remove_folder, remove_orphaned_folders
 from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
@@ -66,6 +65,7 @@ class LocalSupervisorConnection(SupervisorConnection):
         for namespaces in (True, False):
             self._folder = str(create_owned_folder(FOLDER_PREFIX))
             self.id = os.path.basename(self._folder)
+            self._cgroup = f"{self.id}={get_owner_label(os.getpid()).replace('/', '_')}"
             os.chmod(self._folder, 0o711)
             self._process = subprocess.Popen(
                 [find_readable_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE],
@@ -80,7 +80,7 @@ class LocalSupervisorConnection(SupervisorConnection):
             os.mkdir(place, 0o700)
             try:
                 settings = {"places": [place], "uid": uid, "cgroup": False, "namespaces": namespaces, "nests": namespaces}
-                self.start_supervisor(settings | {"disk_mb": disk_mb, "boxes": self.id if serves_sessions else ""})
+                self.start_supervisor(settings | {"disk_mb": disk_mb, "boxes": self._cgroup if serves_sessions else ""})
                 return
             except ConnectionBroken as error:
                 self.close()
@@ -147,7 +147,7 @@ class LocalSupervisorConnection(SupervisorConnection):
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(30)
-        groups.remove_parent_cgroup(self.id)
+        groups.remove_parent_cgroup(self._cgroup)
         with contextlib.suppress(OSError):
             remove_folder(Path(self._folder))
 
@@ -188,7 +188,7 @@ class ProcessSandbox(Sandbox):
         self.memory_mb = memory_mb
         remove_orphaned_folders(FOLDER_PREFIX)
         for name in groups.list_parent_cgroups(FOLDER_PREFIX):
-            if not Path(tempfile.gettempdir(), name).exists():
+            if is_owner_dead(name.partition("=")[2]):  # its folder may be in another temporary folder than ours
                 groups.remove_parent_cgroup(name)
         self._pool: SupervisorPool[LocalSupervisorConnection] = SupervisorPool(
             lambda: LocalSupervisorConnection(disk_mb), processes or count_processors(), queue_timeout_s

@@ -17,6 +17,7 @@ from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.tool import ToolContext, run_tool_call
 from rlvr.errors import ConfigError, SandboxError, ToolFailure
 from rlvr.registry.plugins import build
+from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox.process import FOLDER_PREFIX
 from rlvr.tools.python import Python
@@ -103,6 +104,21 @@ def test_a_supervisor_that_died_while_it_waited_costs_no_box(kind: str, settings
             assert second.run("echo well").stdout == b"well\n"
 
 
+def test_a_sandbox_leaves_the_control_groups_of_a_run_with_another_temporary_folder_alone() -> None:
+    """Their folder is not in ours, and between two calls nothing runs in them: only their owner says whether they are in use."""
+    alive, label = f"{FOLDER_PREFIX}alive={get_owner_label(os.getpid())}", get_owner_label(os.getpid())
+    dead = f"{FOLDER_PREFIX}dead={label.rpartition('|')[0]}|1"
+    if not all(groups.create_parent_cgroup(name).is_available for name in (alive, dead)):
+        pytest.skip("no control group can be created here")
+    try:
+        build("sandbox", "process", trusted=True).close()
+        left = groups.list_parent_cgroups(FOLDER_PREFIX)
+        assert alive in left and dead not in left
+    finally:
+        groups.remove_parent_cgroup(alive)
+        groups.remove_parent_cgroup(dead)
+
+
 def kill_supervisor(sandbox: Any, box: SandboxSession) -> None:
     channel = next(channel for channel in sandbox._sessions.list_supervisors() if channel.id.startswith(box.id.rpartition(".")[0]))
     if hasattr(channel, "client"):
@@ -148,7 +164,7 @@ def left_over(kind: str, name: str) -> list[str]:
         finally:
             client.close()
     return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [
-        g for g in groups.list_parent_cgroups(FOLDER_PREFIX) if g == name
+        g for g in groups.list_parent_cgroups(FOLDER_PREFIX) if g.startswith(name)
     ]
 
 
