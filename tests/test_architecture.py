@@ -263,7 +263,7 @@ def prints(root: Path) -> list[str]:
 
 
 PRINTING_PROGRAMS = (
-    *("sandbox/_inside/", "envs/external/_harbor/test_runner.py", "verifiers/_sql_runner.py"),
+    *("sandbox/_inside/", "envs/external/_harbor/test_runner.py", "verifiers/_sql_runner.py", "rlvr/tools/_sql_process.py"),
     "rlvr/serve/command.py",  # the log of requests of the command `rlvr serve`
     "rlvr/training/distributed/peer_monitor.py",  # the last line before it ends a process whose main thread hangs
 )

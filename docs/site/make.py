@@ -22,13 +22,13 @@ from urllib.parse import unquote, urlsplit
 HERE = Path(__file__).resolve().parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 MENU = {
-    "Start": ["library", "agent_quickstart", "data", "train", "evaluate", "gallery"],
+    "Start": ["library", "agent_quickstart", "data", "train", "health", "evaluate", "gallery"],
     "How to": [
         "verifier", "environment", "agents", "calls", "endpoints", "view", "canaries", "serve", "sandbox", "sampling", "scale", "cluster",
         "cluster_runs", "simulation", "their_environments", "foreign_tasks", "task_folders",
         "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
-    "Background": ["architecture", "glossary", "stability", "algorithms", "teachers", "statistics", "compared", "audits", "holes", "worlds"],
+    "Background": ["architecture", "glossary", "stability", "algorithms", "teachers", "statistics", "gpu", "compared", "audits", "holes", "worlds"],
     "Reference": [
         "reference/settings", "reference/command_line", "reference/envs", "reference/verifiers", "reference/sandboxes",
         "reference/samplers", "reference/tools", "reference/algorithms",

@@ -16,9 +16,9 @@ from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_labell
 from rlvr.conformance.audit.html_report import render_page
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, NotFound
-from rlvr.evaluation.report import make_table
 from rlvr.evaluation.statistics import wilson_interval
 from rlvr.registry.plugins import load_factory
+from rlvr.runs.tables import make_table
 
 
 def audit_verifier(

@@ -11,7 +11,7 @@ from rich.text import Text
 from rlvr.cli import screen
 from rlvr.evaluation.compare import EnvComparison, RunComparison, compare_evaluations
 from rlvr.evaluation.export import write_export
-from rlvr.evaluation.report import align_numbers, make_table
+from rlvr.runs.tables import align_numbers, make_table
 
 MAX_NAMED_TASKS = 3
 """The maximum of won and lost tasks that are named."""

@@ -22,8 +22,8 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.section import validate_section
 from rlvr.errors import ConfigError, MissingExtra, format_install_command
-from rlvr.evaluation.report import make_table
 from rlvr.registry.plugins import PLUGIN_KINDS, list_entries_with_import_errors, load_factory
+from rlvr.runs.tables import make_table
 from rlvr.samplers._vllm_version import check_vllm_version, format_supported_range, get_installed_version
 
 PACKAGE_EXTRAS = {

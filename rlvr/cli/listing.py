@@ -13,7 +13,6 @@ from rlvr.cli import screen
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.errors import ConfigError, NotFound, format_suggestion
-from rlvr.evaluation.report import make_table
 from rlvr.registry.plugins import (
     PACKAGE_FOLDER,
     PLUGIN_KINDS,
@@ -24,6 +23,7 @@ from rlvr.registry.plugins import (
     list_entries_with_import_errors,
     load_factory,
 )
+from rlvr.runs.tables import make_table
 from rlvr.task import to_plain_json
 
 YAML_KINDS = {"recipes": "recipe", "suites": "suite"}

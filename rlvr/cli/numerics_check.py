@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from rlvr.cli import screen
-from rlvr.evaluation.report import make_table
+from rlvr.runs.tables import make_table
 
 
 def check_sampler_numerics(model: str, sampler: str, env: str, *, device: str | None = None, json: bool) -> int:

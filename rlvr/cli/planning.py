@@ -8,7 +8,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.errors import ConfigError, MissingExtra
-from rlvr.evaluation.report import make_table
+from rlvr.runs.tables import make_table
 
 
 def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: bool) -> int:

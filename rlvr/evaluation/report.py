@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +18,7 @@ from rlvr.evaluation.runner import TokenPrice
 from rlvr.evaluation.statistics import Estimate, average_estimates, list_k_values
 from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
 from rlvr.hints import Hinted
+from rlvr.runs.tables import align_numbers, make_table
 
 METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 MAX_PRINTED_REASONS = 3
@@ -114,25 +114,6 @@ class EvalReport(Hinted):
         mean = self.compute_mean(allow_unscored=allow_unscored)
         told = {"mean": {"avg": mean.value, "ci95": [mean.low, mean.high]}} if mean else {}
         return {"suite": self.suite, "run": str(self.run_folder) if self.run_folder else None, "envs": envs, **told, **cost}
-
-
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
-    """Make a table with a rule under the head only; cells are never parsed as markup."""
-    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False, show_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return made
-
-
-def align_numbers(table: Table, first_column: int = 1) -> Table:
-    """Right-align the columns from `first_column` on, which hold numbers, without wrapping."""
-    table.collapse_padding = True
-    for column in table.columns[first_column:]:
-        column.justify = "right"
-        column.no_wrap = True
-    return table
 
 
 def print_report(console: Console, report: EvalReport, *, allow_unscored: bool = False, price: TokenPrice | None = None) -> None:

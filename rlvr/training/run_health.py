@@ -97,8 +97,10 @@ class RunHealth(Callback):
             )
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
-        """Stop a short run that never had a gradient: it must not end as if it had trained."""
-        if self.bounds.action == "stop" and self.rows and all(map(self._lacks_gradient, self.rows)):
+        """Stop a run that never had a gradient: it must not end as if it had trained. A few steps without one may be bad luck."""
+        idle = bool(self.rows) and all(map(self._lacks_gradient, self.rows))
+        unscored = all(row.get("reward") is None for row in self.rows)
+        if self.bounds.action == "stop" and idle and (unscored or len(self.rows) >= self.bounds.patience):
             raise CheckFailed(f"no step of this run changed the weights\nlikely cause: {self._explain_missing_gradient(self.rows)}")
 
     def observe(self, row: Row) -> Trouble | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import random
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -175,6 +176,15 @@ def test_a_run_without_any_gradient_does_not_end_as_if_it_had_trained(tmp_path: 
     report = run(tmp_path / "warned", health={"action": "warn"})
     assert report.accuracy_after is None and report.held_out_unscored == 10
     assert "not judged -> withheld (10 answers have no score" in format_closing_lines(report, tmp_path)
+
+
+def test_a_few_steps_without_a_gradient_may_be_bad_luck() -> None:
+    idle = {"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0}
+    for steps, stops in ((2, False), (5, True)):
+        found = health()
+        assert first_trouble(found, [row(k) | idle for k in range(1, steps + 1)]) is None
+        with pytest.raises(CheckFailed, match="no step of this run") if stops else nullcontext():
+            found.on_run_end(cast(Any, None), cast(Any, None))
 
 
 def test_the_bounds_may_change_in_a_resumed_run_and_nothing_else(tmp_path: Path) -> None:
