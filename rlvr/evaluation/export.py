@@ -157,10 +157,16 @@ def _write_csv(run: Path, out: Path) -> None:
 def quote_formula(value: Any) -> Any:
     """Put an apostrophe before a text that a spreadsheet would run as a formula; the policy writes the texts.
 
-    >>> quote_formula("=1+1"), quote_formula("1+1"), quote_formula(-1)
-    ("'=1+1", '1+1', -1)
+    >>> quote_formula("=1+1"), quote_formula("1+1"), quote_formula("-1.5")
+    ("'=1+1", '1+1', '-1.5')
     """
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value
+    if not isinstance(value, str) or not value.startswith(FORMULA_STARTS):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _write_parquet(run: Path, out: Path) -> None:

@@ -87,7 +87,13 @@ def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="did you mean 'quickstart'"):
         load_config("quickstrat")
-    for text, told in (("[1, 2]", "contains list"), ("a: [", "not valid YAML"), ("", "contains NoneType")):
+    for text, told in (
+        ("[1, 2]", "contains list"),
+        ("a: [", "not valid YAML"),
+        ("", "contains NoneType"),
+        ("env: &e {name: arithmetic, x: *e}", "an alias .* inside of what it names"),
+        ("env: " + "[" * 60 + "]" * 60, "nested more than 50 deep"),
+    ):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=told):
             load_config(str(tmp_path / "x.yaml"))

@@ -129,6 +129,18 @@ def any_page(chromium: Chromium, seeds: list[Path], tmp_path_factory: pytest.Tem
     return opened(chromium, write_page(seeds[0], tmp_path_factory.mktemp("any") / "v.html").path)
 
 
+def test_a_short_answer_cannot_nest_elements_without_end(any_page: Page) -> None:
+    """Hundreds of nested rows freeze the layout of a tab for minutes."""
+    depth = (
+        "(text) => { const above = (e) => (e ? 1 + above(e.parentElement) : 0);"
+        " return Math.max(0, ...[...(mathOf(text)?.querySelectorAll('*') ?? [])].map(above)); }"
+    )
+    primes, boxes = "x" + "'" * 1900 + "^2", r"\boxed" * 300 + "x"
+    assert any_page.evaluate(f"({depth})({json.dumps(primes)})") < 8
+    assert any_page.evaluate(f"mathOf({json.dumps(primes)})?.textContent").count("′") == 1900
+    assert any_page.evaluate(f"({depth})({json.dumps(boxes)})") < 90  # it stays as it was written
+
+
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_the_usual_formulas_are_set(any_page: Page, formula: str) -> None:
     assert FORMULAS[formula] in any_page.evaluate(f"mathOf({json.dumps(formula)})?.outerHTML ?? ''")
