@@ -35,6 +35,11 @@ REJECTED_MET_POINT_REASON = (
 PLACEHOLDER_ANSWER = "-"
 REFUSAL_STATUSES = frozenset((400, 413, 422))
 """HTTP statuses with which an endpoint rejects the content of a request: too long for its context, or blocked by its filter."""
+CONTROL_ROUNDS = 4
+"""How often in turn a harmless request must get a reply and the failed one not, with any other status, before its answer counts as the cause.
+An endpoint that fails every second time at random passes that in one of 2,000 cases."""
+MAX_TOKEN_COUNT = 1 << 40
+"""Larger counts of tokens in a reply are not counted."""
 
 
 class LLMJudge(AsyncVerifier):
@@ -180,26 +185,49 @@ class LLMJudge(AsyncVerifier):
                 try:
                     text = await self._request_completion(body, usage_counter)
                 except EndpointUnavailable as error:
-                    if error.status not in REFUSAL_STATUSES:
-                        raise
-                    await self._request_completion(
-                        {**body, "messages": _build_messages(task, PLACEHOLDER_ANSWER, rubric, gold, code, answer_first)}, usage_counter
-                    )
-                    usage_counter["refused"] += 1  # the answer is the cause: the same request with another answer got a reply
-                    return False
+                    control = {**body, "messages": _build_messages(task, PLACEHOLDER_ANSWER, rubric, gold, code, answer_first)}
+                    reply = await self._request_again_beside(control, body, error, usage_counter)
+                    if reply is None:
+                        usage_counter["refused"] += 1
+                        return False
+                    text = reply
             found = {word.lower() for word in re.findall(rf"VERDICT-{code}\W*?:\W*?(right|wrong)\b", text, re.IGNORECASE)}
             if len(found) == 1:
                 return found == {"right"}
             usage_counter["unclear"] += 1
         return False
 
-    async def _request_completion(self, body: dict[str, Any], usage_counter: Counter[str]) -> str:
+    async def _request_again_beside(
+        self, control: dict[str, Any], body: dict[str, Any], error: EndpointUnavailable, usage_counter: Counter[str]
+    ) -> str | None:
+        """Find out whether a failed request failed because of its answer: None if it did, else the text of a reply.
+
+        Firewalls and servers fail on some texts with any status, or with none at all, and a policy can learn such a text to lose its 0. So
+        the same request with a harmless answer is sent beside it: if that gets a reply each time and this one never, the answer is the
+        cause. If the harmless one fails too, the endpoint does, and EndpointUnavailable is raised.
+        """
+        says_so = error.status in REFUSAL_STATUSES
+        for _ in range(1 if says_so else CONTROL_ROUNDS):
+            try:
+                await self._request_completion(control, usage_counter, retries=self.retries if says_so else 0)
+            except EndpointUnavailable:
+                raise error from None
+            if says_so:
+                break
+            try:
+                return await self._request_completion(body, usage_counter, retries=0)
+            except EndpointUnavailable:
+                continue
+        return None
+
+    async def _request_completion(self, body: dict[str, Any], usage_counter: Counter[str], *, retries: int | None = None) -> str:
         """Request a completion and return its text; the token usage is added up."""
         key = os.environ.get(self.api_key_env, "")
-        reply = await post_json(f"{self.url}/chat/completions", body, api_key=key, timeout_s=self.timeout_s, retries=self.retries)
+        retries = self.retries if retries is None else retries
+        reply = await post_json(f"{self.url}/chat/completions", body, api_key=key, timeout_s=self.timeout_s, retries=retries)
         usage = reply.get("usage")
         told = [usage.get(name) if isinstance(usage, dict) else 0 for name in ("prompt_tokens", "completion_tokens")]
-        counts = [count if isinstance(count, int) else 0 for count in told]
+        counts = [count if isinstance(count, int) and 0 <= count < MAX_TOKEN_COUNT else 0 for count in told]
         with self._lock:
             for name, count in zip(self.usage_totals, (1, *counts), strict=True):
                 usage_counter[name] += count

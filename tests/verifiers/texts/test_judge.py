@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import threading
 import time
@@ -200,7 +201,7 @@ def test_a_judge_that_only_looks_at_the_order_pays_nothing() -> None:
         assert sorted(text.index("[answer") < text.index("Reference") for text in texts) == [False, True]
 
 
-@pytest.mark.parametrize(("said", "times"), [("status 500", 2), ("status 401", 1)])
+@pytest.mark.parametrize(("said", "times"), [("status 500", 3), ("status 401", 2)])
 def test_an_endpoint_that_fails_gives_no_score(said: str, times: int) -> None:
     with scripted(lambda *_: said) as seen, judge(seen.url, retries=1) as verifier:
         verdict = verifier.verify(TASK, "in Paris")
@@ -219,6 +220,35 @@ def test_an_answer_that_alone_is_refused_is_wrong() -> None:
     with scripted(lambda *_: "status 400") as seen, judge(seen.url) as verifier:  # it refuses everything: a setting is wrong
         verdict = verifier.verify(TASK, "in Paris")
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "400" in verdict.reason
+
+
+@pytest.mark.parametrize("way", [401, 403, 404, 451, 500, 503, 429, 302, 204, "hang up", "no JSON", "no choices"])
+def test_an_answer_on_which_alone_an_endpoint_fails_is_wrong(way: Any) -> None:
+    """Firewalls answer 403 to a script tag, and servers 500 to a special token: a policy must not lose its 0 by such a text."""
+    replies = {"hang up": hang_up, "no JSON": (200, b"<html>"), "no choices": (200, {"choices": []})}
+
+    def blocks(path: str, body: dict[str, Any], before: int) -> Any:
+        text = body["messages"][1]["content"]
+        if "<script>" in text:
+            return replies.get(way, (way, {"error": "blocked"}))
+        code = re.search(r"VERDICT-(\w+):", body["messages"][0]["content"])
+        assert code is not None
+        return 200, {"choices": [{"message": {"content": f"VERDICT-{code[1]}: wrong"}}], "usage": {"prompt_tokens": 10**400}}
+
+    with endpoint(blocks) as seen, judge(seen.url, retries=0, canary=False) as verifier:
+        blocked, other = verifier.verify(TASK, "<script>"), verifier.verify(TASK, "in Rome")
+        assert (blocked.score, blocked.fault, other.score) == (0.0, Fault.NONE, 0.0)
+
+
+def test_an_endpoint_that_fails_now_and_then_costs_no_answer_its_score() -> None:
+    dice = random.Random(5)
+
+    def flaky(measure: str, answer: str, before: int) -> str:
+        return "status 500" if dice.random() < 0.5 else fair(measure, answer, before)
+
+    with scripted(flaky) as seen, judge(seen.url, retries=0, canary=False) as verifier:
+        scores = [verifier.verify(TASK, "in Paris").score for _ in range(60)]
+        assert 0.0 not in scores and scores.count(1.0) > 20
 
 
 @pytest.mark.parametrize(
