@@ -49,6 +49,17 @@ def parse_chat_reply(body: Any, max_tokens: int) -> ChatReply:
     return ChatReply(message, text, apart or thoughts, str(choice.get("finish_reason") or unsaid).lower(), usage)
 
 
+def is_empty_reply(body: Mapping[str, Any]) -> bool:
+    """Return whether a reply holds nothing at all and reports 0 tokens: a policy that says nothing has said at least its end.
+
+    >>> is_empty_reply({"choices": [{"message": {"content": None}}], "usage": {"completion_tokens": 0}})
+    True
+    """
+    message, usage = body["choices"][0]["message"], body.get("usage")
+    said = [message.get(name) for name in ("content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS)]
+    return message.get("content") is None and not any(said) and isinstance(usage, dict) and usage.get("completion_tokens") == 0
+
+
 def _split_content(message: Mapping[str, Any]) -> tuple[str, str]:
     """Split the content of a message (a string, a list of parts, or null) into text and reasoning. A refusal counts as an answer."""
     content = message.get("content")

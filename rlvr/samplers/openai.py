@@ -29,14 +29,24 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from rlvr.chat.dialects.table import get_dialect
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue, Tokenizer
+from rlvr.contracts import (
+    Completion,
+    Environment,
+    Request,
+    RequestQueue,
+    Sampler,
+    SamplerInfo,
+    SamplingParams,
+    StaticQueue,
+    Tokenizer,
+)
 from rlvr.errors import ConfigError, SamplerError, format_suggestion
 from rlvr.mdp.tokenizers import EOS, POLICY, USER
-from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, parse_chat_reply
+from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, ChatReply, is_empty_reply, parse_chat_reply
 from rlvr.samplers._chat_calls import format_messages_as_text, parse_text_turn, parse_tool_turn
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply, redact_url
 from rlvr.samplers._vllm_format import make_completion
-from rlvr.turns import Turn
+from rlvr.turns import ToolSpec, Turn
 
 RETRY_STATUSES = frozenset({408, 409, 425, 429, *range(500, 600)})
 REQUEST_ERROR_STATUSES = frozenset({400, 413, 422})
@@ -212,14 +222,7 @@ class OpenAISampler(Sampler):
         body = {"messages": messages} | self._make_body(request, sampling)
         if tools and not self.dialect and "tools" not in self.omit:
             body["tools"] = [tool.to_openai_format() for tool in tools]
-        reply = self._post_with_retries("/chat/completions", body)
-        try:
-            said = parse_chat_reply(reply.json(), request.max_tokens)
-            turn = Turn(said.text, said.text, said.reasoning, (), "length" if said.truncated else "stop") if said.reasoning else None
-            if tools:
-                turn = parse_text_turn(said, request, self.dialect) if self.dialect else parse_tool_turn(said, request)
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise NoReply(f"{self.http.format_error(reply)}; that is not a chat completion ({type(error).__name__})") from None
+        said, turn = self._request_turn(body, request, tools)
         if said.finish_reason not in STOP_REASONS | LENGTH_REASONS:
             return Completion([], [], "error", f"the endpoint ended an answer of {len(said.text)} characters by {said.finish_reason!r}")
         cut = turn.finish == "length" if turn else said.truncated
@@ -227,6 +230,27 @@ class OpenAISampler(Sampler):
         if not cut or not tokens:  # truncated before any text, for example by hidden reasoning
             tokens.append(self._tokenizer.eos_id)
         return Completion(tokens, [0.0] * len(tokens), "length" if cut else "stop", usage=said.usage, turn=turn)
+
+    def _request_turn(self, body: dict[str, Any], request: Request, tools: Sequence[ToolSpec]) -> tuple[ChatReply, Turn | None]:
+        """Request one turn, again where the reply is none: a page of a proxy, no choice, or nothing with 0 tokens, as gateways send it
+        when their provider fails.
+        """
+        for attempt in range(self.retries + 1):
+            if attempt and self._closed.wait(compute_retry_delay(None, attempt)):
+                break
+            reply = self._post_with_retries("/chat/completions", body)
+            try:
+                said = parse_chat_reply(reply.json(), request.max_tokens)
+                turn = Turn(said.text, said.text, said.reasoning, (), "length" if said.truncated else "stop") if said.reasoning else None
+                if tools:
+                    turn = parse_text_turn(said, request, self.dialect) if self.dialect else parse_tool_turn(said, request)
+                if is_empty_reply(reply.json()):
+                    raise ValueError("no content and no token")
+            except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+                told = f"{self.http.format_error(reply)}; that is not a chat completion ({type(error).__name__})"
+                continue
+            return said, turn
+        raise NoReply(told)
 
     def _complete_as_tokens(self, request: Request, sampling: SamplingParams) -> Completion:
         """Send token ids and return token ids."""
