@@ -1,77 +1,17 @@
-"""Sandbox environments whose final files are verified: their session and their base class.
-
-The files are read at the end; nothing else in the sandbox affects the verdict.
-"""
+"""The base class of sandbox environments with several kinds of generated tasks, whose final files are verified."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from rlvr.contracts import Environment, Sandbox, SandboxSession, SandboxSpec, ToolSession, Verifier
+from rlvr.contracts import Environment, Sandbox, Verifier
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.task import Task
 
 NAME_STEMS = ("amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron", "iris", "jade", "kite", "lotus", "maple", "north")
 """Names of folders and packages; each gets a number appended."""
-MAX_FILE_BYTES = 200_000
-"""Most bytes read of one file; the files of these environments are far smaller."""
-
-
-class SandboxFilesSession(ToolSession):
-    """A conversation in a sandbox with files, some of which become artifacts at its end."""
-
-    def __init__(
-        self,
-        task: Task,
-        tools: Sequence[Tool],
-        *,
-        sandbox: Sandbox | None,
-        seed: int = 0,
-        files: Mapping[str, bytes],
-        artifact_paths: Iterable[str] = (),
-        executable: Sequence[str] = (),
-    ) -> None:
-        """Prepare the session; `tools` opens the sandbox.
-
-        Args:
-            task: the task of this conversation.
-            tools: the environment's tools.
-            sandbox: opens the sandbox session.
-            seed: ignored, because the files depend on the task alone.
-            files: the initial files.
-            artifact_paths: the paths that are read at the end, whether they exist at the beginning or not.
-            executable: the paths that are made executable.
-        """
-        super().__init__(task, tools, sandbox=sandbox, seed=seed)
-        self._files, self._artifact_paths, self._executable = files, tuple(artifact_paths), tuple(executable)
-
-    def sandbox_spec(self) -> SandboxSpec:
-        """Return the spec of a small sandbox session: the files are texts of some kilobytes."""
-        return SandboxSpec(files=self._files, memory_mb=256, disk_mb=32, file_mb=16, processes=48)
-
-    def tools(self) -> Any:
-        """Open the sandbox session, and set file permissions before the first turn of the policy."""
-        new = self.sandbox_session is None
-        specs = super().tools()
-        if new and self._executable and self.sandbox_session is not None:
-            outcome = self.sandbox_session.run(["chmod", "755", *self._executable])
-            if outcome.exit_code != 0:
-                raise RuntimeError(f"the file permissions in the sandbox could not be set: {outcome.reason or outcome.stderr!r:.200}")
-        return specs
-
-    def artifacts(self) -> Mapping[str, Any]:
-        """Return for each artifact path its bytes, None if there is no file, or the name of the error if it cannot be read.
-
-        The files are read from outside. No program in the sandbox is used, since the policy may have replaced any of them.
-        """
-        return (
-            {path: _read_artifact(self.sandbox_session, path) for path in self._artifact_paths} if self.sandbox_session is not None else {}
-        )
 
 
 class SandboxEnvironment(Environment):
@@ -126,12 +66,3 @@ def draw_name_for_split(draw: random.Random, split: str, draw_name: Callable[[],
         held_out = hashlib.blake2b(found.encode(), digest_size=4).digest()[0] % 5 == 0
         if split == ("test" if held_out else "train"):
             return found
-
-
-def _read_artifact(box: SandboxSession, path: str) -> bytes | str | None:
-    try:
-        return box.read_file(path, MAX_FILE_BYTES)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        return errno.errorcode.get(error.errno or 0, "EIO")

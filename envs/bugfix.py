@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rlvr.contracts import Session
+from rlvr.contracts import SandboxFilesSession, Session
 from rlvr.envs._bugfix_families import FAMILIES, Bug
-from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
+from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, draw_name_for_split
 from rlvr.errors import ConfigError
 from rlvr.task import Task, user
 from rlvr.turns import Call

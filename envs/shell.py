@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlvr.contracts import Session
-from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, SandboxFilesSession, draw_name_for_split
+from rlvr.contracts import SandboxFilesSession, Session
+from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, draw_name_for_split
 from rlvr.task import Task, user
 from rlvr.turns import Call
 

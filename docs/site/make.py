@@ -24,7 +24,7 @@ DOCS, ROOT = HERE.parent, HERE.parents[1]
 MENU = {
     "Start": ["library", "agent_quickstart", "data", "train", "health", "evaluate", "gallery"],
     "How to": [
-        "verifier", "environment", "agents", "calls", "endpoints", "view", "canaries", "serve", "sandbox", "sampling", "scale", "cluster",
+        "verifier", "environment", "agents", "own_world", "calls", "endpoints", "view", "canaries", "serve", "sandbox", "sampling", "scale", "cluster",
         "cluster_runs", "simulation", "their_environments", "foreign_tasks", "task_folders",
         "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],

@@ -17,6 +17,7 @@ from rlvr.contracts.explanation import Explanation
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue
 from rlvr.contracts.sandbox import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
+from rlvr.contracts.sandbox_files_session import SandboxFilesSession
 from rlvr.contracts.session import Session, StepResult, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.toolsession import ToolSession
@@ -43,6 +44,7 @@ __all__ = [
     "SamplerInfo",
     "SamplingParams",
     "Sandbox",
+    "SandboxFilesSession",
     "SandboxSession",
     "SandboxSpec",
     "Session",

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.contracts import Sandbox, Transcript
+from rlvr.contracts import Sandbox, SandboxFilesSession, Transcript
 from rlvr.contracts.tool import Tool
-from rlvr.envs._sandbox_env import SandboxFilesSession
 from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.task import Task, Verdict, user
 from rlvr.turns import Call, Turn

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
-from rlvr.contracts import Environment, Sandbox, Transcript
-from rlvr.envs._sandbox_env import SandboxFilesSession
+from rlvr.contracts import Environment, Sandbox, SandboxFilesSession, Transcript
 from rlvr.envs.shell import KINDS
 from rlvr.errors import ConfigError
 from rlvr.mdp.sessions import build_session_record, load_recorded_transcript

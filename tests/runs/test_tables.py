@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,7 @@ HEAD = ("environment", "avg@1", "95 %", "tasks", "scored", "unscored", "truncate
 ROWS = [("arithmetic_with_steps", "100.0%", "56.6–100.0", "500", "500", "0", "0", "0"), ("mean", "77.5%", "50.0–90.0", "", "", "", "", "")]
 
 
-def shown(width: int, rows: list[tuple[str, ...]] = ROWS) -> list[str]:
+def shown(width: int, rows: Sequence[tuple[str, ...]] = ROWS) -> list[str]:
     file = io.StringIO()
     Console(file=file, width=width).print(align_numbers(make_table(HEAD, rows)))
     return [line.rstrip() for line in file.getvalue().splitlines()]

@@ -160,3 +160,27 @@ def test_right_answers_in_other_forms_are_paid(verifier: Symbolic) -> None:
         row for row in rows if verifier.verify(Task(user(row.get("prompt") or "?"), row["reference"], id="t"), row["answer"]).score != 1.0
     ]
     assert len(rows) >= 150 and refused == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "gold", "answer", "score"),
+    [
+        ("Compute $513^2 - 487^2$.", "26000", "$513^2 - 487^2 = 26000$", 1.0),
+        ("Evaluate $2^{10}$.", "1024", "$2^{10} = 1024$", 1.0),
+        (r"What is $\sqrt{49}$?", "7", r"\boxed{\sqrt{49}=7}", 1.0),
+        (r"What is $\binom{8}{3}$?", "56", r"$\binom{8}{3} = 56$", 1.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", r"$\sqrt{48} = 4\sqrt3$", 1.0),
+        ("Evaluate $2^{10}$.", "1024", r"$2^{10} = 2^5 \cdot 2^5$", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", r"\sqrt{48} = 2\sqrt{12}", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", r"\sqrt{48} = 48^{1/2}", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", "48^{1/2}", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", "48^{0.5}", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", r"2 \cdot 12^{1/2}", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", r"\sqrt[4]{2304}", 0.0),
+        (r"Simplify $\sqrt{48}$.", r"4\sqrt{3}", r"4 \cdot 3^{1/2}", 1.0),
+    ],
+)
+def test_a_calculation_that_begins_with_the_question_is_judged_by_its_end(
+    verifier: Symbolic, prompt: str, gold: str, answer: str, score: float
+) -> None:
+    assert verifier.verify(Task(prompt, reference=gold), answer).score == score

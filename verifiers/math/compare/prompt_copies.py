@@ -43,7 +43,13 @@ def explain_prompt_copy(gold: str, answer: str, prompt: str) -> str:
     formulas = _collect_prompt_formulas(prompt)
     if tree in formulas or _is_in_prompt(answer, prompt):
         return f"it is copied from the question: {describe_tree(tree)}"
-    return _explain_unfinished_rewriting(wanted, tree, formulas)
+    return _explain_unfinished_rewriting(wanted, _take_last_side(wanted, tree), formulas)
+
+
+def _take_last_side(gold: Tree, answer: Tree) -> Tree:
+    r"""Take the end of a calculation that begins with the question's formula: 1024 of `2^{10} = 1024`."""
+    is_calculation = answer[0] == "rel" and gold[0] != "rel" and all(sign == "=" for sign in answer[2::2])
+    return answer[-1] if is_calculation else answer
 
 
 def _explain_unfinished_rewriting(gold: Tree, answer: Tree, formulas: frozenset[Tree]) -> str:

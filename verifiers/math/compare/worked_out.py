@@ -303,6 +303,8 @@ class _StepFinder:
                 and compute_root(value**exponent.numerator, Fraction(exponent.denominator)) is not None
             ):
                 self.add("root", tree)
+            elif _is_reducible_root(value ** abs(exponent.numerator), exponent.denominator):
+                self.add("square factor", tree)
         elif value is None and not get_free_symbols(base) and exponent.denominator == 1:
             composed = base[0] in ("root", "add", "mul", "div", "neg", "pow") and abs(exponent) > 1
             if composed or base == ("const", "i"):
@@ -314,7 +316,7 @@ class _StepFinder:
         inner = _strip_sign(tree[1])
         if degree and inner[0] == "pow" and (exponent := self.get_value(inner[2])) is not None and (exponent / degree).denominator == 1:
             self.add("root of a power", tree)
-        if degree == 2 and value is not None and _has_square_factor(value):
+        if degree is not None and degree.denominator == 1 and value is not None and _is_reducible_root(value, degree.numerator):
             self.add("square factor", tree)
 
     def visit_fun(self, tree: Tree) -> None:
@@ -387,12 +389,17 @@ def _is_atom(tree: Tree) -> bool:
 
 def _has_square_factor(value: Fraction) -> bool:
     """Whether a whole number of moderate size has a square factor above 1."""
+    return _is_reducible_root(value, 2)
+
+
+def _is_reducible_root(value: Fraction, degree: int) -> bool:
+    """Whether a root of a whole number of moderate size has a simpler form: a factor comes out of it, or its degree gets smaller."""
     number = abs(value.numerator)
-    return (
-        value.denominator == 1
-        and number.bit_length() < 40
-        and any(number % (k * k) == 0 for k in range(2, min(math.isqrt(number), 2_000) + 1))
-    )
+    if value.denominator != 1 or number < 2 or number.bit_length() >= 40 or not 2 <= degree <= _MAX_EXPONENT:
+        return False
+    if any(number % k**degree == 0 for k in range(2, min(round(number ** (1 / degree)), 2_000) + 1)):
+        return True
+    return any(degree % p == 0 and compute_root(Fraction(number), Fraction(p)) is not None for p in (2, 3, 5, 7) if p < degree)
 
 
 def contains_tree(tree: Tree, part: Tree) -> bool:
