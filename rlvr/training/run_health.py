@@ -71,6 +71,9 @@ class RunHealth(Callback):
         self.config, self.bounds, self.console = config, config.health, console or Console(quiet=True)
         self.rows: list[Row] = []
         """The metrics of the steps so far."""
+        self._scored_rows: list[Row] = []
+        self._best_start, self._best_end = 0, 0
+        """The steps with the best mean reward so far, as places in `_scored_rows`."""
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._told_kinds: set[str] = set()
@@ -78,7 +81,8 @@ class RunHealth(Callback):
     def on_run_begin(self, trainer: Trainer) -> None:
         """Read the steps before a resume."""
         if trainer.is_resumed:
-            self.rows = run_on_main(trainer.accelerator, lambda: list(read_jsonl(trainer.folder / "metrics.jsonl")))
+            for row in run_on_main(trainer.accelerator, lambda: list(read_jsonl(trainer.folder / "metrics.jsonl"))):
+                self.observe(row)
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
@@ -106,6 +110,8 @@ class RunHealth(Callback):
     def observe(self, row: Row) -> Trouble | None:
         """Add the metrics of a step; return what is wrong, if anything is for long enough."""
         self.rows.append(row)
+        if row.get("reward") is not None:
+            self._add_scored_row(row)
         rules = (self._find_unscored, self._find_nonfinite, self._find_missing_gradient, self._find_repetition, self._find_mismatch)
         found = [find() for find in (*rules, self._find_collapse)]
         self.is_in_doubt = self.bounds.action == "stop" and any(doubt for doubt, _ in found)
@@ -176,14 +182,13 @@ class RunHealth(Callback):
 
     def _find_collapse(self) -> tuple[bool, Trouble | None]:
         """Find a reward that has fallen from its best steps while the answers changed."""
-        bound, rows = self.bounds.max_reward_drop, [row for row in self.rows if row.get("reward") is not None]
+        bound, rows = self.bounds.max_reward_drop, self._scored_rows
         if bound is None or self.config.data is not None or len(rows) < 2:
             return False, None
-        best = max(_list_windows(rows[:-1]), key=lambda window: _mean(window, "reward") or 0.0)
-        after = rows[rows.index(best[-1]) + 1 :]
+        best, after = rows[self._best_start : self._best_end], rows[self._best_end :]
         recent = after[-WINDOW_STEPS:]
         high, low = _mean(best, "reward") or 0.0, _mean(recent, "reward") or 0.0
-        floor = min(0.0, *(row["reward"] for row in rows))
+        floor = min(0.0, low)
         error = math.hypot(self._estimate_error(best), self._estimate_error(recent))
         if not (high - low > bound * (high - floor) and high - low > MIN_SIGMAS * error):
             return False, None
@@ -234,6 +239,15 @@ class RunHealth(Callback):
             "(`rlvr verify --explain`); easier tasks, a longer sft_warmup or more rollout.num_generations help where answers are readable"
         )
 
+    def _add_scored_row(self, row: Row) -> None:
+        """Add a step with a reward, and keep the best earlier window: of all steps while there are few."""
+        rows = self._scored_rows
+        start, end = max(0, len(rows) - WINDOW_STEPS), len(rows)
+        is_full = self._best_end - self._best_start == WINDOW_STEPS
+        if not is_full or (_mean(rows[start:], "reward") or 0.0) > (_mean(rows[self._best_start : self._best_end], "reward") or 0.0):
+            self._best_start, self._best_end = start, end
+        rows.append(row)
+
     # ---- parts ---------------------------------------------------------------------------------------------------------
 
     def _lacks_gradient(self, row: Row) -> bool:
@@ -243,7 +257,9 @@ class RunHealth(Callback):
             return bool(row.get("step/skipped"))
         if reward is None:
             return True
-        idle = bool(row.get("step/skipped")) or row.get("reward_std") == 0.0 or row.get("grad_norm") == 0.0
+        # a critic with weights of its own may learn alone for some steps
+        stands_still = row.get("grad_norm") == 0.0 and self.config.train.critic is None
+        idle = bool(row.get("step/skipped")) or row.get("reward_std") == 0.0 or stands_still
         return idle and reward < SOLVED_REWARD
 
     def _count_last(self, is_bad: Callable[[Row], bool]) -> int:
@@ -271,11 +287,6 @@ class RunHealth(Callback):
 def _compute_unscored_fraction(row: Row) -> float:
     count = row.get("num_completions") or 0
     return (row.get("unscored") or 0) / count if count else 0.0
-
-
-def _list_windows(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    """List the windows of consecutive steps; a shorter one if there are too few."""
-    return [rows[k : k + WINDOW_STEPS] for k in range(max(1, len(rows) - WINDOW_STEPS + 1))]
 
 
 def _describe_changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
