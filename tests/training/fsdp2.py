@@ -7,6 +7,7 @@ configuration; everything from there on is its own path and ours.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from rlvr.training.processes import build_accelerator
 
 
 def sharding(config: RunConfig, folder: Path) -> Accelerator:
+    launched = os.environ.pop("ACCELERATE_USE_FSDP")  # a launch that accelerate would ignore is refused
     accelerator = build_accelerator(config, folder)
+    os.environ["ACCELERATE_USE_FSDP"] = launched
     state: Any = accelerator.state
     # in both places: every new view of the state is made from the second
     state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
