@@ -235,6 +235,7 @@ class OpenAISampler(Sampler):
         """Request one turn, again where the reply is none: a page of a proxy, no choice, or nothing with 0 tokens, as gateways send it
         when their provider fails.
         """
+        told = "no request was made"
         for attempt in range(self.retries + 1):
             if attempt and self._closed.wait(compute_retry_delay(None, attempt)):
                 break
