@@ -14,8 +14,9 @@ from rlvr.turns import ToolSpec
 
 
 class Mcp(Tool):
-    """All tools of an MCP server, sorted by name. They are listed once, when the conversation starts, and stay the same.
+    """All tools of an MCP server, sorted by name. They stay the same during a conversation, which begins with their list.
 
+    A run needs the list before its first conversation, for the size of the prompts, so a server is started once for it.
     With `command`, a server process is started for each conversation, so its state belongs to the conversation. It runs as this user,
     outside any sandbox: only start servers that you trust. The policy sees errors of the server and timeouts; if the server exits, the
     conversation ends without a score.
@@ -56,6 +57,8 @@ class Mcp(Tool):
         self.timeout, self.start_timeout = validate_timeout(timeout), validate_timeout(start_timeout)
         self.connection: McpConnection | None = None
         self._specs: tuple[ToolSpec, ...] = ()
+        self._known_specs: list[tuple[ToolSpec, ...]] = []
+        """The last list of the server's tools, shared with the copies of all conversations; empty before the first one."""
 
     def setup(self) -> None:
         """Start the server or connect to it, and list its tools."""
@@ -65,6 +68,7 @@ class Mcp(Tool):
             raise ConfigError(f"the server has no tool {missing[0]!r}; it has {', '.join(spec.name for spec in offered) or 'none'}")
         used = [spec for spec in offered if not self.only or spec.name in self.only]
         self._specs = tuple(ToolSpec(self.prefix + spec.name, spec.description, spec.parameters) for spec in used)
+        self._known_specs[:] = [self._specs]
 
     def teardown(self) -> None:
         """Disconnect; a server process exits."""
@@ -73,10 +77,16 @@ class Mcp(Tool):
             self.connection = None
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Return the tools of the server. They are known after `setup`."""
-        if self.connection is None:
-            raise ConfigError("the tools of an MCP server are known after it has started; open the tool first")
-        return self._specs
+        """Return the tools of the server; outside of a conversation, as they were listed last, for which the server is started once."""
+        if self.connection is not None:
+            return self._specs
+        if not self._known_specs:
+            try:
+                with self.session():
+                    pass
+            except ToolFailure as error:
+                raise ConfigError(str(error)) from error
+        return self._known_specs[-1]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server."""

@@ -64,8 +64,7 @@ def test_the_server_ends_with_the_conversation() -> None:
     opened.teardown()
     opened.teardown()
     assert connection is not None and connection.thread is not None and not connection.thread.is_alive()
-    with pytest.raises(ConfigError, match="open the tool first"):
-        opened.specs()
+    assert [spec.name for spec in opened.specs()] == ["demo_add"], "the list of the last conversation"
 
 
 def test_a_server_over_http() -> None:
