@@ -255,11 +255,14 @@ _CONNECTIVE = (
     r"|in\s+conclusion|as\s+a\s+result|we\s+conclude\s+that|it\s+follows\s+that)"
 )
 _MARKED_UP_VALUE = r"(?:\$[^$\n]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\*\*[^*\n]{1,200}\*{0,2})"
+_PLAIN_NUMERAL = r"-?[$]?\d[\d,]{0,30}(?:\.\d{1,30})?(?:[:/]\d{1,20}){0,3}%?"
+_UNIT_WORDS = r"(?:\s[a-z][a-z' ]{0,60})?"
 _CONCLUSION_IS = re.compile(
     rf"(?P<lead>(?:{_CONNECTIVE},?\s+)*)(?P<head>the\s+[a-z](?:[^$*\n]|\$[^$\n]{{1,60}}\$){{1,160}}?)"
-    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)[\s:]{{0,6}}(?P<value>\*?\*?{_MARKED_UP_VALUE}\*?\*?)[.!]?",
+    rf"\s+(?:is|are|equals|is\s+equal\s+to|must\s+be|would\s+be|will\s+be)[\s:]{{0,6}}(?P<value>(?:\*?\*?{_MARKED_UP_VALUE}\*?\*?|{_PLAIN_NUMERAL}){_UNIT_WORDS})[.!]?",
     re.IGNORECASE,
 )
+"""A sentence that names a quantity and its value: "Thus, the area is $12$ square units."."""
 _CONCLUSION_VETO = re.compile(
     r"\b(?:not|no|n't|wrong|incorrect|bound|estimate\w*|approximat\w+|guess\w*|if|either|or|may|might|maybe|perhaps|first|second|third|other"
     r"|another|alternative|naive|assum\w+|suppose\w*|complement|opposite|reciprocal|but|while|whereas)\b"

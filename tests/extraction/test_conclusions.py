@@ -25,6 +25,9 @@ FOUND = [
     ("We count.\n\nThus there are **42** ways to do so.", "42"),
     ("Therefore, Tom has $10$ apples left.", "$10$"),
     ("Hence, **x = 42**.", "x = 42"),
+    ("The area is $12$ square units.", "$12$ square units"),
+    ("We add.\nThus, the number of bags is 12.", "12"),
+    ("The ratio of boys to girls is 3:4.", "3:4"),
 ]
 
 NOT_FOUND = [
@@ -43,6 +46,9 @@ NOT_FOUND = [
     "We add.\nSo it is wrong that there are **10** apples.",
     "We add.\nSo suppose there are **10** apples.",
     "We add.\nTom has **10** apples.",
+    "We add.\nThe number of bags is 12.",
+    "We add.\nThus, the first number is 12.",
+    "We add.\nThus, the number is 12 or 13.",
 ]
 
 

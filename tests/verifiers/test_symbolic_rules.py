@@ -76,6 +76,24 @@ def test_number_words_never_count_as_things() -> None:
     assert parse_unit_label("B.C.") is None and parse_unit_label("-ish") is None and parse_unit_label("lb.") is not None
 
 
+@pytest.mark.parametrize(
+    ("label", "same_as"),
+    [
+        ("bags of oats", "bags"),
+        ("cups of the flour", "cups"),
+        ("more petals", "petals"),
+        ("more", None),
+        ("more than petals", None),
+        ("quarters of the pie", None),
+        ("bags of five apples", None),
+        ("groups of 3", None),
+        ("bags of", None),
+    ],
+)
+def test_labels_of_counted_things(label: str, same_as: str | None) -> None:
+    assert parse_unit_label(label) == (parse_unit_label(same_as) if same_as else None)
+
+
 PROMPT = r"Simplify $\frac{x^2-1}{x-1}$ for $x \ne 1$. By the way, 17*23 is large, a coin has probability $\frac{1}{2}$, and $AB = 5$."
 
 

@@ -86,6 +86,11 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 _TURNED = VALUE_CHANGING_WORDS | {"half", "plus", "minus", "times"}
 
 
+def is_changing_word(word: str) -> bool:
+    """Whether a word beside a counted thing makes the text say something else than the count: a number, a denial, a conjunction."""
+    return (word in NON_UNIT_WORDS and word not in ("the", "a", "an", "of", "in")) or is_number_word(word) or not word.isalpha()
+
+
 def is_number_word(word: str) -> bool:
     """Whether a word is a number, a part of one, an amount, or a function: never the name of a counted thing.
 
@@ -163,8 +168,14 @@ def _parse_product(text: str) -> Measure | None:
     raised, start = 1, 0
     if words and words[0] in ("square", "sq", "cubic", "cu"):
         raised, start = (2 if words[0].startswith("s") else 3), 1
-    for word in words[start:]:
+    if words[start : start + 1] == ["more"] and words[start + 1 :]:  # 15 more petals
+        start += 1
+    for place, word in enumerate(words[start:], start):
         name, _, power = word.partition("^")
+        if name == "of" and (things or powers) and place + 1 < len(words) and not any(map(is_changing_word, words[place + 1 :])):
+            if things[-1:] == ["quarter"]:
+                return None  # 3 quarters of a pie are no 3
+            break  # bags of oats are bags
         if name in ("squared", "cubed"):
             raised = 2 if name == "squared" else 3
             continue
