@@ -23,7 +23,7 @@ LAYERS: Mapping[str, int] = {
     for layer, names in enumerate(
         (
             ("hints",),
-            ("errors", "task", "turns"),
+            ("errors", "task", "turns", "plugin_files"),
             ("episode", "extraction"),
             ("contracts",),
             ("registry", "config"),

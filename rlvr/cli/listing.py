@@ -18,6 +18,7 @@ from rlvr.registry.plugins import (
     PLUGIN_KINDS,
     PluginEntry,
     get_kind,
+    get_needs,
     get_parameters,
     list_entries,
     list_entries_with_import_errors,
@@ -130,7 +131,7 @@ def describe_plugin(kind_name: str, name: str) -> dict[str, Any]:
     factory = load_factory(kind.name, name)
     document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
     notes = _parse_args_section(getattr(factory, "__init__", factory)) | dict(getattr(factory, "setting_descriptions", {}))
-    needs = dict(getattr(factory, "needs", {}))
+    needs = get_needs(factory)
     settings = [
         {
             "name": key,

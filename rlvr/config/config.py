@@ -25,6 +25,7 @@ from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.training import TrainConfig
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, format_suggestion
+from rlvr.plugin_files import resolve_plugin_files
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 
@@ -254,7 +255,7 @@ def _fill_from_data_run(data: dict[str, Any]) -> dict[str, Any]:
     path = Path(folder) / "config.yaml"
     if not path.is_file():
         raise NotFound(f"data.run is {folder!r}, which is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
-    run = validate_config(read_yaml(path), str(path))
+    run = validate_config(resolve_plugin_files(read_yaml(path), path.parent), str(path))
     theirs = run.model_dump(mode="json")
     last = Path(folder) / "checkpoints" / "last"
     model = data.get("model") or {}
@@ -274,9 +275,9 @@ def read_recipe(target: str) -> dict[str, Any]:
         raise NotFound(f"no recipe {target!r}: it is neither a file nor the name of a recipe; {format_suggestion(target, find_recipes())}")
     if not isinstance(data := read_yaml(path), dict):
         raise ConfigError(f"{path} contains {type(data).__name__}, not a mapping; it must have keys such as env, model and train")
-    return dict(parse_exponents(data))
+    return dict(resolve_plugin_files(parse_exponents(data), path.parent))
 
 
 def validate_config(data: Mapping[str, Any], source: str) -> RunConfig:
-    """Validate a configuration; raise one ConfigError that names every wrong key."""
-    return validate_section(RunConfig, data, source)
+    """Validate a configuration; raise one ConfigError that names every wrong key. Plugins in files are named by their absolute path."""
+    return validate_section(RunConfig, resolve_plugin_files(data), source)

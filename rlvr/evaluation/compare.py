@@ -22,6 +22,7 @@ from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, iter_rows, loa
 from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.registry.plugins import get_parameters, load_factory
 from rlvr.task import to_plain_json
 
@@ -142,8 +143,8 @@ def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequenc
         settings["n"] = (a.get_samples_per_task(old), b.get_samples_per_task(new))
         settings["temperature"] = (a.get_temperature(old), b.get_temperature(new))
         settings["verifier"] = (a.verifiers.get(name), b.verifiers.get(name))
-        settings["verifier's settings"] = (old.env.get("verifier"), new.env.get("verifier"))
-        if old.env["name"] == new.env["name"]:
+        settings["verifier's settings"] = tuple(shorten_plugin_files(item.env.get("verifier")) for item in (old, new))
+        if shorten_plugin_files(old.env["name"]) == shorten_plugin_files(new.env["name"]):
             made = collect_env_settings(old), collect_env_settings(new)
             settings |= {f"the environment's {key}": (made[0].get(key), made[1].get(key)) for key in sorted(made[0] | made[1])}
         found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other]
@@ -156,7 +157,7 @@ def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
     with suppress(RlvrError):  # the environment may no longer be available
         fields = get_parameters(load_factory("env", item.env["name"]))
         usual = {name: field.default for name, field in fields.items() if field.default is not field.empty}
-    settings: dict[str, Any] = to_plain_json(usual | item.env)
+    settings: dict[str, Any] = to_plain_json(usual | shorten_plugin_files(item.env))
     return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 
 

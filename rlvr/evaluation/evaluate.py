@@ -36,6 +36,7 @@ from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.mdp.limits import get_num_tasks
+from rlvr.plugin_files import resolve_plugin_files
 from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
 
@@ -102,7 +103,8 @@ def evaluate(
         _print_data_warnings(environments, console)
         labels = {name: format_verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
         plan = make_plan(found.name, policy, items, labels, seed, sampler)
-        plan = (file := stack.enter_context(SampleStore.open(out, plan))).plan
+        file = stack.enter_context(SampleStore.open(out, plan, environments.values()))
+        plan = file.plan
         wanted = {item.name: make_env_requests(item, environments[item.name], plan) for item in plan.envs}
         attempt = EvalRunner(
             plan, file, concurrency=concurrency, retry=retry, price=price, console=console, remote_sampling=remote_sampling
@@ -339,7 +341,7 @@ def _resolve_suite(
         return load_suite(suite, settings, **item_settings), None
     if isinstance(suite, Environment) and settings:
         raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")
-    env = {"name": type(suite).__name__} if isinstance(suite, Environment) else {**suite, **(settings or {})}
+    env = {"name": type(suite).__name__} if isinstance(suite, Environment) else resolve_plugin_files({**suite, **(settings or {})})
     item = validate_section(
         SuiteItem, {"env": env, **{key: value for key, value in item_settings.items() if value is not None}}, "this evaluation"
     )

@@ -15,6 +15,7 @@ from rlvr.config.section import Section
 from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError
 from rlvr.evaluation.suite import SuiteItem
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.run_log import list_config_differences
 
 
@@ -74,10 +75,19 @@ class EvalPlan(Section):
         return next(iter(names)) if len(names) == 1 else "; ".join(f"{way} ({', '.join(of)})" for way, of in names.items())
 
     def normalize_for_comparison(self, other: EvalPlan) -> EvalPlan:
-        """Normalize the plan for comparison with `other`: older plans have fewer fields, and a deleted folder is not a difference."""
+        """Normalize the plan for comparison with `other`: older plans have fewer fields; a deleted folder and the folder of a plugin's
+        file are no differences.
+        """
         same = {"verify_timeout_s": None}  # no difference, because timed-out samples are retried
         envs = [
-            item.model_copy(update={"n": self.get_samples_per_task(item), "temperature": self.get_temperature(item), **same})
+            item.model_copy(
+                update={
+                    "n": self.get_samples_per_task(item),
+                    "temperature": self.get_temperature(item),
+                    "env": shorten_plugin_files(item.env),
+                    **same,
+                }
+            )
             for item in self.envs
         ]
         known = {name: getattr(self, name) if getattr(other, name) else "" for name in ("policy_folder", "policy_weights")}

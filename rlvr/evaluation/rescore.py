@@ -33,6 +33,7 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
+from rlvr.runs.plugin_record import warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
@@ -59,12 +60,13 @@ def rescore(
         raise NotFound(f"{run} has no samples yet; run `rlvr eval` first")
     if out.resolve() == run:
         raise ConfigError(f"--out is {run} itself, which is not overwritten; choose another --out")
+    warn_about_plugin_changes(run)
     items = apply_env_settings(list(old.envs), settings or {})
     with ExitStack() as stack:
         environments: dict[str, Environment] = {item.name: stack.enter_context(build_from_config("env", item.env)) for item in items}
         labels = {name: format_verifier_label(environment.verifier) for name, environment in environments.items()}
         plan = old.model_copy(update={"envs": items, "verifiers": labels, "rescored": run.name})
-        file = stack.enter_context(SampleStore.open(out, plan))
+        file = stack.enter_context(SampleStore.open(out, plan, environments.values()))
         # the row of each sample to verify: its last one, or None if it already has a verdict
         last = {
             _get_row_key(row): None if _is_already_rescored(row, plan, environments, file) else number

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +23,13 @@ from typing import Any, TextIO
 import yaml
 
 from rlvr.config.section import validate_section
+from rlvr.contracts.plugin import Plugin
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.plan import EvalPlan, merge_plans
+from rlvr.plugin_files import resolve_plugin_files
 from rlvr.runs.conversation_stats import ConversationStats, count_turns_and_calls
+from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.run_log import collect_versions, open_for_append, read_jsonl
 from rlvr.task import Task
 
@@ -132,13 +135,18 @@ class SampleStore:
         self.torn_bytes = 0
         """Bytes of an unfinished last line that were removed."""
         self._file: TextIO | None = None
+        self._plugins: tuple[Plugin, ...] = ()
         self._created_paths: tuple[Path, ...] = ()
         """Files and folder created by this object, to be removed unless a sample is written."""
 
     @classmethod
-    def open(cls, folder: Path | None, plan: EvalPlan) -> SampleStore:
-        """Open a new folder, or one that an evaluation with the same plan has written, or a smaller one."""
+    def open(cls, folder: Path | None, plan: EvalPlan, plugins: Iterable[Plugin] = ()) -> SampleStore:
+        """Open a new folder, or one that an evaluation with the same plan has written, or a smaller one.
+
+        `plugins` are the environments, which are recorded when the first sample is written.
+        """
         file = cls(folder, plan)
+        file._plugins = tuple(plugins)
         if folder is None:
             return file
         try:
@@ -153,6 +161,7 @@ class SampleStore:
                 file._created_paths = (folder / PLAN_FILE, folder / VERSIONS_FILE, folder / ROWS_FILE, *made)
                 write_atomic(folder / PLAN_FILE, plan.to_yaml())
                 write_atomic(folder / VERSIONS_FILE, json.dumps(collect_versions(), indent=2) + "\n")
+            warn_about_plugin_changes(folder)
             file.torn_bytes = _drop_unfinished_line(folder / ROWS_FILE)
             _drop_unfinished_line(folder / TIMES_FILE)
         except OSError as error:
@@ -177,6 +186,8 @@ class SampleStore:
             (self.folder / REPORT_FILE).unlink(missing_ok=True)
             with wrap_write_errors(self.folder):
                 write_atomic(self.folder / PLAN_FILE, self.plan.to_yaml())
+                if not self.samples:
+                    record_plugins(self.folder, self._plugins)
 
     def __enter__(self) -> SampleStore:
         return self
@@ -196,7 +207,7 @@ def load_plan(folder: Path) -> EvalPlan:
     if not path.is_file():
         raise NotFound(f"{folder} is not an evaluation: it has no {PLAN_FILE}; name a folder that `rlvr eval --out` wrote")
     try:
-        return validate_section(EvalPlan, yaml.safe_load(path.read_text("utf-8")), str(path))
+        return validate_section(EvalPlan, resolve_plugin_files(yaml.safe_load(path.read_text("utf-8")), folder), str(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 

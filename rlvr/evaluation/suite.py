@@ -22,7 +22,9 @@ from rlvr.config.overrides import parse_exponents
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, format_suggestion
+from rlvr.plugin_files import resolve_plugin_files
 from rlvr.registry.plugins import list_entries
+from rlvr.runs.plugin_record import warn_about_plugin_changes
 from rlvr.task import Message, Task
 
 SUITES_FOLDER = Path(__file__).parent / "suites"
@@ -151,11 +153,12 @@ def _load_rows(target: str) -> list[Any]:
                 f"there is no suite or env {target!r}; {format_suggestion(target, [*list_suites(), *known], max_names=24)}. "
                 f"`rlvr list suites` and `rlvr list envs` show all; your own suite is a YAML file"
             )
-        return [{"env": target}]
+        return [{"env": resolve_plugin_files(target)}]
     if not path.is_file():
         raise NotFound(f"there is no suite {target!r}; {format_suggestion(target, list_suites())}; or name a YAML file that exists")
-    rows = read_yaml(path)
+    rows = resolve_plugin_files(read_yaml(path), path.parent)
     if isinstance(rows, Mapping) and "env" in rows and rows.keys() <= RunConfig.model_fields.keys():
+        warn_about_plugin_changes(path.parent)
         return [_make_suite_row(rows)]
     if not isinstance(rows, list) or not all(isinstance(row, Mapping | str) for row in rows):
         raise ConfigError(f"{path} is a {type(rows).__name__}, not a list of environments such as [{{env: gsm8k, tasks: 200}}]")
@@ -183,5 +186,5 @@ def apply_env_settings(items: list[SuiteItem], settings: Mapping[str, Any]) -> l
         at = next((i for i, item in enumerate(items) if not dot or item.name == owner), None)
         if at is None:
             raise ConfigError(f"--set {key}=...: the suite has no {owner!r}; {format_suggestion(owner, [item.name for item in items])}")
-        items[at] = items[at].model_copy(update={"env": {**items[at].env, setting: value}})
+        items[at] = items[at].model_copy(update={"env": {**items[at].env, setting: resolve_plugin_files(value)}})
     return items

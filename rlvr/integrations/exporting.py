@@ -18,6 +18,7 @@ from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.integrations.formats import FORMATS, SINGLE_TURN_FORMATS, ExportFormat
 from rlvr.integrations.rows import make_rows, write_jsonl
+from rlvr.plugin_files import resolve_plugin_files
 from rlvr.registry.plugins import build
 
 NON_WORD_PATTERN = re.compile(r"[^0-9a-zA-Z]+")
@@ -44,7 +45,7 @@ def export_env(
     """Write an environment for a framework, into a new or empty folder."""
     if framework not in FORMATS:
         raise ConfigError(f"--to {framework!r} is not a framework; {format_suggestion(framework, FORMATS)}")
-    kind, folder, settings = FORMATS[framework], Path(out), dict(settings or {})
+    kind, folder, settings = FORMATS[framework], Path(out), resolve_plugin_files(dict(settings or {}))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
     environment: Environment = build("env", name, **settings)
@@ -80,9 +81,8 @@ def _build_template_values(
     name: str, kind: ExportFormat, settings: Mapping[str, Any], split: str, count: int, environment: Environment
 ) -> dict[str, str]:
     """Make the values of the templates. Names and settings become Python literals."""
-    path, colon, made = name.partition(":")
-    whole = f"{Path(path).resolve()}:{made}" if colon and path.endswith(".py") else name
-    word = NON_WORD_PATTERN.sub("_", made or name).strip("_").lower()
+    whole, made = resolve_plugin_files(name), name.rpartition(":")[2]
+    word = NON_WORD_PATTERN.sub("_", made).strip("_").lower()
     values = {
         "name": word, "title": kind.title, "tested": kind.tested_version, "module": f"rlvr_{word}", "dist": f"rlvr-{word.replace('_', '-')}",
         "agent": f"rlvr_{word}_agent", "name_repr": repr(whole), "settings": repr(json.loads(json.dumps(settings))), "split": split,

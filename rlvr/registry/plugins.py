@@ -28,6 +28,7 @@ from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
 from rlvr.hints import explain_plugin_setting, find_plugin
+from rlvr.plugin_files import find_plugin_file, resolve_plugin_files
 from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, build_with_tools_settings
 
@@ -184,13 +185,13 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
         return build("env", "with_tools", **around)
     if k.name == "env":
-        apply_audit_setting(name, fields, getattr(factory, "needs", {}), given)
+        apply_audit_setting(name, fields, get_needs(factory), given)
     if not getattr(factory, "validates_settings", False):  # a factory that checks its settings itself
         check_settings(k.name, name, fields, given)
     built: list[Any] = []
     try:
         build_dependencies(
-            {other: default for other, default in getattr(factory, "needs", {}).items() if other in fields}, given, build_from_config, built
+            {other: default for other, default in get_needs(factory).items() if other in fields}, given, build_from_config, built
         )
         missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
         if missing:
@@ -261,12 +262,30 @@ def check_settings(kind: str, name: str, known_settings: Mapping[str, inspect.Pa
 def split_target(target: str) -> tuple[Path, str]:
     """Split `path/to/file.py:Object` and check that the file exists."""
     where, _, attribute = target.rpartition(":")
-    path = Path(where).expanduser()
     if not where.endswith(".py") or not attribute:
         raise NotFound(f"{target!r} is not the name of a plugin; write path/to/file.py:Object")
-    if not path.is_file():
-        raise NotFound(f"there is no file {where!r} (in {target!r}); give an absolute path, or one relative to the current folder")
-    return path.resolve(), attribute
+    path = find_plugin_file(where)
+    if path is None:
+        raise NotFound(
+            f"there is no file {where!r} (in {target!r}); give an absolute path, or one relative to the file that names it or to the "
+            "current folder"
+        )
+    return path, attribute
+
+
+def get_plugin_file(factory: Any) -> Path | None:
+    """Return the user's file that defines a plugin's class or function; None for a plugin of a package."""
+    module = sys.modules.get(str(getattr(factory, "__module__", "")))
+    if module is None or not module.__name__.startswith(FILE_MODULE_PREFIX):
+        return None
+    return Path(str(module.__file__))
+
+
+def get_needs(factory: Any) -> dict[str, Any]:
+    """Return the plugins that a plugin needs; the names of files are relative to the file that defines it."""
+    needs, file = dict(getattr(factory, "needs", {})), get_plugin_file(factory)
+    found: dict[str, Any] = needs if file is None else resolve_plugin_files(needs, file.parent)
+    return found
 
 
 def list_builtin_files(kind: PluginKind) -> list[Path]:

@@ -16,6 +16,7 @@ from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.sessions import RecordedSession
+from rlvr.runs.plugin_record import warn_about_plugin_changes
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
 REQUIRED_KEYS = ("split", "index", "tokens", "action_mask", "stop_reason", "reward")
@@ -53,6 +54,7 @@ def replay_run(run: str | Path, *, max_details: int = 20) -> ReplayReport:
     """
     run = Path(run)
     config = load_run_config(run)
+    warn_about_plugin_changes(run)
     tokenizer = config.tokenizer_name
     assert tokenizer is not None, "RunConfig asks for one of the two"
     env = TokenEnv(env=config.env, tokenizer=tokenizer, obs="ids", **config.rollout.token_limits)

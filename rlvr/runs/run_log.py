@@ -3,6 +3,8 @@
     recipe.yaml        the recipe, if `rlvr train` was given a data file and made it
     config.yaml        the resolved configuration
     versions.json      Python, packages, platform
+    plugins.json       plugins from outside of rlvr: digests of files, versions of packages (rlvr.runs.plugin_record)
+    plugins/           copies of the files that have plugins
     metrics.jsonl      one object per step: metrics, reproducible
     timings.jsonl      one object per step: timings, not reproducible
     episodes.jsonl     one object per episode: text, tokens, verdict with reasons, advantage
@@ -33,6 +35,7 @@ from rlvr.config.yamlfile import read_yaml
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.state import find_last_policy_token
+from rlvr.plugin_files import resolve_plugin_files, shorten_plugin_files
 
 LOG_FILES = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "canaries.jsonl")
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
@@ -197,7 +200,7 @@ def load_run_config(folder: Path) -> RunConfig:
     path = folder / "config.yaml"
     if not path.is_file():
         raise NotFound(f"{folder} is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
-    return validate_config(read_yaml(path), str(path))
+    return validate_config(resolve_plugin_files(read_yaml(path), folder), str(path))
 
 
 def open_for_append(path: Path) -> TextIO:
@@ -244,8 +247,8 @@ def adopt_changeable_settings(old: RunConfig, new: RunConfig) -> RunConfig:
 
 
 def list_config_differences(old: Section, new: Section) -> list[str]:
-    """Return all keys that differ, as `key: old -> new`."""
-    a, b = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    """Return all keys that differ, as `key: old -> new`. The folder of a plugin's file is no difference."""
+    a, b = (_flatten(shorten_plugin_files(section.model_dump(mode="json"))) for section in (old, new))
     return [f"{key}: {a.get(key)!r} -> {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
 
 

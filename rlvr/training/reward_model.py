@@ -36,6 +36,7 @@ from rlvr.models.reward_model import build_reward_model
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.rollout import derive_seed
 from rlvr.runs import report
+from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, is_empty_run, lock_run_folder, read_jsonl
 from rlvr.training import checkpoint
@@ -113,7 +114,12 @@ def train_reward_model(
         groups = load_recorded_groups(config, mdp)
         material, data = build_reward_model_data(groups, config, settings, mdp), compute_digest(groups)
         place = checkpoint.find_newest_checkpoint(folder) if resume and checkpoint.has_checkpoint(folder) else None
-        run = RunLog.reopen(folder, config) if resume and not is_empty_run(folder) else RunLog.create(folder, config)
+        if resume and not is_empty_run(folder):
+            run = RunLog.reopen(folder, config)
+            warn_about_plugin_changes(folder)
+        else:
+            run = RunLog.create(folder, config)
+            record_plugins(folder, (environment,))
         stack.callback(run.close)
         stack.enter_context(lock_run_folder(folder))
         model = build_reward_model(

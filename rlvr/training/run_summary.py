@@ -10,6 +10,7 @@ from rlvr.models.determinism import is_deterministic
 from rlvr.models.device_defaults import describe_precision
 from rlvr.models.model_loading import count_parameters
 from rlvr.models.numerics_check import format_check_results as told_of
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.training.components import Components
 from rlvr.training.step_notes import explain_rounding_risk
 from rlvr.training.update.lora_adapter import list_linear_layers
@@ -37,7 +38,9 @@ def build_run_table(components: Components, folder: Path) -> Table:
         note for note in (explain_rounding_risk(config), components.mdp.describe_history_difference()) if note
     ]
     departs = ", ".join(f"{name}={value}" for name, value, differs in components.algorithm.describe_settings() if differs)
-    table = Table(title=f"{config.env['name']} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None)
+    table = Table(
+        title=f"{shorten_plugin_files(config.env['name'])} · {config.algorithm['name']}", title_justify="left", show_header=False, box=None
+    )
     for name, value in (
         (
             "policy",

@@ -41,6 +41,7 @@ from rlvr.models.device import resolve_device
 from rlvr.models.model_loading import to_transformers_tokenizer
 from rlvr.models.numerics_check import format_check_results, has_experts
 from rlvr.runs.conversation_stats import compute_conversation_metrics
+from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_jsonl
 from rlvr.training import checkpoint
@@ -163,12 +164,14 @@ class Trainer(Hinted):
             place = repeat_from or run_on_main(accelerator, lambda: _find_checkpoint(folder) if resume else None)
             if not is_new:
                 RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
+                run_on_main(accelerator, lambda: warn_about_plugin_changes(folder))
 
             components = component_builder(inputs, accelerator, stack, checkpoint_folder=place)
             check_sampling_supported(components)
             if repeat_from is None:
                 if is_new:
                     run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
+                    run_on_main(accelerator, lambda: record_plugins(folder, (components.environment, components.algorithm)))
                 run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
                 self.run_log = RunLog(folder, is_writer=main)
                 self.console.print(build_run_table(components, folder))

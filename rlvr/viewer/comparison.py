@@ -15,6 +15,7 @@ from typing import Any
 from rlvr.errors import RlvrError
 from rlvr.evaluation.compare import EnvComparison, compare_evaluations
 from rlvr.evaluation.statistics import compute_t_quantile, compute_t_tail, mean
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.run_log import load_run_config
 from rlvr.viewer.run_summary import compute_share_interval, load_report
 
@@ -54,9 +55,8 @@ def _common_prefix(names: Sequence[str]) -> str:
 
 def load_settings(run: Path) -> dict[str, str]:
     """Load the settings of a training run as texts by dotted key, without the ignored sections (seed, log)."""
-    return {
-        key: text for key, text in _flatten(load_run_config(run).model_dump(mode="json")) if key.partition(".")[0] not in IGNORED_SECTIONS
-    }
+    settings = shorten_plugin_files(load_run_config(run).model_dump(mode="json"))
+    return {key: text for key, text in _flatten(settings) if key.partition(".")[0] not in IGNORED_SECTIONS}
 
 
 def _flatten(data: Any, key: str = "") -> list[tuple[str, str]]:

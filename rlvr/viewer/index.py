@@ -9,6 +9,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, load_plan
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.run_log import load_run_config
 from rlvr.viewer.comparison import group_runs_into_conditions, load_settings
 from rlvr.viewer.run_summary import list_held_out_accuracies, load_metrics, load_report
@@ -83,7 +84,11 @@ def _make_training_entry(run: Path) -> dict[str, Any]:
     blocks = [rewarded[at : at + size] for at in range(0, len(rewarded), size)]
     lines = {"reward": [sum(value for _, value in block) / len(block) for block in blocks]}
     panels = [{"title": "reward", "steps": [block[-1][0] for block in blocks], "lines": lines}] if blocks else []
-    found = {"kind": "training", "what": str(config.env.get("name", "")) if config.env else "", "with": config.algorithm.get("name", "")}
+    found = {
+        "kind": "training",
+        "what": shorten_plugin_files(str(config.env.get("name", ""))) if config.env else "",
+        "with": config.algorithm.get("name", ""),
+    }
     found |= {"steps": len(rows), "total": config.train.steps, "panels": panels, "held_out": list_held_out_accuracies(rows, report)}
     last = rewarded[-max(len(rewarded) // 10, 1) :]
     found |= {"reward": sum(value for _, value in last) / len(last) if last else None}
