@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.chat.dialects.dialect import MAX_CALLS, Dialect, RawCall, UnwritableCallError, validate_call
-from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_complete_value
+from rlvr.chat.dialects.dialect import Dialect, UnwritableCallError
+from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import ChatPrompt, Request
 from rlvr.samplers._chat import ChatReply
-from rlvr.turns import Call, CallStatus, ToolSpec, Turn
+from rlvr.turns import Call, ToolSpec, Turn
 
 
 def parse_tool_turn(reply: ChatReply, request: Request) -> Turn:
@@ -22,14 +22,8 @@ def parse_tool_turn(reply: ChatReply, request: Request) -> Turn:
     message, content, cut = reply.message, reply.text, reply.truncated
     older = message.get("function_call")  # the legacy field has one call at most
     calls = message.get("tool_calls") or ([{"function": older}] if older else [])
-    if not isinstance(calls, list):
-        raise TypeError("its tool_calls are not a list")
-    tools = {spec.name: spec for spec in (request.chat_prompt.tools if request.chat_prompt else ())}
-    found = [
-        _parse_call(call, tools, f"{request.turn}.{place}", cut=cut and call is calls[-1]) for place, call in enumerate(calls[:MAX_CALLS])
-    ]
-    shown = "\n".join([*([content] if content else []), *(f"{call.name}({call.raw})" for call in found)])
-    return Turn(shown, content, reply.reasoning, tuple(found), "length" if cut else "stop")
+    tools = request.chat_prompt.tools if request.chat_prompt else ()
+    return build_turn_with_calls(content, calls, tools, request.turn, reasoning=reply.reasoning, truncated=cut)
 
 
 def parse_text_turn(reply: ChatReply, request: Request, dialect: Dialect) -> Turn:
@@ -78,16 +72,3 @@ def _format_call(function: Mapping[str, Any], tools: Sequence[ToolSpec], dialect
         return dialect.format_calls([Call("", str(function["name"]), given)], tools) if isinstance(given, dict) else raw
     except (ValueError, RecursionError, UnwritableCallError):
         return raw
-
-
-def _parse_call(call: Any, tools: Mapping[str, ToolSpec], number: str, *, cut: bool) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise TypeError("one of its tool_calls has no function")
-    name, given = function.get("name"), function.get("arguments")
-    raw = given if isinstance(given, str) else format_json(given)
-    try:
-        read = RawCall(str(name or ""), parse_complete_value(raw) if raw.strip() else {})
-    except ValueSyntaxError as broken:
-        read = RawCall(str(name or ""), None, CallStatus.UNCLOSED if cut else CallStatus.BAD_JSON, str(broken))
-    return validate_call(read, tools, number, raw)

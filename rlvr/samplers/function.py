@@ -1,16 +1,25 @@
-"""A Python function as a policy: for baselines, for prompts to a system of your own, and for tests of an evaluation.
+"""A Python function as a policy: for baselines, for players of games, for a system of your own, and for tests of an evaluation.
 
-A function `f(prompt: str) -> str` gets the text of the last message; one with a parameter `messages` gets the whole conversation.
+`f(prompt: str)` gets the text of the last message; a function with a parameter `messages` gets the whole conversation, and one with a
+parameter `tools` the descriptions of the tools. It returns a text, a `Call` or a list of calls, or a message in OpenAI's format:
+`{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": {...}}}]}`. It may be a coroutine function; then the calls for
+different conversations run at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Completion, Environment, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.registry.plugins import load_function
+from rlvr.turns import Call, ToolSpec, Turn
+
+RETURN_HELP = "it must return a text, a Call or a list of them, or {'content': ..., 'tool_calls': [...]}"
 
 
 def answer_nothing(prompt: str) -> str:
@@ -28,15 +37,32 @@ class FunctionSampler(Sampler):
     info = SamplerInfo(loads_weights=False)
     tokenizer = "bytes"  # it can encode any text
 
-    def __init__(self, *, function: Callable[..., str] = answer_nothing) -> None:
+    def __init__(self, *, function: Callable[..., Any] | str = answer_nothing, concurrency: int = 32) -> None:
         """Set the function.
 
         Args:
-            function: takes the text of a prompt, or `messages`, and returns the completion.
+            function: takes the text of a prompt, or `messages` and `tools`, and returns the turn; or its name, path/to/file.py:function.
+            concurrency: how many calls of a coroutine function run at the same time.
         """
+        if isinstance(function, str):
+            function = load_function(function, "policy")
         if not callable(function):
             raise ConfigError(f"the policy is a {type(function).__name__}; give a function from the text of a prompt to a completion")
-        self.function, self._takes_messages = function, "messages" in inspect.signature(function).parameters
+        if concurrency < 1:
+            raise ConfigError(f"concurrency is {concurrency}; it must be at least 1")
+        known = inspect.signature(function).parameters
+        wanted = [name for name in ("messages", "tools") if name in known]
+        required = [
+            name
+            for name, spec in known.items()
+            if spec.default is spec.empty and spec.kind not in (spec.VAR_POSITIONAL, spec.VAR_KEYWORD) and name not in wanted
+        ]
+        if len(required) > (not wanted) or (not wanted and not known):
+            raise ConfigError(
+                f"the policy {getattr(function, '__name__', function)!r} has the parameters ({', '.join(known)}); a policy is f(prompt), "
+                "f(messages) or f(messages, tools)"
+            )
+        self.function, self.concurrency, self._wanted = function, concurrency, wanted
         self._tokenizer: Tokenizer | None = None
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
@@ -45,25 +71,88 @@ class FunctionSampler(Sampler):
 
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request, in order."""
-        for number, request in enumerate(requests):
-            yield number, self._complete(request)
+        if not inspect.iscoroutinefunction(self.function):
+            for number, request in enumerate(requests):
+                yield number, self._complete(request)
+            return
+        with asyncio.Runner() as runner:
+            yield from enumerate(runner.run(self._complete_all(requests)))
+
+    async def _complete_all(self, requests: Sequence[Request]) -> list[Completion]:
+        places = asyncio.Semaphore(self.concurrency)
+
+        async def complete(request: Request) -> Completion:
+            async with places:
+                if isinstance(arguments := self._build_arguments(request), Completion):
+                    return arguments
+                try:
+                    returned = await self.function(*arguments[0], **arguments[1])
+                except Exception as error:
+                    return _describe_failure(error)
+                return self._build_completion(request, returned)
+
+        return list(await asyncio.gather(*map(complete, requests)))
 
     def _complete(self, request: Request) -> Completion:
+        if isinstance(arguments := self._build_arguments(request), Completion):
+            return arguments
+        try:
+            returned = self.function(*arguments[0], **arguments[1])
+        except Exception as error:  # a failed call is a failed episode, as with an endpoint
+            return _describe_failure(error)
+        return self._build_completion(request, returned)
+
+    def _build_arguments(self, request: Request) -> tuple[tuple[Any, ...], dict[str, Any]] | Completion:
         if self._tokenizer is None:
             raise SamplerError("the function sampler got a request before `setup`")
         messages: Sequence[Any] = request.chat_prompt.messages if request.chat_prompt else request.task.prompt if request.task else ()
         if not messages or (request.turn and not request.chat_prompt):
             return Completion([], [], "error", "a function answers the first turn only where the environment gives no messages")
+        if not self._wanted:
+            return (messages[-1]["content"],), {}
+        tools = [spec.to_openai_format() for spec in _get_tools(request)]
+        given = {"messages": [dict(message) for message in messages], "tools": tools}
+        return (), {name: given[name] for name in self._wanted}
+
+    def _build_completion(self, request: Request, returned: Any) -> Completion:
+        assert self._tokenizer is not None
         try:
-            text = self.function(messages=list(messages)) if self._takes_messages else self.function(messages[-1]["content"])
-        except Exception as error:  # a failed call is a failed episode, as with an endpoint
-            return Completion([], [], "error", f"{type(error).__name__}: {error}")
-        if not isinstance(text, str):
-            return Completion([], [], "error", f"the function returned {text!r:.80}; it must return a text")
-        tokens = [*self._tokenizer.encode(text), self._tokenizer.eos_id]
-        if len(tokens) > request.max_tokens:
-            return Completion(tokens[: request.max_tokens], [0.0] * request.max_tokens, "length")
-        return Completion(tokens, [0.0] * len(tokens), "stop")
+            turn = _build_turn(returned, request)
+        except TypeError as error:
+            return Completion([], [], "error", f"the function returned {returned!r:.80}; {RETURN_HELP} ({error})")
+        tokens = [*self._tokenizer.encode(turn if isinstance(turn, str) else turn.text), self._tokenizer.eos_id]
+        logprobs = [0.0] * min(len(tokens), request.max_tokens)
+        if len(tokens) > request.max_tokens:  # then the calls are not complete either
+            return Completion(tokens[: request.max_tokens], logprobs, "length")
+        if isinstance(turn, str):
+            return Completion(tokens, logprobs, "stop")
+        return Completion(tokens, logprobs, "stop", usage=(len(request.prompt), len(tokens)), turn=turn)
+
+
+def _get_tools(request: Request) -> Sequence[ToolSpec]:
+    return request.chat_prompt.tools if request.chat_prompt else ()
+
+
+def _build_turn(returned: Any, request: Request) -> str | Turn:
+    """Build the turn from what the function returned: a text stays one, and is parsed as that of a model."""
+    if isinstance(returned, str):
+        return returned
+    calls = [returned] if isinstance(returned, Call) else list(returned.calls) if isinstance(returned, Turn) else returned
+    content: Any = returned.content if isinstance(returned, Turn) else ""
+    if isinstance(returned, Mapping):
+        content, calls = returned.get("content") or "", returned.get("tool_calls") or []
+        if "content" not in returned and "tool_calls" not in returned:
+            raise TypeError("it has neither content nor tool_calls")
+    if not isinstance(content, str) or not isinstance(calls, list | tuple):
+        raise TypeError(f"a {type(returned).__name__}")
+    if not calls:
+        return content
+    plain = [{"name": call.name, "arguments": dict(call.arguments or {})} if isinstance(call, Call) else call for call in calls]
+    return build_turn_with_calls(content, plain, _get_tools(request), request.turn)
+
+
+def _describe_failure(error: Exception) -> Completion:
+    return Completion([], [], "error", f"{type(error).__name__}: {error}")
 
 
 make = FunctionSampler

@@ -2,7 +2,7 @@
 
 {name: scripted, answer: gold}      the environment's gold answer (or its oracle turns), which must get the full score
 {name: scripted, answer: noop}      an empty answer, which must get the lowest score
-{name: scripted, answer: random}    uniformly random tokens
+{name: scripted, answer: random}    a random legal turn, if the environment lists them; else uniformly random tokens
 {name: scripted, answers: ["7"]}    these texts, one per turn
 """
 
@@ -40,7 +40,7 @@ class ScriptedSampler(Sampler):
         """Set the script.
 
         Args:
-            answer: gold (the environment's solution), noop (nothing) or random (tokens).
+            answer: gold (the environment's solution), noop (nothing) or random (a legal turn where the environment lists them, else tokens).
             answers: these texts instead, one per turn.
         """
         if answers is None and answer not in SCRIPTS:
@@ -73,13 +73,21 @@ class ScriptedSampler(Sampler):
         if self._tokenizer is None:
             raise SamplerError("the scripted sampler got a request before `setup`")
         tokenizer = self._tokenizer
-        if self.answers is None and self.answer == "random":
+        turns = self._list_legal_turns(request) if self.answers is None and self.answer == "random" else None
+        if self.answers is None and self.answer == "random" and not turns:
             return _sample_random(request, tokenizer)
-        text = self._get_text(request)
+        text = random.Random(request.seed).choice(turns) if turns else self._get_text(request)
         tokens = [*tokenizer.encode(text), tokenizer.eos_id]
         if len(tokens) > request.max_tokens:
             return Completion(tokens[: request.max_tokens], [0.0] * request.max_tokens, "length")
         return Completion(tokens, [0.0] * len(tokens), "stop")
+
+    def _list_legal_turns(self, request: Request) -> Sequence[str] | None:
+        if self._environment is None or request.task is None:
+            return None
+        messages = request.chat_prompt.messages if request.chat_prompt else ()
+        played = [str(message["content"]) for message in messages if message["role"] == "assistant"]
+        return self._environment.list_legal_turns(request.task, played[len(played) - request.turn :])
 
     def _get_text(self, request: Request) -> str:
         if self.answers is not None:

@@ -162,8 +162,8 @@ class VLLMSampler(Sampler):
             concurrency: most requests in progress, on average per engine; None: max_num_seqs.
             start_timeout_s: timeout for an engine to start, in seconds; None: 120 for a server, 600 for a local engine.
             heartbeat_timeout_s: after this many seconds without a completion, a server's health is checked.
-            completion_timeout_s: how long an engine may generate no token, in seconds; also the timeout of loading new weights, and, with
-                placement: server, of one completion.
+            completion_timeout_s: how long an engine or a server may generate no token, in seconds; also the timeout of loading new
+                weights.
             probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.
         """
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,12 @@ class Stand:
         self.adapters: dict[str, Any] | None = None
         """The models with an adapter that it has, by the adapter's name; None: it cannot load adapters."""
         self.given = 0
+        self.bodies: list[tuple[str, dict[str, Any]]] = []
+        self.long_body: dict[str, Any] = {}
         self.lock = threading.Lock()
 
     def __call__(self, path: str, body: dict[str, Any], before: int) -> Any:
+        self.bodies.append((path, body))
         if path in self.trouble and self.given >= self.after:
             return self.trouble[path]
         plain = {"/health": {}, "/version": {"version": "0.32.0"}, "/v1/models": {"data": [{"max_model_len": 128}]}}
@@ -379,8 +383,38 @@ def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand,
     with served(url, completion_timeout_s=5.0) as sampler:
         sampler.load_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
-        with pytest.raises(SamplerError, match="did not respond in time, with 3 answers in progress"):
+        with pytest.raises(SamplerError, match=r"generated no token within 5 s \(completion_timeout_s\), with 3 answers in progress"):
             sampler.sample(requests(3), SamplingParams())
+
+
+@pytest.mark.parametrize("generates", [True, False])
+def test_the_timeout_of_completions_counts_from_the_last_token_of_the_server(stand: tuple[Stand, str], generates: bool) -> None:
+    """A completion that takes three timeouts arrives if the server's count of tokens grows meanwhile, and not otherwise."""
+    script, url = stand
+    count = iter(range(10**6))
+
+    def take_long(handler: Any) -> None:
+        time.sleep(4.5)
+        script.trouble.pop(GENERATE, None)
+        with suppress(OSError):
+            handler.say(200, script.generated(script.long_body))
+
+    def count_tokens(handler: Any) -> None:
+        tokens = next(count) if generates else 7
+        text = f'# HELP vllm:generation_tokens_total T\nvllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}.0\n'
+        handler.say(200, text.encode())
+
+    asked = requests(1)
+    with served(url, completion_timeout_s=1.5, heartbeat_timeout_s=0.3) as sampler:
+        sampler.load_model(fresh(), 0)
+        expected = sampler.sample(asked, SamplingParams(stop_ids=STOPS))
+        script.long_body = next(body for path, body in reversed(script.bodies) if path == GENERATE)
+        script.trouble = {GENERATE: take_long, "/metrics": count_tokens}
+        if generates:
+            assert sampler.sample(asked, SamplingParams(stop_ids=STOPS)) == expected
+        else:
+            with pytest.raises(SamplerError, match=r"no token within 1.5 s"):
+                sampler.sample(asked, SamplingParams(stop_ids=STOPS))
 
 
 def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:

@@ -4,7 +4,8 @@
 
 Each set of weights has a unique name, and each completion reports the name of the weights that sampled it. So a
 server that was restarted, or got weights from another client, is detected at its first completion. While requests are
-pending, the health of the servers is checked; every wait has a timeout. With several servers, one that does not respond, fails or has
+pending, the health of the servers is checked; every wait has a timeout. The one of completions counts from a server's last token, so that
+long completions of a healthy server take as long as they take. With several servers, one that does not respond, fails or has
 other weights is marked as lost; the others get its requests, until it is healthy again and has loaded new weights. The run ends when the
 last server is lost.
 
@@ -17,6 +18,7 @@ that is tied to the embeddings only once: it can serve such a model, but not loa
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 import uuid
@@ -61,6 +63,47 @@ UNLOAD_ADAPTER_PATH = "/v1/unload_lora_adapter"
 FOLDER_PREFIX = "rlvr-weights-"
 POLL_INTERVAL_S = 0.05
 """Interval at which control returns to the caller while nothing arrives."""
+WATCHED_TIMEOUT_S = 1e7
+"""Timeout of the request of a completion: none, because `ProgressWatch` ends it."""
+TOKEN_COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\S* +([0-9.eE+]+)", re.MULTILINE)
+"""Samples of the two counters in the text of `/metrics` that grow with every step of the engine."""
+
+
+class ProgressWatch:
+    """When a server last made progress: a completion, or a higher count of tokens in its metrics.
+
+    The metrics are requested only after `heartbeat_timeout_s` without a completion, and then as often. A server without metrics makes
+    progress by its completions alone.
+    """
+
+    def __init__(self, server: HttpClient, timeouts: Timeouts) -> None:
+        self.server, self.timeouts = server, timeouts
+        self.num_tokens = -1.0
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Begin to wait anew."""
+        self.progress_at = self.checked_at = time.monotonic()
+
+    def is_overdue(self, has_requests: bool) -> bool:
+        """Whether the server has requests and made no progress for `completion_timeout_s`."""
+        if not has_requests:
+            self.note_progress()
+        if time.monotonic() - self.checked_at <= min(self.timeouts.heartbeat_timeout_s, self.timeouts.completion_timeout_s):
+            return False
+        before, self.num_tokens = self.num_tokens, self._count_tokens()
+        if -1 < before < self.num_tokens:
+            self.note_progress()
+        self.checked_at = time.monotonic()
+        return self.checked_at - self.progress_at > self.timeouts.completion_timeout_s
+
+    def _count_tokens(self) -> float:
+        """Return the number of tokens that the server has processed so far; the last known one if it does not say."""
+        with suppress(NoReply, ValueError):
+            reply = self.server.request("GET", "/metrics", deadline=time.monotonic() + self.timeouts.heartbeat_timeout_s)
+            if reply.status == 200 and (counts := TOKEN_COUNTER.findall(reply.body)):
+                return sum(map(float, counts))
+        return self.num_tokens
 
 
 class ServerEngine:
@@ -140,6 +183,7 @@ class ServerEngine:
         A group or a conversation goes to one server, which has its prompt or earlier turns cached. Other requests go to the least busy
         server.
         """
+        watches = {server: ProgressWatch(server, self.timeouts) for server in self.servers}
         loads, asked, again = {server: EngineLoad(self.concurrency) for server in self.servers}, dict[int, Request](), list[int]()
 
         def calls(room: int) -> PendingCalls[Completion | LostServerResult] | None:
@@ -156,12 +200,21 @@ class ServerEngine:
         try:
             with closing(self._run_calls(calls, ended, lambda left: f"with {left} answers in progress")) as answers:
                 for given in answers:
+                    for server in self.pool.active:
+                        if watches[server].is_overdue(bool(loads[server].running)):
+                            pending = f"with {len(loads[server].running)} answers in progress"
+                            self.pool.mark_lost(
+                                server,
+                                f"{server.url} generated no token within {self.timeouts.completion_timeout_s:g} s "
+                                f"(completion_timeout_s), {pending}",
+                            )
                     if given is None:
                         yield None
                         continue
                     number, found = given
-                    for load in loads.values():
-                        load.remove(number)
+                    for server, load in loads.items():
+                        if load.remove(number):
+                            watches[server].note_progress()
                     if isinstance(found, LostServerResult):
                         self.pool.mark_lost(found.server, f"{found.reason}, with {len(asked)} answers in progress")
                         again.append(number)
@@ -275,7 +328,9 @@ class ServerEngine:
 
     def _complete(self, server: HttpClient, request: Request, sampling: SamplingParams) -> Completion:
         body = self._add_adapter_name({"token_ids": list(request.prompt), "sampling_params": make_vllm_sampling_params(request, sampling)})
-        return parse_completion(server, self._request_choice(server, body), self._weights_name, sampling, request.max_tokens)
+        return parse_completion(
+            server, self._request_choice(server, body, WATCHED_TIMEOUT_S), self._weights_name, sampling, request.max_tokens
+        )
 
     def _score_tokens(self, server: HttpClient, tokens: Sequence[int]) -> list[float]:
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
@@ -290,8 +345,8 @@ class ServerEngine:
             self.pool.mark_lost(server, str(error))
             raise
 
-    def _request_choice(self, server: HttpClient, body: dict[str, Any]) -> dict[str, Any]:
-        reply = server.request("POST", GENERATE_PATH, body, deadline=time.monotonic() + self.timeouts.completion_timeout_s)
+    def _request_choice(self, server: HttpClient, body: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
+        reply = server.request("POST", GENERATE_PATH, body, deadline=time.monotonic() + (timeout_s or self.timeouts.completion_timeout_s))
         if reply.status == 404 and "model" in body:
             raise BadServerReply(f"{server.format_error(reply)}; it was restarted, or another client removed the adapter. {RESUME_HINT}")
         if is_unavailable(reply) and not self.pool.is_last(server):

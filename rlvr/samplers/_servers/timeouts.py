@@ -14,7 +14,7 @@ class Timeouts:
     """
 
     completion_timeout_s: float = 600.0
-    """For an engine of ours to generate a token, for one completion of a server, and for loading new weights."""
+    """For an engine or a server to generate its next token, and for loading new weights."""
     heartbeat_timeout_s: float = 10.0
     """After this time without a completion, the server's health is checked; the check has the same timeout."""
     start_timeout_s: float = 120.0
