@@ -13,7 +13,7 @@ RlvrError
 │   └── SandboxUnavailable   its engine stays away: a rollout stops                 (exit code 1)
 ├── SamplerError       the sampler failed, or returned something impossible
 ├── ToolError          a tool rejects a call, with a message for the policy
-└── ToolFailure        a tool or its server failed; the answer gets no score
+└── ToolFailure        a tool or its server failed, not a rejected call
 
 Each message has three parts: the wrong value, the allowed values, and what to do. Add a class only if some code must catch it separately
 from its parent.
@@ -133,7 +133,7 @@ class ToolError(RlvrError):
 
 
 class ToolFailure(RlvrError):
-    """A tool, or something it depends on, failed. The conversation ends without a score."""
+    """A tool, or something it depends on, failed. The conversation ends without a score, or with its own 0 if only its call causes that."""
 
 
 Verify = TypeVar("Verify", bound=Callable[..., Any])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
+from rlvr.contracts.fault_rule import AnswerAtFault, arepeat_beside_control
 from rlvr.errors import ConfigError
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
@@ -35,9 +36,6 @@ REJECTED_MET_POINT_REASON = (
 PLACEHOLDER_ANSWER = "-"
 REFUSAL_STATUSES = frozenset((400, 413, 422))
 """HTTP statuses with which an endpoint rejects the content of a request: too long for its context, or blocked by its filter."""
-CONTROL_ROUNDS = 4
-"""How often in turn a harmless request must get a reply and the failed one not, with any other status, before its answer counts as the cause.
-An endpoint that fails every second time at random passes that in one of 2,000 cases."""
 MAX_TOKEN_COUNT = 1 << 40
 """Larger counts of tokens in a reply are not counted."""
 
@@ -203,22 +201,19 @@ class LLMJudge(AsyncVerifier):
         """Find out whether a failed request failed because of its answer: None if it did, else the text of a reply.
 
         Firewalls and servers fail on some texts with any status, or with none at all, and a policy can learn such a text to lose its 0. So
-        the same request with a harmless answer is sent beside it: if that gets a reply each time and this one never, the answer is the
-        cause. If the harmless one fails too, the endpoint does, and EndpointUnavailable is raised.
+        the same request with a harmless answer is sent beside it (`rlvr.contracts.fault_rule`). If the harmless one fails too, the
+        endpoint does, and EndpointUnavailable is raised.
         """
         says_so = error.status in REFUSAL_STATUSES
-        for _ in range(1 if says_so else CONTROL_ROUNDS):
-            try:
-                await self._request_completion(control, usage_counter, retries=self.retries if says_so else 0)
-            except EndpointUnavailable:
-                raise error from None
-            if says_so:
-                break
-            try:
-                return await self._request_completion(body, usage_counter, retries=0)
-            except EndpointUnavailable:
-                continue
-        return None
+        try:
+            return await arepeat_beside_control(
+                error,
+                lambda: self._request_completion(control, usage_counter, retries=self.retries if says_so else 0),
+                None if says_so else lambda: self._request_completion(body, usage_counter, retries=0),
+                failures=(EndpointUnavailable,),
+            )
+        except AnswerAtFault:
+            return None
 
     async def _request_completion(self, body: dict[str, Any], usage_counter: Counter[str], *, retries: int | None = None) -> str:
         """Request a completion and return its text; the token usage is added up."""

@@ -82,7 +82,8 @@ class Tool(Plugin):
 
     The plugin holds the state that all conversations share. Each conversation gets a copy (`start`): its `setup` creates the
     conversation's state and its `teardown` removes it. A copy is used by one thread at a time. A method raises ToolError with a message
-    for the policy. Any other exception means that the tool failed.
+    for the policy. Any other exception means that the tool failed: the conversation ends, with score 0 if only its own calls cause that
+    (`rlvr.contracts.fault_rule`), without a score if the tool's `examples` fail too.
     """
 
     needs_sandbox: ClassVar[bool] = False

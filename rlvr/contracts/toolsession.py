@@ -24,7 +24,7 @@ class ToolSession(Session):
 
     Each call of a turn gets one message of role `tool` with its result, in the order of the calls. A call that could not be parsed gets
     an error message instead. A turn without calls is the answer and ends the conversation, or is passed to the `inner` session.
-    If a tool fails, the conversation has no score.
+    If a tool fails, the conversation has no score, or scores 0 if only its own calls make it fail.
     """
 
     max_invalid_turns: ClassVar[int] = 3

@@ -17,7 +17,8 @@ from rlvr.chat.hf_tokenizer import TOOL_ROLES
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import wait_for_permit
 from rlvr.errors import ConfigError, EnvError, SandboxError
-from rlvr.mdp.sessions import SessionHandle, verify_answer_safely, verify_transcript_safely
+from rlvr.mdp.answer_faults import decide_fault, verify_conversation
+from rlvr.mdp.sessions import SessionHandle, build_failure_verdict, verify_answer_safely
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
@@ -107,7 +108,8 @@ class FinalTextVerifier:
             assert isinstance(self.env_or_verifier, Verifier)
             return verify_answer_safely(self.env_or_verifier, task, lambda: text)
         environment = self.environment
-        return verify_answer_safely(environment.verifier, task, lambda: environment.answer(task, [text]))
+        verdict = verify_answer_safely(environment.verifier, task, lambda: environment.answer(task, [text]))
+        return decide_fault(environment, task, verdict, verdict, [Turn(text, content=text)], 1)
 
     def close(self) -> None:
         """Stop the threads, and close the environment or verifier."""
@@ -184,7 +186,9 @@ class TextConversation:
         self.done, self.truncation_reason = False, ""
         """Whether the conversation is over; and the limit that ended it, if one did."""
         self.failure = ""
-        """The error, if one occurred. The verdict then has no score."""
+        """The error, if one occurred. The verdict then has no score, unless only this policy's turns cause it."""
+        self._failed_step: Verdict | None = None
+        """The verdict without a score on a step that raised."""
         self._verdict: Verdict | None = None
         self._step_lock = Lock()
         self._session = SessionHandle(runner.environment, task, seed=seed)
@@ -238,7 +242,7 @@ class TextConversation:
         if turn.finish == "length":
             self.done, self.truncation_reason = True, "tokens"
             return []
-        heard = self._call_session(lambda: self._session.step(turn))
+        heard = self._call_session(lambda: self._session.step(turn), is_step=True)
         if heard is None:
             return []
         self.step_results.append(heard)
@@ -270,14 +274,17 @@ class TextConversation:
             self._session.close()
 
     def _verify(self, ending: Transcript | Verdict | None) -> Verdict:
-        if ending is None:
+        found = ending or self._failed_step
+        if found is None:
             return Verdict(None, self.failure, fault=Fault.INFRA)
-        if isinstance(ending, Verdict):
-            return ending
-        verifier = self.runner.environment.verifier
+        num_steps = len(self.step_results) + (ending is None)
+        environment, seed = self.runner.environment, self._session.seed
+        self._session.close()  # an experiment about a fault opens another one
         try:
             return run_with_timeout(
-                self.runner.verifier_executor, lambda: verify_transcript_safely(verifier, self.task, ending), self.runner.call_timeout_s
+                self.runner.verifier_executor,
+                lambda: verify_conversation(environment, self.task, found, self.turns, num_steps, seed=seed),
+                self.runner.call_timeout_s,
             )
         except TimeoutError:
             return build_timeout_verdict(self.runner.call_timeout_s)
@@ -292,12 +299,14 @@ class TextConversation:
         self._call_session(lambda: self._session.open(permit))
         permit.release()
 
-    def _call_session(self, work: Callable[[], T]) -> T | None:
+    def _call_session(self, work: Callable[[], T], *, is_step: bool = False) -> T | None:
         """Call the session in a thread with a timeout; on an error set `failure`, close the session and return None."""
         try:
             return run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
         except (Exception, SystemExit) as error:
-            self.failure, self.done = f"{self._session.current_method} raised {type(error).__name__}: {error}", True
+            failed = build_failure_verdict(self._session.current_method, error)
+            self.failure, self.done = failed.reason, True
+            self._failed_step = failed if is_step and not isinstance(error, TimeoutError) else None
             self.close()
             return None
 

@@ -43,6 +43,8 @@ class SessionHandle:
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools of the session; known once it is open, like `initial_messages`."""
         self.initial_messages: tuple[Message, ...] = ()
+        self.is_recorded = isinstance(session, RecordedSession)
+        """Whether the session is replayed from a record."""
         self._session = session
         self._is_initialized = False
         self._lock = Lock()
@@ -79,7 +81,12 @@ class SessionHandle:
         try:
             return self._call_session("artifacts", lambda session: _collect_transcript(session, turns, step_results))
         except (Exception, SystemExit) as error:
-            return Verdict(None, f"{self.current_method} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+            return build_failure_verdict(self.current_method, error)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the session is closed, or will be as soon as it is idle."""
+        return self._is_closed
 
     @property
     def is_idle(self) -> bool:
@@ -150,14 +157,10 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
         answer = require_string(session.answer(turns))
         asked = "artifacts"
         left = session.artifacts()
-        try:
-            evidence = to_plain_artifacts(left)
-        except (ValueError, RecursionError, OverflowError) as error:  # not finite, too long a number, nested too deep: caused by the answer
-            return Verdict(
-                0.0, f"the answer left artifacts that cannot be stored: {type(error).__name__}: {error}"[:400], fault=Fault.ANSWER
-            )
+        asked = "artifacts() cannot be stored, storing them"
+        evidence = to_plain_artifacts(left)
     except (Exception, SystemExit) as error:
-        return Verdict(None, f"the {owner}'s {asked}() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+        return build_failure_verdict(f"the {owner}'s {asked}{'' if ' ' in asked else '()'}", error)
     size = sum(len(name) + (len(value) if isinstance(value, bytes) else len(json.dumps(value))) for name, value in evidence.items())
     if size > session.max_artifact_bytes:
         most = session.max_artifact_bytes
@@ -253,7 +256,7 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     try:
         text = require_string(get_answer())
     except (Exception, SystemExit) as error:
-        return Verdict(None, f"the environment's answer() raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+        return build_failure_verdict("the environment's answer()", error)
     return verify_transcript_safely(verifier, task, text)
 
 
@@ -273,7 +276,7 @@ def verify_transcript_safely(
     except raised:
         raise
     except (Exception, SystemExit) as error:
-        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+        return build_failure_verdict(type(verifier).__name__, error)
 
 
 async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
@@ -282,11 +285,23 @@ async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: 
         verdict: object = await verifier.averify_transcript(task, transcript)
         return verdict if isinstance(verdict, Verdict) else _build_wrong_type_verdict(verifier, verdict)
     except (Exception, SystemExit) as error:
-        return Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+        return build_failure_verdict(type(verifier).__name__, error)
+
+
+def build_failure_verdict(name: str, error: BaseException) -> Verdict:
+    """Build the verdict on something that raised: no score, until it is known whose fault that is (`rlvr.mdp.answer_faults`).
+
+    >>> build_failure_verdict("Board.step", KeyError("a1")).reason
+    "Board.step raised KeyError: 'a1'"
+    """
+    kind = type(error).__name__
+    return Verdict(None, f"{name} raised {kind}: {error}", fault=Fault.INFRA, detail={"raised": kind})
 
 
 def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:
-    return Verdict(None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA)
+    return Verdict(
+        None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA, detail={"raised": "TypeError"}
+    )
 
 
 def require_string(value: object) -> str:

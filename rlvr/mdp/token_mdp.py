@@ -16,7 +16,7 @@ end-of-turn token of the chat template is then appended as a token of the enviro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -25,8 +25,9 @@ from rlvr.chat.tool_calling import CallStopCriterion, ToolFormat
 from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxUnavailable
+from rlvr.mdp.answer_faults import decide_fault
 from rlvr.mdp.limits import validate_environment_limits
-from rlvr.mdp.sessions import SessionHandle, build_session_record, verify_transcript_safely
+from rlvr.mdp.sessions import SessionHandle, build_failure_verdict, build_session_record, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
 from rlvr.mdp.state import ConversationState as ConversationState
 from rlvr.task import Fault, Message, Task, Verdict
@@ -220,9 +221,18 @@ class TokenMDP:
         return heard
 
     def step_session(self, state: ConversationState) -> None:
-        """Pass the last turn to the session and store its reply. May be slow; runs in any thread."""
+        """Pass the last turn to the session and store its reply. May be slow; runs in any thread.
+
+        A session that raises ends the conversation; `verify` then decides whose fault that is.
+        """
         assert state.session_handle is not None
-        state.step_results.append(state.session_handle.step(state.turns[-1]))
+        try:
+            state.step_results.append(state.session_handle.step(state.turns[-1]))
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SandboxUnavailable) or state.session_handle.is_recorded or state.session_handle.is_closed:
+                raise
+            state.collected = build_failure_verdict(state.session_handle.current_method, error)
+            state.step_results.append(DONE_RESULT)
 
     def append_reply(self, state: ConversationState) -> None:
         """Append the reply of the session, or end the conversation. Uses the tokenizer, so it runs in its thread."""
@@ -305,26 +315,59 @@ class TokenMDP:
         return state.collected
 
     def verify(self, state: ConversationState) -> Verdict:
-        """Verify a finished conversation. A verifier that raises gives an infrastructure fault; only SandboxUnavailable is raised."""
+        """Verify a finished conversation. What raises gives an infrastructure fault, or the answer's own 0 if only this answer makes it
+        raise (`rlvr.mdp.answer_faults`); only SandboxUnavailable is raised.
+        """
         ending = self.collect_transcript(state)
         verdict = (
             ending
             if isinstance(ending, Verdict)
             else verify_transcript_safely(self.environment.verifier, state.task, ending, raised=(SandboxUnavailable,))
         )
+        return self.finish_verdict(state, verdict)
+
+    def finish_verdict(self, state: ConversationState, verdict: Verdict) -> Verdict:
+        """Decide whose fault it is if there is no score, and add the environment's step rewards."""
+        if verdict.score is None:
+            verdict = self._decide_fault(state, verdict)
         return self.add_step_rewards(state, verdict) if verdict.step_rewards or self.has_step_rewards else verdict
+
+    def _decide_fault(self, state: ConversationState, verdict: Verdict, again: Callable[[], Verdict] | None = None) -> Verdict:
+        handle, ending = state.session_handle, self.collect_transcript(state)
+        if handle is not None and handle.is_recorded and isinstance(ending, Verdict):
+            return verdict  # it was decided when it was recorded
+        decided = decide_fault(
+            self.environment,
+            state.task,
+            verdict,
+            ending,
+            state.turns,
+            len(state.step_results),
+            seed=handle.seed if handle else 0,
+            again=again,
+        )
+        if decided is not verdict and isinstance(ending, Verdict):
+            state.collected = decided
+        return decided
 
     def add_step_rewards(self, state: ConversationState, verdict: Verdict) -> Verdict:
         """Add the environment's step rewards to a verdict."""
         if not verdict.is_scored or verdict.fault is Fault.ANSWER:
             return verdict
+
+        def distribute() -> Verdict:
+            earned = self.environment.step_rewards_for_turns(state.task, list(state.turns), verdict)
+            if not earned:
+                return verdict
+            paid = replace(verdict, step_rewards=tuple(earned))
+            self.compute_token_rewards(state, paid)
+            return paid
+
         try:
-            if earned := self.environment.step_rewards_for_turns(state.task, list(state.turns), verdict):
-                verdict = replace(verdict, step_rewards=tuple(earned))
-                self.compute_token_rewards(state, verdict)
+            return distribute()
         except (Exception, SystemExit) as error:
-            return Verdict(None, f"{type(self.environment).__name__}.step_rewards: {type(error).__name__}: {error}", fault=Fault.INFRA)
-        return verdict
+            failed = build_failure_verdict(f"{type(self.environment).__name__}.step_rewards", error)
+            return self._decide_fault(state, failed, again=distribute)
 
     def compute_token_rewards(self, state: ConversationState, verdict: Verdict) -> list[float]:
         """Compute the reward of each token: the score on the policy's last token, or each step reward on the token that completes it."""

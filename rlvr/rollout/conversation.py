@@ -11,6 +11,7 @@ from typing import Any
 
 from rlvr.contracts import Completion, Request, Transcript
 from rlvr.contracts.admission import Permit
+from rlvr.contracts.verifier import THREAD_RUNNER
 from rlvr.episode import LOGPROB_EPS, Episode, StopReason
 from rlvr.errors import EnvError, RlvrError
 from rlvr.mdp.sessions import averify_transcript_safely
@@ -150,17 +151,20 @@ class Conversation:
     def collect_transcript(self) -> None:
         """Collect the transcript to verify."""
         state = self.state
-        if state.session_handle is not None:
+        if state.session_handle is not None and state.collected is None:
             state.collected = state.session_handle.collect_transcript(tuple(state.turns), tuple(state.step_results))
 
     def verify_async(self) -> Verdict | Coroutine[Any, Any, Verdict]:
         """Verify with an asynchronous verifier: return a coroutine, which holds no thread; or the verdict, if there is no transcript."""
         ending = self.mdp.collect_transcript(self.state)
-        return self.mdp.add_step_rewards(self.state, ending) if isinstance(ending, Verdict) else self._await_verdict(ending)
+        return self.mdp.finish_verdict(self.state, ending) if isinstance(ending, Verdict) else self._await_verdict(ending)
 
     async def _await_verdict(self, transcript: Transcript) -> Verdict:
         verdict = await averify_transcript_safely(self.mdp.environment.verifier, self.rollout_request.task, transcript)
-        return self.mdp.add_step_rewards(self.state, verdict)
+        if verdict.score is None:
+            decided: Verdict = await THREAD_RUNNER.get()(self.mdp.finish_verdict, self.state, verdict)
+            return decided
+        return self.mdp.finish_verdict(self.state, verdict)
 
     def cancel_job(self) -> None:
         """Cancel the current job."""

@@ -19,7 +19,7 @@ class Mcp(Tool):
     A run needs the list before its first conversation, for the size of the prompts, so a server is started once for it.
     With `command`, a server process is started for each conversation, so its state belongs to the conversation. It runs as this user,
     outside any sandbox: only start servers that you trust. The policy sees errors of the server and timeouts; if the server exits, the
-    conversation ends without a score.
+    conversation ends: with score 0 if only its own calls end a server, without a score if a new one does not start either.
     """
 
     def __init__(

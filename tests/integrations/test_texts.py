@@ -168,14 +168,14 @@ def test_a_turn_that_was_cut_is_not_heard_but_judged() -> None:
         assert (talk.step_results, talk.truncation_reason, talk.finish_and_verify().score) == ([], "tokens", 1.0)
 
 
-def test_a_tool_that_breaks_is_no_score() -> None:
+def test_a_call_that_breaks_its_tool_is_an_own_0() -> None:
     with TextConversationFactory(Counts()) as world:
         talk, other = (
             world.start_conversation(world.environment.task("train", 7)),
             world.start_conversation(world.environment.task("train", 8)),
         )
         assert talk.step(Turn("", calls=(Call("0.0", "add", {"number": 999}),))) == []
-        assert (talk.done, talk.finish_and_verify().score, talk.finish_and_verify().fault) == (True, None, Fault.INFRA)
+        assert (talk.done, talk.finish_and_verify().score, talk.finish_and_verify().fault) == (True, 0.0, Fault.ANSWER)
         other.step_text("8")
         assert other.finish_and_verify().score == 1.0
     assert not Watched.alive

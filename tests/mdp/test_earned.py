@@ -167,4 +167,4 @@ def test_what_cannot_be_is_refused() -> None:
             StepReward(**wrong)
     lost = played(PaidTalk(shift=1), ["9", "7"])
     assert not lost.is_scored and lost.verdict is not None and lost.verdict.fault is Fault.INFRA
-    assert "PaidTalk.step_rewards: ValueError: a step reward is for turn 2, and there were 2" in lost.error
+    assert "PaidTalk.step_rewards raised ValueError: a step reward is for turn 2, and there were 2" in lost.error

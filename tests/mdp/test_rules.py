@@ -252,9 +252,9 @@ class Wordless(Talk):
 
 
 def test_a_reply_and_an_answer_are_texts() -> None:
-    with pytest.raises(TypeError, match="reply gave 42; it must be a text, or None"):
-        mdp = TokenMDP(Wordless(42), TOK)
-        speak(mdp, start(mdp), [ONE, EOS])
+    mdp = TokenMDP(Wordless(42), TOK)
+    verdict = mdp.verify(speak(mdp, start(mdp), [ONE, EOS]))
+    assert verdict.fault is Fault.INFRA and "reply gave 42; it must be a text, or None" in verdict.reason
     mdp = TokenMDP(Wordless(None), TOK)
     state = speak(mdp, start(mdp), [ONE, EOS])
     verdict = mdp.verify(state)

@@ -13,13 +13,13 @@ from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifie
 from rlvr.episode import StopReason
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import SessionHandle, _collect_transcript, build_session_record, load_recorded_transcript, to_plain_artifacts
+from rlvr.mdp.sessions import SessionHandle, build_session_record, load_recorded_transcript, to_plain_artifacts
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
-from tests.fixtures.boards import Boards
+from tests.fixtures.boards import Board, Boards
 from tests.fixtures.worlds import DIGITS, TOKENS, Match, Talk
 
 TOK = CharTokenizer(DIGITS)
@@ -176,8 +176,12 @@ class Mumbler(Session):
 def test_what_is_no_session_or_no_answer_is_refused(opened: Any, told: str) -> None:
     environment = Wrong(opened)
     mdp = TokenMDP(environment, TOK)
-    with pytest.raises(TypeError, match=told):
-        say(mdp, mdp.start_conversation(environment.task("train", 1)), "1")
+    if opened == "box":
+        with pytest.raises(TypeError, match=told):
+            mdp.start_conversation(environment.task("train", 1))
+        return
+    verdict = mdp.verify(say(mdp, mdp.start_conversation(environment.task("train", 1)), "1"))
+    assert verdict.fault is Fault.INFRA and told in verdict.reason
 
 
 def test_an_answer_of_the_world_that_says_nothing_must_end_the_conversation() -> None:
@@ -375,16 +379,21 @@ def test_the_sessions_of_one_environment_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), 10**5000], ids=["nan", "long"])
-def test_evidence_that_cannot_be_stored_is_the_answer_s_fault(value: Any) -> None:
-    class Odd(Session):
-        def step(self, turn: Turn) -> StepResult | None:
-            return None
-
+@pytest.mark.parametrize("always", [True, False])
+def test_artifacts_that_cannot_be_stored_are_a_fault_of_the_world_unless_only_this_answer_leaves_them(value: Any, always: bool) -> None:
+    class OddBoard(Board):
         def artifacts(self) -> Mapping[str, Any]:
-            return {"value": value}
+            return {**super().artifacts(), "value": value if always or self.total == 6 else 0}
 
-    verdict = _collect_transcript(Odd(), (), ())
-    assert isinstance(verdict, Verdict) and (verdict.score, verdict.fault) == (0.0, Fault.ANSWER)
+    class OddBoards(Boards):
+        def new_session(self, task: Task, *, seed: int) -> Session:
+            return OddBoard(self, task, seed)
+
+    boards = OddBoards()
+    mdp = TokenMDP(boards, TOK)
+    verdict = mdp.verify(say(mdp, mdp.start_conversation(boards.task("train", 13)), "6", "+"))
+    assert (verdict.score, verdict.fault) == ((None, Fault.INFRA) if always else (0.0, Fault.ANSWER))
+    assert "artifacts() cannot be stored" in verdict.reason
 
 
 def test_a_recorded_session_is_judged_with_its_evidence() -> None:

@@ -1,0 +1,174 @@
+"""The rule of `rlvr.contracts.fault_rule`, applied to a conversation whose session or verifier raised.
+
+The controls are conversations of the same task that owe nothing to the policy: one that is known to be right (the oracle turns, else the
+gold answer), or a world that hears one harmless text, if none is known; and, if the policy called tools and no right calls are known, one
+with the tools' own examples. If they can be played and verified, and the policy's own turns fail whenever they are played again in a new session, the
+conversation scores 0.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from rlvr.contracts import Environment, StepResult, Transcript
+from rlvr.contracts.fault_rule import AnswerAtFault, repeat_beside_control
+from rlvr.errors import SandboxUnavailable
+from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
+from rlvr.task import Fault, Task, Verdict
+from rlvr.turns import Call, Turn
+
+HARMLESS_TEXT = "-"
+"""What the policy of a control says, if no right answer is known."""
+RAISED = "raised"
+"""The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
+FAILURE = "failure"
+"""The detail of an answer's own 0: the failure that only this answer causes."""
+_logger = logging.getLogger(__name__)
+_logged_failures = set[tuple[str, str]]()
+
+
+class _ControlFailed(Exception):
+    """A conversation could not be played or verified."""
+
+
+def verify_conversation(
+    environment: Environment,
+    task: Task,
+    ending: Transcript | Verdict,
+    turns: Sequence[Turn],
+    num_steps: int,
+    *,
+    seed: int = 0,
+) -> Verdict:
+    """Verify a finished conversation, or decide whose fault it is that it cannot be verified.
+
+    Args:
+        environment: the environment, whose verifier is asked.
+        task: the task.
+        ending: the transcript, or a verdict without a score if it could not be collected.
+        turns: the policy's turns.
+        num_steps: how many of them the session received.
+        seed: the seed of the session.
+
+    Raises:
+        SandboxUnavailable: the engine of the sandbox stays away.
+    """
+    verdict = (
+        ending
+        if isinstance(ending, Verdict)
+        else verify_transcript_safely(environment.verifier, task, ending, raised=(SandboxUnavailable,))
+    )
+    return decide_fault(environment, task, verdict, ending, turns, num_steps, seed=seed)
+
+
+def decide_fault(
+    environment: Environment,
+    task: Task,
+    verdict: Verdict,
+    ending: Transcript | Verdict,
+    turns: Sequence[Turn],
+    num_steps: int,
+    *,
+    seed: int = 0,
+    again: Callable[[], Verdict] | None = None,
+) -> Verdict:
+    """Return the verdict, or, if something raised, the answer's own 0 where the rule says so. The arguments are those of
+    `verify_conversation`, and `again`: repeats what raised, if that was neither the session nor the verifier.
+
+    A verdict without a score that a verifier returned is its own decision, and stays as it is.
+    """
+    if verdict.score is not None or RAISED not in verdict.detail:
+        return verdict
+
+    def verify_again() -> Verdict:
+        assert isinstance(ending, Transcript)
+        return _score(environment, task, ending)
+
+    def play_again() -> Verdict:
+        _score(environment, task, play_turns(environment, task, turns, num_steps, seed=seed))
+        return verdict  # it worked this time, in another session: a transient failure, without a score
+
+    def control() -> None:
+        for played in _iter_controls(environment, task, turns):
+            _score(environment, task, play_turns(environment, task, played, len(played), seed=seed))
+
+    return _apply_rule(environment, verdict, control, again or (verify_again if isinstance(ending, Transcript) else play_again))
+
+
+def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[], object], again: Callable[[], Verdict]) -> Verdict:
+    """Return the verdict that a failure gets by the rule: an own 0, the failed verdict itself, or that of a repetition."""
+    try:
+        return repeat_beside_control(_ControlFailed(failed.reason), control, again)
+    except _ControlFailed:
+        return failed
+    except AnswerAtFault:
+        name = type(environment).__name__
+        if (key := (name, failed.reason[:60])) not in _logged_failures and len(_logged_failures) < 100:
+            _logged_failures.add(key)
+            _logger.warning(
+                "%s: %s. Only this answer causes it, so it scores 0; `rlvr check env` plays turns that may do that",
+                name,
+                failed.reason[:400],
+            )
+        reason = f"{failed.reason[:600]}; a harmless conversation of this task works, so the answer is the cause"
+        return Verdict(0.0, reason, fault=Fault.ANSWER, detail={FAILURE: failed.reason[:600]})
+
+
+def play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_steps: int, *, seed: int = 0) -> Transcript:
+    """Play turns in a new session, of which the session receives the first `num_steps`; raise if it fails."""
+    if not environment.info.is_interactive:
+        return Transcript(turns[-1].text if turns else "", turns=tuple(turns), step_results=(StepResult(done=True),) * min(1, len(turns)))
+    handle = SessionHandle(environment, task, seed=seed)
+    results: list[StepResult] = []
+    try:
+        handle.open()
+        for turn in turns[:num_steps]:
+            results.append(handle.step(turn))
+            if results[-1].done:
+                break
+        played = turns if len(results) == num_steps else turns[: len(results)]
+        ending = handle.collect_transcript(tuple(played), tuple(results))
+    finally:
+        handle.close()
+    if isinstance(ending, Verdict):
+        raise _ControlFailed(ending.reason)
+    return ending
+
+
+def build_turn(turn: str | Call | Sequence[Call], number: int) -> Turn:
+    """Build a policy's turn from one of the oracle turns.
+
+    >>> build_turn([Call("", "add", {"amount": 4})], 2).calls[0].id
+    '2.0'
+    """
+    if isinstance(turn, str):
+        return Turn(turn, content=turn)
+    calls = [turn] if isinstance(turn, Call) else list(turn)
+    return Turn("", calls=tuple(replace(call, id=f"{number}.{place}") for place, call in enumerate(calls)))
+
+
+def _iter_controls(environment: Environment, task: Task, turns: Sequence[Turn]) -> Iterator[Sequence[Turn]]:
+    """Yield the turns of each control."""
+    oracle = environment.oracle_turns(task)
+    if oracle is None:
+        gold = environment.gold(task)
+        oracle = [HARMLESS_TEXT if gold is None else gold]
+        examples = [Call("", one.name, one.arguments) for tool in environment.tools for one in type(tool).examples]
+        if examples and any(turn.calls for turn in turns):
+            yield [build_turn(examples, 0)]
+    yield [build_turn(turn, number) for number, turn in enumerate(oracle)]
+
+
+def _score(environment: Environment, task: Task, transcript: Transcript) -> Verdict:
+    """Verify a transcript, with its step rewards; raise if there is no score."""
+    verdict = verify_transcript_safely(environment.verifier, task, transcript, raised=(SandboxUnavailable,))
+    if verdict.score is None:
+        raise _ControlFailed(verdict.reason)
+    if environment.info.has_step_rewards and verdict.fault is not Fault.ANSWER:
+        rewards = tuple(environment.step_rewards_for_turns(task, list(transcript.turns), verdict))
+        replace(verdict, step_rewards=rewards)  # checks their sum
+        if any(not -len(transcript.turns) <= reward.turn < len(transcript.turns) for reward in rewards):
+            raise _ControlFailed("a step reward is for a turn that there is not")
+    return verdict

@@ -1,0 +1,285 @@
+"""One rule for own zeros: a failure that only this answer causes is its 0; a failure that a control shares is no score."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rlvr.contracts import Environment, SamplingParams, Session, StepResult, ToolSession, Transcript, Verifier
+from rlvr.contracts.fault_rule import CONTROL_ROUNDS, AnswerAtFault, arepeat_beside_control, repeat_beside_control
+from rlvr.contracts.tool import Tool, ToolExample, tool
+from rlvr.errors import SandboxUnavailable
+from rlvr.mdp.answer_faults import FAILURE
+from rlvr.mdp.env import TokenEnv
+from rlvr.mdp.sessions import RecordedSession
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.rollout.rollout import Rollout, RolloutRequest
+from rlvr.samplers.scripted import ScriptedSampler
+from rlvr.task import Fault, StepReward, Task, Verdict
+from rlvr.turns import Turn
+
+TOK = load_tokenizer("bytes")
+Happens = Callable[[str, Sequence[str]], None]
+
+
+class World(Session):
+    """Writes down what it hears; `happens` may raise."""
+
+    def __init__(self, happens: Happens) -> None:
+        self.happens, self.heard = happens, list[str]()
+
+    def step(self, turn: Turn) -> StepResult | None:
+        self.heard.append(turn.text)
+        self.happens("step", self.heard)
+        return None if turn.text == "end" else StepResult(({"role": "user", "content": "go on"},))
+
+    def answer(self, turns: Sequence[Turn]) -> str:
+        self.happens("answer", self.heard)
+        return super().answer(turns)
+
+    def artifacts(self) -> Mapping[str, Any]:
+        self.happens("artifacts", self.heard)
+        return {"heard": list(self.heard)}
+
+
+class Heard(Verifier):
+    """1 for a world that heard "win"."""
+
+    def __init__(self, happens: Happens) -> None:
+        self.happens = happens
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        return Verdict(0.0, "words")
+
+    def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
+        self.happens("verify", transcript.artifacts["heard"])
+        return Verdict(float("win" in transcript.artifacts["heard"]), "listened")
+
+
+class Worlds(Environment):
+    """Say win, then end."""
+
+    max_turns, max_prompt_tokens, max_new_tokens = 4, 40, 60
+
+    def __init__(self, happens: Happens = lambda what, heard: None, *, known: bool = True) -> None:
+        self.happens, self.known, self.num_opened = happens, known, 0
+        self.verifier = Heard(happens)
+
+    def task(self, split: str, index: int) -> Task:
+        return Task("speak", "win", id=f"worlds/{split}/{index}")
+
+    def oracle_turns(self, task: Task) -> Sequence[str] | None:
+        return ["win", "end"] if self.known else None
+
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        self.num_opened += 1
+        return World(self.happens)
+
+
+def play(environment: Environment, *turns: str) -> Verdict:
+    mdp = TokenMDP(environment, TOK)
+    state = mdp.start_conversation(environment.task("train", 0), seed=3)
+    for text in turns:
+        if state.stop_reason is None:
+            mdp.step_turn(state, [*TOK.encode(text), TOK.eos_id])
+    return mdp.verify(state)
+
+
+def breaks_on(where: str, when: Callable[[Sequence[str]], bool]) -> Happens:
+    def happens(what: str, heard: Sequence[str]) -> None:
+        if what == where and when(heard):
+            raise KeyError(heard[-1] if heard else "nothing")
+
+    return happens
+
+
+PLACES = ["step", "answer", "artifacts", "verify"]
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("known", [True, False])
+def test_what_only_this_answer_breaks_is_its_own_0(where: str, known: bool) -> None:
+    environment = Worlds(breaks_on(where, lambda heard: "boom" in heard), known=known)
+    verdict = play(environment, "boom", "end")
+    assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
+    assert "raised KeyError" in verdict.reason and verdict.detail[FAILURE] in verdict.reason
+    assert play(environment, "win", "end").score == 1.0
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_broken_for_everybody_is_no_score(where: str, known: bool) -> None:
+    verdict = play(Worlds(breaks_on(where, lambda heard: True), known=known), "boom", "end")
+    assert (verdict.score, verdict.fault) == (None, Fault.INFRA) and "raised KeyError" in verdict.reason
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_an_outage_that_ends_is_no_0(where: str) -> None:
+    asked = list[str]()
+
+    def happens(what: str, heard: Sequence[str]) -> None:
+        if what == where and "boom" in heard:
+            asked.append(what)
+            if len(asked) == 1:
+                raise OSError("the line is down")
+
+    verdict = play(Worlds(happens), "boom", "end")
+    assert verdict.fault is not Fault.ANSWER and verdict.score == (0.0 if where == "verify" else None)
+
+
+@pytest.mark.parametrize("where", ["step", "verify"])
+def test_a_sandbox_that_stays_away_stops_a_run(where: str) -> None:
+    def happens(what: str, heard: Sequence[str]) -> None:
+        if what == where:
+            raise SandboxUnavailable("no engine")
+
+    with pytest.raises(SandboxUnavailable):
+        play(Worlds(happens), "boom", "end")
+
+
+def test_a_rollout_and_the_gymnasium_environment_follow_the_rule() -> None:
+    environment = Worlds(breaks_on("step", lambda heard: "boom" in heard))
+    sampler = ScriptedSampler(answers=["win", "boom"])
+    sampler.setup(environment, TOK)
+    mdp = TokenMDP(environment, TOK)
+    with Rollout(mdp, sampler=sampler) as rollout:
+        (episode,) = rollout.collect([RolloutRequest(environment.task("train", 0), "g", 0)], SamplingParams(stop_ids=TOK.stop_ids))
+    assert episode.is_scored and episode.reward == 0.0 and episode.verdict is not None and episode.verdict.fault is Fault.ANSWER
+    record = episode.meta["session"]
+    assert record["verdict"]["score"] == 0.0, "a replay needs no new experiment"
+    before = environment.num_opened
+    again = mdp.start_conversation(environment.task("train", 0), session=RecordedSession(record))
+    for text in ("win", "boom"):
+        mdp.step_turn(again, [*TOK.encode(text), TOK.eos_id])
+    assert mdp.verify(again) == Verdict(0.0, episode.verdict.reason, fault=Fault.ANSWER) and environment.num_opened == before
+    env = TokenEnv(env=environment, tokenizer="bytes")
+    env.reset(seed=0)
+    _, reward, terminated, truncated, info = env.step_text("boom")
+    assert (reward, terminated, truncated, info["fault"]) == (0.0, True, False, "answer")
+
+
+class ByTurns(Worlds):
+    """Pays for a turn with a number, and trips over others."""
+
+    def __init__(self, *, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
+        if self.always or any(turn.text == "boom" for turn in turns):
+            raise IndexError("no such turn")
+        return [StepReward(verdict.score or 0.0)]
+
+
+def test_step_rewards_follow_the_rule() -> None:
+    assert play(ByTurns(), "win", "end").score == 1.0
+    assert play(ByTurns(), "boom", "win", "end").fault is Fault.ANSWER
+    assert play(ByTurns(always=True), "win", "end").fault is Fault.INFRA
+
+
+class Awaited(Verifier):
+    """Its verdict is awaited, and it trips over a text."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        if answer == "boom" or task.reference == "broken":
+            raise KeyError(answer)
+        return Verdict(1.0, "fine")
+
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        await asyncio.sleep(0)
+        return self.verify(task, answer)
+
+
+class Questions(Environment):
+    """One turn."""
+
+    def __init__(self) -> None:
+        self.verifier = Awaited()
+
+    def task(self, split: str, index: int) -> Task:
+        return Task("say it", "broken" if index else "fine", id=f"questions/{index}")
+
+
+@pytest.mark.parametrize(("index", "score"), [(0, 0.0), (1, None)])
+def test_an_awaited_verdict_follows_the_rule(index: int, score: float | None) -> None:
+    environment, sampler = Questions(), ScriptedSampler(answers=["boom"])
+    sampler.setup(environment, TOK)
+    with Rollout(TokenMDP(environment, TOK), sampler=sampler) as rollout:
+        (episode,) = rollout.collect([RolloutRequest(environment.task("train", index), "g", 0)], SamplingParams(stop_ids=TOK.stop_ids))
+    assert episode.verdict is not None and episode.verdict.score == score
+
+
+class Shelf(Tool):
+    """Items by their name."""
+
+    examples = (ToolExample("look", {"item": "lamp"}, "1"),)
+    down = False
+
+    @tool
+    def look(self, item: str) -> str:
+        """Look an item up.
+
+        Args:
+            item: its name.
+        """
+        if self.down:
+            raise ConnectionError("the shop is closed")
+        return {"lamp": "1"}[item]
+
+
+class Shop(Environment):
+    """Look something up, and answer."""
+
+    max_turns, max_prompt_tokens, max_new_tokens = 3, 400, 200
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.tools, self.verifier = [shelf], Awaited()
+
+    def task(self, split: str, index: int) -> Task:
+        return Task("look", "fine", id="shop")
+
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        return ToolSession(task, self.tools)
+
+
+def test_a_tool_that_one_call_breaks_is_an_own_0_and_an_outage_of_it_is_none() -> None:
+    shelf = Shelf()
+    shop = Shop(shelf)
+    assert play(shop, '!look {"item": "lamp"}', "done").score == 1.0
+    verdict = play(shop, '!look {"item": "dragon"}', "done")
+    assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER) and "dragon" in verdict.reason
+    shelf.down = True
+    assert play(shop, '!look {"item": "lamp"}', "done").score is None, "its own example fails too"
+
+
+def test_the_rule_itself() -> None:
+    done = list[str]()
+
+    def control() -> None:
+        done.append("control")
+
+    def again() -> int:
+        done.append("again")
+        raise ValueError("again")
+
+    with pytest.raises(AnswerAtFault, match="first"):
+        repeat_beside_control(ValueError("first"), control, again)
+    assert done == ["control", "again"] * CONTROL_ROUNDS
+    with pytest.raises(AnswerAtFault, match="first"):
+        repeat_beside_control(ValueError("first"), control, None)
+    with pytest.raises(ValueError, match="first"):
+        repeat_beside_control(ValueError("first"), again, again)
+
+    async def later(work: Callable[[], Any]) -> Any:
+        await asyncio.sleep(0)
+        return work()
+
+    with pytest.raises(AnswerAtFault):
+        asyncio.run(arepeat_beside_control(ValueError("first"), lambda: later(control), lambda: later(again)))
+    with pytest.raises(ValueError, match="first"):
+        asyncio.run(arepeat_beside_control(ValueError("first"), lambda: later(again), None))
+    assert asyncio.run(arepeat_beside_control(ValueError("first"), lambda: later(control), lambda: later(lambda: 4))) == 4
