@@ -427,7 +427,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     Args:
         env: a suite or an environment by name, a YAML file, a mapping, an environment object, or data as in `make_env`.
         policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; the folder of a model, which is sampled with `hf`; a model object; or a
-            function from the text of a prompt to a completion. The policy may also come first.
+            function from the text of a prompt, or from `messages` and `tools`, to a turn. The policy may also come first.
         tokenizer: the tokenizer of a model object.
         verifier: with data: how answers are scored, as in `make_verifier`.
         settings: `n` answers for each task, `tasks`, `temperature`, `out`, ...; see `rlvr.evaluation.evaluate.evaluate`.

@@ -123,6 +123,10 @@ class GymnasiumEnvironment(GameEnvironment):
             self._moves = list(self.call_query_instance("list_action_words"))
         return self._moves
 
+    def list_legal_turns(self, task: Task, completions: Sequence[str]) -> list[str]:
+        """Return the moves; all of them are legal in every state."""
+        return self.list_moves()
+
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return the shortest way to the goal if the environment has a deterministic transition table, else None."""
         found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"])

@@ -6,7 +6,7 @@ import copy
 import importlib
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.envs.external._foreign_host import ForeignHost
@@ -121,6 +121,14 @@ class TextArenaInstance:
             return [f"[{' '.join(map(str, state['secret_code']))}]"]
         return None
 
+    def list_legal_moves(self, seed: int, played: list[str | None]) -> list[str]:
+        """Return the moves that are legal after these moves of the policy; a turn without a move changes nothing."""
+        self.reset(seed)
+        for move in played:
+            if move is not None and self.env.state.current_player_id == 0 and not self.env.state.done:
+                self.step(move)
+        return [move for move in self.moves if self._is_legal(move)]
+
     def _play_opponent(self) -> bool:
         """Play the opponent until it is the policy's turn; return whether the game is over. Each move is tried in a copy first."""
         for _ in range(100):
@@ -228,6 +236,13 @@ class TextArena(GameEnvironment):
         """Parse the move in brackets on the last line of the turn; None if there is none."""
         form = MOVE_PATTERN.fullmatch(text.rstrip().rpartition("\n")[2].strip().strip("*_`").strip())
         return form[1] if form else None
+
+    def list_legal_turns(self, task: Task, completions: Sequence[str]) -> list[str] | None:
+        """Return the legal moves, for games with a list of moves: those of two players."""
+        if not self.instance_settings["moves"]:
+            return None
+        moves = [self.parse_move(text) for text in completions]
+        return list(self.call_query_instance("list_legal_moves", seed=task.reference["seed"], played=moves))
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return winning moves, for TowerOfHanoi, GuessTheNumber and Mastermind; else None."""

@@ -128,6 +128,10 @@ class Environment(Plugin, ABC):
         """Return the policy turns of a conversation that gets the full score, or None if unknown. A turn is a text or one or more calls."""
         return None
 
+    def list_legal_turns(self, task: Task, completions: Sequence[str]) -> Sequence[str] | None:
+        """Return all turns that are legal after these turns of the policy, or None if unknown: for players that choose one at random."""
+        return None
+
     @mark_default_implementation
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""

@@ -36,12 +36,15 @@ from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.mdp.limits import get_num_tasks
-from rlvr.plugin_files import resolve_plugin_files
+from rlvr.plugin_files import FILE_PLUGIN_PATTERN, find_plugin_file, resolve_plugin_files
 from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
+from rlvr.runs.plugin_record import compute_file_digest
 
 OBJECT_PREFIXES = ("object:", "function:")
 """How a plan names a policy that was given as an object."""
+FUNCTION_SAMPLER = "function"
+"""The sampler of a policy that is a function in a file, path/to/file.py:function."""
 NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
 """Number and size in bytes of the pieces of each weights file that are hashed."""
 
@@ -69,7 +72,8 @@ def evaluate(
 
     Args:
         suite: the name of a suite or an environment, a YAML file, a mapping, or an environment.
-        policy: the policy, such as `hf:DIR`; or a sampler, a model object, or a function from the text of a prompt to a completion.
+        policy: the policy, such as `hf:DIR`, or `player.py:play`, a function in a file; or a sampler, a model object, or a function from
+            the text of a prompt, or from `messages` and `tools`, to a turn (see `rlvr.samplers.function`).
         tokenizer: the tokenizer of a model object.
         n: answers for each task; if neither this nor the suite sets it: 1.
         temperature: 0 is greedy; if neither this nor the suite sets it: 0 for one answer per task, 1 for several.
@@ -97,7 +101,7 @@ def evaluate(
     items = [item.with_defaults() for item in found.items]
     given = None if isinstance(policy, str) else PolicyObject.wrap(policy, tokenizer)
     specs: dict[str, Any] = {item.name: given or parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
-    policy = given.label if given else policy
+    policy = given.label if given else resolve_plugin_files(policy)
     with ExitStack() as stack:
         environments = {item.name: stack.enter_context(ready or build_from_config("env", item.env)) for item in items}
         _print_data_warnings(environments, console)
@@ -150,12 +154,13 @@ def make_plan(
     suite: str, policy: str, items: list[SuiteItem], verifier_labels: dict[str, str], seed: int, sampler: Mapping[str, Any]
 ) -> EvalPlan:
     """Make the plan of an evaluation; `verifier_labels` has the verifier with its version, by environment."""
-    folder = find_policy_folder(policy)
+    folder, match = find_policy_folder(policy), FILE_PLUGIN_PATTERN.fullmatch(policy)
+    file = find_plugin_file(match["path"]) if match else None
     return EvalPlan(
         suite=suite,
         policy=policy,
         policy_folder=folder,
-        policy_weights=digest_weights(folder),
+        policy_weights=digest_weights(folder) if file is None else compute_file_digest(file)[:16],
         n=items[0].n or 1,
         temperature=items[0].temperature or 0.0,
         seed=seed,
@@ -234,6 +239,10 @@ def write_report(report: EvalReport) -> None:
 
 def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[str, Any] | None = None) -> PluginSpec:
     """Parse `--policy` into a sampler and its settings, overridden by `sampler`. The sampler is not built yet."""
+    if FILE_PLUGIN_PATTERN.fullmatch(policy):
+        check_settings("sampler", FUNCTION_SAMPLER, get_parameters(load_factory("sampler", FUNCTION_SAMPLER)), sampler or {})
+        limits = {"concurrency": concurrency} if concurrency else {}
+        return PluginSpec("sampler", FUNCTION_SAMPLER, {"function": policy, **limits, **(sampler or {})})
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in list_entries("sampler")]
     if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
@@ -252,13 +261,22 @@ def select_output_affecting_settings(policy: str, sampler: Mapping[str, Any]) ->
     """Select the sampler settings that affect the samples, which belong to the plan; API keys are not among them."""
     if policy.startswith(OBJECT_PREFIXES):
         return dict(sampler)
-    factory: Any = load_factory("sampler", policy.partition(":")[0])
+    factory: Any = load_factory("sampler", get_policy_sampler_name(policy))
     return {name: value for name, value in sampler.items() if name not in factory.info.non_semantic_settings}
+
+
+def get_policy_sampler_name(policy: str) -> str:
+    """Return the name of the sampler of a policy that was given by name.
+
+    >>> get_policy_sampler_name("scripted:gold"), get_policy_sampler_name("player.py:play")
+    ('scripted', 'function')
+    """
+    return FUNCTION_SAMPLER if FILE_PLUGIN_PATTERN.fullmatch(policy) else policy.partition(":")[0]
 
 
 def find_policy_folder(policy: str) -> str:
     """Find the resolved folder of a policy's model, or of the Hub's copy; "" if there is none."""
-    if policy.startswith(OBJECT_PREFIXES):
+    if policy.startswith(OBJECT_PREFIXES) or FILE_PLUGIN_PATTERN.fullmatch(policy):
         return ""
     name, _, rest = policy.partition(":")
     factory: Any = load_factory("sampler", name)

@@ -27,6 +27,7 @@ from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.records import tool_spec_from_json
 from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_tokenizer_or_none
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.conversation_stats import count_turns_and_calls
 from rlvr.runs.run_log import load_run_config
@@ -240,7 +241,7 @@ def _write_markdown(run: Path, out: Path) -> None:
     envs = json.loads(report.read_text("utf-8"))["envs"]
     talks = list_conversation_metrics(envs)
     head = ["avg", "95 %", "pass@n", "maj@n", "tasks", "scored", "unscored", "truncated", "failed", *talks]
-    lines = [f"**{plan.policy}** on **{plan.suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
+    lines = [f"**{shorten_plugin_files(plan.policy)}** on **{plan.suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
     lines += [f"| environment | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
     for name, env in envs.items():
         avg = env["avg"]

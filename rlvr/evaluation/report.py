@@ -18,6 +18,7 @@ from rlvr.evaluation.runner import TokenPrice
 from rlvr.evaluation.statistics import Estimate, average_estimates, list_k_values
 from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
 from rlvr.hints import Hinted
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.tables import align_numbers, make_table
 
 METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
@@ -119,7 +120,9 @@ class EvalReport(Hinted):
 def print_report(console: Console, report: EvalReport, *, allow_unscored: bool = False, price: TokenPrice | None = None) -> None:
     """Print the headline of each environment with its counts, the metrics at k, and the warnings."""
     plan, envs = report.plan, list(report.envs.values())
-    console.print(Text.assemble((f"{plan.policy} on {report.suite}", "bold"), f"   {plan.sampling_summary}, seed {plan.seed}"))
+    console.print(
+        Text.assemble((f"{shorten_plugin_files(plan.policy)} on {report.suite}", "bold"), f"   {plan.sampling_summary}, seed {plan.seed}")
+    )
     console.print()
     console.print(build_headline_table(envs, allow_unscored, report.compute_mean(allow_unscored=allow_unscored)))
     if several := [env for env in envs if env.n > 1 and env.avg and (allow_unscored or not env.is_headline_withheld)]:

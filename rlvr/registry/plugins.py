@@ -171,6 +171,11 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
     return _require_callable(factory, k, name)
 
 
+def load_function(target: str, what: str) -> Callable[..., Any]:
+    """Load a function of the user from `path/to/file.py:function`; `what` says in messages what it is for."""
+    return _load_from_file(PluginKind(what, what, ()), target)
+
+
 def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     """Build a plugin, by its name or its class, together with the plugins that it needs.
 

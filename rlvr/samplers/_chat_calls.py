@@ -9,7 +9,8 @@ from typing import Any
 
 from rlvr.chat.dialects.dialect import Dialect, UnwritableCallError
 from rlvr.chat.openai_calls import build_turn_with_calls
-from rlvr.contracts import ChatPrompt, Request
+from rlvr.contracts import ChatPrompt, Request, Tokenizer
+from rlvr.mdp.tokenizers import EOS, POLICY, USER
 from rlvr.samplers._chat import ChatReply
 from rlvr.turns import Call, ToolSpec, Turn
 
@@ -72,3 +73,19 @@ def _format_call(function: Mapping[str, Any], tools: Sequence[ToolSpec], dialect
         return dialect.format_calls([Call("", str(function["name"]), given)], tools) if isinstance(given, dict) else raw
     except (ValueError, RecursionError, UnwritableCallError):
         return raw
+
+
+def decode_conversation(request: Request, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Decode the messages so far: the task's prompt, then the turns, by the role tokens of the byte tokenizer."""
+    assert request.task is not None
+    messages = [dict(message) for message in request.task.prompt]
+    later = list(request.prompt[len(tokenizer.render(request.task.prompt)) :])
+    role, said = "assistant", list[int]()
+    for token in later:
+        if token in (USER, POLICY, EOS):
+            if said or (role, token) in (("assistant", EOS), ("user", POLICY)):  # a turn may be empty
+                messages.append({"role": role, "content": tokenizer.decode(said)})
+            role, said = ("user" if token == USER else "assistant"), []
+        else:
+            said.append(token)
+    return [{"role": str(message["role"]), "content": str(message["content"])} for message in messages]

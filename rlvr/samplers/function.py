@@ -16,7 +16,9 @@ from typing import Any
 from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Completion, Environment, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.registry.plugins import load_function
+from rlvr.samplers._chat_calls import decode_conversation
 from rlvr.turns import Call, ToolSpec, Turn
 
 RETURN_HELP = "it must return a text, a Call or a list of them, or {'content': ..., 'tool_calls': [...]}"
@@ -105,9 +107,12 @@ class FunctionSampler(Sampler):
     def _build_arguments(self, request: Request) -> tuple[tuple[Any, ...], dict[str, Any]] | Completion:
         if self._tokenizer is None:
             raise SamplerError("the function sampler got a request before `setup`")
-        messages: Sequence[Any] = request.chat_prompt.messages if request.chat_prompt else request.task.prompt if request.task else ()
-        if not messages or (request.turn and not request.chat_prompt):
-            return Completion([], [], "error", "a function answers the first turn only where the environment gives no messages")
+        if request.chat_prompt:
+            messages: Sequence[Any] = request.chat_prompt.messages
+        elif request.task is not None and (not request.turn or isinstance(self._tokenizer, CharTokenizer | ByteTokenizer)):
+            messages = decode_conversation(request, self._tokenizer) if request.turn else request.task.prompt
+        else:
+            return Completion([], [], "error", "a function needs the messages, and this conversation has only tokens")
         if not self._wanted:
             return (messages[-1]["content"],), {}
         tools = [spec.to_openai_format() for spec in _get_tools(request)]

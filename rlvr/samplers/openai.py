@@ -41,9 +41,8 @@ from rlvr.contracts import (
     Tokenizer,
 )
 from rlvr.errors import ConfigError, SamplerError, format_suggestion
-from rlvr.mdp.tokenizers import EOS, POLICY, USER
 from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, ChatReply, is_empty_reply, parse_chat_reply
-from rlvr.samplers._chat_calls import format_messages_as_text, parse_text_turn, parse_tool_turn
+from rlvr.samplers._chat_calls import decode_conversation, format_messages_as_text, parse_text_turn, parse_tool_turn
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply, redact_url
 from rlvr.samplers._vllm_format import make_completion
 from rlvr.turns import ToolSpec, Turn
@@ -331,22 +330,6 @@ def format_rejection(reply: HttpResponse, error: str, model: str, key_variable: 
         instead = "--temperature 1, or " if fields[0] == "temperature" else ""
         return f"{error}; to leave the field out: {instead}--sampler 'omit=[{', '.join(fields)}]'"
     return error
-
-
-def decode_conversation(request: Request, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Decode the messages so far: the task's prompt, then the turns, by the role tokens of the byte tokenizer."""
-    assert request.task is not None
-    messages = [dict(message) for message in request.task.prompt]
-    later = list(request.prompt[len(tokenizer.render(request.task.prompt)) :])
-    role, said = "assistant", list[int]()
-    for token in later:
-        if token in (USER, POLICY, EOS):
-            if said or (role, token) in (("assistant", EOS), ("user", POLICY)):  # a turn may be empty
-                messages.append({"role": role, "content": tokenizer.decode(said)})
-            role, said = ("user" if token == USER else "assistant"), []
-        else:
-            said.append(token)
-    return [{"role": str(message["role"]), "content": str(message["content"])} for message in messages]
 
 
 make = OpenAISampler

@@ -17,6 +17,8 @@ from typing import Any
 from rlvr.chat.tool_calling import ToolFormat
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, format_suggestion
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
+from rlvr.samplers._chat_calls import decode_conversation
 
 SCRIPTS = ("gold", "noop", "random")
 
@@ -85,7 +87,13 @@ class ScriptedSampler(Sampler):
     def _list_legal_turns(self, request: Request) -> Sequence[str] | None:
         if self._environment is None or request.task is None:
             return None
-        messages = request.chat_prompt.messages if request.chat_prompt else ()
+        messages: Sequence[Any] = ()
+        if request.chat_prompt:
+            messages = request.chat_prompt.messages
+        elif request.turn:
+            if not isinstance(self._tokenizer, CharTokenizer | ByteTokenizer):
+                return None
+            messages = decode_conversation(request, self._tokenizer)
         played = [str(message["content"]) for message in messages if message["role"] == "assistant"]
         return self._environment.list_legal_turns(request.task, played[len(played) - request.turn :])
 

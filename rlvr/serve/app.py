@@ -29,6 +29,17 @@ CLIENT_CLOSED_STATUS = 499
 """The status of a request whose client disconnected, for the metrics only."""
 
 
+class JSONErrorRoute(Route):  # type: ignore[misc]
+    """A route whose answer to a wrong method is an error in JSON, as all errors of the service are."""
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle a request, or refuse its method."""
+        allowed = ", ".join(sorted(self.methods or ()))
+        if scope["method"] not in (self.methods or ()):
+            raise RequestError(405, f"{scope['path']} takes no {scope['method']}; send {allowed}", Allow=allowed)
+        await super().handle(scope, receive, send)
+
+
 class ServiceRoutes:
     """The HTTP routes of `rlvr serve`: verdicts, sessions of environments, and programs, with the pool that does the work."""
 
@@ -45,18 +56,18 @@ class ServiceRoutes:
         """Build the ASGI application."""
         post, get = ["POST"], ["GET"]
         routes = [
-            Route("/verify", self.verify, methods=post),
-            Route("/verify/batch", self.batch, methods=post),
-            Route("/openrlhf", self.openrlhf, methods=post),
-            Route("/seed_session", self.seed_session, methods=post),
-            Route("/run_code", self.run_code, methods=post),
-            Route("/tasks", self.get_task_prompt, methods=post),
-            Route("/sessions", self.open_session, methods=post),
-            Route("/sessions/{session}/step", self.step_session, methods=post),
-            Route("/sessions/{session}/close", self.close_session, methods=post),
-            Route("/healthz", self.healthz, methods=get),
-            Route("/metrics", self.metrics, methods=get),
-            Route("/openapi.json", self.openapi, methods=get),
+            JSONErrorRoute("/verify", self.verify, methods=post),
+            JSONErrorRoute("/verify/batch", self.batch, methods=post),
+            JSONErrorRoute("/openrlhf", self.openrlhf, methods=post),
+            JSONErrorRoute("/seed_session", self.seed_session, methods=post),
+            JSONErrorRoute("/run_code", self.run_code, methods=post),
+            JSONErrorRoute("/tasks", self.get_task_prompt, methods=post),
+            JSONErrorRoute("/sessions", self.open_session, methods=post),
+            JSONErrorRoute("/sessions/{session}/step", self.step_session, methods=post),
+            JSONErrorRoute("/sessions/{session}/close", self.close_session, methods=post),
+            JSONErrorRoute("/healthz", self.healthz, methods=get),
+            JSONErrorRoute("/metrics", self.metrics, methods=get),
+            JSONErrorRoute("/openapi.json", self.openapi, methods=get),
         ]
         return Router(routes, default=_raise_not_found)
 

@@ -52,6 +52,9 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
     which = {"name": "verifier", "in": "query", "schema": {"enum": list(verifiers)}, "description": "Default: the first verifier."}
     env = {"type": "string", "enum": list(envs)} if envs else {"type": "string"}
     opens = {"env": env, "split": {"type": "string"}, "index": {"type": "integer"}, "seed": {"type": "integer"}}
+    opens["dialect"] = {"type": "string", "description": "How calls are written in the text of a turn: fenced, hermes, ..."}
+    calls = {"type": "array", "items": {"type": "object"}, "description": "Calls in OpenAI's format, instead of calls in the text."}
+    turn = {"text": {"type": "string"}, "tool_calls": calls, "finish": {"enum": ["stop", "length"]}}
     texts = {"type": "array", "items": {"type": "string"}}
     theirs = {"query": texts, "prompts": texts, "labels": {"type": "array"}}
     code = {"code": {"type": "string"}, "language": {"type": "string"}, "stdin": {"type": "string"}, "run_timeout": {"type": "number"}}
@@ -83,9 +86,7 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
                 "Open a session of an environment.", _object_schema(opens), _object_schema({"session": {"type": "string"}}), "201"
             )
         },
-        "/sessions/{session}/step": {
-            "post": _post_operation("Step a session with a turn.", _object_schema({"text": {"type": "string"}}), said)
-        },
+        "/sessions/{session}/step": {"post": _post_operation("Step a session with a turn.", _object_schema(turn), said)},
         "/sessions/{session}/close": {
             "post": _post_operation("Close a session and verify it.", _object_schema({"judge": {"type": "boolean"}}), VERDICT_SCHEMA)
         },

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
+from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
 from rlvr.contracts.admission import request_permit
 from rlvr.errors import ConfigError, format_suggestion
@@ -109,18 +110,10 @@ class SessionHost:
         return {**shown, **tools, "max_turns": env.max_turns}
 
     def _step(self, held: OpenSession, request: Mapping[str, Any]) -> dict[str, Any]:
-        text = request.get("text")
-        if not isinstance(text, str):
-            raise ConfigError(f"text is {text!r:.60}; it must be the policy's turn as a string")
         if held.done:
             raise ConfigError("this conversation is over; close the session to get its verdict")
-        cut: Literal["length", "stop"] = "length" if request.get("finish") == "length" else "stop"
-        plain = Turn(text, text, finish=cut)
-        turn = (
-            held.dialect.parse_turn(text, held.session_handle.tools, turn=len(held.turns), finish=cut)
-            if held.session_handle.tools
-            else plain
-        )
+        turn = _parse_turn(held, request)
+        cut = turn.finish
         held.turns.append(turn)
         if cut == "length":
             held.done = True
@@ -180,6 +173,32 @@ class SessionHost:
             "executor_pod_name": None,
             "files": {},
         }
+
+
+def _parse_turn(held: OpenSession, request: Mapping[str, Any]) -> Turn:
+    """Parse the turn of a request: a text, in which calls are written in the session's dialect, or calls in OpenAI's format."""
+    message = request.get("message", request)
+    if not isinstance(message, Mapping):
+        raise ConfigError(f"message is {message!r:.60}; it must be an object such as {{'content': '...', 'tool_calls': [...]}}")
+    names = [name for name in ("calls", "tool_calls") if message.get(name)]
+    text = message.get("text", message.get("content"))
+    if text is None and names:
+        text = ""
+    if not isinstance(text, str):
+        raise ConfigError(f"text is {text!r:.60}; it must be the policy's turn as a string, or the body must have 'tool_calls'")
+    cut: Literal["length", "stop"] = "length" if request.get("finish") == "length" else "stop"
+    tools = held.session_handle.tools
+    if len(names) == 2:
+        raise ConfigError("the body has 'calls' and 'tool_calls', which are the same; give one of them")
+    if not names:
+        return held.dialect.parse_turn(text, tools, turn=len(held.turns), finish=cut) if tools else Turn(text, text, finish=cut)
+    if not tools:
+        raise ConfigError(f"the body has {names[0]!r}, but this environment has no tools; give the turn as 'text'")
+    try:
+        return build_turn_with_calls(text, message[names[0]], tools, len(held.turns), truncated=cut == "length")
+    except TypeError as error:
+        example = '[{"function": {"name": "...", "arguments": {}}}]'
+        raise ConfigError(f"{names[0]} is {message[names[0]]!r:.80} ({error}); it must be a list such as {example}") from error
 
 
 def _task_to_public_json(task: Task) -> dict[str, Any]:

@@ -99,7 +99,12 @@ def _make_evaluation_entry(run: Path) -> dict[str, Any]:
     """Summarize an evaluation: its suite, its policy, and the mean of its environments."""
     plan, envs = load_plan(run), load_report(run).get("envs", {})
     scores = [env["avg"]["value"] for env in envs.values() if env["avg"] and not env["refused"]]
-    found: dict[str, Any] = {"kind": "evaluation", "what": plan.suite, "with": plan.policy, "environments": len(plan.envs)}
+    found: dict[str, Any] = {
+        "kind": "evaluation",
+        "what": plan.suite,
+        "with": shorten_plugin_files(plan.policy),
+        "environments": len(plan.envs),
+    }
     return found | {"accuracy_after": sum(scores) / len(scores) if scores and len(scores) == len(envs) else None}
 
 

@@ -13,6 +13,7 @@ from rlvr.errors import NotFound
 from rlvr.evaluation.export import iter_latest_rows, list_conversation_metrics
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, ROWS_FILE, load_plan
 from rlvr.evaluation.statistics import wilson_interval
+from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.runs.curves import build_curve_panels
 from rlvr.runs.run_log import load_run_config, read_jsonl
@@ -112,7 +113,12 @@ def _build_evaluation_summary(run: Path) -> dict[str, Any]:
     lines = [
         [*_format_env_row(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in talk)] for name, env in envs.items()
     ]
-    facts = {"suite": plan.suite, "policy": plan.policy, "sampled": plan.sampling_summary, "seed": plan.seed} | get_unfinished_fact(run)
+    facts = {
+        "suite": plan.suite,
+        "policy": shorten_plugin_files(plan.policy),
+        "sampled": plan.sampling_summary,
+        "seed": plan.seed,
+    } | get_unfinished_fact(run)
     bars = [
         {"label": name, "value": env["avg"]["value"], "low": env["avg"]["low"], "high": env["avg"]["high"]}
         for name, env in envs.items()

@@ -54,7 +54,8 @@ eval: {tasks: 2}
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an environment, the verifier that it names, a recipe and a suite; the current folder is another one."""
     folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
-    folder.mkdir(), elsewhere.mkdir()
+    folder.mkdir()
+    elsewhere.mkdir()
     (folder / "worlds.py").write_text(ENV)
     (folder / "judge.py").write_text(VERIFIER)
     (folder / "recipe.yaml").write_text(RECIPE)

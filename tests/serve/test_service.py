@@ -186,6 +186,11 @@ def test_sessions_open_hear_and_close(server: Server) -> None:
     assert server.ask("/sessions", {"env": "nothing"})[0] == server.ask("/sessions", {"index": -1})[0] == 422
 
 
+def test_a_wrong_method_is_an_error_in_json(server: Server) -> None:
+    status, said = server.ask("/verify", None)
+    assert status == 405 and "takes no GET; send POST" in said["error"]
+
+
 def test_a_lease_ends_and_there_are_so_many(server: Server) -> None:
     opened = [server.ask("/sessions", {}) for _ in range(4)]
     assert [status for status, _ in opened] == [201, 201, 201, 429]

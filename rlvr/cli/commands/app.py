@@ -131,6 +131,24 @@ def check(
 
 
 @app.command()
+def play(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="An environment's name, or path/to/file.py:Object.")],
+    index: Annotated[int, typer.Option("--index", "--task", min=0, help="Which task of the split.")] = 0,
+    split: Annotated[str | None, typer.Option(help="The split; default: test, where there is one.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the session.")] = 0,
+    settings: Settings = None,
+    json: Json = False,
+) -> int:
+    """Play a task yourself: turns from standard input, then the verdict.
+
+    A line is a turn, and a tool is called by a line of JSON. Exit code 1 if the verdict has no score.
+    """
+    from rlvr.cli import playing
+
+    return playing.play_task(env, setting_pairs=settings or [], split=split, index=index, seed=seed, json=json)
+
+
+@app.command()
 def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A lower-case Python name, such as chess_mate.")],

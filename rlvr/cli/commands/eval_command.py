@@ -44,7 +44,7 @@ def eval_(
     suite: Annotated[
         str, typer.Argument(metavar="SUITE", help="A suite (`rlvr list suites`), a YAML file of one, a recipe, an environment, or data.")
     ] = "",
-    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold, scripted:noop or scripted:random.")] = "",
+    policy: Annotated[str, typer.Option(help="hf:DIR, vllm:DIR, openai:URL#MODEL, scripted:gold|noop|random, or FILE.py:FUNCTION.")] = "",
     n: Answers = None,
     tasks: Tasks = None,
     split: Split = None,

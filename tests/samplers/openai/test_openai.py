@@ -17,8 +17,9 @@ from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import openai
+from rlvr.samplers._chat_calls import decode_conversation
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
-from rlvr.samplers.openai import OpenAISampler, compute_retry_delay, decode_conversation
+from rlvr.samplers.openai import OpenAISampler, compute_retry_delay
 from rlvr.task import Task, user
 from tests.fixtures.endpoint import Endpoint, closed_port, drip, endpoint, hang_up, silent
 from tests.fixtures.worlds import Sums
