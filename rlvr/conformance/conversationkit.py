@@ -1,13 +1,15 @@
-"""The conformance checks of an environment with tools: conversations are played against its sessions, as text, without a tokenizer."""
+"""The conformance checks of conversations: they are played against the sessions of an environment, as text, without a tokenizer."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlvr.chat.dialects.dialect import RawCall, validate_call
 from rlvr.conformance.check_runner import CheckSkipped, Steps, format_verdict, summarize_problems
+from rlvr.conformance.hostile_player import play_hostile_conversations
 from rlvr.conformance.toolkit import iter_bad_arguments
 from rlvr.contracts import Environment, StepResult
 from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
@@ -80,20 +82,22 @@ def has_transcript_verifier(environment: Environment) -> bool:
 
 
 def iter_conversation_checks(environment: Environment) -> Steps:
-    """Yield the checks of the conversations of an environment with tools; none for an environment without tools."""
-    if not environment.tools:
-        return
+    """Yield the checks of an environment's conversations; for one without any, only that of a hostile player."""
     kit = _ConversationChecks(environment)
-    yield "the script of a conversation scores 1", kit.check_oracle_turns
-    yield "the same seed gives the same results", kit.check_determinism
-    yield "an answer without any call scores below 1", kit.check_calls_required
-    yield "two conversations side by side do not see each other", kit.check_isolation
-    yield "wrong arguments are refused and change nothing", kit.check_bad_arguments
-    yield "the opening and the tools do not contain the answer", kit.check_answer_leak
+    if environment.tools or environment.max_turns > 1 or environment.info.has_sessions:
+        yield "the script of a conversation scores 1", kit.check_oracle_turns
+        yield "the same seed gives the same results", kit.check_determinism
+        if environment.tools:
+            yield "an answer without any call scores below 1", kit.check_calls_required
+        yield "two conversations side by side do not see each other", kit.check_isolation
+        if environment.tools:
+            yield "wrong arguments are refused and change nothing", kit.check_bad_arguments
+        yield "the opening and the tools do not contain the answer", kit.check_answer_leak
+    yield "whatever a hostile player does gets a score", kit.check_hostile_player
 
 
 class _ConversationChecks:
-    """The checks of the conversations of one environment with tools."""
+    """The checks of the conversations of one environment."""
 
     def __init__(self, environment: Environment) -> None:
         self.env = environment
@@ -107,14 +111,18 @@ class _ConversationChecks:
 
     def check_oracle_turns(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            verdict, _ = self.play_oracle_turns_cached(task, script)
-            return "" if verdict.score == 1.0 else f"{task.id}: {format_verdict(verdict)}"
+            verdict, play = self.play_oracle_turns_cached(task, script)
+            if verdict.score != 1.0:
+                return f"{task.id}: {format_verdict(verdict)}"
+            return f"{task.id}: {play.session_handle.warnings}" if play.session_handle.warnings else ""
 
         return self._check_each_task(looked)
 
     def check_determinism(self) -> str:
         def looked(task: Task, script: Sequence[Said]) -> str:
-            once, again = self.play_oracle_turns_cached(task, script)[1], play_conversation(self.env, task, script)[1]
+            (verdict, once), (new_verdict, again) = self.play_oracle_turns_cached(task, script), play_conversation(self.env, task, script)
+            if verdict.score != new_verdict.score:
+                return f"{task.id}: the same turns first {format_verdict(verdict)}, then {format_verdict(new_verdict)}"
             if (once.session_handle.initial_messages, once.session_handle.tools) != (
                 again.session_handle.initial_messages,
                 again.session_handle.tools,
@@ -177,21 +185,52 @@ class _ConversationChecks:
         return self._check_each_task(looked)
 
     def check_answer_leak(self) -> str:
-        """Fail if prompts and tools contain the answer more often than answers of other tasks, so that a common word does not count."""
+        """Fail if the answer is in what the policy reads first more often than answers of other tasks, so that a common word does not
+        count. The opening and the tools may not contain the reference, and without a gold answer that is looked for in the prompt, nothing
+        may contain all texts of the oracle turns.
+        """
         tasks = list(self._iter_tasks(4))
-        texts = [_read_initial_text(self.env, task) for task in tasks]
-        answers = [str(task.reference) for task in tasks]
-        own = [bool(answer) and answer in text for answer, text in zip(answers, texts, strict=True)]
-        others = [bool(answer) and answer in text for answer, text in zip(answers[1:] + answers[:1], texts, strict=True)]
-        if (sum(own) - sum(others)) / len(tasks) <= 0.5:
-            return ""
-        return f"{tasks[own.index(True)].id}: what the policy reads before its first turn contains the reference"
+        openings = [_read_initial_text(self.env, task) for task in tasks]
+        whole = [" ".join(message["content"] for message in task.prompt) + opening for task, opening in zip(tasks, openings, strict=True)]
+        references = [[str(task.reference)] for task in tasks]
+        if (found := self._find_leak(tasks, references, openings, is_word=False)) is None:
+            found = self._find_leak(tasks, [list(map(str, _iter_leaves(task.reference))) for task in tasks], openings)
+        if found is None and all(self.env.gold(task) is None for task in tasks):
+            found = self._find_leak(tasks, [self._list_oracle_texts(task) for task in tasks], whole)
+            if found is not None:
+                return f"{found.id}: the prompt or the opening contains the turns that score 1"
+        return "" if found is None else f"{found.id}: what the policy reads before its first turn contains the reference"
+
+    def _find_leak(self, tasks: Sequence[Task], answers: Sequence[list[str]], texts: Sequence[str], *, is_word: bool = True) -> Task | None:
+        """Return the first task whose text contains its answer, if texts contain their own far more often than those of other tasks."""
+
+        def contains(parts: list[str], text: str) -> bool:
+            if not is_word:
+                return bool(parts[0]) and parts[0] in text
+            return bool(parts) and all(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text) for part in parts)
+
+        own = [contains(parts, text) for parts, text in zip(answers, texts, strict=True)]
+        others = [contains(parts, text) for parts, text in zip([*answers[1:], *answers[:1]], texts, strict=True)]
+        return tasks[own.index(True)] if (sum(own) - sum(others)) / len(tasks) > 0.5 else None
+
+    def _list_oracle_texts(self, task: Task) -> list[str]:
+        """List the texts of the oracle turns; none if there are calls, whose arguments the prompt may give."""
+        turns = self.env.oracle_turns(task) or ()
+        texts = [turn.strip() for turn in turns if isinstance(turn, str)]
+        return texts if len(texts) == len(turns) and all(texts) else []
+
+    def check_hostile_player(self) -> str:
+        """Play turns that a policy may write to lose its score."""
+        tasks = list(self._iter_tasks(1))[:1]
+        return summarize_problems(
+            play.problem and f"{task.id}: {play.problem}" for task in tasks for play in play_hostile_conversations(self.env, task)
+        )
 
     def _check_each_task(self, look: Callable[[Task, Sequence[Said]], str]) -> str:
         tasks = list(self._iter_tasks(NUM_PLAYED_TASKS))
         scripts = [self.env.oracle_turns(task) for task in tasks]
         if any(script is None for script in scripts):
-            raise CheckSkipped("it has no oracle turns; write `script(task)` if the turns of a right conversation can be known")
+            raise CheckSkipped("it has no oracle turns; write `oracle_turns(task)` if the turns of a right conversation can be known")
         return summarize_problems(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
 
     def _iter_tasks(self, count: int) -> Iterator[Task]:
@@ -201,11 +240,26 @@ class _ConversationChecks:
 
 
 def _describe_difference(task: Task, one: PlayedConversation, other: PlayedConversation) -> str:
-    pairs = zip(one.tool_results, other.tool_results, strict=False)
-    if len(one.tool_results) == len(other.tool_results) and one.tool_results == other.tool_results:
+    first, second = _list_replies(one), _list_replies(other)
+    if first == second:
         return ""
-    a, b = next(((a, b) for a, b in pairs if a != b), (len(one.tool_results), len(other.tool_results)))
+    a, b = next(((a, b) for a, b in zip(first, second, strict=False) if a != b), (len(first), len(second)))
     return f"{task.id}: the results differ: {a!r:.120} and {b!r:.120}"
+
+
+def _list_replies(play: PlayedConversation) -> list[tuple[object, ...]]:
+    """List the results of the calls, and what else each reply says."""
+    texts = [(heard.done, *(message["content"] for message in heard.messages)) for heard in play.step_results]
+    return [*play.tool_results, *texts]
+
+
+def _iter_leaves(reference: object) -> Iterator[str | int | float]:
+    """Yield the texts and numbers in a reference that is a text, a number or a list of them."""
+    if isinstance(reference, str | int | float) and not isinstance(reference, bool):
+        yield reference
+    elif isinstance(reference, list | tuple):
+        for part in reference:
+            yield from _iter_leaves(part)
 
 
 def _read_initial_text(environment: Environment, task: Task) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
@@ -22,13 +23,14 @@ from rlvr.conformance import adversarial_answers as canaries
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
 from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
 from rlvr.conformance.gold_check import describe_ungradeable_golds
+from rlvr.conformance.hostile_player import SLOW_OPENING_S
 from rlvr.conformance.subprocess_call import call_in_subprocess
 from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, compute_cross_process_checks, digest_tasks, task_to_text
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import format_gym_id
 from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
 from rlvr.mdp.limits import get_num_tasks, validate_environment_limits
-from rlvr.mdp.sessions import verify_answer_safely
+from rlvr.mdp.sessions import SessionHandle, verify_answer_safely
 from rlvr.registry.plugins import build
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task, Verdict
@@ -92,6 +94,8 @@ class _EnvChecks:
     def check_tasks(self) -> str:
         seen: dict[str, str] = {}
         validate_environment_limits(self.env)
+        if self.env.info.replies and self.env.max_turns == 1 and not self.env.sub_environments:
+            return "it defines `reply`, and max_turns is 1, so that the policy never gets a reply; set max_turns to the number of its turns"
         for split in self.env.splits:
             if get_num_tasks(self.env, split) == 0:
                 return f"the split {split!r} is empty"
@@ -252,8 +256,23 @@ class _EnvChecks:
 
     @property
     def has_sandbox_session(self) -> bool:
-        """Whether each conversation needs a sandbox session; then a check has few conversations, and shares the sandbox."""
-        return any(tool.needs_sandbox for tool in self.env.tools)
+        """Whether each conversation needs a sandbox session, or takes long to open; then a check has few conversations, and shares the
+        sandbox.
+        """
+        return any(tool.needs_sandbox for tool in self.env.tools) or self.has_slow_session
+
+    @cached_property
+    def has_slow_session(self) -> bool:
+        """Whether opening a session takes long, because it starts a server, for example."""
+        if not self.env.info.has_sessions:
+            return False
+        began = time.monotonic()
+        handle = SessionHandle(self.env, self.env.task(self.env.splits[0], 0), seed=0)
+        try:
+            handle.open()
+        finally:
+            handle.close()
+        return time.monotonic() - began > SLOW_OPENING_S
 
     def _iter_tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
         size = self.env.num_tasks(split)

@@ -156,7 +156,7 @@ class _ToolChecks:
         with self.open_session() as opened:
             for spec in opened.specs():
                 for text in JUNK_ARGUMENTS:
-                    arguments = _fill_arguments(spec, text)
+                    arguments = fill_arguments(spec, text)
                     if arguments is None:
                         continue
                     try:
@@ -186,7 +186,7 @@ class _ToolChecks:
     def check_dialects(self) -> str:
         with self.open_for_inspection() as opened:
             specs = opened.specs()
-        calls = [(spec, arguments) for spec in specs if (arguments := _fill_arguments(spec, "a text")) is not None]
+        calls = [(spec, arguments) for spec in specs if (arguments := fill_arguments(spec, "a text")) is not None]
         return summarize_problems(self._check_round_trip(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
 
     def _check_round_trip(self, name: str, spec: ToolSpec, arguments: dict[str, Any], specs: Sequence[ToolSpec]) -> str:
@@ -218,7 +218,7 @@ class _ToolChecks:
 
 def iter_bad_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
     """Yield arguments that the schema forbids: an unknown one, each required one missing, each one with a wrong type."""
-    right = _fill_arguments(spec, "a text")
+    right = fill_arguments(spec, "a text")
     if right is None:
         return
     if spec.parameters.get("properties") or spec.parameters.get("additionalProperties") is False:
@@ -230,7 +230,7 @@ def iter_bad_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
             yield {**right, key: 5 if one["type"] in ("string", "boolean", "array", "object") else "5"}
 
 
-def _fill_arguments(spec: ToolSpec, text: str) -> dict[str, Any] | None:
+def fill_arguments(spec: ToolSpec, text: str) -> dict[str, Any] | None:
     """Fill the required arguments, with this text for each string; None if there is no simple way to fill them."""
     values: dict[str, Any] = {"string": text, "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
     found: dict[str, Any] = {}

@@ -44,7 +44,9 @@ class SandboxFilesSession(ToolSession):
             executable: the paths that are made executable.
         """
         super().__init__(task, tools, sandbox=sandbox, seed=seed)
-        self._files, self._artifact_paths, self._executable = files, tuple(artifact_paths), tuple(executable)
+        self._files, self._executable = files, tuple(executable)
+        self.artifact_paths = tuple(artifact_paths)
+        """The paths that are read at the end."""
 
     def sandbox_spec(self) -> SandboxSpec:
         """Return the spec of a small sandbox session: the files are texts of some kilobytes."""
@@ -66,7 +68,7 @@ class SandboxFilesSession(ToolSession):
         The files are read from outside. No program in the sandbox is used, since the policy may have replaced any of them.
         """
         return (
-            {path: _read_artifact(self.sandbox_session, path) for path in self._artifact_paths} if self.sandbox_session is not None else {}
+            {path: _read_artifact(self.sandbox_session, path) for path in self.artifact_paths} if self.sandbox_session is not None else {}
         )
 
 

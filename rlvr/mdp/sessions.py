@@ -84,6 +84,11 @@ class SessionHandle:
             return build_failure_verdict(self.current_method, error)
 
     @property
+    def session(self) -> Session | None:
+        """The session, once it is open and until it is closed."""
+        return self._session
+
+    @property
     def is_closed(self) -> bool:
         """Whether the session is closed, or will be as soon as it is idle."""
         return self._is_closed

@@ -21,13 +21,14 @@ def found(environment: Any) -> dict[str, CheckResult]:
     return {check.name: check for check in run_checks(iter_conversation_checks(environment))}
 
 
-SCRIPT, SAME, IDLE, APART, REFUSED, HIDDEN = (
+SCRIPT, SAME, IDLE, APART, REFUSED, HIDDEN, HOSTILE = (
     "the script of a conversation scores 1",
     "the same seed gives the same results",
     "an answer without any call scores below 1",
     "two conversations side by side do not see each other",
     "wrong arguments are refused and change nothing",
     "the opening and the tools do not contain the answer",
+    "whatever a hostile player does gets a score",
 )
 
 
@@ -37,20 +38,20 @@ def test_a_sound_environment_passes_every_check() -> None:
 
     desks = Must()
     checks = found(desks)
-    assert list(checks) == [SCRIPT, SAME, IDLE, APART, REFUSED, HIDDEN]
+    assert list(checks) == [SCRIPT, SAME, IDLE, APART, REFUSED, HIDDEN, HOSTILE]
     assert all(check.ok and not check.skipped for check in checks.values()), checks
     assert desks.settled
 
 
-def test_an_environment_without_tools_has_no_such_checks() -> None:
+def test_an_environment_of_single_answers_has_only_a_hostile_player() -> None:
     with build("env", "arithmetic") as environment:
-        assert not found(environment)
+        assert list(found(environment)) == [HOSTILE]
 
 
 def test_what_cannot_be_checked_is_said() -> None:
     with build("env", "arithmetic", tools=["calculator"]) as environment:
         checks = found(environment)
-        assert checks[SCRIPT].skipped and "write `script(task)`" in checks[SCRIPT].detail and checks[HIDDEN].ok
+        assert checks[SCRIPT].skipped and "write `oracle_turns(task)`" in checks[SCRIPT].detail and checks[HIDDEN].ok
 
 
 class Wrong(Desks):
