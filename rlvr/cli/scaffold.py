@@ -5,12 +5,13 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
 from rich.text import Text
 
-from rlvr.cli import screen
+from rlvr.cli import env_templates, screen
 from rlvr.cli.settings import parse_settings
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.integrations.exporting import export_env
@@ -59,7 +60,7 @@ from rlvr.conformance import check_$kind, list_failures
 
 
 def test_it_keeps_the_contract() -> None:
-    assert list_failures(check_$kind("$name")) == []
+    assert list_failures(check_$kind("$name"$settings)) == []
 '''
 
 ENV = '''\
@@ -229,6 +230,15 @@ def advantage(answers: AnswerBatch, *, scale: float = 1.0) -> Advantages:
 make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="token-mean")
 '''
 
+ENV_TEMPLATES = {
+    "question": ENV,
+    "conversation": env_templates.CONVERSATION,
+    "tools": env_templates.TOOLS,
+    "box": env_templates.BOX,
+}
+"""The templates of environments, by the value of --kind."""
+BOX_CHECK_SETTINGS = ', sandbox={"name": "process", "trusted": True}'
+"""Settings with which the test of a box runs without a container engine."""
 TEMPLATES = {"env": ENV, "verifier": VERIFIER, "tool": TOOL, "algorithm": ALGORITHM}
 USAGE_COMMANDS = {
     "env": "rlvr eval $name --policy scripted:gold\nrlvr train RECIPE env=$name",
@@ -238,13 +248,20 @@ USAGE_COMMANDS = {
 }
 
 
-def write_plugin_package(kind: str, name: str, *, out: Path | None, json: bool) -> None:
-    """Write a plugin package and print the next steps."""
+def write_plugin_package(kind: str, name: str, *, out: Path | None, json: bool, env_kind: str = "") -> None:
+    """Write a plugin package and print the next steps; `env_kind` chooses the template of an environment."""
     wanted = get_kind(kind).name
+    if env_kind and wanted != "env":
+        raise ConfigError(f"--kind {env_kind} chooses the template of an environment, and a {wanted} has only one; leave it out")
+    if env_kind and env_kind not in ENV_TEMPLATES:
+        raise ConfigError(f"--kind is {env_kind!r}; {format_suggestion(env_kind, ENV_TEMPLATES)}")
     if wanted not in USAGE_COMMANDS:
         raise ConfigError(f"there is no template for a {wanted}; {format_suggestion(wanted, USAGE_COMMANDS)}")
     _check_plugin_name(wanted, name)
-    dist = f"rlvr-{name.replace('_', '-')}"
+    package = f"rlvr_{name}"
+    if out is None and (Path(package.replace("_", "-")).exists() or find_spec(package) is not None):
+        package = f"rlvr_{name}_{wanted}"  # a plugin of another kind has this name
+    dist = package.replace("_", "-")
     folder = out if out is not None else Path(dist)
     if folder.exists():
         raise ConfigError(f"{folder} exists and is not overwritten; choose another --out")
@@ -253,7 +270,8 @@ def write_plugin_package(kind: str, name: str, *, out: Path | None, json: bool) 
         "plural": get_kind(wanted).plural,
         "name": name,
         "dist": dist,
-        "package": f"rlvr_{name}",
+        "package": package,
+        "settings": BOX_CHECK_SETTINGS if env_kind == "box" else "",
         "cls": "make" if wanted == "algorithm" else "".join(part.capitalize() for part in name.split("_")),
         "title": name.replace("_", " ").strip().capitalize(),
     }
@@ -261,8 +279,8 @@ def write_plugin_package(kind: str, name: str, *, out: Path | None, json: bool) 
     files = {
         "pyproject.toml": PYPROJECT,
         "README.md": README,
-        f"rlvr_{name}/__init__.py": TEMPLATES[wanted],
-        f"rlvr_{name}/py.typed": "",
+        f"{package}/__init__.py": ENV_TEMPLATES[env_kind] if env_kind else TEMPLATES[wanted],
+        f"{package}/py.typed": "",
         f"tests/test_{name}.py": TEST,
     }
     try:

@@ -103,3 +103,40 @@ def test_what_is_written_is_sound_as_it_stands(kind: str, package: str, cls: str
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "$" not in (desk / "here" / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("template", ["question", "conversation", "tools", "box"])
+def test_each_template_of_an_environment_passes_its_kit_at_the_first_try(
+    template: str, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(["new", "env", "my_thing", "--kind", template, "--out", "here", "--json"]) == 0
+    capsys.readouterr()
+    target = "here/rlvr_my_thing/__init__.py:MyThing"
+    settings = {"sandbox": {"name": "process", "trusted": True}} if template == "box" else {}
+    assert list_failures(check_plugin("env", target, **settings)) == []
+    policies = ["gold"] if template in ("box", "tools") else ["gold", "random"]
+    for policy in policies:
+        given = ["--set", "sandbox={name: process, trusted: true}"] if settings else []
+        assert run_command(["eval", target, "--policy", f"scripted:{policy}", "--tasks", "3", "--json", *given]) == 0
+    config = PACKAGE_FOLDER.parent / "pyproject.toml"
+    for tool in (["ruff", "check"], ["ruff", "format", "--check"]):
+        command = [sys.executable, "-m", *tool, "--config", str(config), "here/rlvr_my_thing"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_plugin_of_another_kind_may_have_the_same_name(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["new", "env", "anagram"]) == 0
+    assert run_command(["new", "verifier", "anagram"]) == 0
+    assert (desk / "rlvr-anagram" / "rlvr_anagram").is_dir()
+    project = tomllib.loads((desk / "rlvr-anagram-verifier" / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["name"] == "rlvr-anagram-verifier"
+    assert project["entry-points"] == {"rlvr.verifiers": {"anagram": "rlvr_anagram_verifier:Anagram"}}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["env", "x", "--kind", "game"], "--kind is 'game'"), (["tool", "x", "--kind", "box"], "has only one")]
+)
+def test_a_wrong_template_is_a_usage_error(words: list[str], said: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["new", *words]) == 2
+    assert said in capsys.readouterr().err

@@ -152,13 +152,16 @@ def play(
 def new(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, tool or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A lower-case Python name, such as chess_mate.")],
+    template: Annotated[
+        str, typer.Option("--kind", help="Of an env: question (default), conversation, tools (a world with tools) or box (a container).")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="The folder to write; default: rlvr-NAME here.")] = None,
     json: Json = False,
 ) -> None:
     """Write a template of a plugin package, with a test."""
     from rlvr.cli import scaffold
 
-    scaffold.write_plugin_package(kind, name, out=out, json=json)
+    scaffold.write_plugin_package(kind, name, out=out, json=json, env_kind=template)
 
 
 @app.command()
