@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
@@ -45,11 +45,12 @@ def check_tool_in_context(name: str, context: ToolContext, **settings: Any) -> l
 def iter_tool_checks(name: str, settings: Mapping[str, Any], context: ToolContext | None = None) -> Steps:
     """Yield the checks of one tool, in the order in which they run."""
     made: Any = build("tool", name, **settings)
-    kit = _ToolChecks(made, context or ToolContext())
+    kit = _ToolChecks(made, context or ToolContext(data=dict(getattr(made, "example_data", {}))))
     try:
         yield "it can be built", lambda: "" if isinstance(made, Tool) else f"it is a {type(made).__name__}, not an rlvr.Tool"
         yield "it says what it is for", kit.check_docstring
         yield "opening it without its box is refused", kit.check_sandbox_required
+        yield "it can be opened", kit.check_opening
         yield "its names and descriptions are complete", kit.check_descriptions
         yield "its schemas are plain and strict", kit.check_schemas
         yield "its examples do what they say", kit.check_examples
@@ -73,7 +74,30 @@ class _ToolChecks:
     def open_session(self) -> AbstractContextManager[Tool]:
         if self.tool.needs_sandbox and self.context.sandbox_session is None:
             raise CheckSkipped("it needs a sandbox box; give one with check_tool_in_context(name, ToolContext(sandbox_session=...))")
+        if self.opening_problem:
+            raise CheckSkipped("it cannot be opened")
         return self.tool.session(self.context)
+
+    @cached_property
+    def opening_problem(self) -> str:
+        """Why the tool cannot be opened, and what to do; empty if it can be, or if it needs a sandbox box first."""
+        if self.tool.needs_sandbox and self.context.sandbox_session is None:
+            return ""
+        try:
+            self.tool.start(self.context).teardown()
+        except LookupError as error:
+            return (
+                f"it raised {type(error).__name__}: {error}. If it reads data of its world (`self.context.data`), write an example of that data "
+                f"into its class: `example_data = {{...}}`, or call check_tool_in_context(name, ToolContext(data=...))"
+            )
+        except (Exception, SystemExit) as error:
+            return f"it raised {type(error).__name__}: {error}"
+        return ""
+
+    def check_opening(self) -> str:
+        if self.tool.needs_sandbox and self.context.sandbox_session is None:
+            self.open_session()
+        return self.opening_problem
 
     def open_for_inspection(self) -> AbstractContextManager[Tool]:
         """Open the tool for checks that make no calls, which need no sandbox session."""

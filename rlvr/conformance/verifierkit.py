@@ -9,10 +9,13 @@ from typing import Any
 
 from rlvr.conformance import adversarial_answers as canaries
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
-from rlvr.contracts import Verifier, VerifierExample
+from rlvr.conformance.hostile_player import iter_hostile_turns
+from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
+from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
+from rlvr.turns import ToolSpec, Turn
 
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
 
@@ -35,6 +38,7 @@ def iter_verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "a denial of the right answer scores 0", kit.check_denials
         yield "an injected answer scores 0", lambda: kit.check_zero_scores(canaries.INJECTION_ANSWERS)
         yield "no text breaks it", lambda: kit.check_zero_scores(canaries.JUNK_ANSWERS)
+        yield "no turn of a conversation breaks it", kit.check_hostile_turns
         yield "a broken reference gives no score", kit.check_broken_references
         yield "the same answer gets the same verdict", kit.check_determinism
         yield "verdicts are the same from many threads", kit.check_threads
@@ -101,6 +105,21 @@ class _VerifierChecks:
             verdict = self._verify(reference, answer, {})
             if verdict.fault is Fault.INFRA:
                 return f"reference {reference!r}: {format_verdict(verdict)}; this is not an infrastructure fault"
+        return ""
+
+    def check_hostile_turns(self) -> str:
+        """Verify transcripts with turns that cannot be executed, whose calls may have no arguments."""
+        if not self.verifier.info.takes_transcript:
+            raise CheckSkipped("it reads only the answer")
+        example = self._require_examples()[0]
+        task = Task(user("question"), example.reference, id="kit", meta=dict(example.meta))
+        plain = verify_transcript_safely(self.verifier, task, Transcript("-", turns=(Turn("-", content="-"),)))
+        if "raised" in plain.detail:
+            raise CheckSkipped("it needs artifacts; `rlvr check env` plays such turns in its environment")
+        for turn in iter_hostile_turns([ToolSpec("answer", "Answer.")]):
+            verdict = verify_transcript_safely(self.verifier, task, Transcript("", turns=(turn,), step_results=(StepResult(done=True),)))
+            if "raised" in verdict.detail:
+                return f"a turn with the call {turn.calls[0]!r:.160} {format_verdict(verdict)}; the arguments of such a call are None"
         return ""
 
     def check_determinism(self) -> str:

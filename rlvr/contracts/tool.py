@@ -16,9 +16,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
@@ -90,6 +93,8 @@ class Tool(Plugin):
     """True if the tool needs a `SandboxSession` for the conversation."""
     examples: ClassVar[Sequence[ToolExample]] = ()
     """Calls that `rlvr check` executes in this order in one conversation."""
+    example_data: ClassVar[Mapping[str, Any]] = {}
+    """The data (`ToolContext.data`) of the conversations of `rlvr check`, for a tool that reads data of its world."""
     context: ToolContext = ToolContext()
 
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -105,8 +110,8 @@ class Tool(Plugin):
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Execute one call. Name and arguments are already validated against the specs."""
-        text: str = getattr(self, name)(**arguments)
+        """Execute one call. Name and arguments are already validated against the specs. A method may be a coroutine function."""
+        text: str = await_if_needed(getattr(self, name)(**arguments))
         return text
 
     def setup(self) -> None:
@@ -204,6 +209,27 @@ def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CH
         return ToolResult(call.id, str(text), ok, seconds, done=True)
     short = truncate_middle(text, max_characters)
     return ToolResult(call.id, short, ok, seconds, truncated=short is not text)
+
+
+def await_if_needed(returned: Any) -> Any:
+    """Wait for the result of a coroutine; return any other value as it is.
+
+    >>> async def nap() -> str: return "slept"
+    >>> await_if_needed(nap()), await_if_needed("awake")
+    ('slept', 'awake')
+    """
+    if not inspect.isawaitable(returned):
+        return returned
+
+    async def wait() -> Any:
+        return await returned
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(wait())
+    with ThreadPoolExecutor(1) as executor:  # this thread runs a loop already, as in a notebook
+        return executor.submit(asyncio.run, wait()).result()
 
 
 def truncate_middle(text: str, max_characters: int) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlvr.contracts.schema import build_parameters_schema, extract_docstring_summary
-from rlvr.contracts.tool import Tool, ToolExample
+from rlvr.contracts.tool import Tool, ToolExample, await_if_needed
 from rlvr.errors import PluginError
+from rlvr.registry.plugins import load_function
 from rlvr.turns import ToolSpec
 
 
@@ -18,7 +19,9 @@ def add(a: int, b: int) -> int:
 
 
 class FunctionTool(Tool):
-    """Calls a function of yours. Its arguments need type hints; what it returns is shown to the policy as text, or as JSON.
+    """Calls a function of yours, also an `async` one: `tools: [{name: function, function: path/to/file.py:my_function}]`.
+
+    Its arguments need type hints; what it returns is shown to the policy as text, or as JSON.
 
     A function that raises ToolError rejects the call with a message for the policy; any other exception means that the tool failed.
 
@@ -28,12 +31,13 @@ class FunctionTool(Tool):
 
     examples = (ToolExample("add", {"a": 2, "b": 3}, "5"),)
 
-    def __init__(self, *, function: Callable[..., Any] = add) -> None:
+    def __init__(self, *, function: Callable[..., Any] | str = add) -> None:
         """Set the function.
 
         Args:
-            function: the function; all of its conversations share it, so it must be thread-safe.
+            function: the function, or path/to/file.py:function; all of its conversations share it, so it must be thread-safe.
         """
+        function = load_function(function, "function") if isinstance(function, str) else function
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         about = extract_docstring_summary(function.__doc__ or "")
@@ -47,7 +51,7 @@ class FunctionTool(Tool):
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call the function, and convert what it returns to text."""
-        returned = self.function(**arguments)
+        returned = await_if_needed(self.function(**arguments))
         return returned if isinstance(returned, str) else json.dumps(returned, default=str)
 
 

@@ -112,3 +112,34 @@ def test_every_tool_on_the_disk_is_held_to_the_kit() -> None:
 def test_without_a_box_what_cannot_be_checked_says_so() -> None:
     checks = check_tool("bash")
     assert list_failures(checks) == [] and any("needs a sandbox box" in check.detail for check in checks if check.skipped)
+
+
+WORLDLY = """
+from rlvr import Tool, ToolExample, tool
+
+
+class Stock(Tool):
+    '''Counts items of its world.'''
+    examples = (ToolExample("count", {"item": "lamp"}, "3"),)
+
+    def setup(self):
+        self.stock = self.context.data["stock"]
+
+    @tool
+    def count(self, item: str) -> str:
+        '''Count an item.
+
+        Args:
+            item: its name.
+        '''
+        return str(self.stock.get(item, 0))
+"""
+
+
+def test_a_tool_that_reads_data_of_its_world_says_where_to_give_it(tmp_path: Path) -> None:
+    (tmp_path / "stock.py").write_text(WORLDLY, "utf-8")
+    failed = list_failures(check_tool(f"{tmp_path / 'stock.py'}:Stock"))
+    assert len(failed) == 1 and "example_data = {...}" in failed[0] and "KeyError: 'stock'" in failed[0]
+    given = WORLDLY.replace("    examples", '    example_data = {"stock": {"lamp": 3}}\n    examples')
+    (tmp_path / "given.py").write_text(given, "utf-8")
+    assert list_failures(check_tool(f"{tmp_path / 'given.py'}:Stock")) == []

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from rlvr.contracts.schema import SchemaError, build_parameters_schema, build_type_schema, validate_arguments
 from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_tool_call, tool, truncate_middle
 from rlvr.errors import ConfigError, PluginError, ToolError, ToolFailure
+from rlvr.registry.plugins import build
 from rlvr.turns import Call, CallStatus
 from tests.tools.fakes import FakeBox
 
@@ -199,3 +202,38 @@ def test_a_tool_without_a_docstring_or_a_method_is_refused() -> None:
     for cls, words in ((Silent, "no docstring"), (Empty, "marked with @tool")):
         with pytest.raises(PluginError, match=words):
             cls().specs()
+
+
+class Naps(Tool):
+    """Its method is a coroutine function."""
+
+    @tool
+    async def nap(self, seconds: float) -> str:
+        """Sleep.
+
+        Args:
+            seconds: how long.
+        """
+        await asyncio.sleep(seconds)
+        if seconds > 0.01:
+            raise ToolError("that is too long")
+        return "slept"
+
+
+def test_a_coroutine_function_is_a_tool_too() -> None:
+    assert Naps()(0.001) == "slept"
+    with pytest.raises(ToolError, match="too long"):
+        Naps()(0.02)
+
+    async def in_a_loop() -> str:
+        return Naps()(0.001)
+
+    assert asyncio.run(in_a_loop()) == "slept"
+
+
+def test_a_function_of_a_file_is_a_tool(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import asyncio\n\n\nasync def add(a: int, b: int) -> int:\n    'Add.'\n    await asyncio.sleep(0)\n    return a + b\n", "utf-8"
+    )
+    made = build("tool", "function", function=f"{tmp_path / 'mine.py'}:add")
+    assert made(a=2, b=3) == "5" and made.specs()[0].name == "add"
