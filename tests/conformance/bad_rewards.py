@@ -64,3 +64,13 @@ def noisy(answer: str, reference: str) -> float | None:
 
 def sound(answer: str, reference: str) -> float:
     return float(answer.strip() == reference)
+
+
+def formed(answer: str, reference: str) -> float:
+    """It pays a little for a tag, whatever is in it."""
+    return float(answer.strip() == reference) or 0.3 * ("<answer>" in answer)
+
+
+def generous(answer: str, reference: str) -> float:
+    """It pays five for a right answer, and a bit for any text."""
+    return 5.0 if answer.strip() == reference else 0.35

@@ -127,7 +127,6 @@ def test_a_verifier_of_ours_is_audited_from_its_examples(capsys: pytest.CaptureF
         (["audit", "/nowhere/mine.py:f"], "there is no file"),
         (["audit", "numerc"], "'numeric'"),
         (["audit", "numeric", "--max-fpr", "2"], "--max-fpr is 2.0"),
-        (["audit", f"{ZOO}:substring"], "--pairs FILE.jsonl"),
     ],
 )
 def test_a_wrong_command_is_one_message(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,3 +145,25 @@ def test_pairs_that_cannot_be_read(tmp_path: Path) -> None:
 def test_golds_come_from_references_else_from_examples() -> None:
     pairs = [LabelledPair("x", "4", True), LabelledPair("y", "4", False), LabelledPair("z", ["4"], True)]
     assert [gold.answer for gold in collect_golds(pairs, (), max_golds=9, seed=0)] == ["4"]
+
+
+def test_small_pays_and_scores_out_of_range_are_seen() -> None:
+    report = audited("generous")
+    assert (
+        report.compute_error_rates()["paid in part"]["false_positive"] == 1.0
+        and report.compute_error_rates()["made"]["false_positive"] == 0.0
+    )
+    assert report.score_range == (0.0, 5.0) and report.to_dict()["score_range"] == [0.0, 5.0]
+    (outside,) = [family for family in report.families if family.name == "a score outside of 0 to 1"]
+    assert outside.failed and "scored 5" in outside.examples[0]["reason"]
+    assert any(family.highest_part == 0.35 for family in report.families)
+    assert "paid in part, up to 0.35" in render_page(report, lambda failed, scored: (0.0, 1.0))
+    assert set(audited("sound").compute_error_rates()) == {"given", "made"}
+
+
+def test_a_plain_function_needs_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["audit", f"{ZOO}:generous", "--search", "0", "--max-fpr", "0", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["asked"] > 100 and "paid in part" in said["above"][0]
+    assert run_command(["audit", f"{ZOO}:formed", "--search", "0", "--max-fpr", "0", "--json"]) == 1
+    assert "paid in part" in json.loads(capsys.readouterr().out)["rates"]

@@ -27,6 +27,9 @@ LABEL_VALUES: Mapping[Any, bool] = {
     "incorrect": False,
 }
 GIVEN_FAMILY = "given"
+RANGE_FAMILY = "a score outside of 0 to 1"
+STANDARD_REFERENCES = ("42", "-17", "1234", "305", "0.5", "7/12", "Paris", "yes")
+"""The references of an audit without pairs and without examples, as of a plain reward function."""
 NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 
 
@@ -45,6 +48,10 @@ class PairFamilyCounts:
     """Whether the pairs were labelled by the user, and not generated."""
     asked: int = 0
     failed: int = 0
+    paid_in_part: int = 0
+    """The number of wrong answers that got more than nothing and less than half of the full score."""
+    highest_part: float = 0.0
+    """The highest score of those."""
     unscored: int = 0
     crashed: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
@@ -62,15 +69,28 @@ class PairFamilyCounts:
             self.crashed += 1
         elif reply.score is None:
             self.unscored += 1
-        elif reply.is_rewarded == pair.is_correct:
-            return
-        else:
+        elif reply.is_rewarded != pair.is_correct:
             self.failed += 1
+        elif not pair.is_correct and reply.score > 0:
+            self.paid_in_part += 1
+            self.highest_part = max(self.highest_part, reply.score)
+        else:
+            return
+        self._keep_example(pair, reply)
+
+    def count_score(self, pair: LabelledPair, reply: VerifierReply) -> None:
+        """Count a score that is given, as a failure if it is not from 0 to 1."""
+        self.asked += 1
+        if reply.score is not None and not 0 <= reply.score <= 1:
+            self.failed += 1
+            self._keep_example(pair, reply, note=f"scored {reply.score:g}")
+
+    def _keep_example(self, pair: LabelledPair, reply: VerifierReply, note: str = "") -> None:
         shown = {
-            "answer": pair.answer,
+            "answer": pair.answer.encode("utf-8", "backslashreplace").decode(),  # a lone surrogate cannot be printed
             "reference": to_plain_json(pair.reference),
             "score": reply.score,
-            "reason": reply.crash_message or reply.reason,
+            "reason": reply.crash_message or reply.reason or note,
         }
         self.examples = sorted([*self.examples, shown], key=lambda one: len(one["answer"]))[:MAX_SHOWN_EXAMPLES]
 
@@ -81,6 +101,9 @@ class AuditReport:
 
     >>> AuditReport("exact", []).compute_error_rates()
     {'given': {'false_positive': None, 'false_negative': None}, 'made': {'false_positive': None, 'false_negative': None}}
+
+    Two things are shown that the rates of the labelled and the generated pairs do not count: wrong answers that are paid less than half
+    (`paid in part`), which a policy farms as readily, and scores outside of 0 to 1 (a family of its own).
     """
 
     target: str
@@ -91,18 +114,26 @@ class AuditReport:
     """Number of pairs whose label is neither right nor wrong."""
     disagreements: list[dict[str, Any]] = field(default_factory=list)
     universal_answers: list[UniversalAnswer] = field(default_factory=list)
+    score_range: tuple[float, float] = (0.0, 0.0)
+    """The lowest and the highest score that was given."""
     durations_s: list[float] = field(default_factory=list)
     """Duration of each verification."""
 
     def compute_error_rates(self) -> dict[str, dict[str, float | None]]:
-        """Compute the rates of false positives and false negatives, of labelled and of generated pairs."""
+        """Compute the rates of false positives and false negatives, of labelled and of generated pairs; where wrong answers are paid less
+        than half of the full score, also the rate of those.
+        """
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
-            rows = [family for family in self.families if family.given == given]
+            rows = [family for family in self.families if family.given == given and family.name != RANGE_FAMILY]
             found[name] = {
                 "false_positive": _failure_rate(f for f in rows if not f.right),
                 "false_negative": _failure_rate(f for f in rows if f.right),
             }
+        wrong = [family for family in self.families if not family.right and family.name != RANGE_FAMILY]
+        if paid := sum(family.paid_in_part for family in wrong):
+            scored = sum(family.asked - family.unscored - family.crashed for family in wrong)
+            found["paid in part"] = {"false_positive": paid / scored, "false_negative": None}
         return found
 
     def compute_latency_quantiles(self) -> dict[str, float]:
@@ -116,7 +147,8 @@ class AuditReport:
         return {
             "verifier": self.target,
             "rates": self.compute_error_rates(),
-            "asked": sum(family.asked for family in self.families),
+            "asked": sum(family.asked for family in self.families if family.name != RANGE_FAMILY),
+            "score_range": list(self.score_range),
             "unscored": sum(family.unscored for family in self.families),
             "crashed": sum(family.crashed for family in self.families),
             "skipped": self.skipped,
@@ -166,7 +198,7 @@ def load_labelled_pairs(path: Path) -> tuple[list[LabelledPair], int]:
 
 def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExample], *, max_golds: int, seed: int) -> list[LabelledPair]:
     """Collect right answers without a declaring mark: the references of the pairs, or else the right answers of the verifier's own
-    examples.
+    examples; without both, a standard set of numbers and words.
     """
     found: dict[str, LabelledPair] = {}
     for pair in pairs:
@@ -177,6 +209,8 @@ def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExam
             reference = example.reference
             text = reference if isinstance(reference, str) and reference in example.correct else example.correct[0]
             found.setdefault(text, LabelledPair(text, reference, True, meta=dict(example.meta)))
+    if not pairs and not examples:
+        found = {text: LabelledPair(text, text, True, question=f"Write {text}.") for text in STANDARD_REFERENCES}
     rows = list(found.values())
     random.Random(seed).shuffle(rows)
     return rows[:max_golds]
@@ -196,6 +230,7 @@ def run_audit(
     """Verify every pair twice, in two processes, and search for answers that are rewarded without knowing the question."""
     report = AuditReport(target, [])
     families: dict[tuple[str, bool, bool], PairFamilyCounts] = {}
+    outside = PairFamilyCounts(RANGE_FAMILY, right=False)
     count = 0
     with (
         VerifierProcess(target, settings, timeout_s=timeout_s, seed=1) as one,
@@ -208,9 +243,17 @@ def run_audit(
             report.durations_s.append(first.duration_s)
             key = (pair.family, pair.is_correct, labelled)
             families.setdefault(key, PairFamilyCounts(*key)).count_reply(pair, first)
+            if first.score is not None:
+                outside.count_score(pair, first)
+                low, high = report.score_range
+                report.score_range = (min(low, first.score), max(high, first.score))
             if (first.score, first.crash_message) != (second.score, second.crash_message):
                 report.disagreements.append(
-                    {"answer": pair.answer[:500], "reference": to_plain_json(pair.reference), "scores": [first.score, second.score]}
+                    {
+                        "answer": pair.answer[:500].encode("utf-8", "backslashreplace").decode(),
+                        "reference": to_plain_json(pair.reference),
+                        "scores": [first.score, second.score],
+                    }
                 )
             count += 1
             on_progress(count)
@@ -222,7 +265,8 @@ def run_audit(
             max_calls=max_search_calls,
             seed=seed,
         )
-    report.families = sorted(families.values(), key=lambda f: (-(f.failure_rate or 0.0), f.right, f.name))
+    every = [*families.values(), *([outside] if outside.failed else [])]
+    report.families = sorted(every, key=lambda f: (-(f.failure_rate or 0.0), f.right, f.name))
     return report
 
 

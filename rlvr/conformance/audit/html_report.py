@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from rlvr.conformance.audit.audit import AuditReport, PairFamilyCounts
+from rlvr.conformance.audit.audit import RANGE_FAMILY, AuditReport, PairFamilyCounts
 
 Interval = Callable[[int, int], tuple[float, float]]
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -20,7 +20,10 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}code{white-space:pre-wra
 def render_page(report: AuditReport, interval: Interval) -> str:
     """Render the page; `interval` computes the confidence interval of a fraction."""
     latency = report.compute_latency_quantiles()
-    head = [("asked", str(sum(f.asked for f in report.families))), ("no score", str(sum(f.unscored for f in report.families)))]
+    head = [
+        ("asked", str(sum(f.asked for f in report.families if f.name != RANGE_FAMILY))),
+        ("no score", str(sum(f.unscored for f in report.families))),
+    ]
     head += [
         ("crashes and timeouts", str(sum(f.crashed for f in report.families))),
         ("different verdicts when asked twice", str(len(report.disagreements))),
@@ -59,10 +62,11 @@ def _render_families(families: Sequence[PairFamilyCounts], interval: Interval) -
         low, high = interval(family.failed, scored) if scored else (0.0, 1.0)
         share = "none" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
         shown = "<br>".join(_render_example(one) for one in family.examples[:2])
-        mark = ' class="bad"' if family.failed or family.crashed else ""
+        mark = ' class="bad"' if family.failed or family.crashed or family.paid_in_part else ""
         kind = "refused" if family.right else "paid"
         counts = f"{family.failed} of {family.asked}" + (f", {family.unscored} no score" if family.unscored else "")
         counts += f", {family.crashed} crashed" if family.crashed else ""
+        counts += f", {family.paid_in_part} paid in part, up to {family.highest_part:g}" if family.paid_in_part else ""
         rows.append((f"<span{mark}>{escape(family.name)}</span>", f"{kind} {counts}", share, shown))
     return _render_table(("family", "failures", "rate", "shortest failures"), rows, raw=True)
 
