@@ -23,6 +23,7 @@ class $cls(Environment):
     'Guess my number from 34 to 53.'
     """
 
+    contract_version = $contract  # of rlvr.contracts, for which this is written
     needs = {"verifier": "numeric"}  # built by name; `rlvr list verifiers` shows all
     max_turns = 6
     max_prompt_tokens = 160
@@ -164,6 +165,7 @@ class $cls(Environment):
     'Buy 3 milk.'
     """
 
+    contract_version = $contract  # of rlvr.contracts, for which this is written
     max_turns = 5
     max_prompt_tokens = 400
     max_new_tokens = 160
@@ -216,6 +218,7 @@ class $cls(Environment):
     'Sort the numbers in numbers.txt, smallest first.'
     """
 
+    contract_version = $contract  # of rlvr.contracts, for which this is written
     # `--set 'sandbox={name: process, trusted: true}'` needs no container engine and protects from nothing
     needs = {"verifier": "final_state", "tools": ["bash"], "sandbox": "docker"}
     max_turns = 6

@@ -11,8 +11,10 @@ from string import Template
 
 from rich.text import Text
 
+import rlvr
 from rlvr.cli import env_templates, screen
 from rlvr.cli.settings import parse_settings
+from rlvr.contracts.plugin import CONTRACT_VERSION
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.integrations.exporting import export_env
 from rlvr.registry.plugins import get_kind, list_entries
@@ -30,7 +32,7 @@ version = "0.1.0"
 description = "$title: a plugin for rlvr"
 readme = "README.md"
 requires-python = ">=3.11"
-dependencies = ["rlvr"]
+dependencies = ["rlvr>=$rlvr"]
 
 [project.entry-points."rlvr.$plural"]
 $name = "$package:$cls"
@@ -81,6 +83,7 @@ class $cls(Environment):
     '2*21='
     """
 
+    contract_version = $contract  # of rlvr.contracts, for which this is written
     needs = {"verifier": "numeric"}  # built by name; `rlvr list verifiers` shows all
 
     def __init__(self, *, verifier: Verifier, largest: int = 999, seed: int = 0) -> None:
@@ -125,6 +128,7 @@ class $cls(Verifier):
     1.0
     """
 
+    contract_version = $contract  # of rlvr.contracts, for which this is written
     version = "1"  # raise it whenever a verdict may change
     examples = (VerifierExample("Paris", correct=("Paris", "paris", " PARIS "), incorrect=("Rome", "Paris or Rome", "not Paris", "")),)
 
@@ -165,6 +169,7 @@ class $cls(Tool):
     'The count is 2.'
     """
 
+    contract_version = $contract  # of rlvr.contracts, for which this is written
     examples = (
         ToolExample("$name", {"number": 2}, "The count is 2."),
         ToolExample("$name", {}, "The count is 3."),
@@ -271,6 +276,8 @@ def write_plugin_package(kind: str, name: str, *, out: Path | None, json: bool, 
         "name": name,
         "dist": dist,
         "package": package,
+        "contract": str(CONTRACT_VERSION),
+        "rlvr": rlvr.__version__,
         "settings": BOX_CHECK_SETTINGS if env_kind == "box" else "",
         "cls": "make" if wanted == "algorithm" else "".join(part.capitalize() for part in name.split("_")),
         "title": name.replace("_", " ").strip().capitalize(),

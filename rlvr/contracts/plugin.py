@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlvr.hints import Hinted
 
+CONTRACT_VERSION = 1
+"""The version of the contracts in `rlvr.contracts`; raised when a plugin that was written for them would no longer work."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -39,6 +41,10 @@ class Plugin(Hinted):
                 raise TypeError(f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it")
             return super().__new__(cls)
 
+    contract_version: ClassVar[int | None] = None
+    """The version of the contracts that the plugin is written for, `rlvr.contracts.plugin.CONTRACT_VERSION` of that time; None: not stated.
+    A plugin that is written for another version is refused, with the reason, instead of failing somewhere.
+    """
     needs: ClassVar[Mapping[str, str | Sequence[str]]] = {}
     """Constructor arguments that are plugins themselves, with the default name of each: {"verifier": "symbolic"}.
 

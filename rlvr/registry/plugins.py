@@ -4,6 +4,7 @@ A name is resolved, in this order, as
   1. `path/to/file.py:Object`                      an object in a user's file
   2. a file of that name in a folder of the kind     `verifiers/numeric.py`; environments also in `envs/external`
   3. an entry point of that name in `rlvr.verifiers`  an installed package
+A name that several packages define is written with the package: `acme-judges:numeric`, or `rlvr:numeric`.
 Listing plugins reads only metadata; building one imports only that one. The constructor's signature is the configuration schema; the
 plugins that `needs` names are built here.
 """
@@ -17,7 +18,8 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -25,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
+from rlvr.contracts.plugin import CONTRACT_VERSION
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
 from rlvr.hints import explain_plugin_setting, find_plugin
@@ -117,12 +120,17 @@ def list_entries(kind: str) -> list[PluginEntry]:
     k = get_kind(kind)
     found = {path.stem: PluginEntry(path.stem, k.name, "rlvr", _read_summary(path)) for path in list_builtin_files(k)}
     for name, points in foreign.find_entry_points(k.entry_point_group).items():
-        owners = sorted({foreign.get_package_name(point.dist) for point in points} | ({"rlvr"} if name in found else set()))
-        if len(owners) > 1:
-            clash = f"{' and '.join(owners)} both define the {k.name} {name!r}; uninstall one, or write path/to/file.py:Object"
+        by_owner = {foreign.get_package_name(point.dist): point for point in points}
+        entries = {owner: PluginEntry(name, k.name, owner, f"from {point.value}", entry_point=point) for owner, point in by_owner.items()}
+        if name not in found and len(entries) == 1:
+            (found[name],) = entries.values()
+            continue
+        found |= {f"{owner}:{name}": replace(entry, name=f"{owner}:{name}") for owner, entry in entries.items()}
+        if name not in found:  # rlvr's own keeps its name, so that no package can replace a built-in plugin
+            owners = sorted(entries)
+            choice = " or ".join(f"{owner}:{name}" for owner in owners)
+            clash = f"{' and '.join(owners)} both define the {k.name} {name!r}; write {choice}, or uninstall one"
             found[name] = PluginEntry(name, k.name, " + ".join(owners), error=clash)
-        else:
-            found[name] = PluginEntry(name, k.name, owners[0], f"from {points[0].value}", entry_point=points[0])
     return sorted(found.values(), key=lambda entry: entry.name)
 
 
@@ -147,9 +155,9 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
         return name
     if not isinstance(name, str) or not name:
         raise ConfigError(f"the {k.name} needs a name, got {name!r}; `rlvr list {k.plural}` shows all")
-    if ":" in name:
+    entry = _find_entry(kind, name)
+    if entry is None and ":" in name:
         return _load_from_file(k, name)
-    entry = next((e for e in list_entries(kind) if e.name == name), None)
     if entry is None:
         names = [e.name for e in list_entries(kind)]
         known = find_plugin(name, names)
@@ -158,17 +166,57 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
     if entry.error:
         raise PluginError(entry.error)
     if entry.entry_point is None:
-        module = _import_module(_get_builtin_module_name(k, name), k, name)
-        return _get_factory(module, "make", k, name)
+        module = _import_module(_get_builtin_module_name(k, entry.name), k, entry.name)
+        return _get_factory(module, "make", k, entry.name)
     try:
-        factory = entry.entry_point.load()
+        with redirect_stdout(sys.stderr):  # what a package prints must not stand in the output of a command
+            factory = entry.entry_point.load()
     except MissingExtra:
         raise
     except (Exception, SystemExit) as error:
         raise PluginError(
             f"{k.name} {name!r} of {entry.source} cannot be imported: {type(error).__name__}: {error}; fix or uninstall that package"
         ) from error
-    return _require_callable(factory, k, name)
+    checked = _require_callable(factory, k, name)
+    if problem := _find_factory_problem(checked, k):
+        raise PluginError(f"{k.name} {name!r} of {entry.source} {problem}")
+    return checked
+
+
+def _find_entry(kind: str, name: str) -> PluginEntry | None:
+    """Find a listed plugin by its name, or by `package:name`."""
+    entries = list_entries(kind)
+    package, _, plain = name.rpartition(":")
+    return next(
+        (e for e in entries if e.name == name),
+        next((e for e in entries if package and e.name == plain and e.source == package and not e.error), None),
+    )
+
+
+def _find_factory_problem(factory: Callable[..., Any], kind: PluginKind) -> str:
+    """Say what is wrong with a factory, as far as its signature shows it; "" if nothing is."""
+    if kind.contract is None:
+        return ""
+    if isinstance(factory, type):
+        derived = issubclass(factory, kind.contract)
+        return "" if derived else f"is the class {factory.__name__}, not an rlvr.{kind.contract.__name__}; derive it from that one"
+    needed = [p for p, spec in get_parameters(factory).items() if spec.default is spec.empty and p not in getattr(factory, "needs", {})]
+    if inspect.isfunction(factory) and needed and not is_function_plugin(factory, kind.name):
+        return (
+            f"is the function {factory.__name__}, which needs {', '.join(map(repr, needed))}; a plugin is a class derived from "
+            f"rlvr.{kind.contract.__name__}, or a function of keyword arguments with defaults that returns one"
+        )
+    return ""
+
+
+def is_function_plugin(factory: Any, kind: str) -> bool:
+    """Return whether a plain function is itself a verifier or a tool: `f(answer, reference)`; a function without arguments makes one."""
+    if kind not in ("verifier", "tool") or not inspect.isfunction(factory) or hasattr(factory, "needs"):
+        return False
+    positional = [spec for spec in get_parameters(factory).values() if spec.kind is not spec.KEYWORD_ONLY]
+    return any(spec.default is spec.empty for spec in positional) or (
+        kind == "tool" and factory.__annotations__.get("return") in (str, "str")
+    )
 
 
 def load_function(target: str, what: str) -> Callable[..., Any]:
@@ -184,6 +232,9 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     """
     k = get_kind(kind)
     factory = load_factory(kind, plugin)
+    if isinstance(plugin, str) and is_function_plugin(factory, k.name):
+        return build(k.name, "function", function=factory, **kwargs)
+    check_contract_version(factory, k.name, plugin)
     name = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", repr(plugin))
     given = dict(kwargs)
     fields = get_parameters(factory)
@@ -215,6 +266,17 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         if isinstance(error, TypeError | ValueError):
             raise ConfigError(f"{k.name} {name!r} rejects its settings {_format_settings(kwargs)}: {error}") from error
         raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def check_contract_version(factory: Any, kind: str, name: Any) -> None:
+    """Raise PluginError if a plugin states another version of the contract than this one."""
+    stated = getattr(factory, "contract_version", None)
+    if stated is None or stated == CONTRACT_VERSION:
+        return
+    if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
+        raise PluginError(f"{kind} {name!r} has contract_version {stated!r:.40}; it must be a whole number, such as {CONTRACT_VERSION}")
+    fix = "install a newer rlvr" if stated > CONTRACT_VERSION else "port it (CHANGELOG.md says what has changed), or install an older rlvr"
+    raise PluginError(f"{kind} {name!r} is written for version {stated} of the contracts, and this rlvr has {CONTRACT_VERSION}; {fix}")
 
 
 def build_from_config(kind: str, config: Any) -> Any:
@@ -328,7 +390,8 @@ def _load_from_file(kind: PluginKind, target: str) -> Callable[..., Any]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[alias] = module
         try:
-            spec.loader.exec_module(module)
+            with redirect_stdout(sys.stderr):  # what a file prints must not stand in the output of a command
+                spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[alias]
             hint = "install it, or, if it is a file next to this one, make a package of both (`rlvr new`)"

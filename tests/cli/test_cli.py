@@ -300,8 +300,8 @@ for line in ("list envs --json", "list verifiers --json", "doctor --json", "eval
     assert lines[1::2] == ["code 0", "code 0", "code 1"] and lines[-1] == "code 2", done.stdout + done.stderr
     envs = {row["name"]: row for row in json.loads(lines[0])}
     assert "RuntimeError: cracked" in envs["cracked"]["error"] and "error" not in envs["arithmetic"]
-    clash = {row["name"]: row for row in json.loads(lines[2])}["numeric"]
-    assert "broken and rlvr both define" in clash["error"]
+    verifiers = {row["name"]: row for row in json.loads(lines[2])}
+    assert "error" not in verifiers["numeric"] and "RuntimeError: cracked" in verifiers["broken:numeric"]["error"]
     assert "cracked" in done.stderr and "Traceback" not in done.stderr
 
 

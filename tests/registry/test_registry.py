@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Environment, Verifier
+from rlvr.contracts.plugin import CONTRACT_VERSION
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError
 from rlvr.registry.plugins import (
     PLUGIN_KINDS,
@@ -23,6 +24,7 @@ from rlvr.registry.plugins import (
     list_entries_with_import_errors,
     load_factory,
 )
+from rlvr.task import Task
 from tests.fixtures import worlds
 from tests.fixtures.worlds import Match
 
@@ -243,11 +245,80 @@ def test_two_packages_that_claim_one_name_are_both_named(install: Any) -> None:
         build("verifier", "mine")
 
 
-def test_a_package_that_claims_one_of_our_names_is_named(install: Any) -> None:
+def test_a_name_of_two_packages_is_chosen_by_the_package(install: Any) -> None:
+    install("first-judges", "mine = first_judges:Always", GOOD, "first_judges")
+    install("second-judges", "mine = second_judges:Always", GOOD.replace("1.0", "0.5"), "second_judges")
+    assert (build("verifier", "first-judges:mine").score, build("verifier", "second-judges:mine").score) == (1.0, 0.5)
+    with pytest.raises(PluginError, match="write first-judges:mine or second-judges:mine, or uninstall one"):
+        build("verifier", "mine")
+    assert {"first-judges:mine", "second-judges:mine"} <= {entry.name for entry in list_entries("verifier")}
+
+
+def test_a_package_that_claims_one_of_our_names_replaces_nothing(install: Any) -> None:
     install("first-judges", "exact = first_judges:Always", GOOD, "first_judges")
-    with pytest.raises(PluginError, match="first-judges and rlvr both define the verifier 'exact'"):
-        build("verifier", "exact")
-    assert isinstance(build("verifier", "numeric"), Verifier)
+    assert type(build("verifier", "exact")).__name__ == "Exact" and type(build("verifier", "rlvr:exact")).__name__ == "Exact"
+    assert type(build("verifier", "first-judges:exact")).__name__ == "Always"
+    assert named("verifier", "first-judges:exact", list_entries_with_import_errors).error == ""
+
+
+def test_any_plugin_may_be_named_with_its_package(install: Any) -> None:
+    install("nice-judges", "always = nice_judges:Always", GOOD, "nice_judges")
+    assert build("verifier", "nice-judges:always").score == 1.0
+    with pytest.raises(NotFound):
+        build("verifier", "other-judges:always")
+
+
+def test_what_a_plugin_prints_at_import_is_not_in_the_output(install: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install("loud-judges", "loud = loud_judges:Always", "print('hello from a package')\n" + GOOD, "loud_judges")
+    (tmp_path / "loud.py").write_text("print('hello from a file')\n" + GOOD)
+    assert build("verifier", "loud").score == build("verifier", f"{tmp_path}/loud.py:Always").score == 1.0
+    said = capsys.readouterr()
+    assert said.out == "" and "hello from a package" in said.err and "hello from a file" in said.err
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def thing(prompt, level):\n    return 3\n", "is the function thing, which needs 'prompt', 'level'; a plugin is a class"),
+        ("class thing:\n    pass\n", "is the class thing, not an rlvr.Environment"),
+    ],
+)
+def test_an_entry_point_that_makes_no_environment_is_refused_in_the_list(install: Any, source: str, words: str) -> None:
+    install("odd-worlds", "odd = odd_worlds:thing", source, "odd_worlds", group="rlvr.envs")
+    assert words in named("env", "odd", list_entries_with_import_errors).error
+    with pytest.raises(PluginError, match="of odd-worlds is the"):
+        build("env", "odd")
+
+
+def test_a_function_that_builds_an_environment_is_a_plugin(install: Any) -> None:
+    source = f"from rlvr.registry.plugins import build\ndef make_it(*, below=9):\n    return build('env', {SUMS!r}, below=below)\n"
+    install("good-worlds", "good = good_worlds:make_it", source, "good_worlds", group="rlvr.envs")
+    assert named("env", "good", list_entries_with_import_errors).error == ""
+    assert build("env", "good", below=7).below == 7
+
+
+def test_a_plain_function_in_a_file_is_a_verifier_or_a_tool(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def same(answer, reference):\n    return answer == reference\n"
+        "def reward(prompts, completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+        'def add(a: int, b: int) -> str:\n    """Add two numbers."""\n    return str(a + b)\n'
+    )
+    task = Task("2+2=", "4")
+    assert build("verifier", f"{tmp_path}/mine.py:same").verify(task, "4").score == 1.0
+    assert build("verifier", f"{tmp_path}/mine.py:reward", score_range=(0, 10)).verify(task, "12345").score == 0.5
+    assert build("tool", f"{tmp_path}/mine.py:add").specs()[0].name == "add"
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [("2", "install a newer rlvr"), ("'1'", "it must be a whole number, such as 1"), ("0", "it must be a whole number")],
+)
+def test_a_plugin_for_another_version_of_the_contracts_is_refused(tmp_path: Path, stated: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(GOOD.replace("    def __init__", f"    contract_version = {stated}\n    def __init__", 1))
+    with pytest.raises(PluginError, match=words):
+        build("verifier", f"{tmp_path}/mine.py:Always")
+    (tmp_path / "good.py").write_text(GOOD.replace("    def __init__", f"    contract_version = {CONTRACT_VERSION}\n    def __init__", 1))
+    assert build("verifier", f"{tmp_path}/good.py:Always").score == 1.0
 
 
 def test_malformed_metadata_of_one_package_hides_nobody_else(install: Any, tmp_path: Path) -> None:

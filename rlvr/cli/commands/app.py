@@ -139,7 +139,7 @@ def play(
     settings: Settings = None,
     json: Json = False,
 ) -> int:
-    """Play a task yourself: turns from standard input, then the verdict.
+    """Play a task yourself, and see the verdict.
 
     A line is a turn, and a tool is called by a line of JSON. Exit code 1 if the verdict has no score.
     """
