@@ -228,10 +228,16 @@ class _ConversationChecks:
 
     def _check_each_task(self, look: Callable[[Task, Sequence[Said]], str]) -> str:
         tasks = list(self._iter_tasks(NUM_PLAYED_TASKS))
-        scripts = [self.env.oracle_turns(task) for task in tasks]
+        scripts = [self._get_right_turns(task) for task in tasks]
         if any(script is None for script in scripts):
             raise CheckSkipped("it has no oracle turns; write `oracle_turns(task)` if the turns of a right conversation can be known")
         return summarize_problems(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
+
+    def _get_right_turns(self, task: Task) -> Sequence[Said] | None:
+        """Return the oracle turns; without tools, a gold answer at the first turn will do."""
+        turns = self.env.oracle_turns(task)
+        gold = None if turns is not None or self.env.tools else self.env.gold(task)
+        return turns if gold is None else [gold]
 
     def _iter_tasks(self, count: int) -> Iterator[Task]:
         for split in self.env.splits:
