@@ -43,7 +43,8 @@ class GSM8K(Environment):
         self.path = Path(path).expanduser() if path else None
         self._rows: dict[str, list[tuple[str, str]]] = {}
         if self.path is not None and not self.path.is_dir():
-            raise NotFound(f"there is no folder {path!r}; it needs train.jsonl and test.jsonl, lines {{question, answer}}")
+            what = "is a file, not a folder" if self.path.is_file() else "is no folder"
+            raise NotFound(f"path {path!r} {what}; it needs train.jsonl and test.jsonl, lines {{question, answer}}")
 
     def task(self, split: str, index: int) -> Task:
         """Return the problem at `index`, in the published order."""

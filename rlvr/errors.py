@@ -175,7 +175,8 @@ def format_suggestion(unknown_name: str, allowed_names: Iterable[str], *, max_na
     "did you mean 'symbolic'? Allowed: exact, symbolic"
     """
     names = sorted(allowed_names)
-    near = difflib.get_close_matches(unknown_name, names, n=1, cutoff=0.6)
+    near = [name for name in names if sorted(name) == sorted(unknown_name)]  # letters in another order: gpro is grpo
+    near = near or difflib.get_close_matches(unknown_name, names, n=1, cutoff=0.6)
     shown = ", ".join(names[:max_names]) + (f", ... ({len(names)} in all)" if len(names) > max_names else "")
     if not names:
         return "none are known"

@@ -80,10 +80,19 @@ def show_plugin(kind_name: str, name: str, *, json: bool) -> None:
         return
     if not name:
         kinds = [kind.name for kind in PLUGIN_KINDS.values() if any(entry.name == kind_name for entry in list_entries(kind.name))]
-        meant = (
-            " or ".join(f"`rlvr show {kind} {kind_name}`" for kind in kinds) or f"such as `rlvr show {kind_name.removesuffix('s')} NAME`"
+        kinds += [one for plural, one in YAML_KINDS.items() if (YAML_FOLDERS[plural] / f"{kind_name}.yaml").is_file()]
+        if kinds:
+            meant = " or ".join(f"`rlvr show {kind} {kind_name}`" for kind in kinds)
+            raise ConfigError(f"show takes a KIND and a NAME: {meant}")
+        one = next((one for one, plural in _list_kind_words().items() if kind_name in (one, plural)), "")
+        if not one:
+            known = [*_list_kind_words(), CONFIG_KIND]
+            raise NotFound(
+                f"there is neither a kind nor a plugin {kind_name!r}; {format_suggestion(kind_name, known)}; `rlvr list` shows all"
+            )
+        raise ConfigError(
+            f"show takes a KIND and a NAME: such as `rlvr show {one} NAME`; `rlvr list {_list_kind_words()[one]}` shows the names"
         )
-        raise ConfigError(f"show takes a KIND and a NAME: {meant}")
     if (plural := _to_plural_kind(kind_name)) in YAML_KINDS:
         _show_yaml(plural, name, json=json)
         return
@@ -159,8 +168,13 @@ def _show_yaml(plural: str, name: str, *, json: bool) -> None:
         screen.make_stdout_console().print(Text(text.rstrip()))
 
 
+def _list_kind_words() -> dict[str, str]:
+    """Return the plural of each kind, by its singular."""
+    return {one: plural for plural, one in YAML_KINDS.items()} | {kind.name: kind.plural for kind in PLUGIN_KINDS.values()}
+
+
 def _to_plural_kind(word: str) -> str:
-    words = {one: plural for plural, one in YAML_KINDS.items()} | {kind.name: kind.plural for kind in PLUGIN_KINDS.values()}
+    words = _list_kind_words()
     if word not in (known := {*words, *words.values()}):
         meant = {"environment": "env", "environments": "envs"}.get(word)
         raise NotFound(

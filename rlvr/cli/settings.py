@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rlvr.config.cluster import ClusterConfig
-from rlvr.config.overrides import parse_exponents
+from rlvr.config.overrides import parse_exponents, parse_value
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound
 
@@ -34,7 +34,7 @@ def parse_settings(setting_pairs: Sequence[str], option_name: str = "--set") -> 
         if key.strip() in found:
             raise ConfigError(f"{option_name} names {key.strip()!r} twice; give each setting once")
         try:
-            found[key.strip()] = parse_exponents(yaml.safe_load(value))
+            found[key.strip()] = parse_exponents(parse_value(value))
         except yaml.YAMLError as error:
             raise ConfigError(f"{option_name} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
     return found

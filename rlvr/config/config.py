@@ -71,6 +71,13 @@ class ModelConfig(Section):
     lora: LoraConfig | None = None
     """Unset: all weights are trained. The adapter is added after the SFT warmup; the reference is the model without it."""
 
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _check_lora(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, Mapping | LoraConfig):
+            raise ValueError(f"lora is {value!r:.40}; it has settings of its own: write model.lora.rank=8, or lora: {{rank: 8}}")
+        return value
+
     @model_validator(mode="after")
     def _check_source(self) -> ModelConfig:
         if (self.path is None) == (self.config is None):
@@ -191,10 +198,16 @@ class RunConfig(Section):
     health: HealthConfig = Field(default_factory=HealthConfig)
     log: LogConfig = Field(default_factory=LogConfig)
 
-    @field_validator("env", "algorithm", mode="before")
+    @field_validator("env", mode="before")
     @classmethod
-    def _normalize_plugin(cls, value: Any) -> Any:
+    def _normalize_env(cls, value: Any) -> Any:
         return normalize_plugin(value)
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _normalize_algorithm(cls, value: Any) -> Any:
+        usual = isinstance(value, Mapping) and "name" not in value  # settings alone are those of the default algorithm
+        return normalize_plugin({"name": "grpo", **value} if usual else value)
 
     @model_validator(mode="after")
     def _check_combinations(self) -> RunConfig:

@@ -10,6 +10,7 @@ import yaml
 
 from rlvr.errors import ConfigError
 
+TEMPLATE_PATTERN = re.compile(r"\{[^\W\d]\w*\}")
 EXPONENT_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
 
@@ -24,11 +25,20 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str,
         if not equals or not key.strip():
             raise ConfigError(f"the override {text!r} is not of the form key=value, for example train.steps=50")
         try:
-            parsed = yaml.safe_load(value)
+            parsed = parse_value(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"the override {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
         data = _set_key(data, key.strip().split("."), parse_exponents(parsed), text)
     return data
+
+
+def parse_value(text: str) -> Any:
+    """Parse the value of a setting as YAML; a template such as `{prompt}` is a text, and not a mapping without values.
+
+    >>> parse_value("{prompt}"), parse_value("{name: grpo}")
+    ('{prompt}', {'name': 'grpo'})
+    """
+    return text.strip() if TEMPLATE_PATTERN.fullmatch(text.strip()) else yaml.safe_load(text)
 
 
 def drop_keys_replaced_by_data_run(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

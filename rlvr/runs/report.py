@@ -18,10 +18,34 @@ def compute_trailing_mean(values: Sequence[float], window: int) -> list[float]:
     return [sum(values[max(0, i - window + 1) : i + 1]) / min(i + 1, window) for i in range(len(values))]
 
 
-def plot_curve(values: Sequence[float], name: str) -> str:
-    """Plot the curve of a run for the terminal, smoothed if it has enough steps."""
+def plot_curve(values: Sequence[float], name: str, *, encoding: str = "utf-8") -> str:
+    """Plot the curve of a run for the terminal, smoothed if it has enough steps; in ASCII where `encoding` has no braille."""
     window = 5 if len(values) >= 10 else 1
-    return plot_braille(compute_trailing_mean(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
+    plot = plot_braille(compute_trailing_mean(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
+    try:
+        plot.encode(encoding)
+        return plot
+    except (UnicodeEncodeError, LookupError):
+        return convert_plot_to_ascii(plot)
+
+
+def convert_plot_to_ascii(plot: str) -> str:
+    """Convert a plot of braille characters to ASCII: the height of a point in its line is `'`, `-`, `.`, and `|` if it spans several.
+
+    >>> convert_plot_to_ascii("1.0 ┤⠁⣀⡇")
+    "1.0 |'.|"
+    """
+    return "".join(_convert_character(sign) for sign in plot)
+
+
+def _convert_character(sign: str) -> str:
+    if not 0x2800 <= ord(sign) <= 0x28FF:
+        return {"┤": "|", "└": "+", "─": "-"}.get(sign, sign if sign.isascii() else "?")
+    bits = ord(sign) - 0x2800
+    rows = [row for row, pair in enumerate(BRAILLE_BITS) if bits & (pair[0] | pair[1])]
+    if not rows:
+        return " "
+    return "|" if rows[-1] - rows[0] > 1 else "'--."[rows[0]] if len(rows) == 1 else "-"
 
 
 def plot_braille(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:

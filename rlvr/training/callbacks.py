@@ -175,7 +175,7 @@ class RewardCurve(Callback):
         if self.console.is_jupyter and (folder / "reward.png").is_file():
             _display_image(folder / "reward.png")
         else:
-            self.console.print(plots.plot_curve(report.rewards, "reward"), highlight=False)
+            self.console.print(plots.plot_curve(report.rewards, "reward", encoding=self.console.encoding), highlight=False)
         if line := format_turn_summary(steps[-1] if steps else {}):
             self.console.print(line, highlight=False)
         if steps and all(row.get("step/skipped") for row in steps):

@@ -233,7 +233,7 @@ def finish_run(
     )  # fmt: skip
     run.write_json("report.json", ended.to_dict())
     curve = [row["accuracy"] for row in read_jsonl(run.folder / "metrics.jsonl")]
-    console.print(report.plot_curve(curve, "pairs ranked right"), highlight=False)
+    console.print(report.plot_curve(curve, "pairs ranked right", encoding=console.encoding), highlight=False)
     right, goes = ("not measured" if v is None else f"{v:.2f}" for v in (ended.accuracy, ended.correlation))
     console.print(
         f"held-out pairs ranked right: {right} of {ended.held_out_pairs}; correlation with the verifier: {goes}; {ended.seconds:.0f} s\n"

@@ -111,7 +111,10 @@ def verify(
         return verifying.verify_one(
             verifier, reference, answer, prompt=prompt, meta=meta, setting_pairs=settings or [], explain=explain, json=json
         )
-    raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both")
+    if file is None:
+        missing = " and ".join(name for name, value in (("--reference", reference), ("--answer", answer)) if value is None)
+        raise ConfigError(f"verify lacks {missing}; give --reference R with --answer A for one answer, or --file pairs.jsonl for many")
+    raise ConfigError("verify takes either --reference R with --answer A, or --file pairs.jsonl, not both; leave out one of them")
 
 
 @app.command()
