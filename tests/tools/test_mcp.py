@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts.tool import run_tool_call
-from rlvr.errors import ConfigError, MissingExtra, ToolFailure
+from rlvr.errors import MissingExtra, ToolFailure
 from rlvr.tools._mcp_connection import simplify_schema
 from rlvr.tools.mcp import Mcp
 from rlvr.turns import Call
