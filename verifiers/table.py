@@ -21,7 +21,7 @@ MAX_CELLS = 100_000
 HEADER_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 """The line under the head of a Markdown table."""
 FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?")
+NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
 """Cells that are compared as numbers. 007 is not: it is a code."""
 
 

@@ -53,6 +53,10 @@ DENIAL_PATTERNS_BEFORE = (
         r"\b(?:some|many|most|people|they|others|students)(?:\s+people)?\s+(?:say|think|believe|claim|argue|answer|get)",
         r"Some say the answer is \boxed{7}",
     ),
+    (r"\bbetween\s+\S{1,20}\s+and", r"The answer lies between 3 and \boxed{7}"),
+    (r"\b(?:hardly|scarcely)\s+(?:be|equal)", r"It can hardly be \boxed{7}"),
+    (r"\b(?:minus|plus)", r"The result is minus \boxed{7}"),
+    (r"\b(?:jamás|nunca)(?:\s+(?:es|sería|será|puede\s+ser))?", r"La respuesta jamás sería \boxed{7}"),
     (r"\bhad\s+(?:the|it|we|there)\b[^.!?\n]*\bwould", r"Had the question been about odd numbers, it would be \boxed{7}"),
     (rf"\b(?:refuses?|refused|declines?|declined|hesitates?|hesitated)\s+to\s+{_ANSWER_VERB}", r"I refuse to say \boxed{7}"),
     (
@@ -116,6 +120,14 @@ DENIAL_PATTERNS_AFTER = (
         r"\boxed{7} (if n is even), 8 otherwise",
     ),
     (
+        r"\(?(?:if|when|for)\b[^.\n]{1,40}?[,;)]\s{0,3}(?:and\s+|or\s+|but\s+)?(?:otherwise|else)\s+(?:it\s+is\s+|is\s+)?[$\\(*]{0,4}-?\d",
+        r"\boxed{7} if n is odd, otherwise 8",
+    ),
+    (
+        r"(?:is|was|would\s+be)\s+what\s+(?:a|an|the|one|you|they|we|some)\b[^.!?\n]{0,60}\bbut\b",
+        r"\boxed{7} is what a naive approach gives, but the truth is 8",
+    ),
+    (
         rf"[,;(—–-]?\s*(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:is|was|would\s+be)|'s)\s+(?:{_WRONG_WORD}|a\s+(?:common\s+)?(?:mistake|trap|error)"
         r"|not\s+(?:correct|right|true|the\s+(?:right|correct|final|answer)))",
         r"\boxed{7}, which is wrong",
@@ -137,6 +149,13 @@ _DENIAL_HINTS = (
     *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
     *("untrue", "unlikely", "impossible", "doubt", "deny", "disagree", "suppose", "assume", "imagine", "pretend", "had "),
     *(
+        "between",
+        "hardly",
+        "scarcely",
+        "minus",
+        "plus",
+        "jamás",
+        "nunca",
         "some",
         "many",
         "most",

@@ -19,6 +19,7 @@ FORMULA_BEFORE_PATTERNS = (
         r"$\sqrt{\boxed{7}}$",
     ),
     (r"\\(?:sin|cos|tan|ln|log|exp)\s?[({]?\s*", "a function", r"$\ln(\boxed{7})$"),
+    (r"[(\[{]\s?-?\d[\d.]{0,20}\s?,\s?", "a list or a pair", r"$(2, \boxed{7})$"),
 )
 """Text before a box that makes the box a part of a formula: (pattern, what it is, example)."""
 
@@ -26,16 +27,19 @@ FORMULA_AFTER_PATTERNS = (
     (r"\s?\}?\s?\^(?!\s*\{?\s*\\?(?:circ|prime))", "a power; not a degree", r"$\boxed{7}^2$"),
     (r"\s?\\(?:pi|sqrt|cdot|times|div|d?frac|ln|log|sin|cos|pm)(?![a-zA-Z])", "a factor", r"$\boxed{7}\pi$"),
     (r"[^\S\n]?[-+*/][^\S\n]?(?:\d|\(|\\(?![a-z]*box|[)\]]|[,;:! ])|(?![aAI]\s)[a-zA-Z](?![a-zA-Z]))", "a term", r"$\boxed{7} + 2$"),
-    (r"\$?[.,]\d", "more digits", r"\boxed{7},000"),
+    (r"\s?!\s?(?:\$(?!\$)|\\\))", "a factorial", r"$\boxed{7}!$"),
+    (r"[inxyz](?![a-zA-Z])", "a letter", r"$\boxed{7}i$"),
+    (r"\$?[.,](?:\\!)?\d", "more digits", r"\boxed{7},000"),
     (r"\{(?!\})", "another group in braces", r"\boxed{7}{8}"),
     (r"\s{0,2},\s{0,2}-?\d[\d.]{0,20}\s{0,2}(?:[)\]]|\$(?!\$?\d)|\Z)", "a list or a pair", r"$(\boxed{7}, 8)$"),
     (r"[\s$]{0,3}(?:hundred|thousand|million|billion|trillion|dozen)\b|[\s$]{0,3}[万亿億]", "a factor in words", r"\boxed{7} million"),
+    (r"[\s$]{1,3}(?:plus|minus|times|divided\s+by)\s+[\d$\\]", "a term in words", r"\boxed{7} plus 2"),
 )
 """Text after a box that makes the box a part of a formula: (pattern, what it is, example)."""
 
 _FORMULA_BEFORE = re.compile(f"(?:{'|'.join(pattern for pattern, _, _ in FORMULA_BEFORE_PATTERNS)})$")
 _FORMULA_AFTER = re.compile("|".join(pattern for pattern, _, _ in FORMULA_AFTER_PATTERNS))
-_BEFORE_HINTS = tuple("<>≠-+/×·÷*{^_(0123456789")
+_BEFORE_HINTS = tuple("<>≠-+/×·÷*{^_(,0123456789")
 """Prefilter: every match of `_FORMULA_BEFORE` ends with one of these or contains a backslash."""
 _EQUATION_CONTINUES = re.compile(r"[^$\n=.]{0,40}=")
 

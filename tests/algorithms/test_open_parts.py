@@ -92,6 +92,16 @@ def test_a_function_in_a_file_brings_its_settings_and_keeps_the_others(mine: str
         build("algorithm", "grpo", advantage=f"{mine}:median", scale="much")
 
 
+def test_a_python_function_is_a_component(mine: str) -> None:
+    group = [said(1.0), said(0.25), said(0.0)]
+    function = load_factory("algorithm", f"{mine}:median")
+    algorithm = build("algorithm", "grpo", advantage=function, scale=2)
+    assert [row[-1] for row in algorithm.compute_advantages([group])[0]] == [1.5, 0.0, -0.5]
+    assert algorithm.settings.advantage.endswith(":median")
+    with pytest.raises(ConfigError, match=r"advantage is 5; it must be the name of an algorithm, a function, or path/to/file\.py:function"):
+        build("algorithm", "grpo", advantage=5)
+
+
 def test_the_function_of_another_algorithm_takes_the_defaults_of_the_recipe() -> None:
     assert build("algorithm", "dr_grpo", advantage="grpo_turns").settings.scale_rewards == "none"
     mixed = build("algorithm", "grpo", loss="cispo", ratio_max=3.0)

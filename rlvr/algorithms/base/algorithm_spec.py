@@ -106,6 +106,7 @@ class AlgorithmSpec:
     def __call__(self, **given: Any) -> Any:
         """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
         spec = self.replace_components(given)
+        given = {key: f"{value.__module__}:{value.__qualname__}" if inspect.isfunction(value) else value for key, value in given.items()}
         for key, value in given.items():
             if key not in spec.default_settings:
                 raise ConfigError(format_unknown_setting(self.name, key, value, spec.default_settings))
@@ -148,9 +149,11 @@ class AlgorithmSpec:
 
 
 def load_component(component_name: str, target: Any) -> Function:
-    """Load a component: that of another algorithm, or a function in a file."""
+    """Load a component: that of another algorithm, a function, or a function in a file."""
+    if inspect.isfunction(target):
+        return target
     if not isinstance(target, str):
-        raise ConfigError(f"{component_name} is {target!r}; it must be the name of an algorithm, or path/to/file.py:function")
+        raise ConfigError(f"{component_name} is {target!r}; it must be the name of an algorithm, a function, or path/to/file.py:function")
     found = load_factory("algorithm", target)
     parts = getattr(found, "components", None)
     if parts is None:

@@ -78,7 +78,7 @@ def _inactive_with_ipo(rest: OtherSettings) -> str:
 
 SETTINGS: Mapping[str, Setting] = {
     # advantages
-    "advantage": Setting("Take the advantage of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
+    "advantage": Setting("Take the advantage of another algorithm, by its name, or your own function: path/to/file.py:function, in Python also a function."),
     "scale_rewards": Setting("Divide by the standard deviation of the rewards: of the group, of the batch, or not at all.",
                              choices=("none", "group", "batch")),
     "advantage_epsilon": Setting("Added to the standard deviation before dividing.", 0.0, 1.0, find_inactive_reason=_inactive_without_scale),
@@ -99,7 +99,7 @@ SETTINGS: Mapping[str, Setting] = {
     "overlong_penalty": Setting("The maximum penalty. Half the range of the scores, as in the paper, so that a right answer at the limit "
                                 "is worth more than a wrong one.", 0.0, find_inactive_reason=_inactive_without_buffer),
     # the loss of the policy
-    "loss": Setting("Take the loss of another algorithm, by its name, or a function of your own: path/to/file.py:function."),
+    "loss": Setting("Take the loss of another algorithm, by its name, or your own function: path/to/file.py:function, in Python also a function."),
     "importance_sampling_level": Setting("One ratio for each token, or one for the answer: the tokens' geometric mean (sequence) or their "
                                          "product (completion).", choices=RATIO_LEVELS),
     "epsilon": Setting("How far the ratio may fall below 1 before it is clipped.", 0.0, 1.0),

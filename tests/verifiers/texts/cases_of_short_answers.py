@@ -224,6 +224,8 @@ TABLE: list[Case] = [
     ({}, ROWS, {}, T + "\n\n" + T.replace("Rome", "Oslo"), 0),
     ({}, ROWS, {}, "| people | city |\n|---|---|\n| Rome | 2800000 |\n| Paris | 2100000 |", 0),
     ({}, ROWS, {}, "| Rome | 2800000 |\n| Paris | 2100000 |", 0),
+    ({}, ROWS, {}, "| city | people |\n|---|---|\n| Rome | 2.8e6 |\n| Paris | 21e5 |", 1),
+    ({}, ROWS, {}, "| city | people |\n|---|---|\n| Rome | 2.8e5 |\n| Paris | 21e5 |", 0),
     ({}, ROWS, {}, "| city | people |\n|---|---|\n| Rome | 2800001 |\n| Paris | 2100000 |", 0),
     ({}, ROWS, {}, "| city | people |\n|---|---|\n| Rome or Oslo | 2800000 |\n| Paris | 2100000 |", 0),
     ({}, ROWS, {}, "| city | people | x |\n|---|---|---|\n| Rome | 2800000 | 1 |\n| Paris | 2100000 | 1 |", 0),

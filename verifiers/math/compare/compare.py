@@ -36,7 +36,7 @@ from rlvr.verifiers.math.parsing.tree import (
 )
 from rlvr.verifiers.math.parsing.words import ORDINALS, is_same_wording
 from rlvr.verifiers.math.values.normal_form import Normalizer
-from rlvr.verifiers.math.values.numeric import evaluate_real
+from rlvr.verifiers.math.values.numeric import differs_at_sample_points, evaluate_real
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 
 
@@ -810,19 +810,29 @@ def drop_condition(gold: Tree, answer: Tree) -> Tree:
     return answer[1] if bounded and bare and letter[1] in get_free_symbols(gold) else answer
 
 
-_ARBITRARY_CONSTANTS = frozenset(f"{letter}{index}" for letter in "ABCKck" for index in ("", "_0", "_1"))
+_ARBITRARY_CONSTANTS = frozenset(f"{letter}{index}" for letter in "ABCDKck" for index in ("", "_0", "_1", "_2", "_3"))
 
 
 def rename_arbitrary_constant(gold: Tree, answer: Tree) -> Tree:
-    """Rename the arbitrary constant of a family of functions to the gold's: `y = Ae^(2x)` is `y = Ce^(2x)`."""
+    """Rename the arbitrary constants of a family of functions to the gold's: `y = Ae^(2x)` is `y = Ce^(2x)`.
+
+    Of several constants each may be each: the assignment is chosen with which the functions agree at sample points.
+    """
     if gold[0] != "rel" or answer[0] != "rel" or not find_assigned_name(gold[1]) or gold[1] != answer[1] or len(gold) != 4:
         return answer
     value = get_free_symbols(gold[3])
-    wanted, given = value - get_free_symbols(answer), get_free_symbols(answer) - get_free_symbols(gold)
-    if len(wanted) != 1 or len(given) != 1 or not value & INTEGRATION_VARIABLES:
+    wanted, given = sorted(value - get_free_symbols(answer)), sorted(get_free_symbols(answer) - get_free_symbols(gold))
+    if not 1 <= len(wanted) == len(given) <= 3 or not value & INTEGRATION_VARIABLES:
         return answer
-    (old,), (new,) = given, wanted
-    return rename_letter(answer, old, new) if new.partition("_")[0] in "Cc" and {old, new} <= _ARBITRARY_CONSTANTS else answer
+    if any(new.partition("_")[0] not in "Cc" for new in wanted) or not {*wanted, *given} <= _ARBITRARY_CONSTANTS:
+        return answer
+    for order in itertools.permutations(wanted):
+        renamed = answer
+        for old, new in zip(given, order, strict=True):
+            renamed = rename_letter(renamed, old, new)
+        if len(wanted) == 1 or not differs_at_sample_points(gold[3], renamed[3]):
+            return renamed
+    return answer
 
 
 def convert_clock_format(time: Tree, gold: Tree) -> Tree:
