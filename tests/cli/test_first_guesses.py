@@ -10,6 +10,7 @@ import pytest
 from rlvr.cli.commands import run_command
 from rlvr.config.config import load_config, validate_config
 from rlvr.errors import ConfigError, format_suggestion
+from rlvr.integrations.formats import FORMATS
 from rlvr.runs.report import plot_curve
 
 MODEL = {"config": {"model_type": "qwen2", "hidden_size": 16}}
@@ -68,3 +69,9 @@ def test_a_curve_is_ascii_where_the_terminal_has_no_braille() -> None:
     plot = plot_curve(rewards, "reward", encoding="ascii")
     assert plot.isascii() and len(plot.splitlines()) == len(plot_curve(rewards, "reward").splitlines())
     assert "1.00 |" in plot and "?" not in plot
+
+
+def test_the_help_of_export_env_names_every_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["export-env", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert [name for name in FORMATS if name not in said] == []

@@ -13,7 +13,9 @@ from rlvr.cli.commands.app import Json, Settings, app
 @app.command("export-env")
 def export_env(
     env: Annotated[str, typer.Argument(metavar="ENV", help="An environment: a name, or path/to/file.py:Object.")],
-    to: Annotated[str, typer.Option(help="trl, verl, openrlhf, skyrl, ms-swift, nemo-gym, inspect, lm-eval or verifiers.")],
+    to: Annotated[
+        str, typer.Option(help="trl, verl, openrlhf, skyrl, ms-swift, nemo-gym, inspect, lm-eval, verifiers, openenv or aviary.")
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write; new or empty.")],
     split: Annotated[str, typer.Option(help="The split of the tasks.")] = "train",
     count: Annotated[int | None, typer.Option(help="How many tasks; default: all, or 1000 if the environment generates its tasks.")] = None,
