@@ -139,7 +139,7 @@ class Verdict(Hinted):
         "message": "write .reason",
     }
     score: float | None
-    reason: str
+    reason: str = ""
     components: Mapping[str, float] = field(default_factory=dict)
     """Named partial scores, for display and for reward weights."""
     fault: Fault = Fault.NONE
