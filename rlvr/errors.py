@@ -11,6 +11,7 @@ RlvrError
 ├── AnswerTypeError    a verifier was given an answer that is not a string          (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
 │   └── SandboxUnavailable   its engine stays away: a rollout stops                 (exit code 1)
+├── TooManyHungCalls   verifiers or sessions hang: a rollout stops                 (exit code 1)
 ├── SamplerError       the sampler failed, or returned something impossible
 ├── ToolError          a tool rejects a call, with a message for the policy
 └── ToolFailure        a tool or its server failed, not a rejected call
@@ -116,6 +117,12 @@ class SandboxError(RlvrError):
 
 class SandboxUnavailable(SandboxError):
     """The engine of the sandbox has been away for so long that a rollout stops, instead of leaving answers without a score."""
+
+    exit_code = 1
+
+
+class TooManyHungCalls(RlvrError):
+    """So many calls of a verifier or a session hang that a rollout stops, instead of leaving answers without a score."""
 
     exit_code = 1
 

@@ -69,8 +69,8 @@ class VerifierExecutor:
         self._loop_thread: Thread | None = None
         self._pending_coroutines = dict[Future[Any], Future[Any]]()
         """The futures of running coroutines, by task."""
-        self._abandoned = set[Future[Any]]()
-        """Running tasks whose results are no longer needed."""
+        self.hung_calls = set[Future[Any]]()
+        """Running tasks that were abandoned, and still occupy a thread."""
         self.last_progress_at = time.perf_counter()
         """The time when a task last started or ended."""
 
@@ -95,9 +95,9 @@ class VerifierExecutor:
             waiting.cancel()
             return
         with self._lock:
-            replaceable = not future.done() and future not in self._abandoned and len(self._abandoned) < MAX_HUNG_THREADS
+            replaceable = not future.done() and future not in self.hung_calls and len(self.hung_calls) < MAX_HUNG_THREADS
             if replaceable and not self.is_closed:
-                self._abandoned.add(future)
+                self.hung_calls.add(future)
                 self.last_progress_at = time.perf_counter()
                 self.max_workers += 1
                 self._start_thread_if_needed()
@@ -105,7 +105,7 @@ class VerifierExecutor:
     @property
     def has_too_many_hung_threads(self) -> bool:
         """Whether too many threads hang, so that no further one is replaced."""
-        return len(self._abandoned) >= MAX_HUNG_THREADS
+        return len(self.hung_calls) >= MAX_HUNG_THREADS
 
     def _start_thread_if_needed(self) -> None:
         if len(self._threads) < min(self._num_unfinished, self.max_workers):
@@ -148,7 +148,7 @@ class VerifierExecutor:
             self.last_progress_at = time.perf_counter()
             with self._lock:
                 self._num_unfinished -= 1
-                if job in self._abandoned:
+                if job in self.hung_calls:
                     self._remove_replaced_thread(job)
                     return
 
@@ -188,7 +188,7 @@ class VerifierExecutor:
 
     def _remove_replaced_thread(self, future: Future[Any]) -> None:
         """Remove a thread that was replaced while it ran a task."""
-        self._abandoned.remove(future)
+        self.hung_calls.remove(future)
         self.max_workers -= 1
         if not self.is_closed:
             self._threads.remove(current_thread())

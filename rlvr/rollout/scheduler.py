@@ -22,7 +22,7 @@ from weakref import ref
 
 from rlvr.contracts import Completion, RequestQueue, Sampler, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
-from rlvr.errors import SamplerError, SandboxUnavailable
+from rlvr.errors import SamplerError, SandboxUnavailable, TooManyHungCalls
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.rollout.conversation import Conversation, Phase
@@ -235,6 +235,14 @@ class RolloutScheduler(RequestQueue):
             conversation.error = f"{conversation.current_method} gave nothing within {self.settings.call_timeout_s:g} s"
         conversation.cancel_job()
         self._finish(conversation)
+        if conversation.executor is not None and conversation.executor.has_too_many_hung_threads:
+            hanging = (
+                "verifications" if conversation.verdict is not None else f"calls of a session (the last: {conversation.current_method})"
+            )
+            raise TooManyHungCalls(
+                f"{len(conversation.executor.hung_calls)} {hanging} still run after their timeout of {self.settings.call_timeout_s:g} s, and no thread is left "
+                "for the other answers, which would get no score; give the code that hangs a timeout of its own, then go on with --resume"
+            )
 
 
 def post_job_event(scheduler: ref[RolloutScheduler], conversation: Conversation, job: Any) -> None:

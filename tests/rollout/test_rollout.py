@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, SamplingParams
 from rlvr.episode import StopReason
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, TooManyHungCalls
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
@@ -139,6 +139,16 @@ def test_a_verifier_that_hangs_is_not_waited_for_past_the_deadline() -> None:
         episodes = rollout.collect(draws(environment, 3), SamplingParams())
     verifier.release.set()
     assert all(not e.is_scored and "no verdict within 0.2 s" in e.error for e in episodes)
+
+
+def test_a_rollout_stops_where_so_many_calls_hang_that_no_thread_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.mdp.verifier_executor.MAX_HUNG_THREADS", 2)
+    verifier = Hangs()
+    environment = Sums(verifier=verifier)
+    with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=1, call_timeout_s=0.2) as rollout:
+        with pytest.raises(TooManyHungCalls, match=r"2 verifications still run after their timeout of 0\.2 s, and no thread is left"):
+            rollout.collect(draws(environment, 6), SamplingParams())
+        verifier.release.set()
 
 
 class Slowly(Sampler):
