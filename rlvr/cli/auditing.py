@@ -49,7 +49,8 @@ def audit_verifier(
         (out / "audit.html").write_text(render_page(report, _wilson_interval), "utf-8")
     above = _find_exceeded_limits(report, rate_limits)
     if json:
-        screen.print_json({**report.to_dict(), "above": above, "ok": not above})
+        is_limited = any(limit is not None for limit in rate_limits.values())
+        screen.print_json({**report.to_dict(), "above": above, "ok": not above if is_limited else None})
     else:
         _print_report(report, above, out)
     return 1 if above else 0

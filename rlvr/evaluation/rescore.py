@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlvr.contracts import Environment, Tokenizer
+from rlvr.contracts import Environment, Tokenizer, Transcript
 from rlvr.contracts.plugin import is_default_implementation
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
@@ -27,7 +27,8 @@ from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.samples import ROWS_FILE, Key, SampleStore, digest_question, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
-from rlvr.mdp.sessions import load_recorded_transcript, verify_answer_safely, verify_transcript_safely
+from rlvr.mdp.answer_faults import verify_conversation
+from rlvr.mdp.sessions import load_recorded_transcript
 from rlvr.mdp.state import ConversationState, find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
@@ -133,10 +134,14 @@ def _verify_row(
 ) -> tuple[Verdict, list[float]]:
     """Verify a recorded answer; also return the reward of each token if it is not all at the last token."""
     if (record := row.get("session")) is None:
-        verdict = verify_answer_safely(environment.verifier, task, partial(str, row["text"]))
+        ending: Transcript | Verdict = Transcript(str(row["text"]))
+        turns: tuple[Turn, ...] = (Turn(str(row["text"])),)
     else:  # the artifacts of the session are verified with the answer
         ending = load_recorded_transcript(record)
-        verdict = ending if isinstance(ending, Verdict) else verify_transcript_safely(environment.verifier, task, ending)
+        turns = ending.turns if isinstance(ending, Transcript) else ()
+    verdict = verify_conversation(
+        environment, task, ending, turns, len(ending.step_results) if isinstance(ending, Transcript) and record is not None else 0
+    )
     if not verdict.is_scored or not (verdict.step_rewards or not is_default_implementation(environment.step_rewards)):
         return verdict, []
     spoken = load_tokenizer()

@@ -10,13 +10,14 @@ from typing import Any, Literal
 from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.openai_calls import build_turn_with_calls
-from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
+from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult
 from rlvr.contracts.admission import request_permit
-from rlvr.errors import ConfigError, format_suggestion
+from rlvr.errors import ConfigError, SandboxUnavailable, format_suggestion
+from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
-from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
+from rlvr.mdp.sessions import SessionHandle
 from rlvr.registry.plugins import build_from_config
-from rlvr.task import Task, Verdict
+from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
 
 LANGUAGES: Mapping[str, Any] = {"python": "python", "cpp": "cpp", "nodejs": "javascript", "javascript": "javascript"}
@@ -124,17 +125,17 @@ class SessionHost:
         return {**step_result_to_json(heard), "done": held.done}
 
     def _close_session(self, held: OpenSession, *, with_verdict: bool) -> dict[str, Any]:
+        handle = held.session_handle
         try:
             if not with_verdict:
                 return {"closed": True}
-            ending = held.session_handle.collect_transcript(tuple(held.turns), tuple(held.step_results))
+            ending = handle.collect_transcript(tuple(held.turns), tuple(held.step_results))
         finally:
-            held.session_handle.close()
-        verdict = (
-            verify_transcript_safely(held.session_handle.environment.verifier, held.task, ending)
-            if isinstance(ending, Transcript)
-            else ending
-        )
+            handle.close()
+        try:
+            verdict = verify_conversation(handle.environment, held.task, ending, held.turns, len(held.step_results), seed=handle.seed)
+        except SandboxUnavailable as error:
+            verdict = Verdict(None, str(error), fault=Fault.INFRA)
         return {"closed": True, "verdict": Verdict.to_dict(verdict), "turns": len(held.turns)}
 
     def _run_program(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,9 @@ def test_the_command_writes_a_page_and_fails_past_a_limit(tmp_path: Path, capsys
     assert "<h2>Families</h2>" in text and "<script" not in text and "100.0%" in text
     assert json.loads((tmp_path / "out" / "audit.json").read_text("utf-8"))["rates"] == said["rates"]
     assert run_command([*asked, "--max-fnr", "0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert run_command(asked) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is None  # without a limit nothing is promised
 
 
 def test_an_answer_on_the_page_is_text() -> None:
