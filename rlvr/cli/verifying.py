@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import logging
 import sys
 import time
 from collections import Counter, deque
@@ -24,11 +26,16 @@ from rlvr.registry.plugins import build
 from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict
 
+logger = logging.getLogger(__name__)
+
 MAX_QUEUED_PER_WORKER = 8
 """The maximum of queued answers per worker: enough to keep workers busy, few enough to stream a file of any size."""
 
 VERIFY_TIMEOUT_S = 600.0
 """The timeout of one verdict, as in a rollout."""
+
+ROW_KEYS = frozenset({"id", "prompt", "reference", "answer", "meta"})
+"""The keys of a row of a file of answers."""
 
 
 def verify_one(
@@ -56,7 +63,8 @@ def verify_file(name: str, file: Path, *, setting_pairs: Sequence[str], workers:
         raise ConfigError(f"--workers is {workers}; at least 1 is needed")
     settings = parse_settings(setting_pairs)
     stdin = str(file) == "-"
-    total = None if stdin else sum(1 for _ in _read_rows(file))  # finds a malformed line before any answer is verified
+    noted_keys: set[str] = set()
+    total = None if stdin else sum(1 for _ in _read_rows(file, noted_keys))  # finds a malformed line before any answer is verified
     counts: Counter[str] = Counter()
     points, began = 0.0, time.perf_counter()
     with ExitStack() as stack:
@@ -66,7 +74,7 @@ def verify_file(name: str, file: Path, *, setting_pairs: Sequence[str], workers:
             if total and sys.stderr.isatty()
             else None
         )
-        for row, verdict in verify_in_order(_read_rows(file), _make_verify_function(verifier), workers=workers):
+        for row, verdict in verify_in_order(_read_rows(file, noted_keys), _make_verify_function(verifier), workers=workers):
             if json:
                 screen.print_json({"id": row["id"], "score": verdict.score, "reason": verdict.reason, "fault": verdict.fault.value})
             counts["full score" if verdict.passed else "no score" if verdict.score is None else "less"] += 1
@@ -132,7 +140,8 @@ def _show_explanation(explanation: Explanation, *, json: bool) -> int:
     return int(not verdict.is_scored)
 
 
-def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
+def _read_rows(file: Path, noted_keys: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file; a key that nothing reads is said once, and is added to `noted_keys`."""
     with ExitStack() as stack:
         lines: TextIO
         if str(file) == "-":
@@ -147,14 +156,14 @@ def _read_rows(file: Path) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     some = True
-                    yield _parse_row(line, f"{file}:{number}")
+                    yield _parse_row(line, f"{file}:{number}", noted_keys)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}:{number + 1}: this is not UTF-8 text ({error.reason}); write the file as UTF-8") from error
         if not some:
             raise ConfigError(f'{file} has no lines; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
 
 
-def _parse_row(line: str, where: str) -> dict[str, Any]:
+def _parse_row(line: str, where: str, noted_keys: set[str]) -> dict[str, Any]:
     form = 'each line must be {"id": ..., "reference": ..., "answer": "..."}, with "prompt": "..." and "meta": {...} for verifiers that read them'
     try:
         row = json.loads(line)
@@ -164,7 +173,12 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: this is a {type(row).__name__}, not an object; {form}")
     missing = [key for key in ("id", "reference", "answer") if key not in row]
     if missing:
-        raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} is missing; {form}")
+        raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} {'is' if len(missing) == 1 else 'are'} missing; {form}")
+    for key in sorted(set(row) - ROW_KEYS - noted_keys):
+        if meant := difflib.get_close_matches(key, ROW_KEYS - set(row), n=1, cutoff=0.7):
+            raise ConfigError(f"{where}: there is no key {key!r}; did you mean {meant[0]!r}? {form}")
+        noted_keys.add(key)
+        logger.warning('%s: the key %r is not read; what a verifier shall read beside the answer stands in "meta"', where, key)
     if not isinstance(row["answer"], str):
         raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a string; {form}")
     try:

@@ -248,6 +248,9 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
     if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
         if policy and Path(policy).is_dir():
             raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
+        if name in names:
+            form = getattr(load_factory("sampler", name), "info", SamplerInfo()).cli_syntax or "another sampler; see `rlvr list samplers`"
+            raise NotFound(f"the policy {policy!r} names a sampler, and not what it samples from; write {form}")
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {format_suggestion(name, names)}")
     factory: Any = load_factory("sampler", name)
     if not getattr(factory, "info", SamplerInfo()).cli_syntax:

@@ -1,7 +1,8 @@
 """Register the rlvr environments with Gymnasium once both packages are imported, in either order.
 
 `import rlvr` does not import Gymnasium, because Gymnasium and numpy would dominate the time of `rlvr --help`. But
-`gymnasium.make("rlvr:rlvr/Arithmetic-v0")` must work whichever of the two was imported first.
+`gymnasium.make("rlvr:rlvr/Arithmetic-v0")` must work whichever of the two was imported first. For the same reason the registry of
+plugins is imported when it is used.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from rlvr.registry.plugins import PluginEntry, list_entries
+if TYPE_CHECKING:
+    from rlvr.registry.plugins import PluginEntry
 
 GYM_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]+")
 """The characters that a Gymnasium id may contain."""
@@ -39,6 +42,8 @@ def format_gym_id(name: str) -> str:
 def register_environments() -> list[PluginEntry]:
     """Register all environments with Gymnasium from their metadata; imports neither plugins nor `rlvr.mdp.env`."""
     import gymnasium
+
+    from rlvr.registry.plugins import list_entries
 
     found = []
     for entry in list_entries("env"):

@@ -429,8 +429,9 @@ EXTRA_BY_PACKAGE: Mapping[str, str] = {
 
 def _get_factory(module: ModuleType, attribute: str, kind: PluginKind, name: str) -> Callable[..., Any]:
     if not hasattr(module, attribute):
-        public = [n for n in vars(module) if not n.startswith("_")]
-        raise PluginError(f"{kind.name} {name!r}: {module.__name__} has no {attribute!r}; {format_suggestion(attribute, public)}")
+        public = [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
+        where = Path(str(module.__file__)).name if module.__name__.startswith(FILE_MODULE_PREFIX) else module.__name__
+        raise PluginError(f"{kind.name} {name!r}: {where} has no {attribute!r}; {format_suggestion(attribute, public)}")
     return _require_callable(getattr(module, attribute), kind, name)
 
 

@@ -388,9 +388,11 @@ def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Envir
             "or more, or use an algorithm that needs only one (ppo, reinforce_baseline, reinforce_pp, remax)"
         )
     if algorithm.traits.requires_multi_turn and environment.max_turns == 1:
+        own = config.algorithm.get("advantage")
+        who, remedy = (f"the advantage {own}", "leave out its trait multi_turn") if own else (name, "use grpo")
         raise ConfigError(
-            f"{name} compares turns that begin from the same state, but in {config.env['name']} the policy has one turn, so the same "
-            "answers would be compared twice; use grpo, or an environment with max_turns above 1"
+            f"{who} compares turns that begin from the same state, but in {config.env['name']} the policy has one turn, so the same "
+            f"answers would be compared twice; {remedy}, or take an environment with max_turns above 1"
         )
 
 

@@ -476,7 +476,11 @@ def test_a_finished_run_resumed_stays_as_it_is(finished: tuple[Path, TrainReport
         ({"model": {"config": {"model_type": "qwenn2"}}}, "model.config does not build a model"),
         ({"rollout": {"curriculum": {}}}, "generated and never repeat.*available: carries"),
         ({"rollout": {"curriculum": {"meta_key": "carry"}}}, "curriculum.meta_key is 'carry'.*did you mean 'carries'"),
-        ({"algorithm": {"name": "gigpo"}}, "gigpo compares turns .* in tests/fixtures/worlds.py:Sums the policy has one turn.* use grpo"),
+        ({"algorithm": {"name": "gigpo"}}, "gigpo compares turns .* in .*tests/fixtures/worlds.py:Sums the policy has one turn.* use grpo"),
+        (
+            {"algorithm": {"name": "grpo", "advantage": "gigpo"}},
+            "the advantage gigpo compares turns .* the policy has one turn.*; leave out its trait multi_turn, or take an environment",
+        ),
         ({"rollout": {"num_generations": 1}}, "num_generations is 1, but grpo compares an answer with others"),
         (
             {"algorithm": {"name": "ppo", "dynamic_sampling_rounds": 3}},

@@ -151,14 +151,31 @@ class AlgorithmSpec:
 def load_component(component_name: str, target: Any) -> Function:
     """Load a component: that of another algorithm, a function, or a function in a file."""
     if inspect.isfunction(target):
-        return target
+        return check_component_parameters(component_name, target, target.__name__)
     if not isinstance(target, str):
         raise ConfigError(f"{component_name} is {target!r}; it must be the name of an algorithm, a function, or path/to/file.py:function")
     found = load_factory("algorithm", target)
     parts = getattr(found, "components", None)
     if parts is None:
-        return found
+        return check_component_parameters(component_name, found, target)
     if component_name not in parts:
         raise ConfigError(f"{component_name} is {target!r}, which has no such component: it is not a policy-gradient algorithm")
     function: Function = parts[component_name]
+    return function
+
+
+def check_component_parameters(component_name: str, function: Function, shown_name: str) -> Function:
+    """Return a component; raise ConfigError unless it takes one value by position and can do without its other parameters."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function without a signature, such as one written in C
+        return function
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in positional if p.default is p.empty]
+    if len(needed) > 1 or not (positional or any(p.kind is p.VAR_POSITIONAL for p in parameters)):
+        raise ConfigError(
+            f"{component_name} is {shown_name}({', '.join(needed)}); it is called with one value, "
+            f"{'the answers of a batch' if component_name == 'advantage' else 'the log-probabilities and advantages of a batch'}; "
+            f"write def {function.__name__}(batch, *, setting=default)"
+        )
     return function

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from rlvr.conformance.plugin_location import find_plugin_location
@@ -16,6 +18,15 @@ from rlvr.errors import RlvrError
 
 EXIT_INTERRUPTED, EXIT_SIGNAL_BASE = 130, 128
 """The exit code after Ctrl-C, and the number that is added to the number of another signal that ended a command."""
+
+PATH_ERRORS = frozenset(
+    (
+        *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY),
+        *(errno.ENAMETOOLONG, errno.ELOOP),
+    )
+)
+"""The errors of the system that are about a path which the user gave, and not about rlvr."""
+PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 
 
 def report_exception(error: Exception | SystemExit) -> int:
@@ -30,6 +41,12 @@ def report_exception(error: Exception | SystemExit) -> int:
         return print_failure(
             f"error: a plugin raised {type(error).__name__}: {words:.400} ({place}); RLVR_TRACEBACK=1 shows the traceback", 2
         )
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS and _is_outside_of_package(error.filename):
+        return print_failure(
+            f"error: {os.fsdecode(error.filename)} cannot be read or written: {error.strerror}; name a file or folder that can be, or "
+            "change its permissions",
+            2,
+        )
     if isinstance(error, SystemExit):  # after a signal, or raised by Typer because the reader closed the pipe
         return error.code if isinstance(error.code, int) and error.code > EXIT_SIGNAL_BASE else 0
     if type(error).__name__ == "Abort":
@@ -39,6 +56,13 @@ def report_exception(error: Exception | SystemExit) -> int:
     return print_failure(
         f"internal error: {type(error).__name__}: {error}\nThis is a bug in rlvr; RLVR_TRACEBACK=1 shows the traceback.", 3
     )
+
+
+def _is_outside_of_package(path: Any) -> bool:
+    """Whether an error names a path, and the path is not one of rlvr's own files."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        return False
+    return not Path(os.fsdecode(path)).absolute().is_relative_to(PACKAGE_FOLDER)
 
 
 def _format_usage_error(error: Any) -> str:
