@@ -74,7 +74,7 @@ class SessionHost:
 
     def _get_env(self, request: Mapping[str, Any]) -> Environment:
         name = request.get("env") or next(iter(self.envs), "")
-        if name not in self.envs:
+        if not isinstance(name, str) or name not in self.envs:
             raise ConfigError(f"there is no environment {name!r} here; {format_suggestion(str(name), self.envs)}")
         return self.envs[name]
 

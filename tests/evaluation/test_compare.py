@@ -248,6 +248,17 @@ def test_every_format_holds_every_sample(tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(written["parquet"]).num_rows == 60
 
 
+@pytest.mark.parametrize("answer", ["=cmd|'/C calc'!A0", "+cmd|'/C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(1+1)", "\t=1+1", "\r=1+1"])
+def test_a_formula_that_the_policy_wrote_is_a_text_in_the_table(answer: str, tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    rows = [{**row, "text": answer} if number == 0 else row for number, row in enumerate(iter_rows(a))]
+    (a / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with write_export(a, "csv").path.open(encoding="utf-8", newline="") as file:
+        table = list(csv.reader(file))
+    assert any(f"'{answer}" in line for line in table)
+    assert not [cell for line in table for cell in line if cell.startswith(("=", "+", "@", "\t", "\r", "-2+"))]
+
+
 def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None:
     a, _ = two(tmp_path)
     trained = tmp_path / "trained"

@@ -75,6 +75,12 @@ def test_a_wrong_turn_is_refused_and_spends_none(host: SessionHost, turn: dict[s
     assert host.sessions["s"].turns == []
 
 
+@pytest.mark.parametrize("env", [["sums"], {"name": "sums"}, 7, "sum"])
+def test_an_environment_that_is_not_a_name_of_this_server_is_refused(host: SessionHost, env: Any) -> None:
+    with pytest.raises(ConfigError, match=r"there is no environment .* here; .*guess, sums"):
+        start(host, env=env)
+
+
 def test_calls_where_there_are_no_tools_are_refused(host: SessionHost) -> None:
     start(host, env="guess")
     with pytest.raises(ConfigError, match="has no tools"):
