@@ -205,7 +205,9 @@ def load_plan(folder: Path) -> EvalPlan:
     """Load the plan of an evaluation."""
     path = folder / PLAN_FILE
     if not path.is_file():
-        raise NotFound(f"{folder} is not an evaluation: it has no {PLAN_FILE}; name a folder that `rlvr eval --out` wrote")
+        is_training_run = (folder / "config.yaml").is_file()
+        remedy = "; `rlvr view A B` compares training runs" if is_training_run else "; name a folder that `rlvr eval --out` wrote"
+        raise NotFound(f"{folder} is {'a training run, and ' if is_training_run else ''}not an evaluation: it has no {PLAN_FILE}{remedy}")
     try:
         return validate_section(EvalPlan, resolve_plugin_files(yaml.safe_load(path.read_text("utf-8")), folder), str(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.console import Console
 from rich.table import Table
 
 from rlvr.models.determinism import is_deterministic
@@ -77,6 +78,17 @@ def build_run_table(components: Components, folder: Path) -> Table:
     ):
         table.add_row(name, value)
     return table
+
+
+def print_run_table(console: Console, table: Table) -> None:
+    """Print the summary table; into a file or a pipe without the blanks that fill its lines up to the width of the console."""
+    if console.is_terminal or console.is_jupyter:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
 def describe_on_policy(components: Components) -> str:

@@ -42,6 +42,8 @@ class TrainReport:
     """`finished`, or `stopped: ` and the reason that a callback gave."""
     rewards: list[float] = field(default_factory=list)
     """The mean reward of each step."""
+    held_out_answers: int = 0
+    """The number of held-out answers after training: larger than `held_out_tasks` if `eval.tasks` draws a task more than once."""
 
     @property
     def metrics(self) -> pandas.DataFrame:
@@ -65,6 +67,10 @@ def format_closing_lines(report: TrainReport, folder: Path) -> str:
         low, high = (format_score(value, is_partial=report.has_partial_scores) for value in report.interval_after)
         between = f" (95 %: {low} to {high})"
     counted = f"{report.held_out_tasks} task{'s' * (report.held_out_tasks != 1)}, {report.held_out_seen} of them trained on"
+    if report.held_out_answers > report.held_out_tasks:
+        counted = (
+            f"{report.held_out_answers} answers to {report.held_out_tasks} different tasks, {report.held_out_seen} of these trained on"
+        )
     lines = [f"{name} {before} -> {after}{between} on {counted}"]
     if not report.held_out_tasks:
         lines = ["held-out accuracy not measured (eval.tasks=0)"]

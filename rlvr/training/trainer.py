@@ -61,7 +61,7 @@ from rlvr.training.held_out import (
 from rlvr.training.processes import build_accelerator, explain_peer_loss, get_local_shard, monitor_peers, run_and_all_gather, run_on_main
 from rlvr.training.run_health import RunHealth
 from rlvr.training.run_inputs import resolve_run_inputs
-from rlvr.training.run_summary import build_run_table
+from rlvr.training.run_summary import build_run_table, print_run_table
 from rlvr.training.sampler_mismatch import check_logprob_mismatch
 from rlvr.training.sft_warmup import run_sft_warmup
 from rlvr.training.step_metrics import (
@@ -174,7 +174,7 @@ class Trainer(Hinted):
                     run_on_main(accelerator, lambda: record_plugins(folder, (components.environment, components.algorithm)))
                 run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
                 self.run_log = RunLog(folder, is_writer=main)
-                self.console.print(build_run_table(components, folder))
+                print_run_table(self.console, build_run_table(components, folder))
                 if place is not None:
                     run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
                 else:
@@ -463,6 +463,7 @@ class Trainer(Hinted):
             members=compute_mean_scores_by_env(self.components, episodes),
             status=f"stopped: {self.stop_reason}" if self.stop_reason else "finished",
             rewards=[row["reward"] for row in steps if row["reward"] is not None],
+            held_out_answers=len(episodes),
         )
         run_on_main(self.accelerator, self.checkpoint_writer.wait_for_write)
         return report

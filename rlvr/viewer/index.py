@@ -21,6 +21,8 @@ MAX_CURVE_POINTS = 120
 """The maximum of points in a reward curve of the index."""
 MAX_SETTING_COLUMNS = 3
 """The maximum of columns for settings that differ between the training runs."""
+OWN_COLUMNS = frozenset({"env.name", "train.steps"})
+"""The settings that every training run shows in a column of its own, whether they differ or not."""
 SCRIPTS = (*COMMON_SCRIPTS, "export.js", "curves.js", "index.js")
 PAGE_NAME = "view.html"
 
@@ -124,7 +126,7 @@ def _find_varied_settings(runs: Sequence[Path], entries: Sequence[Mapping[str, A
     """Select the settings that differ between training runs: the key of each, and its value in each run."""
     told = {entry["name"]: dict(_list_short_settings(run)) for run, entry in zip(runs, entries, strict=True) if entry["kind"] == "training"}
     keys = list(dict.fromkeys(key for settings in told.values() for key in settings))
-    columns = {key: [settings.get(key, "") for settings in told.values()] for key in keys if key != "env.name"}
+    columns = {key: [settings.get(key, "") for settings in told.values()] for key in keys if key not in OWN_COLUMNS}
     alike: dict[tuple[int, ...], str] = {}
     for key, values in columns.items():  # of settings that vary together only the first is shown
         alike.setdefault(tuple(map(values.index, values)), key)
@@ -134,5 +136,8 @@ def _find_varied_settings(runs: Sequence[Path], entries: Sequence[Mapping[str, A
 
 def _list_short_settings(run: Path) -> Iterator[tuple[str, str]]:
     """Yield the settings of a run that are short enough for a column."""
-    yield "seed", str(load_run_config(run).seed)
-    yield from ((key, text) for key, text in load_settings(run).items() if len(text) <= 40)
+    config = load_run_config(run)
+    yield "seed", str(config.seed)
+    lora = config.model.lora
+    yield "model.lora", f"rank {lora.rank}" if lora else "none"
+    yield from ((key, text) for key, text in load_settings(run).items() if len(text) <= 40 and key.partition(".lora")[0] != "model")

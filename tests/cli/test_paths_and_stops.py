@@ -107,3 +107,11 @@ def test_rows_of_verify_with_keys_that_nothing_reads(tmp_path: Path, capsys: Sai
     file.write_text('{"answer": "4"}\n')
     assert run_command(["verify", "numeric", "--file", str(file)]) == 2
     assert "'id' and 'reference' are missing" in capsys.readouterr().err
+
+
+def test_comparing_training_runs_names_the_command_that_does(tmp_path: Path, capsys: Said) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    assert run_command(["compare", str(tmp_path), str(tmp_path)]) == 2
+    assert (
+        "is a training run, and not an evaluation: it has no eval.yaml; `rlvr view A B` compares training runs" in capsys.readouterr().err
+    )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import random
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from rlvr import Fault, Verdict, Verifier
 from rlvr.config.config import validate_config
@@ -18,6 +20,7 @@ from rlvr.errors import CheckFailed
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
 from rlvr.training.run_health import RunHealth, Trouble
+from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines
 from rlvr.training.trainer import Trainer
@@ -199,6 +202,25 @@ def test_a_mean_of_partial_scores_is_not_called_an_accuracy() -> None:
     report = TrainReport("a", 1, 2.0, 0.25, 0.5, 8, has_partial_scores=True, interval_after=[0.25, 0.75])
     assert format_closing_lines(report, Path("a")).startswith("mean held-out score 0.250 -> 0.500 (95 %: 0.250 to 0.750) on 8 tasks")
     assert format_closing_lines(TrainReport("a", 1, 2.0, 0.25, 0.5, 8), Path("a")).startswith("held-out accuracy 25.0% -> 50.0% on 8 tasks")
+
+
+def test_answers_to_tasks_that_were_drawn_more_than_once_are_counted_as_answers() -> None:
+    report = TrainReport("a", 1, 2.0, 0.24, 0.1, held_out_tasks=30, held_out_answers=50)
+    line = "held-out accuracy 24.0% -> 10.0% on 50 answers to 30 different tasks, 0 of these trained on; 2 s"
+    assert format_closing_lines(report, Path("a")).splitlines()[0] == line
+    assert " on 30 tasks, 0 of them trained on; " in format_closing_lines(replace(report, held_out_answers=30), Path("a"))
+
+
+def test_the_table_of_a_run_has_no_blanks_at_the_ends_of_lines_in_a_file() -> None:
+    table = Table(show_header=False, box=None)
+    table.add_row("policy", "5 parameters")
+    table.add_row("episodes a step", "8 prompts x 2 generations")
+    for is_terminal in (False, True):
+        file = io.StringIO()
+        print_run_table(Console(file=file, width=60, force_terminal=is_terminal, force_jupyter=False), table)
+        lines = file.getvalue().splitlines()
+        assert [line.split() for line in lines] == [["policy", "5", "parameters"], "episodes a step 8 prompts x 2 generations".split()]
+        assert (lines == [line.rstrip() for line in lines]) == (not is_terminal)
 
 
 def test_bounds_that_cannot_be_are_refused() -> None:

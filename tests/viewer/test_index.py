@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError, NotFound
@@ -49,6 +50,17 @@ def test_every_run_is_listed_with_what_it_reached(runs: Path) -> None:
     assert len(first["panels"][0]["steps"]) == 30 and [point[:2] for point in first["held_out"]] == [[0, 0.1], [30, 0.5]]
     assert (gold["kind"], gold["with"], gold["accuracy_after"], gold["page"]) == ("evaluation", "scripted:gold", 1.0, "gold/view.html")
     assert entries["broken"]["kind"] == "unreadable" and "config.yaml" in entries["broken"]["why"] and not first["page"]
+
+
+def test_an_adapter_is_a_column_with_its_rank_and_the_steps_are_no_second_column(runs: Path) -> None:
+    config = runs / "sums" / "a-1" / "config.yaml"
+    settings = yaml.safe_load(config.read_text("utf-8"))
+    settings["model"]["lora"], settings["train"]["steps"] = {"rank": 8}, settings["train"]["steps"] + 7
+    config.write_text(yaml.safe_dump(settings), "utf-8")
+    varied = parts(write_index(runs).path)["head"]["varied"]
+    assert [(column["key"], column["values"]) for column in varied] == [("model.lora", {"sums/a-0": "none", "sums/a-1": "rank 8"})]
+    config.write_text(yaml.safe_dump({**settings, "model": {**settings["model"], "lora": None}}), "utf-8")
+    assert parts(write_index(runs).path)["head"]["varied"] == []
 
 
 def test_settings_that_differ_are_columns(runs: Path) -> None:
