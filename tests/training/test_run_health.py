@@ -219,7 +219,10 @@ def test_the_table_of_a_run_has_no_blanks_at_the_ends_of_lines_in_a_file() -> No
         file = io.StringIO()
         print_run_table(Console(file=file, width=60, force_terminal=is_terminal, force_jupyter=False), table)
         lines = file.getvalue().splitlines()
-        assert [line.split() for line in lines] == [["policy", "5", "parameters"], "episodes a step 8 prompts x 2 generations".split()]
+        assert [line.split() for line in lines] == [
+            ["policy", "5", "parameters"],
+            ["episodes", "a", "step", "8", "prompts", "x", "2", "generations"],
+        ]
         assert (lines == [line.rstrip() for line in lines]) == (not is_terminal)
 
 
