@@ -12,7 +12,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._languages import LANGUAGES, find_language_mismatch
-from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
 from rlvr.verifiers.structure import TAG_NAME, parse_sections
 
 MAX_PATTERN_TEXT_CHARS, PATTERN_CPU_S = 20_000, 0.5
@@ -83,7 +83,7 @@ class Format(Verifier):
         self.tags, self.pattern, self.partial = tuple(tags or ()), validate_pattern(pattern), partial
         self.word_limits, self.language = (min_words, max_words), language
         self.matcher = (
-            WorkerPool(1, cpu_s=PATTERN_CPU_S, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching") if pattern else None
+            TwoLanePool(1, cpu_s=PATTERN_CPU_S, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching") if pattern else None
         )
         self.instruction = build_tags_instruction(self.tags)
 
@@ -106,9 +106,7 @@ class Format(Verifier):
                 "search": False,
             }
             try:
-                matched = len(answer) <= MAX_PATTERN_TEXT_CHARS and bool(
-                    self.matcher.send_request(question, self.matcher.new_budget()).get("same")
-                )
+                matched = len(answer) <= MAX_PATTERN_TEXT_CHARS and bool(self.matcher.send_request(question).get("same"))
             except BudgetExceeded:
                 matched = False  # its own text made the comparison long
             except WorkersFailed as error:

@@ -13,7 +13,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import MissingExtra, reject_non_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
 
 MAX_ANSWER_CHARS, MAX_DEPTH = 1_000_000, 200
 """Maximum characters of an answer, and maximum nesting depth of its lists and objects."""
@@ -54,7 +54,7 @@ class JsonSchema(Verifier):
         if importlib.util.find_spec("jsonschema") is None:
             raise MissingExtra("jsonschema", "json")
         self.formats = formats
-        self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="validation")
+        self.pool = TwoLanePool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="validation")
         self._schema_flaws: dict[str, str] = {}
 
     @reject_non_text_answers
@@ -72,9 +72,7 @@ class JsonSchema(Verifier):
         except ValueError as error:
             return Verdict(0.0, f"no JSON document: {error}"[:300])
         try:
-            said = self.pool.send_request(
-                {"do": "validate", "schema": schema, "value": document, "formats": self.formats}, self.pool.new_budget()
-            )
+            said = self.pool.send_request({"do": "validate", "schema": schema, "value": document, "formats": self.formats})
         except BudgetExceeded as error:
             return Verdict(0.0, f"validation did not finish: {error}", fault=Fault.ANSWER)
         except WorkersFailed as error:
@@ -94,12 +92,11 @@ class JsonSchema(Verifier):
 
     def _test_schema(self, schema: Any) -> str:
         try:
-            said = self.pool.send_request({"do": "schema", "schema": schema}, self.pool.new_budget())
+            said = self.pool.send_request({"do": "schema", "schema": schema})
             if said.get("flaw", said.get("failed")):
                 return str(said.get("flaw") or said.get("failed"))
             replies = [
-                self.pool.send_request({"do": "validate", "schema": schema, "value": probe, "formats": False}, self.pool.new_budget())
-                for probe in PROBE_VALUES
+                self.pool.send_request({"do": "validate", "schema": schema, "value": probe, "formats": False}) for probe in PROBE_VALUES
             ]
         except BudgetExceeded as error:
             return str(error)

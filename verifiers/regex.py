@@ -12,7 +12,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
 
 FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.UNICODE}
 MAX_PATTERN_CHARS, MAX_TEXT_CHARS = 10_000, 200_000
@@ -51,7 +51,7 @@ class Regex(Verifier):
         if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
         self.extractor, self.search = extractor, search
-        self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching")
+        self.pool = TwoLanePool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching")
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -67,7 +67,7 @@ class Regex(Verifier):
             return Verdict(0.0, f"the answer has {len(found.text)} characters; at most {MAX_TEXT_CHARS} are matched")
         question = {"do": "match", "pattern": pattern, "flags": flags, "text": found.text, "search": self.search}
         try:
-            said = self.pool.send_request(question, self.pool.new_budget())
+            said = self.pool.send_request(question)
         except BudgetExceeded as error:
             return Verdict(0.0, f"matching did not finish: {error}; the pattern may backtrack without bound", fault=Fault.ANSWER)
         except WorkersFailed as error:

@@ -20,7 +20,7 @@ Rows = list[list[str]]
 MAX_CELLS = 100_000
 HEADER_RULE = re.compile(r"[\s|:-]*-[\s|:-]*")
 """The line under the head of a Markdown table."""
-FENCE = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCE_LINE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?")
 """Cells that are compared as numbers. 007 is not: it is a code."""
 
@@ -105,14 +105,25 @@ def parse_table(text: str) -> Rows:
     """
     if len(text) > 20 * MAX_CELLS:
         raise ValueError(f"the text has {len(text)} characters")
-    fenced = FENCE.findall(text)
-    blocks = fenced or [text]
+    blocks = _find_fenced_blocks(text) or [text]
     tables = [table for block in blocks for table in _find_markdown_tables(block)]
     if not tables:
         tables = [table for block in blocks if (table := _parse_delimited(block)) is not None]
     if len(tables) != 1:
         raise ValueError(f"there are {len(tables)} tables" if tables else "there is none")
     return _validate_rows(tables[0])
+
+
+def _find_fenced_blocks(text: str) -> list[str]:
+    """Find the contents of all closed code blocks, in one pass: an answer may open blocks without end."""
+    found, start = [], None
+    for mark in FENCE_LINE.finditer(text):
+        if start is None:
+            start = mark.end() + 1
+        elif not mark[1].strip():
+            found.append(text[start : mark.start()])
+            start = None
+    return found
 
 
 def _validate_rows(rows: Rows) -> Rows:

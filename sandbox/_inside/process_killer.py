@@ -61,10 +61,14 @@ class ProcessKiller:
         """Return the kernel's count of processes besides the supervisor and its helpers."""
         return int(os.pread(self._pid_count_fd, 32, 0)) - 1 - len(self._spared_pids)
 
+    def list_program_pids(self) -> list[int]:
+        """Return the pids of all processes of the program, and of its namespaces, from the process table."""
+        return meter.list_descendants(os.getpid(), self._spared_pids)
+
     def list_remaining_pids(self) -> list[int]:
         """Return the pids still alive: the inits, or the process table, which is complete once no process can fork."""
         return (
-            sorted(self._namespace_helper.live_inits) if self._namespace_helper else meter.list_descendants(os.getpid(), self._spared_pids)
+            sorted(self._namespace_helper.live_inits) if self._namespace_helper else self.list_program_pids()
         )
 
 

@@ -233,9 +233,11 @@ class Supervisor:
         the limit.
         """
         limit = run.limits["wall_s"]
-        for born in run.children:  # a process that exited reports nothing: its last value is kept
-            if not born.has_exited:
-                run.cpu_wait_s[born.pid] = max(run.cpu_wait_s.get(born.pid, 0.0), meter.read_cpu_wait_s(born.pid))
+        own = [born.pid for born in run.children if not born.has_exited]
+        # With what the program started, too: a compiler sleeps while its child compiles. A program cannot pretend to wait, since only
+        # processes that want to compute wait, and its processor time is limited.
+        for pid in {*own, *self.killer.list_program_pids()}:  # a process that exited reports nothing: its last value is kept
+            run.cpu_wait_s[pid] = max(run.cpu_wait_s.get(pid, 0.0), meter.read_cpu_wait_s(pid))
         judged = run.children[-1]
         ended = meter.read_process_stat(judged.pid)
         late = elapsed - sum(run.cpu_wait_s.values()) > limit and not judged.has_exited

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,9 +171,25 @@ def test_the_clock_believes_no_state_of_a_process(
     monkeypatch.setattr(meter, "read_process_stat", lambda pid: [state, *["0"] * 16, str(threads), "0"])
     monkeypatch.setattr(meter, "read_cpu_wait_s", lambda pid: 0.0)
     watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    watching.killer = SimpleNamespace(list_program_pids=list)
     run = streams.RunState({"wall_s": 1.0})
     run.children = [ChildProcess(1)]
     watching._enforce_wall_limit(run, elapsed)
+    assert run.exit_status == stop
+
+
+@pytest.mark.parametrize(("waited", "stop"), [(1.0, ""), (0.2, "TIMEOUT")])
+def test_the_wait_of_a_childs_child_for_a_processor_is_no_time_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, waited: float, stop: str
+) -> None:
+    """The compiler driver sleeps while the compiler itself waits."""
+    monkeypatch.setattr(meter, "read_process_stat", lambda pid: ["S", *["0"] * 16, "1", "0"])
+    monkeypatch.setattr(meter, "read_cpu_wait_s", lambda pid: waited if pid == 2 else 0.0)
+    watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    watching.killer = SimpleNamespace(list_program_pids=lambda: [1, 2])
+    run = streams.RunState({"wall_s": 1.0})
+    run.children = [ChildProcess(1)]
+    watching._enforce_wall_limit(run, 1.5)
     assert run.exit_status == stop
 
 

@@ -308,6 +308,41 @@ class WorkerPool:
             self._kill_worker(worker)
 
 
+class TwoLanePool:
+    """Workers for requests of which a few are far more work than the rest, so that these delay only each other.
+
+    A request first gets a short budget in the quick lane. If that is not enough, the request starts again in the slow lane, which has a
+    worker of its own.
+    """
+
+    QUICK_CPU_S = 0.1
+
+    def __init__(self, size: int = 1, *, cpu_s: float, memory_mb: int, handler_file: Path, work_name: str) -> None:
+        self._quick, self._slow = (
+            WorkerPool(size, cpu_s=limit, memory_mb=memory_mb, handler_file=handler_file, work_name=work_name)
+            for limit in (min(cpu_s, self.QUICK_CPU_S), cpu_s)
+        )
+
+    def send_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and return the reply; raises like `WorkerPool.send_request`."""
+        with contextlib.suppress(BudgetExceeded):
+            return self._quick.send_request(request, self._quick.new_budget())
+        return self._slow.send_request(request, self._slow.new_budget())
+
+    def list_pids(self) -> list[int]:
+        """List the process ids of the live workers."""
+        return self._quick.list_pids() + self._slow.list_pids()
+
+    def start_workers(self) -> None:
+        """Start the workers of the quick lane in the background; the slow lane starts when a request needs it."""
+        self._quick.start_workers()
+
+    def close(self) -> None:
+        """Stop every worker."""
+        self._quick.close()
+        self._slow.close()
+
+
 def _kill_all(live: set[WorkerProcess], owner: int) -> None:
     if os.getpid() == owner:
         for worker in list(live):
