@@ -20,9 +20,9 @@ from typing import TypeVar
 from rlvr.errors import RlvrError, SandboxUnavailable
 
 T = TypeVar("T")
-CONTROL_ROUNDS = 4
+CONTROL_ROUNDS = 8
 """How often in turn the control must work and the failed work must not, before the answer counts as the cause. What fails every second time
-at random passes that in one of 500 cases."""
+at random passes that in one of 65,000 cases."""
 
 
 class AnswerAtFault(RlvrError):
