@@ -77,7 +77,7 @@ class ForeignInstanceProxy:
             self.close()
             raise ForeignProcessLost(f"{method or 'open'}: the process of this instance died ({error or type(error).__name__})") from None
         if reply.get("missing") and not method:
-            raise MissingExtra(reply["missing"], self._host.extra)
+            raise self._host.make_missing_error(reply["missing"])
         if "raised" in reply:
             raise ForeignRaised(reply["raised"], reply["why"])
         return reply["ok"]
@@ -157,6 +157,14 @@ class ForeignHost:
         self._control: socket.socket | None = None
         self._lock = Lock()
         self._instances = WeakSet[ForeignInstanceProxy]()
+
+    def make_missing_error(self, package: str) -> ConfigError:
+        """Make the error for a package that the interpreter of the process does not have."""
+        if not self.python:
+            return MissingExtra(package, self.extra)
+        return ConfigError(
+            f"{package} is not installed for python={self.python}; install it there, or give the interpreter of an environment that has it"
+        )
 
     def ensure_started(self) -> Any:
         """Start the process if it is not running; return what the package reported about itself."""
@@ -243,7 +251,7 @@ class ForeignHost:
         if "raised" in hello:
             self._stop()
             if hello.get("missing"):
-                raise MissingExtra(hello["missing"], self.extra)
+                raise self.make_missing_error(hello["missing"])
             raise PluginError(f"{self.target} cannot be imported: {hello['raised']}: {hello['why']}; try another version of the package")
         near.settimeout(None)
         self.package_info = hello["ok"]

@@ -87,6 +87,12 @@ class GymnasiumEnvironment(GameEnvironment):
         self.max_new_tokens = 12 * self.max_turns
         self.max_prompt_tokens += len(instruction.encode())  # the instruction needs at most one token for each byte
         self.splits_by_first_text = not known.get("unseen", False)
+        if success_threshold is None and scale is None and not known:
+            self.warnings = (
+                *self.warnings,
+                f"the score of {id} is the sum of its rewards, and a game whose sum is below 0 or above 1 gets none; set scale=[low, high], "
+                "or success_threshold for the last reward that wins",
+            )
         if known.get("single"):
             self.splits = ("train",)
         self.host = ForeignHost(

@@ -41,11 +41,11 @@ class ReasoningGymVerifier(Verifier):
     version = f"1+{VERSION}"
     examples = (VerifierExample({"number": 0, "gold": "12"}, correct=("<answer>12</answer>",), incorrect=("", "12 or 13")),)
 
-    def __init__(self, *, dataset: str, config: Mapping[str, Any], extractor: str, sandbox: Sandbox | None) -> None:
+    def __init__(self, *, dataset: str, config: Mapping[str, Any], extractor: str, sandbox: Sandbox | None, python: str = "") -> None:
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.dataset, self.config, self.extractor, self.sandbox = dataset, dict(config), extractor, sandbox
         self.host = ForeignHost(
-            "rlvr.envs.external._reasoning_worker:ReasoningDataset", extra="reasoning_gym", call_timeout_s=CALL_TIMEOUT_S
+            "rlvr.envs.external._reasoning_worker:ReasoningDataset", extra="reasoning_gym", call_timeout_s=CALL_TIMEOUT_S, python=python
         )
         self._idle: list[ForeignInstanceProxy] = []
         self._lock = Lock()
@@ -155,6 +155,7 @@ class ReasoningGym(Environment):
         extractor: str = "tag",
         seed: int = 0,
         instruction: str = INSTRUCTION,
+        python: str = "",
     ) -> None:
         """Choose the data set.
 
@@ -165,6 +166,7 @@ class ReasoningGym(Environment):
             extractor: how the answer is extracted: tag, boxed, whole, auto and so on.
             seed: another seed gives other questions.
             instruction: the text after each question.
+            python: the interpreter of an environment that has reasoning-gym; empty: this one.
         """
         if dataset in UNSUPPORTED:
             raise ConfigError(f"the data set {dataset!r} is not offered: {UNSUPPORTED[dataset]}")
@@ -175,7 +177,9 @@ class ReasoningGym(Environment):
             raise ConfigError(f"config sets {', '.join(given)}; the environment chooses these itself: use its own setting seed")
         self.sandbox = sandbox
         self.dataset, self.config, self.seed, self.instruction = dataset, config, seed, instruction
-        self.verifier = self.package_verifier = ReasoningGymVerifier(dataset=dataset, config=config, extractor=extractor, sandbox=sandbox)
+        self.verifier = self.package_verifier = ReasoningGymVerifier(
+            dataset=dataset, config=config, extractor=extractor, sandbox=sandbox, python=python
+        )
         self.extractor = extractor
         self._tasks: dict[tuple[str, int], Task] = {}
 
@@ -209,7 +213,10 @@ class ReasoningGym(Environment):
         """Start the process of the package, and the sandbox for data sets that need it."""
         about = self.package_verifier.host.ensure_started()
         if about["version"] != VERSION:
-            raise ConfigError(f"reasoning_gym {about['version']} is installed, {VERSION} is needed: pip install reasoning-gym=={VERSION}")
+            python = f"{self.package_verifier.host.python} -m " if self.package_verifier.host.python else ""
+            raise ConfigError(
+                f"reasoning_gym {about['version']} is installed, {VERSION} is needed: {python}pip install reasoning-gym=={VERSION}"
+            )
         if self.dataset in COMPARED_IN_SANDBOX and self.sandbox is not None:
             self.sandbox.check_ready()
 

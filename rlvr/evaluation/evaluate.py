@@ -330,7 +330,8 @@ def make_eval_requests(environment: Environment, split: str, max_tasks: int, n: 
 def count_available_tasks(environment: Environment, split: str, max_tasks: int) -> int:
     """Count how many of the requested tasks a split has; an empty split is an error."""
     if split not in environment.splits:
-        raise ConfigError(f"split is {split!r}; {format_suggestion(split, environment.splits)}")
+        only = f"; give --split {environment.splits[0]}, or in a file split: {environment.splits[0]}"
+        raise ConfigError(f"split is {split!r}; {format_suggestion(split, environment.splits)}{only}")
     size = get_num_tasks(environment, split)
     if size == 0:
         raise ConfigError(f"{type(environment).__name__} has no task in its split {split!r}; check its path and its filters")

@@ -6,6 +6,7 @@ Every session call and every verification runs in a thread with a timeout. If on
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from threading import Lock
@@ -22,6 +23,8 @@ from rlvr.mdp.sessions import SessionHandle, build_failure_verdict, verify_answe
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 POLL_INTERVAL_S = 0.5
@@ -90,11 +93,18 @@ class FinalTextVerifier:
         self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
         self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None
         self.executor = VerifierExecutor(workers)
+        self._has_warned = False
 
     def verify_all(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
         """Return a verdict for each text, in order. Never raises because of a text or of an error in the verifier."""
         jobs = [self.executor.submit(self._verify_one, task, text) for task, text in zip(tasks, texts, strict=True)]
-        return [self._wait_for_verdict(job) for job in jobs]
+        verdicts = [self._wait_for_verdict(job) for job in jobs]
+        if verdicts and not self._has_warned and not any(verdict.is_scored for verdict in verdicts):
+            self._has_warned = True  # said once: the trainer leaves these rows out without a word
+            first = verdicts[0]
+            remedy = "; make the references what the verifier compares with" if first.fault is Fault.TASK else ""
+            logger.warning("none of %d answers got a score, so no row of this batch trains: %s%s", len(verdicts), first.reason, remedy)
+        return verdicts
 
     def _wait_for_verdict(self, job: TimedFuture) -> Verdict:
         try:

@@ -115,3 +115,8 @@ def test_comparing_training_runs_names_the_command_that_does(tmp_path: Path, cap
     assert (
         "is a training run, and not an evaluation: it has no eval.yaml; `rlvr view A B` compares training runs" in capsys.readouterr().err
     )
+
+
+def test_a_split_that_is_not_there_names_the_option(capsys: Said) -> None:
+    assert run_command(["eval", "gymnasium", "--set", "id=CliffWalking", "--policy", "scripted:noop"]) == 2
+    assert "split is 'test'; allowed: train; give --split train, or in a file split: train" in capsys.readouterr().err

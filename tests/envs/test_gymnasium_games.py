@@ -145,3 +145,13 @@ def test_rewards_are_judged_by_what_was_declared() -> None:
         assert judge.verify_transcript(scaled, Transcript("", {"rewards": rewards, "over": over})).score == score
     assert judge.verify_transcript(scaled, Transcript("", {"rewards": [2.0], "over": True})).fault is Fault.INFRA
     assert judge.verify(scaled, '{"rewards": [1.0], "over": true}').score == 0.0
+
+
+def test_a_sum_of_rewards_that_may_be_no_score_is_said_before_the_game() -> None:
+    for settings, is_said in (({}, True), ({"scale": [0, 500]}, False), ({"success_threshold": 1}, False), ({"id": "Taxi"}, False)):
+        with rlvr.make_env("gymnasium", **{"id": "CartPole", **settings}) as env:
+            assert bool(env.warnings) == is_said, settings
+    with rlvr.make_env("gymnasium", id="CartPole") as env:
+        assert env.warnings[-1].startswith(
+            "the score of CartPole is the sum of its rewards, and a game whose sum is below 0 or above 1 gets"
+        )

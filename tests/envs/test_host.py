@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from rlvr.envs.external._foreign_host import ForeignHost, ForeignProcessLost, ForeignRaised
-from rlvr.errors import MissingExtra, PluginError
+from rlvr.envs.external.reasoning_gym import ReasoningGym
+from rlvr.errors import ConfigError, MissingExtra, PluginError
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +169,16 @@ def test_a_missing_package_and_a_broken_one_are_one_message_each() -> None:
     made.close()
     with pytest.raises(PluginError, match="RuntimeError: it needs another version; try another version"):
         ForeignHost("tests.fixtures.theirs.odd_worlds:Broken", extra="odd").ensure_started()
+
+
+def test_a_package_that_another_interpreter_lacks_is_said_with_that_interpreter(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    env = ReasoningGym(sandbox=None, dataset="gcd", python=str(bare))  # type: ignore[arg-type]
+    try:
+        with pytest.raises(ConfigError, match=f"reasoning_gym is not installed for python={bare}; install it there, or ") as raised:
+            env.check_ready()
+        assert not isinstance(raised.value, MissingExtra)
+    finally:
+        env.close()

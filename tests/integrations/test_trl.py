@@ -76,6 +76,22 @@ def test_what_could_not_be_judged_is_none(verifier: Any) -> None:
     assert make_reward_function(env)(completions=["4"], **columns(make_rows(env, "train", 1))) == [None]
 
 
+def test_a_batch_without_any_score_is_said_once_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """The answers of GSM8K as they are published end in `#### 4`: as references they are no values."""
+    reward = make_reward_function(Symbolic(), reference="answer")
+    with caplog.at_level("WARNING", logger="rlvr"):
+        for _ in range(2):
+            assert reward(prompts=["2+2="] * 2, completions=["4", "5"], answer=["#### 4", ""]) == [None, None]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("none of 2 answers got a score, so no row of this batch trains: ")
+    assert said.endswith("; make the references what the verifier compares with")
+    caplog.clear()
+    assert (
+        make_reward_function(Symbolic(), reference="answer")(prompts=["2+2="] * 2, completions=["4", "5"], answer=["4", "####"])[0] == 1.0
+    )
+    assert not caplog.records
+
+
 def test_rows_of_other_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="write the rows again"):
         make_reward_function(Sums(below=5))(completions=["4"], **columns(make_rows(Sums(), "train", 1, start=7)))
