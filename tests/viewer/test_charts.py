@@ -335,3 +335,12 @@ def test_the_index_shows_twenty_runs_at_a_glance(chromium: Chromium, tmp_path: P
     page.evaluate("document.querySelector('.runs a').click()")
     page.until("document.title.startsWith('none-0') && " + READY)
     assert page.errors() == []
+
+
+def test_the_names_of_the_axes_are_inside_the_chart(chromium: Chromium, seeds: list[Path]) -> None:
+    page = opened(chromium, write_page(seeds[0]).path)
+    ends = page.evaluate(
+        "[...document.querySelectorAll('#main text.name')].map((text) => [text.textContent, text.closest('svg').viewBox.baseVal.height"
+        " - (text.getBBox().y + text.getBBox().height)])"
+    )
+    assert [name for name, _ in ends][0] == "step" and all(room >= 0 for _, room in ends[:1]), ends

@@ -84,7 +84,7 @@ function axes(scale, size, { across = "", up = "" }) {
     found.push(draw("text", { x: scale.x(step), y: below + 4, "text-anchor": "middle" }, String(step)));
   }
   found.push(draw("line", { x1: size.left, x2: size.width - size.right, y1: size.height - size.bottom, y2: size.height - size.bottom, class: "axis" }));
-  found.push(draw("text", { x: (size.left + size.width - size.right) / 2, y: size.height - 2, "text-anchor": "middle", class: "name" }, across));
+  found.push(draw("text", { x: (size.left + size.width - size.right) / 2, y: size.height - 5, "text-anchor": "middle", class: "name" }, across));
   const middle = (size.top + size.height - size.bottom) / 2;
   found.push(draw("text", { x: 11, y: middle, transform: `rotate(-90 11 ${middle})`, "text-anchor": "middle", class: "name" }, up));
   return found;

@@ -91,7 +91,7 @@ function mainChart(head) {
   if (found.some(({ runs }) => runs.length > 1)) notes.push("bands: smallest to largest of the runs");
   if (held.some(({ at }) => at.some(([, , low]) => low !== null))) notes.push(`points: accuracy on held-out tasks, ${found.some(({ runs }) => runs.length > 1) ? "smallest to largest of several runs, 95 % interval of one" : "with 95 % intervals"}`);
   const wide = Math.max(320, Math.min(1700, document.body.clientWidth - 40)), narrow = wide < 640;
-  const size = { width: wide, height: narrow ? 230 : 310, left: 52, right: 14, top: 10, bottom: 36, marks: 5 };
+  const size = { width: wide, height: narrow ? 230 : 310, left: 52, right: 14, top: 10, bottom: 39, marks: 5 };
   return chart({ title: first.title, series, points: held, size, labels: { className: "main", across: "step", up: held.length ? "reward, accuracy" : lineName(name), note: notes.join("; ") } });
 }
 
