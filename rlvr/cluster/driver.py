@@ -292,9 +292,10 @@ class Driver:
         name = str(command.group)
         unit = self._pending[name].tasks[name] if name in self._pending else None
         try:
-            if unit is not None and not encoded_episodes:
+            has_nothing = isinstance(encoded_episodes, bytes) and not encoded_episodes
+            if unit is not None and has_nothing:
                 raise CorruptData(f"task {command.group} came back without episodes, although it was not cancelled")
-            found = _decode_task(name, encoded_episodes) if encoded_episodes else []
+            found = [] if has_nothing else _decode_task(name, encoded_episodes)
             if unit is not None:
                 version = self._pending[name].policy_version
                 check_task_episodes(name, unit, found, policy_version=version, vocab_size=self.vocab_size)

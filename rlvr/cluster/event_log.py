@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -52,6 +53,39 @@ def find_ray_stderr_file() -> str:
         if os.path.isfile(path := os.readlink("/proc/self/fd/2")):
             return path
     return ""
+
+
+def find_ray_log_folder() -> str:
+    """Find the folder of this session in which Ray keeps the logs of the processes on this machine; empty if unknown."""
+    node = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
+    with suppress(Exception):  # not a public function of Ray
+        return str(node.get_logs_dir_path()) if node is not None else ""
+    return ""
+
+
+def read_last_log_lines_in(folder: str, log_path: str) -> list[str]:
+    """Read the last lines of a log if it is a regular file under this folder; none otherwise.
+
+    >>> read_last_log_lines_in("/tmp", "/etc/hostname")
+    []
+    """
+    try:
+        found = os.path.realpath(log_path)
+        allowed = bool(folder) and Path(found).is_relative_to(os.path.realpath(folder)) and os.path.isfile(found)
+    except (OSError, ValueError):
+        return []
+    return read_last_lines(found) if allowed else []
+
+
+def limit_log_lines(lines: object) -> list[str]:
+    """Return lines that another process has sent as the last of its log, within the limits; none if they are not lines.
+
+    >>> limit_log_lines(["x", 5]), limit_log_lines(["y" * 400]) == ["y" * 300]
+    ([], True)
+    """
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        return []
+    return [line[:300] for line in lines[-MAX_LOG_LINES:]]
 
 
 def read_last_lines(log_path: str) -> list[str]:

@@ -76,8 +76,34 @@ def _format_machine(machine: Mapping[str, float]) -> str:
     return ", ".join(f"{machine.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU"))
 
 
+LOCATION_FIELDS = ("host", "pids", "born", "node", "log")
+"""The texts of a location; the last two may be left out."""
+MAX_LOCATION_CHARACTERS = 4096
+"""The longest text in the location of a worker: a path."""
+
+
+def check_location(said: object) -> dict[str, Any]:
+    """Return the location that a worker says it has; raise ValueError if it cannot be one. Whether it is true is not checked.
+
+    >>> check_location({"pid": 7, "host": "here", "pids": "", "born": "1"})
+    {'pid': 7, 'host': 'here', 'pids': '', 'born': '1', 'node': '', 'log': ''}
+    """
+    if not isinstance(said, dict):
+        raise ValueError(f"its location is {type(said).__name__}, not a mapping")
+    texts = {name: said.get(name, None if name in LOCATION_FIELDS[:3] else "") for name in LOCATION_FIELDS}
+    if type(pid := said.get("pid")) is not int or not 0 < pid < 2**31:
+        raise ValueError("its pid is not the number of a process")
+    for name, text in texts.items():
+        if not isinstance(text, str) or len(text) > MAX_LOCATION_CHARACTERS:
+            raise ValueError(f"its {name} is not a text of at most {MAX_LOCATION_CHARACTERS} characters")
+    return {"pid": pid, **texts}
+
+
 def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
-    """End the process of an actor. A frozen one does not react to Ray, so on this machine it is killed by its pid."""
+    """End the process of an actor. A frozen one does not react to Ray, so on this machine it is killed by its pid.
+
+    The worker itself has said which pid it has, so nothing is killed but a worker process of Ray.
+    """
     if actor is not None:
         with suppress(Exception):
             ray.kill(actor, no_restart=True)
@@ -86,6 +112,7 @@ def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
         and location["pids"]
         and location["pids"] == get_pid_namespace_id()
         and location["born"] == get_process_start_time(location["pid"])
+        and is_ray_worker_process(location["pid"])
     ):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(location["pid"], SIGKILL)
@@ -122,10 +149,42 @@ def get_pid_namespace_id() -> str:
 
 def get_process_start_time(pid: int) -> str:
     """Return the start time of a process in kernel ticks; empty if it is gone. It distinguishes processes that reuse a pid."""
+    numbers = _read_process_stat(pid)[1]
+    return numbers[19] if len(numbers) > 19 else ""
+
+
+def is_ray_worker_process(pid: int) -> bool:
+    """Whether a process of this machine is one that Ray's node has started for an actor; never this process or one that it runs in.
+
+    >>> is_ray_worker_process(os.getpid())
+    False
+    """
+    above, seen = os.getpid(), set[int]()
+    while above > 0 and above not in seen:
+        seen.add(above)
+        above = get_parent_pid(above)
+    return pid not in seen and get_process_name(pid).startswith("ray::") and get_process_name(get_parent_pid(pid)) == "raylet"
+
+
+def get_process_name(pid: int) -> str:
+    """Return the name of a process, as the kernel has it; empty if it is gone."""
+    return _read_process_stat(pid)[0]
+
+
+def get_parent_pid(pid: int) -> int:
+    """Return the pid of the process that started this one; 0 if there is none."""
+    numbers = _read_process_stat(pid)[1]
+    return int(numbers[1]) if len(numbers) > 1 else 0
+
+
+def _read_process_stat(pid: int) -> tuple[str, list[str]]:
+    """Return the name of a process, and the fields of its kernel record after the name."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return "", []
+    before, _, after = text.rpartition(")")
+    return before.partition("(")[2], after.split()
 
 
 def change_to_driver_folder(folder: str) -> None:

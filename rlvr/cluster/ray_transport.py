@@ -19,10 +19,19 @@ from signal import SIGTERM, getsignal
 from typing import Any
 
 from rlvr.cluster.checks.reachability import check_port_open, make_unreachable_error
-from rlvr.cluster.event_log import describe_exit, extract_ray_error, find_ray_stderr_file, read_last_lines
+from rlvr.cluster.event_log import (
+    describe_exit,
+    extract_ray_error,
+    find_ray_log_folder,
+    find_ray_stderr_file,
+    limit_log_lines,
+    read_last_lines,
+    read_last_log_lines_in,
+)
 from rlvr.cluster.machines import (
     change_to_driver_folder,
     check_capacity,
+    check_location,
     describe_no_capacity,
     describe_process,
     end_actor,
@@ -41,6 +50,8 @@ from rlvr.errors import ConfigError, MissingExtra, RlvrError
 
 MAX_MISSED_HEARTBEATS = 3
 """How many heartbeats a worker is asked for within `cluster.heartbeat_timeout_s`; if it misses all, it is lost."""
+MAX_VERIFICATION_S = 1e9
+"""The longest total time of verification that a task may report: 30 years, in all its threads together."""
 FETCH_TIMEOUT_S = 60.0
 """Timeout to fetch a result that a worker has announced."""
 SKIPPED_LOG_PATTERN = "A worker died or was killed while executing a task"
@@ -209,16 +220,24 @@ class RayTransport:
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             hopeless = self._is_permanent_failure(expected_event, cause)
-            return WorkerLost(worker, f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}", is_permanent=hopeless)
+            return WorkerLost(worker, describe_raised(cause), is_permanent=hopeless)
         except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
             return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
         if isinstance(expected_event, WorkerStarted):
-            self._locations[worker], self._has_started = value, True
+            try:
+                self._locations[worker] = check_location(value)
+            except ValueError as error:
+                return WorkerLost(worker, f"what it said at its start is damaged: {error}")
+            self._has_started = True
             self._announce_verifier_workers(worker)
             self._heartbeats[worker] = (None, time.monotonic())
         elif isinstance(expected_event, TaskEnded):
+            try:
+                data, seconds = check_task_result(value)
+            except ValueError as error:
+                return WorkerLost(worker, f"the result of its task is damaged: {error}")
             self._has_sampled = True
-            return TaskEnded(expected_event.order, *value)
+            return TaskEnded(expected_event.order, data, seconds)
         else:
             self._loaded_versions[worker] = expected_event.order.version
         return expected_event
@@ -243,7 +262,7 @@ class RayTransport:
             if pulse in heard:
                 self._heartbeats[worker] = (None, now)
                 with suppress(Exception):  # the heartbeat failed; the other calls give the reason
-                    self._last_output[worker] = self.ray.get(pulse, timeout=FETCH_TIMEOUT_S)
+                    self._last_output[worker] = limit_log_lines(self.ray.get(pulse, timeout=FETCH_TIMEOUT_S))
             elif pulse is None and now - since >= self.heartbeat_interval_s:
                 self._heartbeats[worker] = (self._actors[worker].heartbeat.options(concurrency_group="control").remote(), now)
             elif pulse is not None and now - since > (MAX_MISSED_HEARTBEATS - 1) * self.heartbeat_interval_s:
@@ -274,12 +293,12 @@ class RayTransport:
     def _is_machine_alive(self, worker: str) -> bool:
         """Whether the machine of a worker is alive; if not, the task of the worker cannot be the cause of the loss."""
         node = self._locations.get(worker, {}).get("node")
-        return node is None or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
+        return not node or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
 
     def _describe_loss(self, worker: str, error: Exception) -> str:
         about = self.describe_worker(worker)
         where = f" (process {about['pid']} on {about['host']})" if "pid" in about else ""
-        return f"{type(error).__name__}{where}: {describe_exit(str(error), about['words'])}"
+        return f"{type(error).__name__}{where}: {describe_exit(read_message(error), about['words'])}"
 
     def describe_worker(self, worker: str) -> dict[str, Any]:
         """Return where a worker runs and its last log lines, which for another machine are those of the last heartbeat."""
@@ -287,7 +306,8 @@ class RayTransport:
         if place is None:
             return {"words": []}
         near = bool(place["pids"]) and place["pids"] == get_pid_namespace_id()
-        words = read_last_lines(place.get("log", "")) if near else self._last_output.get(worker, [])
+        words = read_last_log_lines_in(find_ray_log_folder(), place["log"]) if near else []
+        words = words or self._last_output.get(worker, [])
         return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
 
     def close(self) -> None:
@@ -300,6 +320,35 @@ class RayTransport:
         if self._owns_cluster:
             self.ray.shutdown()
             restore_sigterm_handler()
+
+
+def check_task_result(value: object) -> tuple[bytes, float]:
+    """Return the bytes and the seconds of verification that a worker gives for a task; raise ValueError for anything else.
+
+    >>> check_task_result((b"data", 0.5))
+    (b'data', 0.5)
+    """
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(f"it is {type(value).__name__}, not two values: bytes and a number of seconds")
+    data, seconds = value
+    if not isinstance(data, bytes):
+        raise ValueError(f"it has {type(data).__name__} where the bytes of the episodes belong")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_VERIFICATION_S:
+        raise ValueError("its seconds of verification are not a number from 0 on")
+    return data, float(seconds)
+
+
+def describe_raised(error: BaseException) -> str:
+    """Return the type and the message of what a worker has raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(read_message(error).split())[-300:]}"
+
+
+def read_message(error: BaseException) -> str:
+    """Return the message of an error; empty if the error, which may come from another process, cannot say it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def _get_worker(meant: WorkerStarted | WeightsLoaded | TaskEnded) -> str:

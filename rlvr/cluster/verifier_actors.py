@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.cluster.event_log import describe_exit
-from rlvr.cluster.machines import change_to_driver_folder, describe_process, end_actor
+from rlvr.cluster.machines import change_to_driver_folder, check_location, describe_process, end_actor
 from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeStart
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
@@ -153,7 +154,13 @@ class VerifierActorPool:
         except self.ray.exceptions.RayError as error:
             self._handle_loss(slot, f"{type(error).__name__}: {describe_exit(str(error), [])}")
             return
-        slot.location, slot.busy_fraction = (value, 0.0) if slot.start_call is not None else (slot.location, value)
+        try:
+            slot.location, slot.busy_fraction = (
+                (check_location(value), 0.0) if slot.start_call is not None else (slot.location, _check_busy_fraction(value))
+            )
+        except ValueError as error:
+            self._handle_loss(slot, f"what it said is damaged: {error}")
+            return
         slot.start_call, slot.heartbeat_call, slot.last_change, self._has_started = None, None, now, True
 
     def _handle_loss(self, slot: _WorkerSlot, why: str) -> None:
@@ -180,6 +187,13 @@ class VerifierActorPool:
         actor, place = slot.actor, slot.location
         slot.actor = slot.start_call = slot.location = slot.heartbeat_call = None
         end_actor(self.ray, actor, place)
+
+
+def _check_busy_fraction(said: object) -> float:
+    """Return the share of busy threads that a heartbeat gives; raise ValueError if it cannot be one."""
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said < math.inf:
+        raise ValueError("the busy share of its threads is not a number from 0 on")
+    return float(said)
 
 
 def make_ask_verdict(actor: Any) -> AskVerdict:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,9 +230,17 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
         transport.kill_worker("c1.0")
 
 
-def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(ray: Ray, tmp_path: Path) -> None:
+def with_logs_in(folder: Path) -> Any:
+    """Ray's own module, as far as it says where the logs of this session are."""
+    return SimpleNamespace(_global_node=SimpleNamespace(get_logs_dir_path=lambda: str(folder)))
+
+
+def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
+    monkeypatch.setitem(sys.modules, "ray._private.worker", with_logs_in(tmp_path))
     near = started(pids=get_pid_namespace_id(), log=str(log))
     words = near.describe_worker("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
@@ -418,14 +428,129 @@ def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> Non
         transport.kill_worker("c0.0")
 
 
+NODE = """
+import subprocess, sys
+name, child = sys.argv[1:]
+open("/proc/self/comm", "w").write(name)
+made = subprocess.Popen(
+    [sys.executable, "-c", f"open('/proc/self/comm', 'w').write({child!r}); print(flush=True); input()"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+made.stdout.readline()
+print(made.pid, flush=True)
+print(made.wait(), flush=True)
+"""
+
+
+@contextmanager
+def running_under(node: str, child: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process of this name, which waits, and the one that has started it and prints how it ended."""
+    above = subprocess.Popen([sys.executable, "-c", NODE, node, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert above.stdout is not None
+    pid = int(above.stdout.readline())
+    try:
+        yield above, pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        above.communicate(timeout=20)
+
+
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    place = describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid)}
-    end_actor(ray, None, place | {"born": "1"})
-    assert process.poll() is None and get_process_start_time(process.pid)
-    end_actor(ray, None, place)
-    process.communicate(timeout=20)
-    assert process.returncode == -9 and get_process_start_time(process.pid) == ""
+    with running_under("raylet", "ray::Actor.f") as (node, pid):
+        place = describe_process() | {"pid": pid, "born": get_process_start_time(pid)}
+        end_actor(ray, None, place | {"born": "1"})
+        assert get_process_start_time(pid)
+        end_actor(ray, None, place)
+        assert node.stdout is not None and node.stdout.readline().strip() == "-9" and get_process_start_time(pid) == ""
+
+
+@pytest.mark.parametrize(("node", "child"), [("python", "ray::Actor.f"), ("raylet", "python"), ("python", "python")])
+def test_a_worker_that_names_another_process_as_its_own_does_not_get_it_ended(ray: Ray, node: str, child: str) -> None:
+    with running_under(node, child) as (_, pid):
+        killed = list[int]()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rlvr.cluster.machines.os.kill", lambda number, _: killed.append(number))
+            for named in (pid, os.getpid(), os.getppid(), 1):
+                end_actor(ray, None, describe_process() | {"pid": named, "born": get_process_start_time(named)})
+        assert killed == []
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+RESULTS: list[Any] = [
+    5, None, (), (b"x",), (b"x", 1.0, 2.0), {"a": 1, "b": 2}, "ab", [b"x", 0.5], (memoryview(b"xyz")[::2], 0.5), ("text", 0.5), (5, 0.5),
+    *((b"x", seconds) for seconds in ("z", None, float("nan"), float("inf"), -1.0, -1e308, True, 10**400, [1])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", RESULTS, ids=lambda value: repr(value)[:40])
+def test_a_result_that_is_not_bytes_and_seconds_loses_the_worker_and_not_the_run(ray: Ray, value: Any) -> None:
+    transport = started()
+    transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
+    ray.last("run_task").ends(value)
+    [lost] = transport.poll(0)
+    assert isinstance(lost, WorkerLost) and "damaged" in lost.reason and not lost.is_permanent
+    transport.kill_worker("c0.0")
+
+
+PLACES: list[Any] = [
+    5, None, {}, [], "here", {"pid": 1}, {**PLACE, "pid": "x"}, {**PLACE, "pid": -1}, {**PLACE, "pid": 0}, {**PLACE, "pid": True},
+    {**PLACE, "pid": 10**5000}, {**PLACE, "host": 5}, {**PLACE, "pids": ["y"]}, {**PLACE, "born": None}, {**PLACE, "node": 1},
+    {**PLACE, "log": 5}, {**PLACE, "host": "h" * 10**6},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PLACES, ids=lambda value: type(value).__name__)
+def test_a_worker_that_says_no_place_at_its_start_is_lost_and_the_run_goes_on(ray: Ray, value: Any) -> None:
+    transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+    transport.start_worker("c0.0")
+    ray.last("build_worker").ends(value)
+    [lost] = transport.poll(0)
+    assert isinstance(lost, WorkerLost) and "damaged" in lost.reason and not lost.is_permanent
+    assert transport.describe_worker("c0.0") == {"words": []}
+    transport.kill_worker("c0.0")
+    assert started().describe_worker("c0.0")["pid"] == PLACE["pid"]
+
+
+def test_no_file_is_read_as_a_log_that_is_not_among_rays_logs(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs, secret = tmp_path / "logs", tmp_path / "secret"
+    logs.mkdir()
+    secret.write_text("a password\n")
+    (logs / "linked.err").symlink_to(secret)
+    os.mkfifo(logs / "pipe.err")
+    (logs / "worker.err").write_text("its own words\n")
+    paths = [str(secret), f"{logs}/../secret", str(logs / "linked.err"), str(logs / "pipe.err"), str(logs), "", "\0"]
+    for module in (with_logs_in(logs), SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, "ray._private.worker", module)
+        assert [started(pids=get_pid_namespace_id(), log=path).describe_worker("c0.0")["words"] for path in paths] == [[]] * len(paths)
+    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).describe_worker("c0.0")["words"] == []
+    monkeypatch.setitem(sys.modules, "ray._private.worker", with_logs_in(logs))
+    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).describe_worker("c0.0")["words"] == ["its own words"]
+
+
+@pytest.mark.parametrize("said", [5, "x", {"a": 1}, [5], [None], ["x" * 10**6] * 100])
+def test_a_heartbeat_with_anything_but_lines_or_with_too_many_is_harmless(ray: Ray, said: Any) -> None:
+    transport = started()
+    transport._heartbeats["c0.0"] = (None, 0.0)
+    transport.poll(0)
+    ray.last("heartbeat").ends(said)
+    transport.poll(0)
+    transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
+    ray.last("run_task").ends(RayError("The actor died. See the logs."))
+    [lost] = transport.poll(0)
+    assert isinstance(lost, WorkerLost) and len(repr(transport.describe_worker("c0.0"))) < 20_000
+
+
+def test_an_error_that_cannot_say_itself_loses_the_worker_and_not_the_run(ray: Ray) -> None:
+    transport = started()
+    transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
+    failed = RayTaskError(OSError())
+    failed.cause = Unsayable()
+    ray.last("run_task").ends(failed)
+    assert transport.poll(0) == [WorkerLost("c0.0", "Unsayable: ")]
 
 
 def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
