@@ -84,13 +84,15 @@ class Tool(Plugin):
     """A plugin with one or more methods marked with `@tool`, which take plain arguments and return a string.
 
     The plugin holds the state that all conversations share. Each conversation gets a copy (`start`): its `setup` creates the
-    conversation's state and its `teardown` removes it. A copy is used by one thread at a time. A method raises ToolError with a message
-    for the policy. Any other exception means that the tool failed: the conversation ends, with score 0 if only its own calls cause that
-    (`rlvr.contracts.fault_rule`), without a score if the tool's `examples` fail too.
+    conversation's state and its `teardown` removes it. A copy is used by one thread at a time, unless `parallel` is True. A method
+    raises ToolError with a message for the policy. Any other exception means that the tool failed: the conversation ends, with score 0
+    if only its own calls cause that (`rlvr.contracts.fault_rule`), without a score if the tool's `examples` fail too.
     """
 
     needs_sandbox: ClassVar[bool] = False
     """True if the tool needs a `SandboxSession` for the conversation."""
+    parallel: ClassVar[bool] = False
+    """True if calls of one turn may run at the same time, each in a thread: no call changes what another one returns."""
     examples: ClassVar[Sequence[ToolExample]] = ()
     """Calls that `rlvr check` executes in this order in one conversation."""
     example_data: ClassVar[Mapping[str, Any]] = {}

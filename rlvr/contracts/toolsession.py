@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from contextvars import copy_context
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from threading import Thread
+from typing import Any, ClassVar, TypeVar
 
 from rlvr.contracts.sandbox import Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.session import Session, StepResult
@@ -15,6 +18,10 @@ from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Message, Task
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec, Turn
 
+Value = TypeVar("Value")
+
+MAX_PARALLEL_CALLS = 8
+"""The maximum of calls of one turn that run at the same time."""
 CALL_AFTER_END_MESSAGE = "Error: this call was not run. An earlier call of the same turn ended the conversation."
 TURN_TIMEOUT_MESSAGE = "Error: this call was not run. The earlier calls of the same turn took {seconds:.0f} s, and one turn has {most:g} s."
 
@@ -22,7 +29,8 @@ TURN_TIMEOUT_MESSAGE = "Error: this call was not run. The earlier calls of the s
 class ToolSession(Session):
     """One conversation with tools. Subclass it for an environment with its own files, data, initial messages or artifacts.
 
-    Each call of a turn gets one message of role `tool` with its result, in the order of the calls. A call that could not be parsed gets
+    Each call of a turn gets one message of role `tool` with its result, in the order of the calls. Neighbouring calls of tools that are
+    `parallel` run at the same time. A call that could not be parsed gets
     an error message instead. A turn without calls is the answer and ends the conversation, or is passed to the `inner` session.
     If a tool fails, the conversation has no score, or scores 0 if only its own calls make it fail.
     """
@@ -92,11 +100,15 @@ class ToolSession(Session):
             return self.inner.step(turn) if self.inner else None
         results: list[ToolResult] = []
         began = time.monotonic()
-        for call in turn.calls_needing_result:
-            late = CALL_AFTER_END_MESSAGE if self.final_answer is not None else self._describe_turn_timeout(time.monotonic() - began)
-            results.append(ToolResult(call.id, late, ok=False) if late else self._run_call(call))
-            if results[-1].done:
-                self.final_answer = results[-1].text
+        for calls in self._group_parallel_calls(turn.calls_needing_result):
+            late = "" if self.final_answer is not None else self._describe_turn_timeout(time.monotonic() - began)
+            ended = self.final_answer is not None
+            found = [] if late or ended else run_in_threads([partial(self._run_call, call) for call in calls])
+            for place, call in enumerate(calls):
+                unrun = late or (CALL_AFTER_END_MESSAGE if self.final_answer is not None else "")
+                results.append(ToolResult(call.id, unrun, ok=False) if unrun else found[place])
+                if results[-1].done:
+                    self.final_answer = results[-1].text
         known = [call for call in turn.calls_needing_result if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})]
         self.num_invalid_turns = 0 if known else self.num_invalid_turns + 1
         told = [_build_tool_message(call, result) for call, result in zip(turn.calls_needing_result, results, strict=True)]
@@ -147,6 +159,20 @@ class ToolSession(Session):
                 self._specs.append(spec)
         self._tools_by_name = opened
 
+    def _group_parallel_calls(self, calls: Sequence[Call]) -> list[list[Call]]:
+        """Group neighbouring calls that may run at the same time; any other call is a group of its own."""
+        groups: list[list[Call]] = []
+        was_parallel = False
+        for call in calls:
+            found = (self._tools_by_name or {}).get(call.name or "") if call.status is CallStatus.OK else None
+            is_parallel = found is not None and found.parallel
+            if is_parallel and was_parallel and len(groups[-1]) < MAX_PARALLEL_CALLS:
+                groups[-1].append(call)
+            else:
+                groups.append([call])
+            was_parallel = is_parallel
+        return groups
+
     def _describe_turn_timeout(self, elapsed_s: float) -> str:
         """Return the error message for a call that exceeds the turn's time limit; empty if it may run."""
         return TURN_TIMEOUT_MESSAGE.format(seconds=elapsed_s, most=self.turn_timeout_s) if elapsed_s >= self.turn_timeout_s else ""
@@ -159,6 +185,37 @@ class ToolSession(Session):
         if call.status is not CallStatus.OK:
             return ToolResult(call.id, call.error_message, ok=False)
         return run_tool_call(self._tools_by_name[call.name], call, max_characters=self.max_result_characters)
+
+
+def run_in_threads(functions: Sequence[Callable[[], Value]]) -> list[Value]:
+    """Run functions at the same time and return their results in order. If some raise, the exception of the first of them is raised.
+
+    >>> run_in_threads([lambda: 1, lambda: 2])
+    [1, 2]
+    """
+    if len(functions) == 1:
+        return [functions[0]()]
+    outcomes: dict[int, Value | BaseException] = {}
+
+    def run(place: int) -> None:
+        try:
+            outcomes[place] = functions[place]()
+        except BaseException as error:  # raised below, in the thread that asked
+            outcomes[place] = error
+
+    # threads of an executor would be waited for at the end of the process, although a call hangs
+    threads = [Thread(target=copy_context().run, args=(run, place), daemon=True) for place in range(len(functions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results: list[Value] = []
+    for place in range(len(functions)):
+        outcome = outcomes[place]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        results.append(outcome)
+    return results
 
 
 def _build_tool_message(call: Call, result: ToolResult) -> Message:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -187,6 +188,55 @@ def test_a_turn_whose_calls_take_too_long_ends_before_the_rollout_gives_it_up(mo
         said.tool_results[4].text == "Error: this call was not run. The earlier calls of the same turn took 0 s, and one turn has 0.03 s."
     )
     assert heard(session, calls(Call("1.0", "wait", {}))).tool_results[0].ok
+    session.close()
+
+
+class Meeting(Tool):
+    """Calls that wait for each other, so that only calls at the same time come to an end."""
+
+    parallel = True
+
+    def setup(self) -> None:
+        self.barrier = threading.Barrier(3)
+
+    @tool
+    def meet(self, place: int) -> str:
+        """Wait for two other calls; the later ones end first."""
+        self.barrier.wait(timeout=20.0)
+        time.sleep(0.02 * (7 - place))
+        return f"place {place}"
+
+    @tool
+    def fail(self, place: int) -> str:
+        """Fail, the later ones first."""
+        time.sleep(0.02 * (7 - place))
+        raise ValueError(f"place {place}")
+
+
+def meet(number: int, name: str = "meet") -> Call:
+    return Call(f"0.{number}", name, {"place": number})
+
+
+def test_calls_of_parallel_tools_run_at_the_same_time_with_results_in_order() -> None:
+    session = ToolSession(TASK, [Meeting(), Sleeper()])
+    said = heard(session, calls(meet(0), meet(1), meet(2), Call("0.3", "wait", {}), meet(4), meet(5), meet(6)))
+    assert [result.text for result in said.tool_results] == [*(f"place {n}" for n in range(3)), "waited", "place 4", "place 5", "place 6"]
+    assert [message["tool_call_id"] for message in said.messages] == [f"0.{n}" for n in range(7)]
+    session.close()
+
+
+def test_of_parallel_calls_that_fail_the_first_one_is_said() -> None:
+    session = ToolSession(TASK, [Meeting()])
+    with pytest.raises(ToolFailure, match="place 0"):
+        heard(session, calls(*(meet(number, "fail") for number in range(3))))
+    session.close()
+
+
+def test_no_more_calls_run_at_once_than_the_maximum() -> None:
+    session = ToolSession(TASK, [Meeting(), Sleeper()])
+    session.tools()
+    groups = session._group_parallel_calls([*(meet(number) for number in range(10)), Call("0.10", "wait", {}), Call("0.11", "none", {})])
+    assert [len(group) for group in groups] == [8, 2, 1, 1]
     session.close()
 
 
