@@ -5,7 +5,8 @@
     checkpoints/last             a link to the newest
 
 A checkpoint is written under a temporary name, hashed, and then renamed, so it is either complete or absent, even if the run is
-killed. By default the newest two are kept. If the files of a checkpoint do not match its manifest, the previous one is used.
+killed. By default the newest two are kept, and the newest one from the best steps so far. If the files of a checkpoint do not match its
+manifest, the previous one is used.
 
 If memory allows, a checkpoint is copied and then written by a thread while training continues (`CheckpointWriter`).
 """
@@ -75,9 +76,18 @@ def create_partial_folder(folder: Path, step: int) -> Path:
 
 
 def publish_checkpoint(
-    partial: Path, tokenizer: Any, state: Mapping[str, Any], progress: Progress, *, save_total_limit: int | None = DEFAULT_SAVE_TOTAL_LIMIT
+    partial: Path,
+    tokenizer: Any,
+    state: Mapping[str, Any],
+    progress: Progress,
+    *,
+    save_total_limit: int | None = DEFAULT_SAVE_TOTAL_LIMIT,
+    healthy_step: int = -1,
 ) -> Path:
-    """Write the state next to the weights, flush to disk, and publish the checkpoint. `save_total_limit`: how many to keep; None for all."""
+    """Write the state next to the weights, flush to disk, and publish the checkpoint.
+
+    `save_total_limit`: how many to keep; None for all. The newest one up to `healthy_step` is kept besides.
+    """
     home = partial.parent
     place = home / f"step-{progress.num_completed_steps:06d}"
     with handle_write_errors(partial):
@@ -87,9 +97,28 @@ def publish_checkpoint(
     partial.rename(place)
     _replace_link(home / "last", place.name)
     _fsync(home)
-    for old in _list_checkpoints(home.parent)[:-save_total_limit] if save_total_limit else ():
-        shutil.rmtree(old)
+    found = _list_checkpoints(home.parent)
+    healthy = max((one for one in found if parse_step(one) <= healthy_step), key=parse_step, default=None)
+    for old in found[:-save_total_limit] if save_total_limit else ():
+        if old != healthy:
+            shutil.rmtree(old)
     return place
+
+
+def set_aside_later_checkpoints(folder: Path, step: int) -> int:
+    """Set aside the checkpoints after a step, so that a resume goes on from the newest one up to it; return the step of that one.
+
+    If all are later, the oldest stays.
+    """
+    found = _list_checkpoints(folder)
+    stays = next((place for place in reversed(found) if parse_step(place) <= step and not find_damage(place)), found[0])
+    for place in found:
+        if parse_step(place) > parse_step(stays):
+            aside = place.with_name(f"set-aside-{place.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            place.rename(aside)
+    _replace_link(stays.parent / "last", stays.name)
+    return parse_step(stays)
 
 
 class CheckpointWriter:

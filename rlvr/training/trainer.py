@@ -201,6 +201,8 @@ class Trainer(Hinted):
             self.report_values: dict[str, Any] = {}
             self.is_resumed, self.last_saved_step = place is not None, -1
             """The step of the newest checkpoint; -1: there is none yet."""
+            self.healthy_step = -1
+            """The last of the best steps so far; the newest checkpoint up to this step is kept."""
             if place is not None:
                 self.restore(place)
             else:
@@ -303,12 +305,20 @@ class Trainer(Hinted):
         run_on_main(accelerator, writer.wait_for_write)
         partial = run_on_main(accelerator, lambda: checkpoint.create_partial_folder(self.folder, step))
         tokenizer, base = to_transformers_tokenizer(self.tokenizer), str(self.config.model.path or self.folder / "base")
+        healthy_step = self.healthy_step
 
         def publish(kept: Any) -> None:
             if kept["adapter"] is not None:
                 with checkpoint.handle_write_errors(partial):
                     adapter.save_adapter(self.model, kept["adapter"], partial / "adapter", base)
-            checkpoint.publish_checkpoint(partial, tokenizer, kept, progress, save_total_limit=self.config.log.save_total_limit)
+            checkpoint.publish_checkpoint(
+                partial,
+                tokenizer,
+                kept,
+                progress,
+                save_total_limit=self.config.log.save_total_limit,
+                healthy_step=healthy_step,
+            )
 
         def write_in_background(model: Any) -> None:
             weights = model.state_dict()
@@ -334,6 +344,16 @@ class Trainer(Hinted):
             run_on_main(accelerator, lambda: write_in_background(model))
         self.last_saved_step = step
         self._call("on_save", step)
+
+    def set_aside_checkpoints_after(self, step: int) -> int:
+        """Set aside the checkpoints after a step; return the step of the one from which a resume goes on."""
+
+        def set_aside() -> int:
+            self.checkpoint_writer.wait_for_write()
+            return checkpoint.set_aside_later_checkpoints(self.folder, step)
+
+        self.last_saved_step = run_on_main(self.accelerator, set_aside)
+        return self.last_saved_step
 
     def save_model(self, folder: Path) -> None:
         """Write the current weights and the tokenizer, as transformers loads them. A collective operation."""

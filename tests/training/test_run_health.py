@@ -63,6 +63,43 @@ def test_a_run_that_learns_slowly_or_noisily_or_is_done_is_healthy() -> None:
         assert first_trouble(health(), rows) is None
 
 
+def test_small_batches_may_have_no_right_answer_for_long() -> None:
+    nothing = {"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0, "num_completions": 32}
+    assert first_trouble(health(), [row(k) | nothing for k in range(1, 120)]) is None
+    assert first_trouble(health(), [row(1), *(row(k) | nothing for k in range(2, 120))]) is not None  # there was something to lose
+
+
+def test_steps_with_equal_rewards_teach_an_algorithm_with_value_estimates() -> None:
+    even = [row(k, 0.0, reward_std=0.0, value_loss=0.1, grad_norm=5.0) for k in range(1, 60)]
+    assert first_trouble(health(), even) is None
+
+
+@pytest.mark.parametrize(("large", "good", "blamed"), [(None, 8, False), (10, 8, True), (8, 7, True), (3, 8, False)])
+def test_the_checkpoint_to_go_on_from_is_from_before_the_trouble_and_the_update_that_caused_it(
+    large: int | None, good: int, blamed: bool
+) -> None:
+    rows = [row(k, 0.5 if k < 10 else 0.0, **{"completions/mean_length": 40.0 if k < 10 else 400.0}) for k in range(1, 40)]
+    for one in rows:
+        one["update_kl"] = 5.0 if one["step"] == large else 1e-3
+    _, trouble = first_trouble(health(), rows) or (0, None)
+    assert trouble is not None and trouble.kind == "reward" and trouble.since == 10
+    assert trouble.last_good_step == good and ("The update of step" in trouble.cause) == blamed
+
+
+def test_a_held_out_figure_far_below_an_earlier_one_is_trouble() -> None:
+    def find(figures: dict[int, float], tasks: int = 100) -> Trouble | None:
+        found = RunHealth(tiny_run(eval={"tasks": tasks, "every": 5}))
+        trouble = None
+        for k in range(1, max(figures) + 1):
+            found.observe(row(k, **({"eval/accuracy": figures[k]} if k in figures else {})))
+            trouble = trouble or found._find_held_out_fall(k, 0.4)
+        return trouble
+
+    trouble = find({5: 0.6, 10: 0.55, 15: 0.05})
+    assert trouble is not None and (trouble.since, trouble.last_good_step) == (15, 5) and "at step 5 it was 60.0%" in trouble.what
+    assert find({5: 0.6, 10: 0.35}) is None and find({5: 0.6, 10: 0.0}, tasks=20) is not None and find({5: 0.6, 10: 0.0}, tasks=5) is None
+
+
 def test_answers_without_a_score_stop_a_run_after_some_steps_in_a_row() -> None:
     rows = [row(k, unscored=120 if k > 3 else 0) for k in range(1, 20)]
     assert first_trouble(health(), rows) == (8, Trouble("unscored", 4, *first_trouble(health(), rows)[1][2:]))  # type: ignore[index]
@@ -74,12 +111,13 @@ def test_answers_without_a_score_stop_a_run_after_some_steps_in_a_row() -> None:
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
-        ({"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0}, "gradient", "too hard, or no answer can be read"),
+        ({"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0, "num_completions": 256}, "gradient", "too hard, or no answer can be read"),
         ({"reward": 0.3, "reward_std": 0.0, "step/skipped": 1.0}, "gradient", "does not tell answers apart"),
         ({"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0, "completions/clipped_ratio": 0.9}, "gradient", "max_new_tokens"),
         ({"reward": None, "reward_std": None, "step/skipped": 1.0, "unscored": 128}, "unscored", "Not the answers but the verifier"),
         ({"grad_norm": 0.0}, "gradient", "no weight is trainable"),
         ({"step/nonfinite_minibatches": 1.0, "update_kl": None}, "nonfinite", "overflow"),
+        ({"step/nonfinite_minibatches": 1.0, "update_kl": 0.0, "grad_norm": 0.0, "optimizer_steps": 0.0}, "nonfinite", "overflow"),
     ],
 )
 def test_a_run_that_learns_nothing_from_the_start_says_why(changes: dict[str, Any], kind: str, words: str) -> None:
@@ -187,7 +225,18 @@ def test_a_few_steps_without_a_gradient_may_be_bad_luck() -> None:
         found = health()
         assert first_trouble(found, [row(k) | idle for k in range(1, steps + 1)]) is None
         with pytest.raises(CheckFailed, match="no step of this run") if stops else nullcontext():
-            found.on_run_end(cast(Any, None), cast(Any, None))
+            found.on_run_end(
+                cast(Any, None), TrainReport("r", steps=steps, seconds=1.0, accuracy_before=None, accuracy_after=None, held_out_tasks=0)
+            )
+
+
+def test_a_run_that_ends_much_worse_than_it_began_says_so() -> None:
+    for after, tasks, stops in ((0.0, 21, True), (0.3, 21, False), (0.2, 500, True), (0.2, 21, False)):
+        found = health()
+        found.observe(row(1))
+        report = TrainReport("r", steps=1, seconds=1.0, accuracy_before=0.6, accuracy_after=after, held_out_tasks=tasks)
+        with pytest.raises(CheckFailed, match="has finished and is saved, but its policy is much worse") if stops else nullcontext():
+            found.on_run_end(cast(Any, None), report)
 
 
 def test_the_bounds_may_change_in_a_resumed_run_and_nothing_else(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_everything_is_written(finished: tuple[Path, TrainReport]) -> None:
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "config.yaml", "versions.json", "metrics.jsonl", "timings.jsonl", "episodes.jsonl", "checkpoints", "reward.png", "report.json",
+        "plugins.json", "plugins",
     }  # fmt: skip
     assert json.loads((folder / "report.json").read_text()) == report.to_dict()
     assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
@@ -98,12 +99,12 @@ def test_training_continues_while_a_checkpoint_is_written(
     """The checkpoint of step 2 is written when step 3 has ended, and is what it would have been."""
     write, lines, waited = checkpoint.publish_checkpoint, tmp_path / "a" / "metrics.jsonl", list[int]()
 
-    def late(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, save_total_limit: int | None) -> Path:
+    def late(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, **limits: Any) -> Path:
         until = time.monotonic() + 30
         while progress.num_completed_steps == 2 and len(lines.read_text().splitlines()) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         waited.append(len(lines.read_text().splitlines()) if lines.exists() else 0)
-        return write(partial, tokenizer, state, progress, save_total_limit=save_total_limit)
+        return write(partial, tokenizer, state, progress, **limits)
 
     monkeypatch.setattr(checkpoint, "publish_checkpoint", late)
     run(tmp_path / "a", train={"steps": 4, "learning_rate": 1e-3}, log={"save_every": 2})
@@ -134,9 +135,9 @@ def test_where_memory_is_short_a_checkpoint_is_written_before_training_continues
     monkeypatch.setattr(checkpoint, "measure_copy_budget_bytes", lambda: 1000)
     monkeypatch.setattr(checkpoint, "copy_to_host", lambda value: pytest.fail("it was copied"))
 
-    def noted(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, *, save_total_limit: int | None) -> Path:
+    def noted(partial: Path, tokenizer: Any, state: Any, progress: checkpoint.Progress, **limits: Any) -> Path:
         threads.append(progress.num_completed_steps)
-        return write(partial, tokenizer, state, progress, save_total_limit=save_total_limit)
+        return write(partial, tokenizer, state, progress, **limits)
 
     monkeypatch.setattr(checkpoint, "publish_checkpoint", noted)
     run(tmp_path / "a", train={"steps": 2, "learning_rate": 1e-3})
