@@ -67,9 +67,7 @@ class ProcessKiller:
 
     def list_remaining_pids(self) -> list[int]:
         """Return the pids still alive: the inits, or the process table, which is complete once no process can fork."""
-        return (
-            sorted(self._namespace_helper.live_inits) if self._namespace_helper else self.list_program_pids()
-        )
+        return sorted(self._namespace_helper.live_inits) if self._namespace_helper else self.list_program_pids()
 
 
 def kill_user_processes(uid: int) -> None:
