@@ -221,7 +221,7 @@ def test_calls_of_parallel_tools_run_at_the_same_time_with_results_in_order() ->
     session = ToolSession(TASK, [Meeting(), Sleeper()])
     said = heard(session, calls(meet(0), meet(1), meet(2), Call("0.3", "wait", {}), meet(4), meet(5), meet(6)))
     assert [result.text for result in said.tool_results] == [*(f"place {n}" for n in range(3)), "waited", "place 4", "place 5", "place 6"]
-    assert [message["tool_call_id"] for message in said.messages] == [f"0.{n}" for n in range(7)]
+    assert [dict(message)["tool_call_id"] for message in said.messages] == [f"0.{n}" for n in range(7)]
     session.close()
 
 
