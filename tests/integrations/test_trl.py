@@ -170,7 +170,7 @@ def test_conversations_are_judged_with_what_their_sessions_know() -> None:
     assert not Watched.alive
 
 
-def test_a_tool_that_breaks_scores_nobody_but_none() -> None:
+def test_a_call_that_alone_breaks_its_tool_is_the_answers_own_zero_and_touches_no_other() -> None:
     worlds = EnvironmentFactory(Counts())
     rows = make_rows(worlds.runner.environment, "train", 2, start=5)
     pool = [worlds(), worlds()]
@@ -179,7 +179,7 @@ def test_a_tool_that_breaks_scores_nobody_but_none() -> None:
     with pytest.raises(Exception, match="the tool failed"):
         methods_of(pool[0])["add"](number=999)
     said = [[{"role": "assistant", "content": text}] for text in "56"]
-    assert worlds.reward(completions=said, environments=pool, **columns(rows)) == [None, 1.0]
+    assert worlds.reward(completions=said, environments=pool, **columns(rows)) == [0.0, 1.0]
     worlds.close()
 
 
