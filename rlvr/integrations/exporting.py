@@ -45,15 +45,16 @@ def export_env(
     """Write an environment for a framework, into a new or empty folder."""
     if framework not in FORMATS:
         raise ConfigError(f"--to {framework!r} is not a framework; {format_suggestion(framework, FORMATS)}")
-    kind, folder, settings = FORMATS[framework], Path(out), resolve_plugin_files(dict(settings or {}))
+    kind, folder = FORMATS[framework], Path(out)
+    resolved: Mapping[str, Any] = resolve_plugin_files(dict(settings or {}))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists and is not an empty folder; choose another --out")
-    environment: Environment = build("env", name, **settings)
+    environment: Environment = build("env", name, **resolved)
     with environment:
         if framework in SINGLE_TURN_FORMATS and (environment.max_turns > 1 or environment.tools):
             raise ConfigError(f"{name} is a conversation, and the export to {kind.title} takes single answers; use trl, inspect or skyrl")
         count = _resolve_count(environment, split, count)
-        values = _build_template_values(name, kind, settings, split, count, environment)
+        values = _build_template_values(name, kind, resolved, split, count, environment)
         rows = _make_rows(environment, kind, split, count)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ def export_env(
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror}; choose another --out") from error
     files = (*names, kind.data_file) if kind.data_file else tuple(names)
-    return ExportResult(folder, files, count, values["use"], settings)
+    return ExportResult(folder, files, count, values["use"], resolved)
 
 
 def _resolve_count(environment: Environment, split: str, count: int | None) -> int:
