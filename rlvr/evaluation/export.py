@@ -30,7 +30,7 @@ from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_to
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.conversation_stats import count_turns_and_calls
-from rlvr.runs.run_log import load_run_config
+from rlvr.runs.run_log import explain_damaged_run, load_run_config
 
 TRAINING_COLUMNS = (
     "step",
@@ -96,7 +96,8 @@ def write_export(run: str | Path, format_name: str, out: str | Path | None = Non
     if out.exists() and out != run / name:  # only the file of an earlier export is overwritten
         raise ConfigError(f"{out} exists and is not overwritten; choose another --out")
     try:
-        left_out = write(run, out)
+        with explain_damaged_run(run):
+            left_out = write(run, out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
     return ExportResult(out, left_out or {})
@@ -139,6 +140,7 @@ def _join_prompt(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 """The first characters of texts that spreadsheets run as formulas."""
 
@@ -156,12 +158,16 @@ def _write_csv(run: Path, out: Path) -> None:
 
 
 def quote_formula(value: Any) -> Any:
-    """Put an apostrophe before a text that a spreadsheet would run as a formula; the policy writes the texts.
+    r"""Put an apostrophe before a text that a spreadsheet would run as a formula, and escape control characters, which a terminal would
+    obey; the policy writes the texts.
 
-    >>> quote_formula("=1+1"), quote_formula("1+1"), quote_formula("-1.5")
-    ("'=1+1", '1+1', '-1.5')
+    >>> quote_formula("=1+1"), quote_formula("1+1"), quote_formula("-1.5"), quote_formula("\x1b[2J")
+    ("'=1+1", '1+1', '-1.5', '\\x1b[2J')
     """
-    if not isinstance(value, str) or not value.startswith(FORMULA_STARTS):
+    if not isinstance(value, str):
+        return value
+    value = CONTROL_CHARACTER.sub(lambda match: f"\\x{ord(match[0]):02x}", value)
+    if not value.startswith(FORMULA_STARTS):
         return value
     try:
         float(value)

@@ -19,6 +19,7 @@ A run is never overwritten, and is resumed only with the configuration it was st
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import sys
@@ -39,8 +40,22 @@ from rlvr.plugin_files import resolve_plugin_files, shorten_plugin_files
 
 LOG_FILES = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "canaries.jsonl")
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
+logger = logging.getLogger(__name__)
 TokenDiagnostics = tuple[Sequence[float], Sequence[float] | None]
 """The learner's values for an episode: the advantage of each token, and the log-ratio of trainer to sampler, if available."""
+
+
+@contextmanager
+def explain_damaged_run(*folders: Path) -> Iterator[None]:
+    """Turn what the reading of a run's files raises into one message: files of a run are data, which may be cut or edited."""
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        logger.debug("reading a run failed", exc_info=error)
+        raise ConfigError(
+            f"the files of {' or '.join(map(str, folders))} cannot be read as those of a run ({type(error).__name__}: {str(error)[:200]}); "
+            "were they edited or cut? A run that `rlvr eval` or `rlvr train` wrote can be read"
+        ) from error
 
 
 class RunLog:

@@ -22,6 +22,7 @@ from typing import Any
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.samples import REPORT_FILE, ROWS_FILE, write_atomic
 from rlvr.mdp.transcript import load_tokenizer_or_none
+from rlvr.runs.run_log import explain_damaged_run
 from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_runs_into_conditions, load_settings
 from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, pack_episodes
 from rlvr.viewer.run_summary import METRICS_FILE, load_viewed_run
@@ -70,6 +71,11 @@ def write_page(
         raise ConfigError(f"{out} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
     out = out or folders[0] / "view.html"
     _check_distinct(folders)
+    with explain_damaged_run(*folders):
+        return _write_page(folders, out, is_compared=bool(against), reload_s=reload_s)
+
+
+def _write_page(folders: Sequence[Path], out: Path, *, is_compared: bool, reload_s: int) -> WrittenPage:
     heads: list[dict[str, Any]] = []
     parts: dict[str, str] = {}
     for nth, folder in enumerate(folders):
@@ -83,7 +89,7 @@ def write_page(
         if heads[0]["kind"] != heads[-1]["kind"]:
             raise ConfigError(f"{folders[0]} and {folder} cannot be compared: one is a training run, the other an evaluation")
     head = {"runs": heads, "chunk": EPISODES_PER_CHUNK, "reload_s": reload_s} | _build_runs_data(
-        folders, heads, last_is_own_condition=bool(against)
+        folders, heads, last_is_own_condition=is_compared
     )
     return WrittenPage(out, heads[0]["episodes"], write_page_file(out, render_page("page.html", SCRIPTS, head, parts)))
 

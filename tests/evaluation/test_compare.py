@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from rlvr.cli.commands import run_command
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.export import EXPORT_FORMATS, write_export
+from rlvr.evaluation.export import EXPORT_FORMATS, quote_formula, write_export
 from rlvr.evaluation.rescore import rescore
 from rlvr.evaluation.samples import iter_rows
+from rlvr.viewer.view import write_page
 from tests.evaluation.test_evaluate import results
 
 SUMS = "tests/fixtures/worlds.py:Sums"
@@ -257,6 +258,20 @@ def test_a_formula_that_the_policy_wrote_is_a_text_in_the_table(answer: str, tmp
         table = list(csv.reader(file))
     assert any(f"'{answer}" in line for line in table)
     assert not [cell for line in table for cell in line if cell.startswith(("=", "+", "@", "\t", "\r", "-2+"))]
+
+
+@pytest.mark.parametrize("line", ["[1]", "null", "5", "[" * 100_000, '{"a": ' + "9" * 5_000 + "}", '{"env": ["a"]}'])
+def test_an_edited_run_is_one_message_for_exports_and_pages(line: str, tmp_path: Path) -> None:
+    evaluate("tests/fixtures/worlds.py:Sums", "scripted:gold", tasks=2, out=tmp_path / "e")
+    rows = tmp_path / "e" / "episodes.jsonl"
+    rows.write_text(f"{line}\n{rows.read_text()}")
+    for read in (lambda: write_export(tmp_path / "e", "csv"), lambda: write_page(tmp_path / "e")):
+        with pytest.raises(RlvrError):
+            read()
+
+
+def test_control_characters_of_an_answer_reach_no_terminal_through_a_table() -> None:
+    assert quote_formula("a\x1b[2J\nb\tc\x9b") == "a\\x1b[2J\nb\tc\\x9b"
 
 
 def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None:
