@@ -137,9 +137,13 @@ class ClusterEpisodeSource:
 
     def stream_episodes(self, requests: Iterable[EnvRequests]) -> Iterator[list[tuple[RolloutRequest, Episode]]]:
         """Yield each batch of requests with their episodes as soon as the whole batch is sampled and verified."""
-        begun = {
-            self.driver.start_rollout(call, one.sampling, as_one_task=True): call for one in requests for call in self.split_batches(one)
-        }
+        from rlvr.cluster.checks.episode_fields import EpisodeLimits
+
+        begun = dict[Any, Sequence[RolloutRequest]]()
+        for one in requests:
+            limits = EpisodeLimits.from_mdp(one.mdp, may_count_own_tokens=True)
+            for call in self.split_batches(one):
+                begun[self.driver.start_rollout(call, one.sampling, as_one_task=True, limits=limits)] = call
         while begun:
             batch = self.driver.wait_for_any(*begun)
             yield list(zip(begun.pop(batch), batch.result(), strict=True))

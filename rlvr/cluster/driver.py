@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -24,9 +24,10 @@ from rlvr.cluster.checks.comparison import (
     is_comparable,
     make_audit_name,
 )
+from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.cluster_metrics import ClusterMetrics
 from rlvr.cluster.event_log import EventLog
-from rlvr.cluster.rollout_tasks import RolloutTask, check_task_episodes, make_failed_episodes, split_into_tasks
+from rlvr.cluster.rollout_tasks import NO_LIMITS, RolloutTask, check_task_episodes, make_failed_episodes, split_into_tasks
 from rlvr.cluster.scheduler_commands import (
     AbandonTask,
     AcceptResult,
@@ -72,6 +73,9 @@ class PendingRollout:
     is_done: threading.Event = field(default_factory=threading.Event)
     worker_by_task: dict[str, str] = field(default_factory=dict)
     """For each task: the worker that sampled it."""
+    limits: EpisodeLimits = NO_LIMITS
+    prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The prompt of each task, by its id, where it is known."""
     audit: PendingRollout | None = None
     """A second sampling of some of the tasks, to compare with the first (`cluster.audit_fraction`)."""
 
@@ -95,10 +99,10 @@ class Driver:
         *,
         log: Callable[[str], None] = logger.warning,
         record: EventLog | None = None,
-        vocab_size: int | None = None,
+        limits: EpisodeLimits = NO_LIMITS,
     ) -> None:
-        """`vocab_size`: the number of token ids that there are, if it is known here."""
-        self.transport, self.settings, self.log, self.vocab_size = transport, settings, log, vocab_size
+        """`limits`: the limits of all episodes, if they are known here."""
+        self.transport, self.settings, self.log, self.limits = transport, settings, log, limits
         self.metrics, self.event_log = ClusterMetrics(settings.rollout_workers), record or EventLog(None)
         self.scheduler = WorkScheduler(
             group_timeout_s=settings.task_timeout_s,
@@ -130,22 +134,30 @@ class Driver:
         self._run_in_transport_thread(partial(self._announce_weights, self._weights_number))
 
     def start_rollout(
-        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0, as_one_task: bool = False
+        self,
+        requests: Sequence[RolloutRequest],
+        sampling: SamplingParams,
+        *,
+        version: int = 0,
+        as_one_task: bool = False,
+        limits: EpisodeLimits | None = None,
     ) -> PendingRollout:
         """Start to sample one episode per request, with the weights that were sent last and after all earlier rollouts. Does not block.
 
         Some thread must wait for a rollout: only waiting threads handle events. `version` is the policy version that is written into the
-        episodes; `as_one_task` samples all requests in one task.
+        episodes; `as_one_task` samples all requests in one task; `limits`: the limits of these episodes, if not those of all.
         """
         if self._weights_number < 0:
             self.send_weights()
         self._num_calls += 1
         cut = [list(requests)] if as_one_task else split_into_tasks(requests, self.settings.groups_per_task)
         units = {f"{self._num_calls}:{place}": unit for place, unit in enumerate(cut)}
-        batch = PendingRollout(self, units, sampling, version, self._weights_number)
+        limits = limits or self.limits
+        prompts = limits.render_prompts([draw.task for draw in requests])  # in the thread that also samples where there is no cluster
+        batch = PendingRollout(self, units, sampling, version, self._weights_number, limits=limits, prompts=prompts)
         self._run_in_transport_thread(partial(self._enqueue, batch))
         if chosen := choose_audit_tasks(units, self.settings.audit_fraction):
-            batch.audit = PendingRollout(self, chosen, sampling, version, self._weights_number)
+            batch.audit = PendingRollout(self, chosen, sampling, version, self._weights_number, limits=limits, prompts=prompts)
             self._run_in_transport_thread(partial(self._enqueue, batch.audit))
         return batch
 
@@ -297,8 +309,8 @@ class Driver:
                 raise CorruptData(f"task {command.group} came back without episodes, although it was not cancelled")
             found = [] if has_nothing else _decode_task(name, encoded_episodes)
             if unit is not None:
-                version = self._pending[name].policy_version
-                check_task_episodes(name, unit, found, policy_version=version, vocab_size=self.vocab_size)
+                batch = self._pending[name]
+                check_task_episodes(name, unit, found, policy_version=batch.policy_version, limits=batch.limits, prompts=batch.prompts)
         except CorruptData as error:
             self._handle_worker_loss(WorkerLost(command.worker, str(error)))
             return

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.driver import NO_WEIGHTS, Driver, PendingRollout
 from rlvr.cluster.event_log import EventLog
 from rlvr.cluster.rollout_tasks import split_into_tasks
@@ -108,7 +109,9 @@ def start_driver(components: Components, settings: ClusterConfig, stack: ExitSta
     )
     actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    driver = stack.enter_context(Driver(actors, settings, record=event_log, vocab_size=components.tokenizer.vocab_size))
+    info = components.sampler.info
+    limits = EpisodeLimits.from_mdp(components.mdp, may_count_own_tokens=not (info.runs_model or info.loads_weights))
+    driver = stack.enter_context(Driver(actors, settings, record=event_log, limits=limits))
     if (judges := actors.verifier_workers) is not None:
         driver.metrics.get_verifier_load = lambda: judges.busy_fraction
     return driver

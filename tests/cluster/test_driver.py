@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlvr.cluster.checks.comparison import choose_audit_tasks
+from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.driver import Driver
 from rlvr.cluster.event_log import EventLog
 from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK, RolloutTask, split_into_tasks
@@ -26,7 +27,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, derive_seed
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, StepReward, Task, Verdict, user
 
 
 def draws(groups: int = 6, members: int = 2) -> list[RolloutRequest]:
@@ -511,7 +512,87 @@ LIES: dict[str, Any] = {
     "a canary that nobody asked for": forge(meta={"index": 0, "canary": True}),
     "another task's index": forge(meta={"index": 99}),
     "no meta": forge(meta={}),
+    "a key that no rollout writes": forge(meta={"index": 0, "advantage": 9}),
+    **{
+        f"{name} {value!r:.30}": forge(meta={"index": 0, name: value})
+        for name, values in {
+            "versions": ("xx", 5, None, [["a", "b"]], [[-(10**12), 1]], [[7, 2]], [[8, 2]], [[7]], [7, 2]),
+            "malformed_turns": (5, "0", [[1]], [1], [-1], [0, 0], [True], None),
+            "session": (
+                5,
+                "x",
+                [1],
+                {"turns": 5},
+                {"turns": [5]},
+                {"turns": [{"text": "4"}]},
+                {"turns": [{"text": 4}], "step_results": []},
+                {"turns": [{"text": "4"}], "step_results": [5]},
+                {"turns": [{"text": "4"}], "step_results": [], "more": 1},
+                {"turns": [{"text": "4"}] * 2, "step_results": [], "answer": "4"},
+                {"turns": [{"text": "4", "calls": [{"id": [], "name": "f"}]}], "step_results": [], "answer": "4"},
+                {"tools": [{"name": []}], "turns": [{"text": "4"}], "step_results": []},
+                {"turns": [{"text": "4"}], "step_results": [], "answer": "4", "files": {"a": 5}},
+                {"turns": [{"text": "4"}], "step_results": [], "verdict": {"score": "x", "reason": "", "fault": "none"}},
+                {
+                    "turns": [{"text": "4"}],
+                    "answer": "4",
+                    "step_results": [
+                        {"messages": [], "done": True, "tool_results": [{"call": "0", "text": "", "ok": True, "seconds": "x"}]}
+                    ],
+                },
+            ),
+            "truncated": (5, "never", ["time"]),
+            "finish": (5, "bad", ["terminated"]),
+            "trouble": (5, "x" * 1_000_001),
+            "usage": (5, [1], [1, -1], [1, "2"], [1, 2.5]),
+            "reasoning": (5, "x", [5], ["a", "b"]),
+        }.items()
+        for value in values
+    },
+    "rewards that cancel": forge(rewards=[0.0, 1e6, -1e6], verdict=Verdict(0.0, "")),
+    "a reward before the last token": forge(rewards=[0.0, 1.0, 0.0], verdict=Verdict(1.0, "")),
+    "steps that cancel": forge(
+        rewards=[0.0, -1e6, 1e6 + 1], verdict=Verdict(1.0, "", step_rewards=[StepReward(-1e6, characters=1), StepReward(1e6 + 1)])
+    ),
+    "more rewards than steps": forge(rewards=[0.0, 0.5, 0.5], verdict=Verdict(1.0, "", step_rewards=[StepReward(1.0)])),
+    "rewards beyond the steps": forge(
+        rewards=[0.0, -99.0, 100.0], verdict=Verdict(1.0, "", step_rewards=[StepReward(0.5, characters=1), StepReward(0.5)])
+    ),
+    "a step of a turn that was not": forge(rewards=[0.0, 0.0, 1.0], verdict=Verdict(1.0, "", step_rewards=[StepReward(1.0, turn=3)])),
+    "a log-probability of -1e30": forge(logprobs=[0.0, -1e30, -0.25]),
+    "a billion turns": forge(turns=10**9),
+    "no turn": forge(turns=0),
+    "more turns than tokens": forge(turns=3),
+    "too many tokens": forge(
+        tokens=[5] * 99, action_mask=[False] + [True] * 98, logprobs=[0.0] * 99, rewards=[0.0] * 99, verdict=Verdict(0.0, "")
+    ),
+    "too long a prompt": forge(
+        tokens=[5] * 99, action_mask=[False] * 98 + [True], logprobs=[0.0] * 99, rewards=[0.0] * 99, verdict=Verdict(0.0, "")
+    ),
+    "another prompt": forge(tokens=[6, 1, 2]),
+    "a reply where there is one turn": forge(
+        tokens=[5, 1, 2, 2],
+        action_mask=[False, True, False, True],
+        logprobs=[0.0, -0.5, 0.0, -0.5],
+        rewards=[0.0] * 4,
+        verdict=Verdict(0.0, ""),
+        turns=2,
+    ),
+    "a failure with another prompt": forge(
+        tokens=[6],
+        action_mask=[False],
+        logprobs=[0.0],
+        rewards=[0.0],
+        stop_reason=StopReason.FAILED,
+        verdict=Verdict(None, "down", fault=Fault.INFRA),
+        error="down",
+    ),
+    "tokens counted as by an endpoint": forge(meta={"index": 0, "usage": [1, 2]}),
+    "a reason of 3 MB": forge(verdict=Verdict(1.0, "x" * 3_000_000), rewards=[0.0, 0.0, 1.0]),
+    "a text of 5 MB": forge(text="a" * 5_000_000),
+    "an error of 5 MB": forge(error="a" * 5_000_000),
 }
+LIMITS = EpisodeLimits(1000, max_new_tokens=8, max_length=16, max_turns=1, may_count_own_tokens=False, render_prompt=lambda task: [5])
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -531,7 +612,7 @@ def test_a_worker_that_lies_is_replaced_and_nothing_of_it_is_taken(name: str) ->
             return events
 
     config = ClusterConfig(rollout_workers=2, max_restarts=1000)
-    with Driver(Liar(), config, log=told.append, vocab_size=1000) as driver:
+    with Driver(Liar(), config, log=told.append, limits=LIMITS) as driver:
         driver.send_weights()
         assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
         assert driver.num_lost == 1 and "task" in told[0]
