@@ -25,6 +25,7 @@ from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
+from rlvr.verifiers.math.compare.question_units import explain_unit_conflict
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
 from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
@@ -165,7 +166,7 @@ class Symbolic(Verifier):
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
             verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
-            if verdict.passed and policy.worked_out != "off" and (why := self._explain_prompt_copy(task, gold, found)):
+            if verdict.passed and (why := self._explain_question_conflict(task, gold, found, policy)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
@@ -216,11 +217,15 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._verify_text(gold, found.text, policy)
 
-    def _explain_prompt_copy(self, task: Task, gold: str, extraction: Extraction) -> str:
-        """Explain why a right answer is rejected as a copy of the question; "" if it is not."""
+    def _explain_question_conflict(self, task: Task, gold: str, extraction: Extraction, policy: MathPolicy) -> str:
+        """Explain why a right value does not answer the question: it is copied from it, or has another unit; "" if it does."""
         texts = [text for text in ([extraction.text] if extraction.text is not None else extraction.candidates) if text != gold]
         prompt = "\n".join(message["content"] for message in task.prompt) if texts else ""
-        return next((why for text in texts if (why := explain_prompt_copy(gold, text, prompt))), "")
+        for text in texts:
+            why = explain_prompt_copy(gold, text, prompt) if policy.worked_out != "off" else ""
+            if why or (why := explain_unit_conflict(gold, text, prompt)):
+                return why
+        return ""
 
     def _verify_text(self, gold: str, text: str, policy: MathPolicy) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _can_drop_spaces(text))

@@ -308,6 +308,13 @@ _CONCLUSION_WITH_CALCULATION = re.compile(
 """A sentence whose calculation ends in the only text in bold: `So she makes 9 * $2 = **$18** every day.`"""
 
 
+_ONLY_SENTENCE = re.compile(
+    r"(?P<head>[^\W\d_][^*\n.!?]{0,160}?[\s:])\*\*(?P<value>[$\\]{0,2}-?\d[^*\n]{0,60}|[$].{1,60}[$])\*\*(?P<rest>[a-z' ]{0,80})[.!]?",
+    re.IGNORECASE,
+)
+"""A text of one sentence with one value in bold: `Each month she pays **$255**.`"""
+
+
 def extract_conclusion(text: str) -> Extraction:
     r"""Extract the answer from a concluding last sentence: "Therefore, the probability is $\frac12$." names a quantity and its value.
 
@@ -325,6 +332,9 @@ def extract_conclusion(text: str) -> Extraction:
     stated = _STATED_FIRST.fullmatch(sentence)
     if stated is not None:
         return Extraction(unwrap_answer(stated["value"].strip("*").strip()), "in the conclusion")
+    only = _ONLY_SENTENCE.fullmatch(text.strip()) if text.count("**") == 2 else None
+    if only is not None and not _CONCLUSION_VETO.search(f"{only['head']} {only['rest']}") and not _HEDGE_WORDS.search(only["head"]):
+        return Extraction(unwrap_answer(only["value"].strip()), "in the conclusion")
     clause = _LAST_CLAUSE.search(sentence)
     if clause is not None and not _CONCLUSION_VETO.search(sentence[: clause.start()]):
         sentence = clause[1]

@@ -1,0 +1,68 @@
+r"""Compare the unit of an answer with the unit that the question asks for, where the gold is a bare number.
+
+A bare gold fits any unit, but a question may name its own: "How many centimeters ...?" is not answered by `8 meters`. Only clear conflicts
+count: another unit of the same quantity, or a percentage where the question names none.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from rlvr.verifiers.math.parsing.parser import parse_answer
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree
+from rlvr.verifiers.math.parsing.units import Measure, is_base_unit, parse_unit_label
+
+_ASKED_UNIT = re.compile(
+    r"\bhow\s+(?:many|much)\s+(?:(?:more|fewer|less|total|additional|extra|whole|full)\s+)*([a-z]+)"
+    r"|\b(?:number|amount|total)\s+of\s+([a-z]+)|\bin\s+([a-z]+)\s*[?.,]|\b(?:as|of)\s+(?:a\s+)?(percent(?:age)?)\b",
+    re.IGNORECASE,
+)
+_REQUEST = re.compile(
+    r"(?:[^.?!]|\.(?=\d))*\?|(?:^|(?<=[.?!]\s))(?:express|find|compute|give|round|determine|calculate|write|answer)\b[^.?!]*", re.IGNORECASE
+)
+_PERCENT_WORD = re.compile(r"%|\bper\s?cent|\bpercentage|\bprobability|\bchance|\brate\b|\bfraction\b", re.IGNORECASE)
+
+
+def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
+    """Explain why the unit of an answer is not that of the question; "" if there is no conflict.
+
+    >>> explain_unit_conflict("8", "8 meters", "How many centimeters is it?")
+    'its unit is meters, and the question asks for centimeters'
+    >>> explain_unit_conflict("8", "8 apples", "How many are left?")
+    ''
+    """
+    if answer == gold or not prompt:
+        return ""
+    wanted, given = _parse(gold), _parse(answer)
+    if wanted is None or given is None or wanted[0] not in ("num", "dec", "div"):
+        return ""
+    requests = [match[0] for match in _REQUEST.finditer(prompt)]
+    if given[0] == "percent" and wanted[:1] + wanted[2:] == ("num", 1) and requests and not any(_PERCENT_WORD.search(one) for one in requests):
+        return "it is a percentage, and the question asks for none"
+    mine = parse_unit_label(given[-1]) if given[0] == "unit" else None
+    if mine is None or not _is_known(mine):
+        return ""
+    asked = {
+        word.lower(): measure
+        for one in requests
+        for match in _ASKED_UNIT.finditer(one)
+        for word in match.groups()
+        if word and (measure := parse_unit_label(word.lower())) is not None and _is_known(measure)
+    }
+    if mine in asked.values():
+        return ""
+    other = next((word for word, measure in asked.items() if measure[0] == mine[0]), None)
+    return f"its unit is {given[-1]}, and the question asks for {other}" if other else ""
+
+
+def _is_known(measure: Measure) -> bool:
+    return bool(measure[0]) and all(is_base_unit(name) for name, _ in measure[0])
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> Tree | None:
+    try:
+        return parse_answer(text)
+    except (ParseError, LimitExceeded):
+        return None
