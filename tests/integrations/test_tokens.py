@@ -63,7 +63,6 @@ def test_a_played_conversation_is_that_of_a_rollout(name: str) -> None:
     [
         (Counts(), Engine([[]]), "returned no token"),
         (Counts(), Engine([], fails=True), "ConnectionError: the engine is gone"),
-        (Counts(), Engine(wire(Counts(), [Call("0.0", "add", {"number": 999})])), "the counter fell over"),
         (Hangs(), Engine(wire(First(), ["7"])), "returned nothing within 0.2 s"),
         (First(verifier=Raises()), Engine(wire(First(), ["7"])), "the judge fell over"),
     ],
@@ -74,6 +73,14 @@ def test_what_fails_has_no_score_and_leaves_nothing_open(env: Any, engine: Engin
     assert (row.verdict.score, row.verdict.fault, episode.stop_reason) == (None, Fault.INFRA, StopReason.FAILED)
     assert words in row.verdict.reason
     assert row.response_ids, "trainers take no empty answers"
+    player.close()
+    assert not Watched.alive
+
+
+def test_a_call_that_alone_breaks_its_tool_is_the_answers_own_zero() -> None:
+    player = make_token_conversation_runner(Counts(), tokenizer(), max_length=LONGEST)
+    row, _ = play(player, Engine(wire(Counts(), [Call("0.0", "add", {"number": 999})])))
+    assert (row.verdict.score, row.verdict.fault) == (0.0, Fault.ANSWER) and "the counter fell over" in row.verdict.reason
     player.close()
     assert not Watched.alive
 
