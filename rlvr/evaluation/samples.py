@@ -174,6 +174,8 @@ class SampleStore:
         sample = parse_sample(row)
         if self._file is not None:
             with wrap_write_errors(self.folder):
+                if not self.samples and self.folder is not None:  # not earlier: an evaluation that cannot start leaves nothing
+                    record_plugins(self.folder, self._plugins)
                 self._file.write(json.dumps(row, ensure_ascii=False, allow_nan=False, default=str) + "\n")
                 self._file.flush()
         self.samples[sample.key] = sample
@@ -186,8 +188,6 @@ class SampleStore:
             (self.folder / REPORT_FILE).unlink(missing_ok=True)
             with wrap_write_errors(self.folder):
                 write_atomic(self.folder / PLAN_FILE, self.plan.to_yaml())
-                if not self.samples:
-                    record_plugins(self.folder, self._plugins)
 
     def __enter__(self) -> SampleStore:
         return self
@@ -209,7 +209,11 @@ def load_plan(folder: Path) -> EvalPlan:
         remedy = "; `rlvr view A B` compares training runs" if is_training_run else "; name a folder that `rlvr eval --out` wrote"
         raise NotFound(f"{folder} is {'a training run, and ' if is_training_run else ''}not an evaluation: it has no {PLAN_FILE}{remedy}")
     try:
-        return validate_section(EvalPlan, resolve_plugin_files(yaml.safe_load(path.read_text("utf-8")), folder), str(path))
+        data = yaml.safe_load(path.read_text("utf-8"))
+        resolved = resolve_plugin_files(data, folder)
+        if isinstance(data, dict) and "suite" in data:
+            resolved["suite"] = data["suite"]  # only a label: as it was typed
+        return validate_section(EvalPlan, resolved, str(path))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 

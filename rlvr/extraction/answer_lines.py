@@ -333,7 +333,12 @@ def extract_conclusion(text: str) -> Extraction:
     if stated is not None:
         return Extraction(unwrap_answer(stated["value"].strip("*").strip()), "in the conclusion")
     only = _ONLY_SENTENCE.fullmatch(text.strip()) if text.count("**") == 2 else None
-    if only is not None and not _CONCLUSION_VETO.search(f"{only['head']} {only['rest']}") and not _HEDGE_WORDS.search(only["head"]):
+    if only is not None and not (
+        _CONCLUSION_VETO.search(f"{only['head']} {only['rest']}")
+        or _HEDGE_WORDS.search(only["head"])
+        or re.search(r"\band\b", only["rest"])
+        or is_denied(only["head"], only["rest"])
+    ):
         return Extraction(unwrap_answer(only["value"].strip()), "in the conclusion")
     clause = _LAST_CLAUSE.search(sentence)
     if clause is not None and not _CONCLUSION_VETO.search(sentence[: clause.start()]):

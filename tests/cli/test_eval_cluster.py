@@ -121,11 +121,11 @@ def test_rollout_workers_that_cannot_start_leave_the_folder_as_it_was(
     tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "there")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    before = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir() if path.is_file()}
     monkeypatch.setattr(actors, "RayTransport", Never)
     with pytest.raises(RlvrError, match=r"rollout worker c0\.0 cannot start: NotFound: there is no such file"):
         evaluate(SUMS, "scripted:random", tasks=5, out=tmp_path / "there", remote_sampling=there)
-    after = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir()}
+    after = {path.name: path.read_bytes() for path in (tmp_path / "there").iterdir() if path.is_file()}
     assert b"there is no such file" in after.pop("rollout_workers.jsonl") and after == before
 
 

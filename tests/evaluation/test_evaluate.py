@@ -473,9 +473,9 @@ def test_the_folder_of_a_model_is_no_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("policy", "told"),
     [
-        ("scripted", "hf:DIR"),
+        ("scripted", "write scripted:gold|noop|random"),
         ("scriptd:gold", "did you mean 'scripted'"),
-        ("scripted:", "is not SAMPLER:WHAT"),
+        ("scripted:", "write scripted:gold|noop|random"),
         ("", "is not SAMPLER:WHAT"),
     ],
 )

@@ -115,10 +115,10 @@ def test_others_who_do_not_come_up_change_nothing(tmp_path: Path) -> None:
         evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "e", remote_sampling=Refusing())
     assert not (tmp_path / "e").exists()
     evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "e")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()}
+    before = {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir() if path.is_file()}
     with pytest.raises(SamplerError, match="nobody is there"):
         evaluate(SUMS, "scripted:random", tasks=5, out=tmp_path / "e", remote_sampling=Refusing())
-    assert before == {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir()}
+    assert before == {path.name: path.read_bytes() for path in (tmp_path / "e").iterdir() if path.is_file()}
 
 
 def test_an_environment_that_is_an_object_stays_here() -> None:

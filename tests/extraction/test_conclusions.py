@@ -34,6 +34,7 @@ FOUND = [
 ]
 
 NOT_FOUND = [
+    "I considered this.\nI considered **280** and rejected it.",
     "#### 42\n\nWait, that cannot be.",
     "#### 42\n\nIt may be 43.",
     "The answer is 42. We can check this: 6 * 8 = 48.",
