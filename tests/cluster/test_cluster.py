@@ -371,6 +371,7 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
     expected: list[list[Episode]],
     how: signal.Signals | None,
     capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     harmed = list[int]()
 
@@ -388,7 +389,7 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
     )
     assert found == expected and not told and transport.verifier_workers is not None
     assert transport.verifier_workers.num_lost == (how is not None)
-    assert ("verifier worker j" in capfd.readouterr().err) == (how is not None)
+    assert ("verifier worker j" in caplog.text + capfd.readouterr().err) == (how is not None)
 
 
 # ---- whole runs ---------------------------------------------------------------------------------------------------------
