@@ -38,7 +38,12 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
     if wanted is None or given is None or wanted[0] not in ("num", "dec", "div"):
         return ""
     requests = [match[0] for match in _REQUEST.finditer(prompt)]
-    if given[0] == "percent" and wanted[:1] + wanted[2:] == ("num", 1) and requests and not any(_PERCENT_WORD.search(one) for one in requests):
+    if (
+        given[0] == "percent"
+        and wanted[:1] + wanted[2:] == ("num", 1)
+        and requests
+        and not any(_PERCENT_WORD.search(one) for one in requests)
+    ):
         return "it is a percentage, and the question asks for none"
     mine = parse_unit_label(given[-1]) if given[0] == "unit" else None
     if mine is None or not _is_known(mine):
