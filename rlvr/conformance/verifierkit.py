@@ -11,7 +11,7 @@ from rlvr.conformance import adversarial_answers as canaries
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
 from rlvr.conformance.hostile_player import iter_hostile_turns
 from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
-from rlvr.mdp.sessions import verify_transcript_safely
+from rlvr.mdp.sessions import RAISED, verify_transcript_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
@@ -114,11 +114,11 @@ class _VerifierChecks:
         example = self._require_examples()[0]
         task = Task(user("question"), example.reference, id="kit", meta=dict(example.meta))
         plain = verify_transcript_safely(self.verifier, task, Transcript("-", turns=(Turn("-", content="-"),)))
-        if "raised" in plain.detail:
+        if RAISED in plain.detail:
             raise CheckSkipped("it needs artifacts; `rlvr check env` plays such turns in its environment")
         for turn in iter_hostile_turns([ToolSpec("answer", "Answer.")]):
             verdict = verify_transcript_safely(self.verifier, task, Transcript("", turns=(turn,), step_results=(StepResult(done=True),)))
-            if "raised" in verdict.detail:
+            if RAISED in verdict.detail:
                 return f"a turn with the call {turn.calls[0]!r:.160} {format_verdict(verdict)}; the arguments of such a call are None"
         return ""
 

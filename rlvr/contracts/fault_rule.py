@@ -14,8 +14,8 @@ an endpoint that does not reply, applies it itself.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from rlvr.errors import RlvrError, SandboxUnavailable
 
@@ -54,22 +54,23 @@ def repeat_beside_control(
     >>> repeat_beside_control(ValueError("a hiccup"), lambda: None, lambda: 4)
     4
     """
-    for _ in range(rounds):
-        try:
-            control()
-        except SandboxUnavailable:
-            raise
-        except failures:
-            raise error from None
-        if again is None:
-            break
-        try:
-            return again()
-        except SandboxUnavailable:
-            raise
-        except failures:
-            continue
-    raise AnswerAtFault(str(error)) from error
+
+    async def run_control() -> None:
+        control()
+
+    async def run_again() -> T:
+        assert again is not None
+        return again()
+
+    awaited: Coroutine[Any, Any, T] = arepeat_beside_control(
+        error, run_control, None if again is None else run_again, failures=failures, rounds=rounds
+    )
+    try:
+        awaited.send(None)  # nothing in there waits, so the first step is the last one
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise RuntimeError("a control or its repetition waited")
 
 
 async def arepeat_beside_control(

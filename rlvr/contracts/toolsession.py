@@ -30,8 +30,8 @@ class ToolSession(Session):
     """One conversation with tools. Subclass it for an environment with its own files, data, initial messages or artifacts.
 
     Each call of a turn gets one message of role `tool` with its result, in the order of the calls. Neighbouring calls of tools that are
-    `parallel` run at the same time. A call that could not be parsed gets
-    an error message instead. A turn without calls is the answer and ends the conversation, or is passed to the `inner` session.
+    `parallel` run at the same time. A call that could not be parsed gets an error message instead. A turn without calls is the answer and
+    ends the conversation, or is passed to the `inner` session.
     If a tool fails, the conversation has no score, or scores 0 if only its own calls make it fail.
     """
 

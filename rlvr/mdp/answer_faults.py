@@ -2,8 +2,8 @@
 
 The controls are conversations of the same task that owe nothing to the policy: one that is known to be right (the oracle turns, else the
 gold answer), or a world that hears one harmless text, if none is known; and, if the policy called tools and no right calls are known, one
-with the tools' own examples. If they can be played and verified, and the policy's own turns fail whenever they are played again in a new session, the
-conversation scores 0.
+with the tools' own examples. If they can be played and verified, and the policy's own turns fail whenever they are played again in a new
+session, the conversation scores 0.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from dataclasses import replace
 from rlvr.contracts import Environment, StepResult, Transcript
 from rlvr.contracts.fault_rule import AnswerAtFault, repeat_beside_control
 from rlvr.errors import SandboxUnavailable
-from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
+from rlvr.mdp.sessions import RAISED, SessionHandle, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Call, Turn
 
 HARMLESS_TEXT = "-"
 """What the policy of a control says, if no right answer is known."""
-RAISED = "raised"
-"""The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
 FAILURE = "failure"
 """The detail of an answer's own 0: the failure that only this answer causes."""
 _logger = logging.getLogger(__name__)

@@ -30,6 +30,9 @@ T = TypeVar("T")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Surrogates, which cannot be encoded in UTF-8."""
 
+RAISED = "raised"
+"""The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
+
 
 class SessionHandle:
     """The handle of one conversation's session. Creates it on first use, and closes it exactly once."""
@@ -300,12 +303,12 @@ def build_failure_verdict(name: str, error: BaseException) -> Verdict:
     "Board.step raised KeyError: 'a1'"
     """
     kind = type(error).__name__
-    return Verdict(None, f"{name} raised {kind}: {error}", fault=Fault.INFRA, detail={"raised": kind})
+    return Verdict(None, f"{name} raised {kind}: {error}", fault=Fault.INFRA, detail={RAISED: kind})
 
 
 def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:
     return Verdict(
-        None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA, detail={"raised": "TypeError"}
+        None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA, detail={RAISED: "TypeError"}
     )
 
 

@@ -15,7 +15,7 @@ from rlvr.contracts.admission import request_permit
 from rlvr.errors import ConfigError, SandboxUnavailable, format_suggestion
 from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
-from rlvr.mdp.sessions import SessionHandle
+from rlvr.mdp.sessions import SessionHandle, build_failure_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
@@ -34,6 +34,8 @@ class OpenSession:
     turns: list[Turn] = field(default_factory=list)
     step_results: list[StepResult] = field(default_factory=list)
     done: bool = False
+    failure: Verdict | None = None
+    """What the session raised on a turn; whose fault that is, is decided at the end."""
 
 
 class SessionHost:
@@ -119,7 +121,13 @@ class SessionHost:
         if cut == "length":
             held.done = True
             return {"messages": [], "done": True}
-        heard = held.session_handle.step(turn)
+        try:
+            heard = held.session_handle.step(turn)
+        except SandboxUnavailable:
+            raise
+        except (Exception, SystemExit) as error:
+            held.failure, held.done = build_failure_verdict(held.session_handle.current_method, error), True
+            return {"messages": [], "done": True}
         held.step_results.append(heard)
         held.done = heard.done or len(held.turns) >= held.session_handle.environment.max_turns
         return {**step_result_to_json(heard), "done": held.done}
@@ -129,11 +137,12 @@ class SessionHost:
         try:
             if not with_verdict:
                 return {"closed": True}
-            ending = handle.collect_transcript(tuple(held.turns), tuple(held.step_results))
+            ending = held.failure or handle.collect_transcript(tuple(held.turns), tuple(held.step_results))
         finally:
             handle.close()
+        num_steps = len(held.step_results) + (held.failure is not None)
         try:
-            verdict = verify_conversation(handle.environment, held.task, ending, held.turns, len(held.step_results), seed=handle.seed)
+            verdict = verify_conversation(handle.environment, held.task, ending, held.turns, num_steps, seed=handle.seed)
         except SandboxUnavailable as error:
             verdict = Verdict(None, str(error), fault=Fault.INFRA)
         return {"closed": True, "verdict": Verdict.to_dict(verdict), "turns": len(held.turns)}

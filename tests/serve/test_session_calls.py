@@ -85,3 +85,18 @@ def test_calls_where_there_are_no_tools_are_refused(host: SessionHost) -> None:
     start(host, env="guess")
     with pytest.raises(ConfigError, match="has no tools"):
         step(host, calls=[{"name": "calculator", "arguments": {}}])
+
+
+def test_a_turn_that_alone_makes_the_session_raise_scores_0_and_the_next_client_is_served() -> None:
+    made = SessionHost({"counts": "tests/integrations/worlds.py:Counts"})
+    try:
+        for number, score, fault in ((999, 0.0, "answer"), (3, 1.0, "none")):
+            made.handle_request({"what": "open", "session": "s", "env": "counts", "split": "train", "index": 3})
+            said = step(made, calls=[{"name": "add", "arguments": {"number": number}}])
+            assert said["done"] == (number == 999)
+            if not said["done"]:
+                step(made, text="3")
+            verdict = made.handle_request({"what": "close", "session": "s"})["verdict"]
+            assert (verdict["score"], verdict["fault"]) == (score, fault), verdict["reason"]
+    finally:
+        made.close()

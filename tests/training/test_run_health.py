@@ -7,6 +7,7 @@ import random
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -61,6 +62,29 @@ def test_a_run_that_learns_slowly_or_noisily_or_is_done_is_healthy() -> None:
     some_unscored = [row(k, unscored=60) for k in range(1, 50)]
     for rows in (noisy, solved, longer, harder, now_and_then, some_unscored):
         assert first_trouble(health(), rows) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "good"),
+    [
+        ("Match raised ConnectionError: refused", "its sandbox or its service fails (mostly: Match raised ConnectionError: refused)", -1),
+        ("the sampler gave a token the log-probability nan", "The weights or the logits are not numbers", 2),
+    ],
+)
+def test_the_most_common_reason_of_answers_without_a_score_is_quoted(reason: str, words: str, good: int) -> None:
+    found = health()
+    found._unscored_reasons.update({reason: 9, "another": 1})
+    _, trouble = first_trouble(found, [row(k, unscored=120 if k > 3 else 0) for k in range(1, 20)]) or (0, None)
+    assert trouble is not None and words in trouble.cause and trouble.last_good_step == good
+
+
+def test_a_withheld_held_out_figure_is_said_once_while_the_run_goes_on() -> None:
+    shown = io.StringIO()
+    found = RunHealth(tiny_run(eval={"tasks": 8}), Console(file=shown, width=200))
+    trainer = cast(Any, SimpleNamespace(config=found.config))
+    for step, accuracy in ((0, None), (5, None), (10, None), (15, 0.5)):
+        found.on_evaluate(trainer, step, accuracy)
+    assert shown.getvalue().count("held-out figure of step") == 1 and "step 5 is withheld" in shown.getvalue()
 
 
 def test_small_batches_may_have_no_right_answer_for_long() -> None:

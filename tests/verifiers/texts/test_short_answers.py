@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -35,3 +37,44 @@ def test_a_case(name: str, case: Case) -> None:
     verdict = built(name, settings).verify(Task(user("q"), reference, id="t", meta=meta), answer)
     assert verdict.score == (score if score is None else pytest.approx(score, abs=0.011)), (answer[:80], verdict)
     assert (verdict.fault is Fault.TASK) == (score is None), verdict
+
+
+@pytest.mark.parametrize("unit", ["```python\n", "```\n", "```a\n|a|\n"])
+def test_code_blocks_that_are_only_opened_are_read_in_one_pass(unit: str) -> None:
+    """The time of a search for the end of each block would grow with the square of their number: minutes for these."""
+    began = time.process_time()
+    verdict = built("table", {}).verify(Task(user("q"), [{"a": 1}]), unit * 20_000)
+    assert verdict.score == 0.0 and time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("name", "hostile", "harmless"),
+    [
+        ("regex", (r"(a+)+b", "a" * 60), (r"\d+", "12")),
+        (
+            "json_schema",
+            ({"properties": {"n": {"pattern": "^(a+)+$"}}, "required": ["n"]}, '{"n": "' + "a" * 60 + '!"}'),
+            ({"required": ["x"]}, '{"x": 1}'),
+        ),
+    ],
+)
+def test_answers_that_backtrack_delay_only_each_other(name: str, hostile: tuple[Any, str], harmless: tuple[Any, str]) -> None:
+    """Beside eight answers that use up their processor time, a harmless one waits for a small part of what they take together."""
+
+    def verify(reference: Any, answer: str) -> tuple[float | None, float]:
+        began = time.monotonic()
+        return verifier.verify(Task(user("q"), reference), answer).score, time.monotonic() - began
+
+    with make_verifier(name) as verifier, ThreadPoolExecutor(8) as threads:
+        assert verify(*harmless)[0] == 1.0
+        began = time.monotonic()
+        running = [threads.submit(verify, *hostile) for _ in range(8)]
+        time.sleep(0.1)
+        waits = []
+        while not all(job.done() for job in running):
+            score, waited = verify(*harmless)
+            waits.append(waited)
+            assert score == 1.0
+        took = time.monotonic() - began
+        assert [job.result()[0] for job in running] == [0.0] * 8
+        assert waits and max(waits) < took / 2, (max(waits), took)

@@ -18,9 +18,8 @@ _ASKED_UNIT = re.compile(
     r"|\b(?:number|amount|total)\s+of\s+([a-z]+)|\bin\s+([a-z]+)\s*[?.,]|\b(?:as|of)\s+(?:a\s+)?(percent(?:age)?)\b",
     re.IGNORECASE,
 )
-_REQUEST = re.compile(
-    r"(?:[^.?!]|\.(?=\d))*\?|(?:^|(?<=[.?!]\s))(?:express|find|compute|give|round|determine|calculate|write|answer)\b[^.?!]*", re.IGNORECASE
-)
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+|\n+")
+_REQUEST_VERB = re.compile(r"\s*(?:express|find|compute|give|round|determine|calculate|write|answer)\b", re.IGNORECASE)
 _PERCENT_WORD = re.compile(r"%|\bper\s?cent|\bpercentage|\bprobability|\bchance|\brate\b|\bfraction\b", re.IGNORECASE)
 
 
@@ -37,21 +36,18 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
     wanted, given = _parse(gold), _parse(answer)
     if wanted is None or given is None or wanted[0] not in ("num", "dec", "div"):
         return ""
-    requests = [match[0] for match in _REQUEST.finditer(prompt)]
-    if (
-        given[0] == "percent"
-        and wanted[:1] + wanted[2:] == ("num", 1)
-        and requests
-        and not any(_PERCENT_WORD.search(one) for one in requests)
-    ):
-        return "it is a percentage, and the question asks for none"
+    if given[0] == "percent":
+        is_whole = wanted[0] == "num" and wanted[2] == 1
+        requests = _list_requests(prompt) if is_whole else []
+        asks_percent = not requests or any(map(_PERCENT_WORD.search, requests))
+        return "" if asks_percent else "it is a percentage, and the question asks for none"
     mine = parse_unit_label(given[-1]) if given[0] == "unit" else None
     if mine is None or not _is_known(mine):
         return ""
     asked = {
         word.lower(): measure
-        for one in requests
-        for match in _ASKED_UNIT.finditer(one)
+        for request in _list_requests(prompt)
+        for match in _ASKED_UNIT.finditer(request)
         for word in match.groups()
         if word and (measure := parse_unit_label(word.lower())) is not None and _is_known(measure)
     }
@@ -59,6 +55,11 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
         return ""
     other = next((word for word, measure in asked.items() if measure[0] == mine[0]), None)
     return f"its unit is {given[-1]}, and the question asks for {other}" if other else ""
+
+
+def _list_requests(prompt: str) -> list[str]:
+    """List the sentences of a prompt that ask for something."""
+    return [sentence for sentence in _SENTENCE_END.split(prompt) if sentence.endswith("?") or _REQUEST_VERB.match(sentence)]
 
 
 def _is_known(measure: Measure) -> bool:
