@@ -328,8 +328,9 @@ def test_settings_are_yaml() -> None:
 def test_the_version_is_one() -> None:
     import tomllib
 
-    project = tomllib.loads((PACKAGE_FOLDER.parent / "pyproject.toml").read_text("utf-8"))["project"]
-    assert project["version"] == rlvr.__version__
+    pyproject = tomllib.loads((PACKAGE_FOLDER.parent / "pyproject.toml").read_text("utf-8"))
+    assert "version" in pyproject["project"]["dynamic"] and "version" not in pyproject["project"]
+    assert pyproject["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "rlvr.__version__"}
 
 
 @pytest.mark.parametrize("kind", ["env", "verifier", "sandbox", "sampler", "algorithm"])
