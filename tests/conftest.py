@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from tests.fixtures import browser
 
 os.environ.pop("COLUMNS", None)  # the width of the terminal in which the tests run is not that of what they read
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell ignores Ctrl-C in its background jobs, and all that they start inherits it; runs under test must hear it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
