@@ -96,8 +96,12 @@ def required(mark: str) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # a file runs in one worker, and one worker alone runs engines: two at once need more memory than a small machine has
-        item.add_marker(pytest.mark.xdist_group("vllm" if item.get_closest_marker("vllm") else str(item.path)))
+        # a file runs in one worker, if it names no groups of its own, and one worker alone runs engines: two at once need more memory
+        # than a small machine has
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+        elif not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
     for mark, engine in ENGINES.items():
         marked = [item for item in items if item.get_closest_marker(mark)]
         if marked and os.environ.get(required(mark)) != "1" and engine.lacking():

@@ -54,7 +54,8 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
 
 
 def _marks(block: Block) -> list[pytest.MarkDecorator]:
-    return [getattr(pytest.mark, block.needs)] if block.needs else []
+    page = [pytest.mark.slow, pytest.mark.xdist_group(block.page)]  # the blocks of a page follow each other; pages may run at once
+    return [*page, getattr(pytest.mark, block.needs)] if block.needs else page
 
 
 @pytest.mark.parametrize(

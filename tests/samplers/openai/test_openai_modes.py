@@ -167,7 +167,7 @@ def test_headers_are_sent_and_their_secrets_are_neither_written_nor_shown(tmp_pa
     sent = seen.headers[0]
     assert (sent["api-key"], sent["X-Title"], sent["authorization"]) == ("secret-0123", "measure", "Basic Zm9v")
     assert "Authorization" not in sent
-    written = b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
+    written = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
     assert b"your [key] and [key] broke me" in written and b"secret-0123" not in written and b"Zm9v" not in written
 
 
