@@ -15,11 +15,11 @@ PI = Fraction(3141592653589793238462643383279502884197, 10**39)
 
 SI_UNITS = """
 m: m = meter metre meters metres | g: 1/1000 kg = gram grams | s: s = second seconds sec
-A: A = ampere amperes amp amps | K: K = kelvin kelvins | mol: mol = mole moles | cd: cd = candela | Hz: s^-1 = hertz
+A: A = ampere amperes amp amps | K: K = kelvin kelvins | mol: mol = mole moles | cd: cd = candela candelas | Hz: s^-1 = hertz
 N: kg m s^-2 = newton newtons | Pa: kg m^-1 s^-2 = pascal pascals | J: kg m^2 s^-2 = joule joules
 W: kg m^2 s^-3 = watt watts | C: A s = coulomb coulombs | V: kg m^2 s^-3 A^-1 = volt volts
 F: kg^-1 m^-2 s^4 A^2 = farad farads | Ω: kg m^2 s^-3 A^-2 = ohm ohms | S: kg^-1 m^-2 s^3 A^2 = siemens
-Wb: kg m^2 s^-2 A^-1 = weber webers | T: kg s^-2 A^-1 = tesla teslas | H: kg m^2 s^-2 A^-2 = henry henries
+Wb: kg m^2 s^-2 A^-1 = weber webers | T: kg s^-2 A^-1 = tesla teslas | H: kg m^2 s^-2 A^-2 = henry henrys henries
 lm: cd = lumen lumens | lx: cd m^-2 = lux | Bq: s^-1 = becquerel becquerels | Gy: m^2 s^-2 = gray grays
 Sv: m^2 s^-2 = sievert sieverts | L: 1/1000 m^3 = l liter litre liters litres
 eV: 1602176634/10000000000000000000000000000 kg m^2 s^-2 = electronvolt electronvolts | bar: 100000 kg m^-1 s^-2 = bars
@@ -80,6 +80,24 @@ def parse_unit(text: str) -> tuple[Fraction, Fraction, Dimensions] | None:
         return factor, offset, (("K", 1),)
     read = _parse_product(text)
     return None if read is None else (read[0], Fraction(0), read[1])
+
+
+def parse_prefixed_unit(label: str) -> tuple[str, Fraction] | None:
+    """Parse one SI unit, by symbol or by name and with a prefix, into its symbol and the prefix's factor; None for anything else.
+
+    >>> parse_prefixed_unit("milliamperes") == parse_prefixed_unit("mA"), parse_prefixed_unit("Tesla"), parse_prefixed_unit("apples")
+    (True, ('T', Fraction(1, 1)), None)
+    """
+    for name in dict.fromkeys((label.strip(), label.strip().lower()) if len(label.strip()) > 3 else (label.strip(),)):
+        name = UNIT_SPELLINGS.get(name, name)
+        if name in SYMBOLS_BY_NAME:
+            return SYMBOLS_BY_NAME[name], Fraction(1)
+        for prefixes, is_long in ((PREFIXES, False), (LONG_PREFIXES, True)):
+            for prefix, power in prefixes.items():
+                symbol = SYMBOLS_BY_NAME.get(name[len(prefix) :]) if name.startswith(prefix) else None
+                if symbol is not None and (name[len(prefix) :] != symbol) == is_long:
+                    return symbol, Fraction(10) ** power
+    return None
 
 
 def _normalize_spelling(text: str) -> str:
@@ -178,5 +196,7 @@ def _build_tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
     return short, long, every
 
 
+SYMBOLS_BY_NAME = {name: symbol for symbol, (_, names) in _parse_table(SI_UNITS).items() for name in (symbol, *names)}
+"""The symbol of each SI unit, by its symbol and by its names."""
 SYMBOL_UNITS, NAMED_UNITS, ALL_UNITS = _build_tables()
 """Symbols that take a short prefix, names that take a long one, and every unit without a prefix."""

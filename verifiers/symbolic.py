@@ -25,7 +25,7 @@ from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
-from rlvr.verifiers.math.compare.question_units import explain_unit_conflict
+from rlvr.verifiers.math.compare.question_units import drop_requested_multiple, explain_unit_conflict
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
 from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
@@ -166,6 +166,9 @@ class Symbolic(Verifier):
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
             verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
+            if not verdict.passed and found.text is not None and (counted := drop_requested_multiple(gold, found.text, _join_prompt(task))):
+                found = Extraction(counted, found.reason)
+                verdict = call_or_cache(self._verify_extraction, gold, found, policy)
             if verdict.passed and (why := self._explain_question_conflict(task, gold, found, policy)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:
@@ -220,7 +223,7 @@ class Symbolic(Verifier):
     def _explain_question_conflict(self, task: Task, gold: str, extraction: Extraction, policy: MathPolicy) -> str:
         """Explain why a right value does not answer the question: it is copied from it, or has another unit; "" if it does."""
         texts = [text for text in ([extraction.text] if extraction.text is not None else extraction.candidates) if text != gold]
-        prompt = "\n".join(message["content"] for message in task.prompt) if texts else ""
+        prompt = _join_prompt(task) if texts else ""
         for text in texts:
             why = explain_prompt_copy(gold, text, prompt) if policy.worked_out != "off" else ""
             if why or (why := explain_unit_conflict(gold, text, prompt)):
@@ -283,6 +286,10 @@ class Symbolic(Verifier):
                 if len(self._cache) > self._cache_size:
                     del self._cache[next(iter(self._cache))]
         return known
+
+
+def _join_prompt(task: Task) -> str:
+    return "\n".join(message["content"] for message in task.prompt)
 
 
 def _get_gold_text(reference: Any) -> str | None:

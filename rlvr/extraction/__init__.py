@@ -131,6 +131,23 @@ def _extract_whole(text: str) -> Extraction:
     return Extraction(stripped, "the whole text") if stripped else Extraction(None, "the answer is empty")
 
 
+_PART_LINE = re.compile(r"(?:\*\*)?(?:\(([a-h])\)|([1-9])[.)])(?:\*\*)?[ \t]*[:=]?[ \t]*(\S.{0,200})")
+"""One line of an answer in parts: `(a) 5`, `**2.** 12`."""
+
+
+def _extract_part_lines(text: str) -> Extraction | None:
+    """Extract the answers to the parts of a question, where the text is nothing but them, one a line; None for other texts."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    parts = [_PART_LINE.fullmatch(line) for line in lines] if 2 <= len(lines) <= 8 else []
+    labels = "".join(part[1] or part[2] for part in parts if part is not None)
+    if not parts or None in parts or labels not in ("abcdefgh"[: len(parts)], "12345678"[: len(parts)]):
+        return None
+    values = [part[3].strip().strip("$*").rstrip(" ,;.") for part in parts if part is not None]
+    return Extraction(
+        ", ".join(f"({label}) {value}" for label, value in zip("abcdefgh", values, strict=False)), "in the lines of the parts"
+    )
+
+
 _ONE_LINE_CODE_BLOCK = re.compile(r"```\w{0,20}\n([^\n`]+)\n```")
 """A code block of one line."""
 
@@ -169,6 +186,8 @@ def _extract_auto(text: str) -> Extraction:
     block = _ONE_LINE_CODE_BLOCK.fullmatch(bare) if bare.endswith("```") and len(bare) <= MAX_BARE_ANSWER_CHARS else None
     if block is not None:
         return Extraction(block[1].strip(), "the whole text")
+    if len(rows) > 1 and (parts := _extract_part_lines(bare)) is not None:
+        return parts
     single = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
     if bare and single and len(bare) <= MAX_BARE_ANSWER_CHARS:
         return Extraction(bare, "the whole text")

@@ -25,3 +25,30 @@ def test_another_unit_than_the_one_asked_for_is_wrong(prompt: str, gold: str, an
     with make_verifier("symbolic") as verifier:
         verdict = verifier.verify(Task(prompt, gold), answer)
     assert verdict.score == score, verdict.reason
+
+
+COUNTS = [
+    ("How many dozens of eggs will she eat?", "7", r"\boxed{7 \text{ dozen}}", 1.0),
+    ("How many dozens of eggs will she eat?", "7", "The answer is 7 dozens of eggs.", 1.0),
+    ("How many dozens of eggs will she eat?", "7", r"\boxed{8 \text{ dozen}}", 0.0),
+    ("How many dozens of eggs will she eat?", "7", r"\boxed{7 \text{ hundred}}", 0.0),
+    ("How many dozens of eggs will she eat?", "7", r"\boxed{84}", 0.0),
+    ("How many eggs will she eat?", "7", r"\boxed{7 \text{ dozen}}", 0.0),
+    ("How many eggs will she eat?", "84", r"\boxed{7 \text{ dozen}}", 1.0),
+    ("What is the profit in thousands of dollars?", "3", r"\boxed{3 \text{ thousand dollars}}", 1.0),
+    ("How many times can he go?", "3", "The answer is 3 times.", 1.0),
+    ("How many tickets are left?", "3", "The answer is 3 times.", 0.0),
+]
+
+
+@pytest.mark.parametrize(("prompt", "gold", "answer", "score"), COUNTS)
+def test_a_count_of_dozens_is_read_as_the_question_asks_for_it(prompt: str, gold: str, answer: str, score: float) -> None:
+    with make_verifier("symbolic") as verifier:
+        verdict = verifier.verify(Task(prompt, gold), answer)
+    assert verdict.score == score, verdict.reason
+
+
+def test_a_percentage_of_something_in_the_question_asks_for_no_percentage() -> None:
+    with make_verifier("symbolic") as verifier:
+        assert verifier.verify(Task("What is 20% of 150?", "30"), r"\boxed{30\%}").score == 0.0
+        assert verifier.verify(Task("20% of them left. What percent of them stayed?", "80"), r"\boxed{80\%}").score == 1.0

@@ -221,6 +221,10 @@ def _compare_cases(gold: Tree, answer: Tree, context: CompareContext) -> Compari
 
 # Relations: values of assignments, chains, equations and inequalities
 
+_LETTER_CONSTANTS = (("const", "e"), ("const", "i"))
+
+_CALLED_LETTERS = frozenset("fghFGHPQ")
+
 _FUNCTION_LETTERS = frozenset("fghpqFGHPQRSTAVNEabuvwd")
 
 _MEASURE_FUNCTIONS = frozenset(("sin", "cos", "tan", "cot", "sec", "csc", "det", "arg", "Re", "Im", "gcd", "lcm", "max", "min"))
@@ -254,9 +258,16 @@ def find_assigned_name(tree: Tree) -> str:
     return ""
 
 
+def is_letter_of_constant(tree: Tree, value: Tree) -> bool:
+    """Whether a constant is only a letter here: the e of `e = 5` names an unknown, because nothing else in the equation is Euler's number."""
+    return tree in _LETTER_CONSTANTS and tree not in list_nodes(value)
+
+
 def split_assignment(tree: Tree) -> tuple[str, Tree]:
     """Split `x = 5` into name and value; any other tree has the name "" and is its own value."""
     if tree[0] == "rel" and len(tree) == 4 and tree[2] == "=":
+        if is_letter_of_constant(tree[1], tree[3]) and not find_assigned_name(tree[3]):
+            return str(tree[1][1]), tree[3]
         left, right = find_assigned_name(tree[1]), find_assigned_name(tree[3])
         if left and tree[1] != tree[3]:
             return left, tree[3]
@@ -285,6 +296,14 @@ def find_quantity_name(tree: Tree) -> str:
     if op == "fun" and tree[1] in _MEASURE_FUNCTIONS and len(tree) == 3 and tree[2][0] == "sym":
         return format_tree(tree)
     return format_tree(tree) if any(row(tree) for row in _REQUESTED_FORMS) else ""
+
+
+def contains_call(tree: Tree, gold: Tree) -> bool:
+    """Whether a tree has the value of a function that the gold does not have: `f(2)`, `f(x) - g(x)`, `f(g(2))`."""
+    letters = _CALLED_LETTERS - get_free_symbols(gold)
+    return any(
+        node[0] == "mul" and any(arg[0] == "sym" and arg[1].rstrip("'") in letters for arg in node[1:-1]) for node in list_nodes(tree)
+    )
 
 
 def _is_function_of_letters(tree: Tree, *names: str) -> bool:
@@ -367,13 +386,14 @@ def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tr
         return None, f"parsed as {describe_tree(answer)}; the gold {format_tree(gold)} is not a relation"
     values = parts
     equation = parts[0][0] == "add" and gold == ZERO  # everything on one side, and zero on the other
-    if (
-        not equation
-        and is_requested_quantity(parts[0])
-        and (not get_free_symbols(parts[0]) & get_free_symbols(gold) or (parts[0][0] != "sym" and find_assigned_name(parts[0])))
-    ):
-        values = parts[1:]
-        signs = signs[1:]
+    named = is_requested_quantity(parts[0]) and (
+        not get_free_symbols(parts[0]) & get_free_symbols(gold) or (parts[0][0] != "sym" and bool(find_assigned_name(parts[0])))
+    )
+    called = parts[0][0] == "mul" and parts[0][1][0] == "sym" and contains_call(parts[0], gold)
+    if not equation and (named or called or is_letter_of_constant(parts[0], gold)):
+        values, signs = parts[1:], signs[1:]
+        while len(values) > 1 and signs[0] == "=" and contains_call(values[0], gold):  # f(g(2)) = f(3) = 5
+            values, signs = values[1:], signs[1:]
     elif len(parts) == 2 and find_assigned_name(parts[1]) and not (get_free_symbols(parts[1]) & get_free_symbols(gold)):
         values, signs = parts[:1], ()
     if not values:
@@ -1040,6 +1060,8 @@ def expand_plus_minus(tree: Tree) -> Tree:
             arg = expand_plus_minus(arg)
             members.extend(arg[1:] if arg[0] == "list" else [arg])
         return (tree[0], *members)
+    if tree[0] == "rel" and tree[2] == "in" and len(tree) == 4 and tree[3][0] == "set":
+        return (*tree[:3], expand_plus_minus(tree[3]))
     if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4 and not has_op(tree[1], "pm"):
         right = expand_plus_minus(tree[3])
         return ("list", *(("rel", tree[1], "=", arg) for arg in right[1:])) if right[0] == "list" else tree

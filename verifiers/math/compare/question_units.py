@@ -1,5 +1,7 @@
 r"""Compare the unit of an answer with the unit that the question asks for, where the gold is a bare number.
 
+A question may also ask for a count of dozens or thousands: then `7 dozen` is the 7 of the gold.
+
 A bare gold fits any unit, but a question may name its own: "How many centimeters ...?" is not answered by `8 meters`. Only clear conflicts
 count: another unit of the same quantity, or a percentage where the question names none.
 """
@@ -11,13 +13,24 @@ from functools import lru_cache
 
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree
-from rlvr.verifiers.math.parsing.units import Measure, is_base_unit, parse_unit_label
+from rlvr.verifiers.math.parsing.units import NUMBER_MULTIPLES, Measure, is_base_unit, parse_unit_label
 
 _ASKED_UNIT = re.compile(
     r"\bhow\s+(?:many|much)\s+(?:(?:more|fewer|less|total|additional|extra|whole|full)\s+)*([a-z]+)"
     r"|\b(?:number|amount|total)\s+of\s+([a-z]+)|\bin\s+([a-z]+)\s*[?.,]|\b(?:as|of)\s+(?:a\s+)?(percent(?:age)?)\b",
     re.IGNORECASE,
 )
+_MULTIPLES = "|".join((*NUMBER_MULTIPLES, "time"))
+_ASKED_MULTIPLE = re.compile(
+    rf"\bhow\s+many\s+(?:(?:more|fewer|less|total|additional|extra|whole|full)\s+)*({_MULTIPLES})s?\b|\b(?:in|number\s+of)\s+({_MULTIPLES})s\b",
+    re.IGNORECASE,
+)
+_GIVEN_MULTIPLE = re.compile(
+    rf"(\d\}}?\s*\$?(?:\\[,;: ]|~)*\s*(?:\\(?:text|mathrm|textbf)\s*\{{\s*)?)({_MULTIPLES})s?\b(?:\s+of\b(?=\s+[a-z]))?", re.IGNORECASE
+)
+_EMPTY_TEXT = re.compile(r"\\(?:text|mathrm|textbf)\s*\{\s*\}")
+_PERCENTAGE_OF = re.compile(r"\d\s*(?:\\?%|\s+percent)\s*\$?\s+of\b")
+"""`20% of 150` in a question is a part of the data, and asks for no percentage."""
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+|\n+")
 _REQUEST_VERB = re.compile(r"\s*(?:express|find|compute|give|round|determine|calculate|write|answer)\b", re.IGNORECASE)
 _PERCENT_WORD = re.compile(r"%|\bper\s?cent|\bpercentage|\bprobability|\bchance|\brate\b|\bfraction\b", re.IGNORECASE)
@@ -39,7 +52,7 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
     if given[0] == "percent":
         is_whole = wanted[0] == "num" and wanted[2] == 1
         requests = _list_requests(prompt) if is_whole else []
-        asks_percent = not requests or any(map(_PERCENT_WORD.search, requests))
+        asks_percent = not requests or any(_PERCENT_WORD.search(_PERCENTAGE_OF.sub(" of", request)) for request in requests)
         return "" if asks_percent else "it is a percentage, and the question asks for none"
     mine = parse_unit_label(given[-1]) if given[0] == "unit" else None
     if mine is None or not _is_known(mine):
@@ -55,6 +68,24 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
         return ""
     other = next((word for word, measure in asked.items() if measure[0] == mine[0]), None)
     return f"its unit is {given[-1]}, and the question asks for {other}" if other else ""
+
+
+def drop_requested_multiple(gold: str, answer: str, prompt: str) -> str:
+    """Drop the word dozen, thousand, times, ... behind the number of an answer, if the question asks for a count of them; "" if it does not.
+
+    >>> drop_requested_multiple("7", "7 dozen eggs", "How many dozens of eggs are there?")
+    '7 eggs'
+    >>> drop_requested_multiple("7", "7 dozen eggs", "How many eggs are there?")
+    ''
+    """
+    given = _GIVEN_MULTIPLE.search(answer)
+    wanted = _parse(gold) if given is not None else None
+    if given is None or wanted is None or wanted[0] not in ("num", "dec", "div"):
+        return ""
+    asked = {word.lower() for request in _list_requests(prompt) for words in _ASKED_MULTIPLE.findall(request) for word in words if word}
+    if given[2].lower() not in asked:
+        return ""
+    return _EMPTY_TEXT.sub("", " ".join((answer[: given.end(1)] + answer[given.end() :].lstrip()).split())).strip()
 
 
 def _list_requests(prompt: str) -> list[str]:

@@ -165,6 +165,7 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
         )
         mirrored = [(Endpoint.from_tree(("neg", hi.tree), hi.closed), Endpoint.from_tree(("neg", lo.tree), lo.closed)) for lo, hi in parts]
         return merge_spans(parts + mirrored)
+    values = [value[1] if _is_call(value) else value for value in values]  # 1 <= f(x) <= 5 is a condition for the values of f
     letters = [place for place, value in enumerate(values) if value[0] == "sym"]
     if len(letters) != 1 or any(get_free_symbols(value) for place, value in enumerate(values) if place != letters[0]):
         raise ParseError("it is not solved for one letter")
@@ -188,6 +189,11 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
             )
         out = intersect_spans(out, part)
     return out
+
+
+def _is_call(tree: Tree) -> bool:
+    """Whether a tree is the value of a function at a letter, `f(x)`, and not a product: its letter is the function's."""
+    return tree[0] == "mul" and len(tree) == 3 and tree[1][0] == tree[2][0] == "sym" and tree[1][1] in ("f", "g", "h", "F", "G")
 
 
 def _solve_absolute_inequality(inner: Tree, sign: str, bound: Tree) -> Spans:

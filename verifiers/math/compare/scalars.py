@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from rlvr.verifiers._units import parse_prefixed_unit
 from rlvr.verifiers.math.parsing.tree import (
     LimitExceeded,
     Tree,
@@ -164,10 +165,12 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
         answer = ("unit", value, unit) if unit else answer
     elif unit and not gold_unit and not get_free_symbols(answer):
         gold_value, gold_unit = split_letter_unit(gold)
-    if "coulomb" in (unit.rstrip("s"), gold_unit.rstrip("s")):
-        gold_value, gold_unit = _split_coulombs(gold, gold_unit)
-        value, unit = _split_coulombs(answer, unit)
-        gold, answer = ("unit", gold_value, gold_unit) if gold_unit else gold, ("unit", value, unit) if unit else answer
+    if unit and not gold_unit and (split := split_unit_symbol(gold, unit)) is not None:
+        gold_value, gold_unit = split
+        gold = ("unit", *split)
+    elif gold_unit and not unit and (split := split_unit_symbol(answer, gold_unit)) is not None:
+        value, unit = split
+        answer = ("unit", *split)
     if not gold_unit and not unit:
         return compare_unitless_values(gold, answer, context)
     if any(is_money(parse_unit_label(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
@@ -197,11 +200,12 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     return compare_unitless_values(gold, value, context)
 
 
-def _split_coulombs(tree: Tree, unit: str) -> tuple[Tree, str]:
-    """Split a quantity of charge; next to the word coulomb, a factor C is its sign."""
-    if not unit and tree[0] == "mul" and tree[-1] == ("sym", "C"):
-        return (tree[1] if len(tree) == 3 else tree[:-1]), "coulomb"
-    return split_unit(tree)[0], unit
+def split_unit_symbol(tree: Tree, name: str) -> tuple[Tree, str] | None:
+    """Split a quantity whose last factor is the symbol of a unit: 3 A beside the word amperes; None for anything else."""
+    named = parse_prefixed_unit(name)
+    if named is None or tree[0] != "mul" or tree[-1] not in (("sym", named[0]), ("sym", {"Ω": "Omega"}.get(named[0], ""))):
+        return None
+    return (tree[1] if len(tree) == 3 else tree[:-1]), named[0]
 
 
 def _compare_with_units(gold: Tree, gold_unit: str, value: Tree, unit: str, context: CompareContext) -> Comparison:
@@ -209,7 +213,10 @@ def _compare_with_units(gold: Tree, gold_unit: str, value: Tree, unit: str, cont
         return compare_unitless_values(gold, value, context)
     if gold_unit.lower() == unit.lower():
         return Comparison(False, f"the units conflict: {unit}, but the gold has {gold_unit}")
+    si_wanted, si_given = parse_prefixed_unit(gold_unit), parse_prefixed_unit(unit)
     wanted, given = parse_unit_label(gold_unit), parse_unit_label(unit)
+    if si_wanted is not None and si_given is not None and si_wanted[0] == si_given[0] and (wanted and wanted[0]) != (given and given[0]):
+        wanted, given = (((si_wanted[0], 1),), si_wanted[1]), (((si_given[0], 1),), si_given[1])  # a symbol and a name of one unit
     if wanted is None or given is None:
         return Comparison(False, f"{(gold_unit if wanted is None else unit)!r} is not a known unit")
     if is_angle(wanted) and is_angle(given):
@@ -301,6 +308,8 @@ def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -
         answer, extra = substitute(answer, {"I": ("const", "i")}), frozenset()
     if extra and not _find_integration_constant(gold, answer):
         return Comparison(False, f"it contains {', '.join(sorted(extra))[:60]}, but the gold {describe_tree(gold)} does not")
+    if has_op(gold, "fun") and has_op(answer, "fun"):
+        gold, answer = _write_maximum_as_formula(gold, answer), _write_maximum_as_formula(answer, gold)
     if context.is_same_value(gold, answer):
         wrong = find_form_violation(answer, context.policy.form, gold)
         return (
@@ -315,6 +324,22 @@ def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -
     if _find_integration_constant(gold, answer) and _differs_only_by_number(gold, answer, context):
         return Comparison(True, f"{describe_tree(answer)} equals {format_tree(gold)} up to a constant")
     return Comparison(False, f"{describe_tree(answer)} is not {format_tree(gold)}")
+
+
+def _write_maximum_as_formula(tree: Tree, other: Tree) -> Tree:
+    """Write the maximum or minimum of two values with an absolute value, if the other side has one: max(a, b) is (a + b + |a - b|)/2."""
+    calls = [node for node in list_nodes(tree) if node[0] == "fun" and node[1] in ("max", "min") and len(node) == 4]
+    if not calls or not any(node[:2] == ("fun", "abs") for node in list_nodes(other)):
+        return tree
+    return _replace_maximum(tree)
+
+
+def _replace_maximum(tree: Tree) -> Tree:
+    parts = tuple(_replace_maximum(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+    if parts[0] != "fun" or parts[1] not in ("max", "min") or len(parts) != 4:
+        return parts
+    gap: Tree = ("fun", "abs", ("add", parts[2], ("neg", parts[3])))
+    return ("div", ("add", parts[2], parts[3], gap if parts[1] == "max" else ("neg", gap)), ("num", 2, 1))
 
 
 def count_written_digits(tree: Tree) -> tuple[int, int] | None:

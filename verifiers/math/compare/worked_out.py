@@ -19,9 +19,10 @@ from rlvr.verifiers.math.compare.compare import (
     convert_mod_to_residue,
     describe_unevaluated_operation,
     find_assigned_name,
+    is_letter_of_constant,
     split_assignment,
 )
-from rlvr.verifiers.math.compare.scalars import is_numeral, split_unit
+from rlvr.verifiers.math.compare.scalars import is_numeral, split_unit, split_unit_symbol
 from rlvr.verifiers.math.parsing.tree import (
     LEAVES,
     LimitExceeded,
@@ -100,6 +101,8 @@ def explain_open_step(gold: Tree, answer: Tree) -> str:
         answer = convert_mod_to_residue(answer)
     if gold[0] == "matrix" and answer[0] == "binom":
         answer = ("tuple", *answer[1:])  # a column, as written in some countries
+    if (split := split_unit_symbol(answer, split_unit(gold)[1])) is not None:
+        answer = split[0]  # 5 C beside 5 coulombs
     radians = is_degree(split_unit(gold)[1]) and has_op(answer, "const")
     if gold[0] != "mod" and is_numeral(gold) and not radians:
         return _explain_missing_numeral(gold, answer)
@@ -123,7 +126,8 @@ def _list_asserted_parts(answer: Tree, known_letters: frozenset[str]) -> list[Tr
     """List the parts of an answer of which one has to be worked out: the sides of `x = 2 + 3 = 5`, or the answer itself."""
     if answer[0] != "rel" or any(sign not in ("=", "~") for sign in answer[2::2]):
         return [answer]
-    sides = [side for side in answer[1::2] if not find_assigned_name(side)]
+    first = 3 if is_letter_of_constant(answer[1], ("list", *answer[3::2])) else 1
+    sides = [side for side in answer[first::2] if not find_assigned_name(side)]
     values = [side for side in sides if get_free_symbols(side) <= known_letters]
     named = len(sides) < len(answer) // 2 or any(not get_free_symbols(side) for side in sides)
     return values if values and (named or len(sides) > 2) and not (known_letters and len(answer) == 4 and len(sides) == 2) else [answer]

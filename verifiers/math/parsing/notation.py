@@ -102,13 +102,17 @@ _COMMA_DECIMAL = re.compile(r"(-?\d{1,20}),(\d{1,20})")
 
 _BASE_TEN_LOG = re.compile(r"\\lg(?![a-zA-Z])|\\log\s*_\s*\{?\s*10(?!\d)\s*\}?")
 _SCIENTIFIC = re.compile(r"(\d)e([-+]\d)(?![\d.])")
+_WRITTEN_OUT_POWER = re.compile(r"(?<![\d.])(\d)e(\+\d)(?![\d.])")
+"""`2e+1`: no program prints 20 so."""
+_LETTER_DIFFERENCE = re.compile(r"-?\s?[a-zA-Z]{1,3}(?:\s{0,2}-\s{0,2}[a-zA-Z]{1,3}){1,8}")
 _LETTERED_CHOICE = re.compile(r"(?:\$?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-J])\)\s*\}?\$?[.:]?\s{1,4}([^()]{1,80})")
 _BARE_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def iter_alternative_readings(gold: str, answer: str) -> Iterator[tuple[str, str]]:
     r"""Yield alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other side's base ten,
-    `2e-3` as 2 e - 3 if the gold contains the letter e, and the text after the letter of a choice.
+    `2e-3` as 2 e - 3 if the gold contains the letter e, letters joined by a minus sign as a formula instead of a word with hyphens,
+    and the text after the letter of a choice.
 
     >>> list(iter_alternative_readings("2.75", "2,75")), list(iter_alternative_readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
@@ -121,11 +125,19 @@ def iter_alternative_readings(gold: str, answer: str) -> Iterator[tuple[str, str
         yield decimal, answer
     if "e" in gold and _SCIENTIFIC.search(answer) and not _SCIENTIFIC.search(gold):
         yield gold, _SCIENTIFIC.sub(r"\1 e\2", answer)
+    if "e+" in gold and _WRITTEN_OUT_POWER.search(gold):
+        yield _WRITTEN_OUT_POWER.sub(r"\1 e\2", gold), _WRITTEN_OUT_POWER.sub(r"\1 e\2", answer)
+    if _LETTER_DIFFERENCE.fullmatch(gold.strip(" $")):
+        yield _space_letters(gold), _space_letters(answer) if _LETTER_DIFFERENCE.fullmatch(answer.strip(" $")) else answer
     if "\\l" in answer and "\\l" in gold:
         if _BASE_TEN_LOG.search(gold) and _BARE_LOG.search(answer):
             yield gold, _BARE_LOG.sub(r"\\log_{10}", answer)
         elif _BASE_TEN_LOG.search(answer) and _BARE_LOG.search(gold):
             yield _BARE_LOG.sub(r"\\log_{10}", gold), answer
+
+
+def _space_letters(text: str) -> str:
+    return re.sub("(?<=[a-zA-Z])(?=[a-zA-Z])", " ", text)
 
 
 def convert_decimal_comma(text: str, min_digits: int = 1) -> str | None:

@@ -90,18 +90,21 @@ def _make_base_index(match: re.Match[str]) -> str:
 
 
 _PART = re.compile(r"(?:\\text(?:bf)?\s*\{\s*)?(?:\*\*)?\(?(?<![a-zA-Z])([a-h])\)(?:\*\*)?\s*[:.=]?\s*\}?")
+_NUMBERED_PART = re.compile(r"(?:(?<=[\s,;$*])|^)([1-9])[.)](?:\*\*)?\s+")
 _PART_END = re.compile(r"(?:\band\b|\\text\{\s*and\s*\}|\\q?quad|\\[,;: ])\s*$")
 _BETWEEN_PARTS = " ,;$\n"
+_NUMBERED_LIST = r"^[*$\s]{0,4}1[.)](?:\*\*)?\s.{1,2000}$"
 
 
 def _make_tuple_of_parts(match: re.Match[str]) -> str:
-    labels = list(_PART.finditer(match[0]))
-    if len(labels) < 2 or match[0][: labels[0].start()].strip(_BETWEEN_PARTS):
+    lettered = match.re.pattern != _NUMBERED_LIST
+    labels = list((_PART if lettered else _NUMBERED_PART).finditer(match[0]))
+    if len(labels) < 2 or match[0][: labels[0].start()].strip(_BETWEEN_PARTS if lettered else " *$\n"):
         return match[0]
     ends = [*(label.start() for label in labels[1:]), len(match[0])]
     parts = [match[0][label.end() : end].strip(_BETWEEN_PARTS) for label, end in zip(labels, ends, strict=True)]
     parts = [_PART_END.sub("", part).strip(_BETWEEN_PARTS) for part in parts]
-    ordered = "".join(label[1] for label in labels) == "abcdefgh"[: len(labels)]
+    ordered = "".join(label[1] for label in labels) == ("abcdefgh" if lettered else "123456789")[: len(labels)]
     values = all(re.match(r"[-\d\\a-zA-Z({\[]", part) for part in parts)
     return f"({', '.join(parts)})" if ordered and values else match[0]
 
@@ -246,6 +249,8 @@ SPELLING_RULES: tuple[SpellingRule, ...] = (
          "a decimal beside the exact value", r"\sqrt{10}\text{ (approximately 3.16)}", r"\sqrt{10}\approx 3.16"),
     _make_rule("parts", "a)", r"^.{0,12}?\(?a\).{1,2000}$", _make_tuple_of_parts, "the answers to lettered parts, in order",
          r"(a) 5, (b) 12", "(5, 12)", re.DOTALL),
+    _make_rule("numbered parts", "2. 2)", _NUMBERED_LIST, _make_tuple_of_parts, "the answers to numbered parts, in order",
+         "1. 5 2. 12", "(5, 12)", re.DOTALL),
     _make_rule("thousands", "~ \\; \\: \\", r"(?<![\d.,])[1-9]\d{0,2}(?:\s?(?:\\[;: ]|~)\s?\d{3}){1,5}(?![\d.,]\d|\d)", _keep_digits,
          "thousands set apart by a space", r"10\;080", "10080"),
     _make_rule("half line", "R", r"\\(?:mathbb\s*\{?\s*R\s*\}?|R(?![a-zA-Z]))\s*_\s*\{?\s*(\\[lg]e(?:q|qslant)?(?![a-z])|[<>])\s*0\s*\}?",
@@ -253,6 +258,8 @@ SPELLING_RULES: tuple[SpellingRule, ...] = (
     _make_rule("small o", r"^o ^{o} ^\t ^{\t ^\m ^{\m",
          r"(?<=[\d}])\s*\^\s*(?:\{\s*o\s*\}|o(?![a-zA-Z])|\{?\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\}?)", r"^\\circ",
          "a small o for a degree sign", "145^{o}", r"145^\circ"),
+    _make_rule("empty text", "text mathrm mbox", r"\\(?:text|mathrm|mbox)\s*\{\s*\}", " ", "a text command with nothing in it", r"2 \text{ }\Omega",
+         r"2  \Omega"),
     _make_rule("assignment", ":=", r":=", "=", "an equation as a definition", "x:=7", "x=7"),
     _make_rule("measure of an angle", r"\angle", r"\bm\s*(?=\\angle)", "", "the measure of an angle is written like the angle", r"m\angle A=30",
          r"\angle A=30"),
