@@ -185,6 +185,10 @@ def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any
 
 def _find_entry(kind: str, name: str) -> PluginEntry | None:
     """Find a listed plugin by its name, or by `package:name`."""
+    k = get_kind(kind)
+    for path in list_builtin_files(k):
+        if path.stem == name:  # no package can replace it, so the installed packages need not be searched
+            return PluginEntry(name, k.name, "rlvr", _read_summary(path))
     entries = list_entries(kind)
     package, _, plain = name.rpartition(":")
     return next(
