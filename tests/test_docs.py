@@ -31,7 +31,6 @@ NOT_RUN = {
     "README.md: rlvr train train.jsonl: it downloads a model",
     "docs/coming_from.md: from trl import GRPOConfig, GRPOTrainer: it is TRL's interface, shown to compare",
     "docs/coming_from.md: import verifiers.v1 as vf: it is the interface of verifiers, shown to compare",
-    "docs/coming_from.md: from skyrl_gym.envs.base_text_env import BaseTextEnv: it is the interface of skyrl-gym, shown to compare",
     "docs/endpoints.md: export OPENAI_API_KEY: needs an endpoint",
     "docs/serve.md: import asyncio: needs a service",
     "docs/sampling.md: export VLLM_SERVER_DEV_MODE=1: needs two GPUs",
