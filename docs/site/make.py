@@ -32,10 +32,12 @@ MENU = {
         "reference/samplers", "reference/tools", "reference/algorithms", "glossary", "stability",
     ],
     "Explanation": ["architecture", "verdicts", "exactness", "statistics", "sandbox", "cluster", "compared"],
-    "Python": ["reference/python_*"],
+    "Python reference": ["reference/python_*"],
 }  # fmt: skip
 COPIES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "envs/README.md": "envs.md", "verifiers/README.md": "verifiers.md"}
 """Pages outside of docs/, and their names in the site."""
+TITLES = {"envs": "Environments of rlvr itself", "verifiers": "Verifiers of rlvr itself"}
+"""What the menu calls pages whose own title says too little there."""
 
 
 def stage(source: Path) -> None:
@@ -59,7 +61,8 @@ def stage(source: Path) -> None:
     with (source / "index.md").open("a", encoding="utf-8") as index:
         for title, names in MENU.items():
             glob = ":glob:\n" if any("*" in name for name in names) else ""
-            index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n{glob}\n" + "\n".join(names) + "\n```\n")
+            lines = [f"{TITLES[name]} <{name}>" if name in TITLES else name for name in names]
+            index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n{glob}\n" + "\n".join(lines) + "\n```\n")
 
 
 def relinked(text: str, page: Path) -> str:
