@@ -62,6 +62,7 @@ def test_rloo_is_its_definition_and_a_scaled_centring(values: list[float]) -> No
     assert got == pytest.approx([n / (n - 1) * a for a in scalars("dr_grpo", [said(v) for v in values])[0]], abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPED)
 @quick
 @given(values=rewards, shift=st.floats(-3, 3), order=st.randoms())

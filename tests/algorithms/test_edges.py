@@ -58,6 +58,7 @@ def test_every_number_has_its_least_and_its_most(name: str) -> None:
         make(**far | ({"max_new_tokens": 10**6} if name == "overlong_buffer" else {}))
 
 
+@pytest.mark.slow
 def test_the_defaults_are_those_of_the_papers() -> None:
     wanted = {
         "epsilon": 0.2, "epsilon_high": None, "delta": None, "ratio_max": 5.0, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05,

@@ -129,6 +129,7 @@ def arms(seed: int) -> Tensor:
     return torch.randn(ARMS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_expected_gradient_is_the_formulas(name: str) -> None:
     settings, credit = CASES[name]

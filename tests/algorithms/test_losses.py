@@ -183,6 +183,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), VARIANTS, ids=lambda x: str(x))
 @quick
 @given(seed=st.integers(0, 10_000), spread=st.sampled_from([0.01, 0.3, 1.0]))

@@ -368,11 +368,13 @@ def test_one_batch_of_pairs_is_good_for_one_step() -> None:
         )
 
 
+@pytest.mark.slow
 def test_it_learns_the_bandit_and_not_with_the_sign_flipped() -> None:
     assert learn("online_dpo", "bandit", steps=40) > 0.9
     assert learn("online_dpo", "bandit", steps=40, sign=-1.0) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["best_of_n", "kto"])
 def test_the_others_learn_the_bandit_from_fresh_answers_too(name: str) -> None:
     assert learn(name, "bandit", steps=40) > 0.9

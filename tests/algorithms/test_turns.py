@@ -261,6 +261,7 @@ def test_what_is_compared_sums_to_zero_and_the_rest_is_zero(how: str, groups: li
             assert not any(a for a, own in zip(row, e.action_mask, strict=True) if not own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings_", [{}, {"scale_rewards": "none"}, {"scale_rewards": "batch"}, {"whiten": "tokens"}])
 @quick
 @given(groups=batches(most_turns=1))
@@ -274,6 +275,7 @@ def test_where_there_is_one_turn_it_is_grpo_to_the_bit(settings_: dict[str, Any]
         assert factory("gigpo")(turn_weight=0.0, **settings_).compute_advantages(groups) == plain
 
 
+@pytest.mark.slow
 @quick
 @given(groups=batches(), order=st.randoms())
 def test_the_order_and_the_unscored_do_not_matter(groups: list[list[Episode]], order: Any) -> None:
@@ -309,6 +311,7 @@ def test_how_many_turns_were_compared_is_told() -> None:
     assert shares == [1.0, 5 / 6, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TURN_COMPARISONS)
 @quick
 @given(groups=batches(), data=st.data())
@@ -326,6 +329,7 @@ def test_a_penalty_on_the_reward_is_the_same_as_a_lower_reward(how: str, groups:
         assert algorithm.compute_advantages(groups, penalties=costs) == algorithm.compute_advantages(lower)
 
 
+@pytest.mark.slow
 @quick
 @given(groups=batches(), scale=st.sampled_from([1e-12, 1e-6, 1e6, 1e12]))
 def test_credit_is_finite_whatever_the_size_of_the_rewards(groups: list[list[Episode]], scale: float) -> None:

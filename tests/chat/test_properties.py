@@ -93,6 +93,7 @@ def test_what_is_written_is_read_back(dialect: Dialect, calls: list[tuple[str, d
     assert read_back(dialect, text) == calls
 
 
+@pytest.mark.slow
 @ALL
 @settings(max_examples=300, deadline=None)
 @given(
@@ -136,6 +137,7 @@ FLOODS = [
 ]
 
 
+@pytest.mark.slow
 @ALL
 def test_time_grows_with_the_text_alone(dialect: Dialect) -> None:
     """Eight times the text takes about eight times as long; where time grows with the square it takes sixty-four times."""

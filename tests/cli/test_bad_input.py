@@ -349,6 +349,7 @@ def test_a_run_is_not_resumed_under_another_configuration(desk: Path, capsys: py
     assert "begun" in said and "--out" in said and "Traceback" not in said and contents(desk) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "arguments", "words"),
     [

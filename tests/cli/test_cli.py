@@ -281,6 +281,7 @@ def test_without_an_engine_one_message_says_so(tmp_path: Path, capsys: Said, mon
     assert found["sandbox docker"]["state"] == "missing" and "start Docker" in found["sandbox docker"]["advice"]
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_of_another_package_is_listed_with_its_error(tmp_path: Path) -> None:
     package = tmp_path / "broken-0.1.dist-info"
     package.mkdir()

@@ -135,6 +135,7 @@ def sampled(
     return found, transport, told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rollout_workers", [1, 2, 3])
 def test_the_episodes_are_those_of_one_process_for_any_number_of_rollout_workers(
     nodes: Nodes, expected: list[list[Episode]], rollout_workers: int
@@ -171,6 +172,7 @@ def loading(transport: Harmed) -> bool:
     return bool(transport.loads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [first, middle, loading])
 def test_a_collector_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]], plan: Callable[[Harmed], bool]) -> None:
     found, _, told = sampled(run_of(seconds=0.1), plan)

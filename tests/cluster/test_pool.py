@@ -411,6 +411,7 @@ class History:
         assert self.pool.num_unfinished == 0 and math.isfinite(self.now)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_random_histories(part: int) -> None:
     for seed in range(part, HISTORIES, 4):

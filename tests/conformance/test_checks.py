@@ -177,12 +177,14 @@ def test_the_sound_verifier_passes(tmp_path: Path) -> None:
     assert list_failures(checks) == [] and {d[0] for d in VERIFIER_DEFECTS} == {check.name for check in checks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wanted", "old", "new", "words"), ENV_DEFECTS, ids=[f"{i}-{d[0]}" for i, d in enumerate(ENV_DEFECTS)])
 def test_the_env_kit_finds(wanted: str, old: str, new: str, words: str, tmp_path: Path) -> None:
     check = only(iter_env_checks(planted(tmp_path, LENIENT + ENV, old, new), {}), wanted)
     assert check.name == wanted and not check.ok and words in check.detail, check
 
 
+@pytest.mark.slow
 def test_the_sound_env_passes_and_every_check_has_its_defect(tmp_path: Path) -> None:
     checks = check_plugin("env", planted(tmp_path, LENIENT + ENV, "planted/", "planted/"))
     assert list_failures(checks) == [] and not any(check.skipped for check in checks)
@@ -216,6 +218,7 @@ def test_a_check_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     assert only(iter_env_checks(none, {}), "the gold answer scores 1").skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["another process gets the same tasks", "SyncVectorEnv and AsyncVectorEnv agree"])
 def test_what_a_plugin_prints_is_not_taken_for_a_result(wanted: str, tmp_path: Path) -> None:
     name = planted(tmp_path, ENV, "number = self", "print('loading', flush=True); number = self")
@@ -234,6 +237,7 @@ def test_a_plugin_that_waits_for_ever_is_not_waited_for(kind: str, old: str, tmp
     assert list_failures(before) == [] and not last.ok and "not finished after 0.5 s" in last.detail
 
 
+@pytest.mark.slow
 def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(tmp_path: Path) -> None:
     locked = (
         "(time.sleep(0.05), self.__dict__.setdefault('lock', threading.Lock()).acquire(blocking=threading.active_count() > 3))[0] or 0.0"
@@ -249,6 +253,7 @@ def test_there_is_no_kit_for_a_sampler() -> None:
         check_plugin("sampler", "hf")
 
 
+@pytest.mark.slow
 def test_the_kit_leaves_nothing_behind(tmp_path: Path) -> None:
     import multiprocessing
 

@@ -238,6 +238,7 @@ def test_an_environment_closes_its_verifier() -> None:
     assert closed == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_hub_out_of_reach_is_told_once(tmp_path: Path) -> None:
     """Its client tries again and again and says so each time; the user reads one message that says what to do."""
     line = ["eval", "gsm8k", "--policy", "scripted:gold"]

@@ -73,6 +73,7 @@ def test_nothing_left_to_chance_is_said_to_be_solved() -> None:
         assert env.oracle_turns(env.task("train", 0)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
@@ -123,6 +124,7 @@ def test_what_the_environment_reports_beside_the_observation_is_not_shown() -> N
         play.session_handle.close()
 
 
+@pytest.mark.slow
 def test_settings_that_make_no_sense_are_one_message_each() -> None:
     for settings, words in (
         ({"id": ""}, "id is ''"),

@@ -71,6 +71,7 @@ def test_no_question_is_in_two_splits_whatever_the_seed(made: Any) -> None:
     assert len(asked["train"]) > 150 and not asked["train"] & asked["test"]
 
 
+@pytest.mark.slow
 def test_questions_from_programs_are_the_same_in_every_process(made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the programs of the stand-in, some fail, some write files, some use the shared generator, some draw what nobody can draw again."""
     monkeypatch.chdir(tmp_path)
@@ -146,6 +147,7 @@ def test_countdown_is_exact_arithmetic_of_the_given_numbers(made: Any) -> None:
         assert said(env, wrong).score == 0.0, wrong
 
 
+@pytest.mark.slow
 def test_integrals_are_compared_in_the_sandbox(made: Any) -> None:
     env = made("simple_integration")
     gold = env.task("train", 0).reference["gold"]

@@ -24,6 +24,7 @@ def passages(task: Task) -> dict[str, str]:
     return {thing.title: thing.text for thing in build_entities(str(task.meta["world"]), 60).values()}
 
 
+@pytest.mark.slow
 def test_the_script_is_paid_and_each_search_finds_the_passage_of_its_hop() -> None:
     for task in TASKS:
         verdict, play = play_conversation(ENV, task, ENV.oracle_turns(task))
@@ -53,6 +54,7 @@ def test_the_first_search_alone_does_not_have_the_answer_often() -> None:
     assert sum(found) / len(found) < 0.35
 
 
+@pytest.mark.slow
 def test_constant_answers_are_not_paid() -> None:
     constants = {answer for task in TASKS for answer in task.reference} | {"", "0", "1", "the", "none", "unknown"}
     paid = Counter({said: sum(ENV.answer(task, [said]) in task.reference for task in TASKS) for said in constants})

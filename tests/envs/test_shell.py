@@ -79,6 +79,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None
 # ---- conversations
 
 
+@pytest.mark.slow
 def test_every_kind_can_be_done_and_its_command_finds_the_answer(process_sandbox: Sandbox) -> None:
     def done(kind: str) -> tuple[str, Verdict, Verdict]:
         environment = shell(process_sandbox, kind)

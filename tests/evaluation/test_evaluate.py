@@ -233,6 +233,7 @@ evaluate("tests/fixtures/worlds.py:Sums", "scripted:random", tasks=20, n=3, out=
 """
 
 
+@pytest.mark.slow
 def test_killed_twice_it_ends_like_one_that_was_left_alone(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     evaluate(SUMS, "scripted:random", tasks=20, n=3, out=whole)

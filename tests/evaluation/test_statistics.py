@@ -142,6 +142,7 @@ def test_the_bootstrap_repeats_itself_and_is_as_wide_as_students_interval() -> N
     assert high - low == pytest.approx(2 * compute_t_quantile(0.975, 199) * standard_error(values), rel=0.03)
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_scipy_on_random_inputs() -> None:
     """To six digits, for 10,000 inputs in all."""
     stats: Any = importlib.import_module("scipy.stats")

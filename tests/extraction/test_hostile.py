@@ -76,6 +76,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", PIECES)
 def test_every_scanner_is_linear(piece: str) -> None:
     def cost(channel: str, count: int) -> float:

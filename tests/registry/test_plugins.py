@@ -150,7 +150,8 @@ def everything() -> list[Any]:
     for kind in ("env", "verifier"):
         for entry in list_entries(kind):
             if entry.name not in IMAGES:
-                found.append(pytest.param(kind, entry.name, without_docker(kind, entry.name), id=f"{kind}-{entry.name}"))
+                marks = [pytest.mark.slow] if kind == "env" else []  # a kit plays whole conversations, also in other processes
+                found.append(pytest.param(kind, entry.name, without_docker(kind, entry.name), id=f"{kind}-{entry.name}", marks=marks))
             if needs_docker(kind, entry.name) and entry.name not in SPARED:
                 found.append(pytest.param(kind, entry.name, {}, id=f"{kind}-{entry.name}-docker", marks=pytest.mark.docker))
     return found
@@ -182,6 +183,7 @@ def test_the_kits_see_every_file_of_the_rooms() -> None:
         assert on_disk and on_disk <= seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "gsm8k_train.jsonl").is_file(), reason="the published GSM8K files do not lie beside the project")
 def test_the_published_gsm8k_is_sound() -> None:
     assert list_failures(check_plugin("env", "gsm8k", path=str(DATA))) == []

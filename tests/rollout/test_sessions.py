@@ -308,6 +308,7 @@ class Erring(ScriptedSampler):
                 yield None
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

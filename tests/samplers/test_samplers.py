@@ -94,6 +94,7 @@ def test_every_family_samples_as_its_forward_pass_says_in_slots_or_padded(family
         assert len(completion.tokens) == request.max_tokens or completion.tokens[-1] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", STATE)
 def test_a_family_with_a_state_of_its_own_samples_as_its_forward_pass_says(family: str) -> None:
     model = model_of(family)
@@ -359,6 +360,7 @@ def test_it_samples_in_the_precision_that_the_trainer_computes_in() -> None:
     assert other.model is model
 
 
+@pytest.mark.slow
 def test_as_many_answers_at_a_time_as_have_room_on_the_device(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SimpleNamespace(num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128)
     qwen = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, config=SimpleNamespace(get_text_config=lambda: shape))

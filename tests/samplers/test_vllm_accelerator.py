@@ -142,6 +142,7 @@ def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(eng
         assert engine.told["max_model_len"] == 33  # room for the probe
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(HFSampler, "setup", lambda self, environment, tokenizer, **what: told.append(what))

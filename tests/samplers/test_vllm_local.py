@@ -116,6 +116,7 @@ def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
     return condition()
 
 
+@pytest.mark.slow
 def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) -> None:
     model, asked = fresh(), requests(24)
     for version in range(1, 4):
@@ -135,6 +136,7 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
     assert [slot.reply for slot in inside(sampler).slots] == [{"told": "rested"}] * 2
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(sampler: VLLMSampler) -> None:
     model, asked = fresh(), requests(30, max_tokens=40)
     sampler.load_model(model, 5)
@@ -151,6 +153,7 @@ def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(samp
     assert not any(slot.num_deaths for slot in inside(sampler).slots)  # deaths in a row are counted
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_killed_after_its_deadline(sampler: VLLMSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(30, max_tokens=40)
     sampler.load_model(fresh(), 7)
@@ -163,6 +166,7 @@ def test_an_engine_that_hangs_is_killed_after_its_deadline(sampler: VLLMSampler,
     sampler.load_model(fresh(), 8)
 
 
+@pytest.mark.slow
 def test_an_engine_with_long_answers_is_not_killed_and_one_without_a_token_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timeout is for no progress: a completion may take longer."""
     asked, timeouts = requests(3, max_tokens=40), {"engines": 1, "completion_timeout_s": 2.5}
@@ -180,6 +184,7 @@ def test_an_engine_with_long_answers_is_not_killed_and_one_without_a_token_is(mo
             idle.sample(asked, SamplingParams())
 
 
+@pytest.mark.slow
 def test_an_engine_is_not_blamed_for_time_in_which_the_trainer_did_not_listen(
     sampler: VLLMSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +202,7 @@ def framed(message: Any) -> bytes:
     return LENGTH_STRUCT.pack(len(data)) + data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
@@ -221,6 +227,7 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
     assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_are_said_with_where_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk fails as a file does that may not become so long. An engine that dies then does not answer without weights."""
     with beside(engines=1) as sampler:
@@ -282,6 +289,7 @@ def test_what_killed_processes_shared_is_removed(tmp_path: Path, first: str) -> 
         assert not any(name.exists() for name in names) and not list_group_processes(parent.pid)
 
 
+@pytest.mark.slow
 def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: VLLMSampler) -> None:
     asked = requests(20, max_tokens=40)
     sampler.load_model(fresh(), 9)
@@ -293,6 +301,7 @@ def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: 
     assert [c.tokens for c in sampler.sample(asked, SAMPLING)] == [c.tokens for c in whole]
 
 
+@pytest.mark.slow
 def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSampler) -> None:
     sampler.load_model(fresh(), 10)
     sent = inside(sampler)._weights_folder / "weights-10"
@@ -308,6 +317,7 @@ def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSa
     sampler.load_model(fresh(), 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trouble, error, words",
     [
@@ -339,6 +349,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_engines_end_when_the_trainer_is_killed(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     home = tmp_path / "weights"
@@ -384,6 +395,7 @@ def test_engines_get_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             plan_engines(None, gpus, width, torch.device("cuda", 0))
 
 
+@pytest.mark.slow
 def test_each_of_two_training_processes_has_an_engine_of_its_own(tmp_path: Path) -> None:
     """The main one writes the weights, once; the engines of both load them."""
     codes = ended(started(2, "tests.samplers.trainers", [str(tmp_path)], tmp_path / "said"), 200)
@@ -469,6 +481,7 @@ def test_who_does_not_read_holds_nobody_up_for_longer_than_the_timeout() -> None
         assert failed
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     heard: SimpleQueue[Any] = SimpleQueue()
     start = {"do": "start", "model": "", "whole": True, "tied": None, "place": {"dtype": "float32"}, "home": str(tmp_path)}

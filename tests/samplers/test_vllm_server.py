@@ -184,6 +184,7 @@ class Slow(Stand):
         return super().generated(body)
 
 
+@pytest.mark.slow
 def test_a_slow_server_gets_fewer_requests() -> None:
     """By a hash of their prompts, both would get the same number, and one would wait for the other."""
     with endpoint(Slow()) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
@@ -209,6 +210,7 @@ def asked_of(seen: Any) -> list[str]:
     return [path for path, _ in seen.asked if path.endswith(("collective_rpc", "_lora_adapter"))]
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
     script = Stand()
     script.adapters = {}
@@ -330,6 +332,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble, words", FAULTS)
 def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[Stand, str], trouble: dict[str, Any], words: str) -> None:
     script, url = stand
@@ -378,6 +381,7 @@ def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand:
         assert script.name.endswith("-0")
 
 
+@pytest.mark.slow
 def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand, str]) -> None:
     script, url = stand
     with served(url, completion_timeout_s=5.0) as sampler:
@@ -387,6 +391,7 @@ def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand,
             sampler.sample(requests(3), SamplingParams())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generates", [True, False])
 def test_the_timeout_of_completions_counts_from_the_last_token_of_the_server(stand: tuple[Stand, str], generates: bool) -> None:
     """A completion that takes three timeouts arrives if the server's count of tokens grows meanwhile, and not otherwise."""
@@ -516,6 +521,7 @@ def run_of(url: str, steps: int = 3, **ahead: int) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("trouble", [hang_up, silent])
 def test_a_run_that_lost_its_server_goes_on_to_the_bit(stand: tuple[Stand, str], tmp_path: Path, trouble: Any, ahead: int) -> None:

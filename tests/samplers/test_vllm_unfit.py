@@ -107,6 +107,7 @@ REPLIES: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "words"), REPLIES, ids=[words[:40] for _, words in REPLIES])
 def test_what_is_no_completion_ends_the_run_in_words_unless_another_server_is_left(
     bad: Any, words: str, expected: list[Completion]

@@ -34,6 +34,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBES)
 def test_enforces(sandbox: Sandbox, name: str) -> None:
     try:

@@ -117,6 +117,7 @@ def well(server: Server) -> bool:
 # ---- connections
 
 
+@pytest.mark.slow
 def test_a_head_that_does_not_come_is_not_waited_for(server: Server) -> None:
     body = json.dumps(ROW).encode()
     with link_to(server) as silent, link_to(server) as dripping, link_to(server) as after:
@@ -329,6 +330,7 @@ def test_a_lease_ends_and_its_world_is_closed(server: Server, log: Path) -> None
 # ---- the end
 
 
+@pytest.mark.slow
 def test_a_stop_under_load_ends_in_time_and_tells_no_zero(files: tuple[str, str]) -> None:
     rows = [{**ROW, "id": number, "answer": "sleep 0.1"} for number in range(200)]
     found: list[bytes] = []
@@ -357,6 +359,7 @@ def test_a_stop_under_load_ends_in_time_and_tells_no_zero(files: tuple[str, str]
     assert {line["score"] for line in lines} <= {1.0, None} and len(lines) < 800
 
 
+@pytest.mark.slow
 def test_a_session_for_which_there_is_no_box_is_refused_at_once_and_the_others_go_on() -> None:
     env = "{name: shell, sandbox: {name: process, trusted: true, max_sessions: 2}}"
     with served("exact", "--env", env, "--workers", "1", "--threads", "2", "--timeout", "20", token=TOKEN) as server:

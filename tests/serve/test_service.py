@@ -42,6 +42,7 @@ def rows(*answers: str, reference: str = "4") -> list[dict[str, Any]]:
     return [{"id": place, "reference": reference, "answer": answer} for place, answer in enumerate(answers)]
 
 
+@pytest.mark.slow
 def test_one_verdict_and_a_batch(server: Server) -> None:
     assert server.ask("/verify", {"id": "a", "reference": "4", "answer": "4.0"}) == (
         200, {"id": "a", "score": 1.0, "reason": "4.0 equals 4", "fault": "none"},
@@ -124,6 +125,7 @@ def test_a_killed_worker_loses_no_verdict(server: Server) -> None:
     assert "rlvr_rows_again_total" in server.ask("/metrics")[1]
 
 
+@pytest.mark.slow
 def test_an_answer_that_kills_its_process_has_no_score_and_harms_no_other(server: Server, tmp_path: Path) -> None:
     answers = ["4", "die", "5", f"die-once {tmp_path / 'once'}", "4"]
     said = {line["index"]: line for line in server.lines(rows(*answers), "/verify/batch?verifier=Moody")}
@@ -221,6 +223,7 @@ def test_the_document_names_every_route(server: Server) -> None:
     assert document["paths"]["/verify"]["post"]["parameters"][0]["schema"]["enum"] == ["numeric", "Moody", "Together"]
 
 
+@pytest.mark.slow
 def test_a_stop_lets_what_runs_end(file: str) -> None:
     with served(f"{file}:Moody", "--workers", "1", "--timeout", "20") as running:
         [worker] = running.workers()
@@ -238,6 +241,7 @@ def test_a_stop_lets_what_runs_end(file: str) -> None:
         until(lambda: not Path(f"/proc/{worker}").exists())
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_a_killed_server(file: str) -> None:
     with served(f"{file}:Moody", "--workers", "1") as running:
         [worker] = running.workers()
@@ -245,6 +249,7 @@ def test_workers_do_not_outlive_a_killed_server(file: str) -> None:
         until(lambda: not Path(f"/proc/{worker}").exists())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

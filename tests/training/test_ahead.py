@@ -95,6 +95,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 # ---- the schedule -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_token_is_of_the_version_that_the_schedule_says(whole: tuple[int, Path]) -> None:
     most, folder = whole
     episodes = list(read_jsonl(folder / "episodes.jsonl"))
@@ -120,6 +121,7 @@ def test_the_histogram_counts_every_sampled_token_by_its_age(whole: tuple[int, P
         assert counted == empty | {f"staleness/{age}": row["tokens/sampled"], "staleness/mean": float(age)}
 
 
+@pytest.mark.slow
 def test_only_the_age_of_the_weights_makes_a_difference(tmp_path: Path) -> None:
     """With weights that never move, questions, seeds and answers are those of a run that samples and trains in turns."""
     still = {"train": {"steps": 6, "learning_rate": 0.0, "minibatches_per_step": 2}}
@@ -174,6 +176,7 @@ for k, moment in enumerate(t.MOMENTS):
 """
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_moment_ends_like_one_that_was_not(whole: tuple[int, Path], tmp_path: Path) -> None:
     most, folder = whole
     done = subprocess.run(
@@ -213,6 +216,7 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(whole: tupl
     assert logs(tmp_path / "old") == before
 
 
+@pytest.mark.slow
 def test_verify_goes_on_until_it_has_sampled_anew(whole: tuple[int, Path]) -> None:
     most, folder = whole
     told = run(folder, resume=True, verify=True, **settings(most))
@@ -248,6 +252,7 @@ def failing(call: int, then: Callable[[], None]) -> Any:
     return serve
 
 
+@pytest.mark.slow
 def test_a_sampler_that_fails_beside_an_update_is_told_and_the_run_goes_on(
     whole: tuple[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +269,7 @@ def test_a_sampler_that_fails_beside_an_update_is_told_and_the_run_goes_on(
     assert_same(tmp_path / "torn", folder)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_fails_does_not_wait_for_the_whole_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker ends at the next completion: sixteen take eight seconds."""
     torn = threading.Event()
@@ -288,6 +294,7 @@ def test_a_trainer_that_fails_does_not_wait_for_the_whole_batch(tmp_path: Path, 
 # ---- the overlap ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nap = 0.3
     sample, update = HFSampler.serve, Learner.update
@@ -338,6 +345,7 @@ def test_with_nothing_to_sample_there_is_nothing_to_sample_ahead() -> None:
         tiny_run(data={}, algorithm={"name": "sft"}, rollout={"max_staleness": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [

@@ -218,6 +218,7 @@ def run(folder: Path, *, resume: bool = False, **changes: Any) -> TrainReport:
         return trainer.fit()
 
 
+@pytest.mark.slow
 def test_a_run_whose_verifier_goes_down_stops_and_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"train": {"steps": 12, "learning_rate": 1e-3}, "health": {"patience": 3}, "eval": {"tasks": 0}}
     DOWN.update({"from": 10**9, "calls": 0})
@@ -233,6 +234,7 @@ def test_a_run_whose_verifier_goes_down_stops_and_goes_on_as_if_it_had_not(tmp_p
     assert [*read_jsonl(tmp_path / "cut" / "metrics.jsonl")] == [*read_jsonl(tmp_path / "whole" / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_a_run_without_any_gradient_does_not_end_as_if_it_had_trained(tmp_path: Path) -> None:
     DOWN.update({"from": 0, "calls": 0})
     with pytest.raises(CheckFailed, match=r"no step of this run changed the weights\nlikely cause: No answer has a score"):
@@ -263,6 +265,7 @@ def test_a_run_that_ends_much_worse_than_it_began_says_so() -> None:
             found.on_run_end(cast(Any, None), report)
 
 
+@pytest.mark.slow
 def test_the_bounds_may_change_in_a_resumed_run_and_nothing_else(tmp_path: Path) -> None:
     run(tmp_path / "a")
     report = run(tmp_path / "a", resume=True, health={"action": "off"})

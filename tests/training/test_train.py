@@ -167,6 +167,7 @@ train(tiny_run(train={"steps": 24, "learning_rate": 1e-3}, log={"save_every": 3}
 """
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 24, "learning_rate": 1e-3}, "log": {"save_every": 3}}
     run(tmp_path / "whole", **settings)
@@ -189,6 +190,7 @@ def test_a_killed_and_resumed_run_ends_like_one_that_was_not(tmp_path: Path) -> 
     assert load_run_config(folder) == load_run_config(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_stop_saves_its_step_says_how_to_go_on_and_resumes_to_the_bit(
     tmp_path: Path, number: signal.Signals
@@ -242,6 +244,7 @@ def test_the_second_signal_ends_a_run_at_once_and_a_caller_s_own_handler_stays(t
 PRESETS = [entry.name for entry in list_entries("algorithm")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str, finished: tuple[Path, TrainReport]) -> None:
     minibatches = 1 if name in ("dpo", "kto") or name.startswith("online_") else 2
@@ -276,6 +279,7 @@ EVERYTHING: dict[str, Any] = {
 """Dynamic sampling, a curriculum, an adaptive KL and two minibatches a step, all at once."""
 
 
+@pytest.mark.slow
 def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(whole, **EVERYTHING)
@@ -298,6 +302,7 @@ def test_what_dynamic_sampling_and_the_curriculum_do_survives_a_resume(tmp_path:
         assert len({e["group"] for e in mine}) == row["dynamic_sampling/sampled_groups"]
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     (tmp_path / "a").mkdir()
@@ -307,6 +312,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Pa
     assert same(weights(finished[0]), weights(tmp_path / "a"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_made_its_folder_begins_anew(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     for name, resume in (("a", True), ("b", False)):
@@ -342,6 +348,7 @@ def test_verify_repeats_a_step_and_catches_one_that_differs(
     assert not list((tmp_path / "temporary").glob("rlvr-again-*"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_its_logs_still_repeats_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
@@ -394,6 +401,7 @@ def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, T
         run(tmp_path / "file", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("there", [False, True])
 def test_resume_begins_where_nothing_is(finished: tuple[Path, TrainReport], tmp_path: Path, there: bool, verify: bool) -> None:
@@ -421,6 +429,7 @@ def test_a_model_with_a_state_of_its_own_is_trained_and_what_is_slow_is_said(tmp
     assert all(row["mismatch_kl"] < 1e-9 for row in read_jsonl(tmp_path / "a" / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_hybrid_model_learns(tmp_path: Path) -> None:
     """A convolution and an attention layer: more of its sampled answers are right at the end, and more of its greedy ones."""
     report = run(

@@ -294,6 +294,7 @@ def phone(chromium: Chromium, path: Path, ready: str = READY) -> Page:
     return page
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(chromium: Chromium, seeds: list[Path], tmp_path: Path) -> None:
     page = phone(chromium, write_page(seeds[0], tmp_path / "v.html", others=seeds[1:2], against=seeds[2]).path)
     wide = "document.documentElement.scrollWidth"

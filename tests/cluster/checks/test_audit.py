@@ -35,6 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_right_run_is_found_right(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = audit_recorded_groups(run, num_groups=100)
     assert (report.groups, report.answers, report.differing, report.details) == (9, 36, 0, [])

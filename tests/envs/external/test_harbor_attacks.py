@@ -176,6 +176,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_folder_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     files = {**({} if "task.yaml" in HOSTILE[name] else FOLDERS["hello"]), **HOSTILE[name]}

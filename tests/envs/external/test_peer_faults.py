@@ -75,6 +75,7 @@ def test_the_peer_without_a_fault(env: Any) -> None:
         assert play_conversation(env, task, ["0", "0"])[0].score == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [*FAILS, *PAID])
 def test_no_fault_is_a_score_and_no_conversation_sees_another_ones(env: Any, fails: Any, fault: str) -> None:
     task = env.task("train", 1)

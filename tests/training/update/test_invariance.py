@@ -33,6 +33,7 @@ def whole(name: str) -> torch.Tensor:
     return gradient(learner_for(name, Accelerator(cpu=True)), fixed_groups())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_token_budget_is_a_pure_speed_knob(name: str) -> None:
     assert float(whole(name).norm()) > 0
@@ -88,6 +89,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_two_processes_have_one_gradient_replicated_or_sharded(tmp_path: Path) -> None:
     out = tmp_path / "two.pt"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]

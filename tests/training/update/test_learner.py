@@ -231,6 +231,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     assert metrics["step/nonfinite_minibatches"] == 1 and torch.equal(before.nan_to_num(), weights(subject).nan_to_num())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "reinforce", "ppo"])
 def test_it_learns_the_bandit_and_not_with_the_sign_flipped(name: str) -> None:
     settings: dict[str, Any] = {"beta": 0.0} if name == "ppo" else {}

@@ -47,6 +47,7 @@ def test_code_blocks_that_are_only_opened_are_read_in_one_pass(unit: str) -> Non
     assert verdict.score == 0.0 and time.process_time() - began < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "hostile", "harmless"),
     [
