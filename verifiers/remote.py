@@ -207,9 +207,9 @@ def parse_verdict(line: Mapping[str, Any]) -> Verdict:
     if "error" in line:
         return Verdict(None, f"the service refused the row: {line['error']}"[:400], fault=Fault.TASK)
     try:
-        known = {name: line[name] for name in ("score", "reason", "components", "fault", "detail", "step_rewards") if name in line}
-        return Verdict(**known)
-    except (TypeError, ValueError, AttributeError) as error:
+        needed = {name: line[name] for name in ("score", "reason", "fault")}  # a reply that lacks one is something else than a verdict
+        return Verdict(**needed, **{name: line[name] for name in ("components", "detail", "step_rewards") if name in line})
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise EndpointUnavailable(f"the service replied something else than a verdict: {error}"[:200]) from None
 
 
