@@ -134,7 +134,7 @@ def servers(given: argparse.Namespace, folder: Path) -> Iterator[World]:
         "echo": lambda env, task: [task.question.removeprefix("Say ")],
     }
     for name, script in scripts.items():
-        command = [given.python or sys.executable, str(HERE / "openenv_servers.py"), name, "{port}"]
+        command = [given.python or sys.executable, str(HERE / "_tasksets" / "openenv_servers.py"), name, "{port}"]
         how: dict[str, Any] = {} if name == "count" else {"won": 1.0}
         faults = FAULTS if name == "guess" else ()
         yield World(f"openenv/{name}", "openenv", {"server": command, "step_s": 3.0, **how}, script, faults)

@@ -1,6 +1,6 @@
 """Three servers made with the real package openenv, for `worlds.py`: run with an interpreter that has it.
 
-python benchmarks/envs/openenv_servers.py guess|count|echo PORT
+python benchmarks/envs/_tasksets/openenv_servers.py guess|count|echo PORT
 """
 
 from __future__ import annotations
