@@ -29,7 +29,7 @@ class Format(Verifier):
     """
 
     needs_reference = False
-    version = "2"  # 2: the language of short texts
+    version = "3"  # 3: the language by sequences of letters
     examples = (
         VerifierExample(
             None,
@@ -65,8 +65,8 @@ class Format(Verifier):
             pattern: a regular expression that the whole answer matches (a dot matches line ends too).
             min_words: the smallest number of words.
             max_words: the largest number of words.
-            language: the language of the answer, such as en, de, zh; formulas, code and numbers are ignored. It is told by the script,
-                frequent words and letters, so fewer than five words, names and invented words are accepted in any language of the script.
+            language: the language of the answer, such as en, de, zh; formulas, code and numbers are ignored. It is told by the script, and
+                in Latin script by sequences of letters: fewer than five words, or text that fits two languages, are accepted in both.
             partial: whether an answer that meets some requirements scores their fraction.
         """
         if tags is None and not (pattern or min_words or max_words or language):
