@@ -27,7 +27,7 @@ A machine without a network and with small transfers gets vLLM in pieces: `pip d
 `--wheels`.
 
 Processes, limits and the last line are those of `gpu_day.py`: a part that fails or hangs loses only itself. The range of versions
-that rlvr supports is widened here, so that an older engine can be measured; its version is in the lines.
+that rlvr supports is widened here, so that an older engine can be measured; its version is in the lines. Exit code 1 if a part failed.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
 
 It needs the framework next to rlvr. The model answers right, wrong, and (where there are tools) with the answer only in a tool's output.
 Bars: every score is that of rlvr's verifier for the same text; the tool's output earns nothing; what could not be judged has no score.
+Exit code 1 if a score differs.
 """
 
 from __future__ import annotations

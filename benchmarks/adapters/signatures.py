@@ -6,12 +6,14 @@ r"""The published signatures that the adapters follow, looked up in the packages
 
 Wheels and source archives are read as syntax trees: nothing is installed or imported. What is compared are the classes, functions and names
 that an adapter calls, inherits from or is called by. Bar: nothing differs, and the version is one that the adapter names.
+Exit code 1 if a published signature is another one.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import sys
 import tarfile
 import zipfile
@@ -162,7 +164,7 @@ def main() -> int:
     """Compare, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("wheels", type=Path, help="a folder of wheels or source archives")
-    folder, wrong = parser.parse_args().wheels, 0
+    folder, wrong, compared = parser.parse_args().wheels, 0, 0
     print(f"{'package':12s} {'version':8s} {'followed':12s} {'compared':>8s}  differs")
     for package, adapter in ADAPTERS.items():
         module = import_module(f"rlvr.integrations.{adapter}")
@@ -174,10 +176,12 @@ def main() -> int:
             facts = [fact for fact in FACTS if fact.package == package]
             found = [text for fact in facts if (text := trouble(fact, archive))]
             wrong += len(found) + (version not in tested)
+            compared += len(facts)
             print(f"{package:12s} {version:8s} {' '.join(tested):12s} {len(facts):8d}  {'; '.join(found) or 'nothing'}")
         if not archives:
             wrong += 1
             print(f"{package:12s} no archive in {folder}")
+    print(json.dumps({"compared": compared, "wrong": wrong}))
     return 1 if wrong else 0
 
 

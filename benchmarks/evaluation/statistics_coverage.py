@@ -3,6 +3,7 @@
 Tasks are drawn from populations of many kinds: easy and hard, similar and mixed, and some in which half of the tasks are hopeless. For
 each, an evaluation is simulated many times and its interval compared with the population's true figure. Prints the tables, then
 one JSON line. First the estimators themselves are compared with a count of all possible draws.
+Exit code 1 if a coverage is farther from 95 % than 1.5 points, or an enumeration is not exact.
 """
 
 from __future__ import annotations

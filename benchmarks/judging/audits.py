@@ -7,6 +7,7 @@ FOLDER is a virtual environment in which the other projects are installed; it is
 functions (`benchmarks/_peers/audit_targets.py`). The pairs: the held-out answers of `benchmarks/verifiers/held_out/math.jsonl` for the
 scorers of mathematics, forms of whole numbers for those of GSM8K, and the tasks of ten data sets for reasoning-gym; from the golds of each,
 `rlvr audit` makes near misses, hedges, denials and injections. Bars: ours pays no wrong answer; at least fifteen kinds of holes are found.
+Exit code 1 if a verifier of rlvr pays a wrong answer, or an audit fails.
 """
 
 from __future__ import annotations
@@ -160,6 +161,17 @@ def main() -> int:
     print(f"wrong answers that ours paid: {wrong} (bar 0); kinds of holes: {len(kinds)}, in published scorers {published} (bar 15)")
     if broken:
         print(f"could not be asked: {broken}")
+    print(
+        json.dumps(
+            {
+                "scorers": len(reports),
+                "wrong_paid_by_ours": wrong,
+                "kinds_of_holes": len(kinds),
+                "in_published": published,
+                "broken": broken,
+            }
+        )
+    )
     return int(wrong > 0 or bool(broken) or (not asked.only and published < 15))
 
 

@@ -7,6 +7,7 @@ advantage reversed it must fail: it stops once that mean is below half of the in
 file immediately; the same command resumes where it stopped, and ends with the table. The runs of one seed on the quickstart share
 their warm start, which continues until half of the answers are right (the recipe stops at a quarter): the slow start is the
 same for all of them and does not distinguish them. Two processes of one thread each; the first seed of every cell runs first.
+Exit code 1 if a preset does not learn.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ Both sides load the same weights and tokenizer, get the same prompts, write answ
 models in float32 on the same number of threads, give the same rewards, and train with GRPO, beta 0. Each runs in a separate process and
 takes one step on request, alternating; two steps of each warm up. Before anything is timed, loss and gradient of
 both are compared on one batch. TRL gets a separate environment, created on the first run.
+Exit code 1 if both sides do not do the same work.
 """
 
 from __future__ import annotations

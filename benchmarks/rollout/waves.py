@@ -3,8 +3,9 @@
     python benchmarks/rollout/waves.py [--sampler scripted] [--before FOLDER] [--conversations 64] [--slow 2.0] [--fast 0.02]
 
 Prints one JSON line: the seconds without waves and in sync_turns, the longest time that one conversation waits for its own replies, and
-their ratio (at most 1.25 is wanted with the scripted sampler). With `--before`, a checkout of another version that the same collection is
+their ratio (at most 1.25 with the scripted sampler). With `--before`, a checkout of another version that the same collection is
 timed with, its seconds too, and whether its episodes are the same: tokens, masks, rewards and ends, and how far log-probabilities differ.
+Exit code 1 if the ratio of the scripted sampler is above 1.25.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ MODEL = {
     "max_position_embeddings": 1024,
 }
 TURNS, SHARE = 6, 0.1
+MAX_RATIO = 1.25
 
 
 class Length(Verifier):
@@ -145,6 +147,8 @@ def main() -> None:
         before = json.loads(done.stdout)
         line |= {"before_s": round(before["seconds"], 2), "before": compared(json.loads(json.dumps(free)), before)}
     print(json.dumps(line))
+    if options.sampler == "scripted" and line["ratio"] > MAX_RATIO:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

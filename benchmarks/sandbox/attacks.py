@@ -1,4 +1,7 @@
-"""Count the attacks that each judge rewards: ours, and a plain one that runs the tests after the answer. One JSON line."""
+"""Count the attacks that each judge rewards: ours, and a plain one that runs the tests after the answer. One JSON line.
+
+Exit code 1 if ours rewards an attack, gives no verdict, or disturbs an honest answer.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.attacks.scoring import SCORING
 from tests.attacks.task import LIMITS, REFERENCES, RIGHT, Attack, naive
 
 
-def main() -> None:
+def main() -> int:
     """Run the corpus through both, with an honest answer after every attack. The plain judge runs inside a container of ours."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--threads", type=int, default=3)
@@ -37,7 +40,7 @@ def main() -> None:
         paid = [judge(kind, attack.code) for kind in attack.kinds]
         after = [judge(kind, RIGHT) for kind in attack.kinds[:1]]
         outcome = sandbox.run(Program(naive(attack), limits=limits))
-        return paid, after, outcome.stop is ExitStatus.OK
+        return paid, after, outcome.status is ExitStatus.OK
 
     corpus: list[Attack] = SCORING + HARM + CHANNEL
     with ThreadPoolExecutor(threads) as pool:
@@ -56,7 +59,8 @@ def main() -> None:
         "by_family": dict(sorted(families.items(), key=lambda item: int(item[0][1:]))),
     }
     print(json.dumps(result))
+    return int(result["paid"] > 0 or result["without_verdict"] > 0 or result["honest_answers_disturbed"] > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
     python benchmarks/sandbox/breakages.py --sandbox docker
 
 Bar: every verdict is 0, none is without a score. The same with plain processes: `--sandbox process`.
+Exit code 1 if a breakage gets a score above 0.
 """
 
 from __future__ import annotations

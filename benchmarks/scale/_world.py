@@ -96,7 +96,7 @@ class Figures:
 class Timed:
     """A pool whose calls are timed by the seconds of the processor.
 
-    >>> timed = Timed(Pool()); timed.made(0), timed.seconds > 0
+    >>> timed = Timed(WorkScheduler()); timed.add_version(0), timed.seconds > 0
     ([], True)
     """
 
@@ -120,7 +120,7 @@ class World:
     def __init__(self, setup: Setup, rule: Rule, *, steps: int, seed: int = 0) -> None:
         self.setup, self.rule, self.steps = setup, rule, steps
         self.chance = random.Random(seed)
-        self.pool = Timed(WorkScheduler(backups=rule.backups, older=rule.k))
+        self.pool = Timed(WorkScheduler(speculative_fraction=rule.backups, num_older_versions=rule.k))
         self.network = Network(setup.links, self.chance)
         self.engines = dict[str, Engine]()
         self.figures = Figures()
@@ -136,7 +136,7 @@ class World:
     def run(self) -> Figures:
         """Until the last step is trained."""
         self.figures.made.append(0.0)
-        self._follow(self.pool.made(0))
+        self._follow(self.pool.add_version(0))
         for number in range(self.setup.engines):
             self._join(f"e{number}")
         self._ask_more()
@@ -159,7 +159,7 @@ class World:
         if stamp != self.stamps[name] or name not in self.engines:
             return
         for order in self.engines[name].ended(self.now):
-            self._follow(self.pool.ended(order))  # type: ignore[arg-type]
+            self._follow(self.pool.handle_task_ended(order))  # type: ignore[arg-type]
         self._watch(name)
 
     def _watch(self, name: str) -> None:
@@ -168,12 +168,12 @@ class World:
             self._at(when, "look", (name, self.stamps[name]))
 
     def _loaded(self, order: LoadWeights) -> None:
-        self._follow(self.pool.loaded(order))
+        self._follow(self.pool.handle_weights_loaded(order))
 
     def _made(self, version: int) -> None:
         self.trained, self.training = version, False
         self.figures.made.append(self.now)
-        self._follow(self.pool.made(version))
+        self._follow(self.pool.add_version(version))
         self._ask_more()
         self._train()
 
@@ -185,13 +185,13 @@ class World:
             self._at(self.now + self.chance.expovariate(1 / self.setup.up_s), "die", name)
         version = None if self.now else 0
         self.network.joined(name, version)
-        self._follow(self.pool.joined(name, version, room=self.setup.room))
+        self._follow(self.pool.add_worker(name, version, capacity=self.setup.room))
 
     def _die(self, name: str) -> None:
         self.spent += self.engines.pop(name).busy
         self.stamps[name] += 1
         self._at(self.now + self.setup.back_s, "join", name)
-        self._follow(self.pool.lost(name, "its machine is gone", blame=False))
+        self._follow(self.pool.remove_worker(name, "its machine is gone", may_be_cause=False))
 
     # ---- what follows
 
@@ -208,14 +208,14 @@ class World:
 
     def _ask(self, parts: Sequence[Part], step: int) -> None:
         self.open[step] += len(parts)
-        self._follow(self.pool.ask(parts, max(0, step - self.rule.k)))
+        self._follow(self.pool.enqueue(parts, max(0, step - self.rule.k)))
 
     def _follow(self, orders: Sequence[Command]) -> None:
         changed = dict[str, None]()
         for order in orders:
             match order:
                 case DispatchTask(name, part, _, _):
-                    self.engines[name].reset(order, self._answers(part), self.now)  # type: ignore[arg-type]
+                    self.engines[name].begin(order, self._answers(part), self.now)  # type: ignore[arg-type]
                     changed[name] = None
                 case LoadWeights():
                     wait_s = self.network.seconds(order.worker, order.version, self.now)
@@ -223,7 +223,7 @@ class World:
                 case CancelCopy(stopped):
                     self.engines[stopped.worker].cancel(stopped, self.now)
                     changed[stopped.worker] = None
-                    self._follow(self.pool.ended(stopped))
+                    self._follow(self.pool.handle_task_ended(stopped))
                 case AcceptResult(kept):
                     self._kept(kept.group, kept.version)  # type: ignore[arg-type]
                 case CountRetry():

@@ -8,7 +8,7 @@ this machine (`cluster.rollout_workers=0`), then with rollout_workers on a local
 Compares all of episodes.jsonl (but for the seconds of tool calls) and metrics.jsonl, and the final weights, to the bit. With `--kills N`,
 N rollout_workers are killed (SIGKILL) at random moments; `--freezes` stops them (SIGSTOP), `--node-kills` ends further nodes,
 `--driver-kills` kills the run itself, which is then resumed. One JSON line for each run; the bar is that all are equal, that no process
-is left, and that no answer is without a score.
+is left, and that no answer is without a score. Exit code 1 if a run differs.
 """
 
 from __future__ import annotations

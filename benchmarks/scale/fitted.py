@@ -9,7 +9,7 @@ are read: the lengths of its groups, the seconds of a call by the length of its 
 these the simulation predicts runs with more rollout_workers and other staleness, which are then done. One JSON line each; the bar is 15 %.
 
 Second form: what a run of yours, sampled with `cluster`, would take with other numbers. Calls of a run that is fitted must be sampled one
-after the other in each collector, as `hf` does.
+after the other in each collector, as `hf` does. Exit code 1 if a prediction is too far off.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ after a warm-up, is compared with the last third. The bars: no median of the run
 services by more than 25 %; each draw is in episodes.jsonl exactly once, with a score, under the version that the schedule says; nothing is
 left running. Ray's reader of logs (`log`) is counted apart: it keeps two files open for each dead worker until it has 200 of them
 (RAY_LOG_MONITOR_MAX_OPEN_FILES), so its bar is that it stays below these and its own. With `--compare` the run is repeated in one process
-without rollout_workers, and all episodes and metrics must be equal. The last line is JSON.
+without rollout_workers, and all episodes and metrics must be equal. The last line is JSON. Exit code 1 if something is lost, or grows.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ def main() -> int:
     print(f"{counts['wrong']} wrong answers, {counts['paid']} paid (bar 0)")
     print(f"{counts['right']} right answers, {counts['refused']} refused: {refused:.1%} (bar {REFUSED_AT_MOST:.1%})")
     print(f"{counts['no score']} without a score (bar 0)")
+    print(json.dumps({"set": arguments.set} | {key: counts[key] for key in ("wrong", "paid", "right", "refused", "no score")}))
     return int(counts["paid"] > 0 or refused > REFUSED_AT_MOST or counts["no score"] > 0)
 
 

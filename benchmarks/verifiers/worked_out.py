@@ -147,6 +147,9 @@ def main() -> int:
     )
     share = len(refused) / max(1, len(right))
     print(f"right answers in other forms: {len(refused)} of {len(right)} refused, {share:.1%} (bar {MAX_REFUSED:.0%})")
+    solutions = {"math500_refused": len(refused_math), "gsm8k_refused": len(refused_gsm8k)}
+    unworked = {"formulas_paid": paid_questions, "calculations_paid": paid_calculations, "calculations": calculations}
+    print(json.dumps({**solutions, **unworked, "other_forms": len(right), "other_forms_refused": len(refused)}))
     return int(paid_questions > MAX_PAID_QUESTIONS or paid_calculations > 0 or share > MAX_REFUSED)
 
 
