@@ -34,7 +34,7 @@ from rlvr.config.config import RunConfig, validate_config
 from rlvr.config.section import Section
 from rlvr.config.yamlfile import read_yaml
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.mdp.state import find_last_policy_token
 from rlvr.plugin_files import resolve_plugin_files, shorten_plugin_files
 
@@ -50,6 +50,8 @@ def explain_damaged_run(*folders: Path) -> Iterator[None]:
     """Turn what the reading of a run's files raises into one message: files of a run are data, which may be cut or edited."""
     try:
         yield
+    except RlvrError:  # some of them are LookupErrors or ValueErrors, too
+        raise
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         logger.debug("reading a run failed", exc_info=error)
         raise ConfigError(
