@@ -93,14 +93,18 @@ def required(mark: str) -> str:
     return f"RLVR_REQUIRE_{mark.upper()}"
 
 
+def stands_alone(item: pytest.Item) -> bool:
+    """Whether a test shares no fixture of its file, so that any worker may run it."""
+    fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009  (pytest has no public name for it)
+    return all(found[-1].scope in ("function", "session") for found in fixtures.values())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        # a file runs in one worker, if it names no groups of its own, and one worker alone runs engines: two at once need more memory
-        # than a small machine has
-        if item.get_closest_marker("vllm"):
+        if item.get_closest_marker("vllm"):  # two engines at once need more memory than a small machine has
             item.add_marker(pytest.mark.xdist_group("vllm"))
-        elif not item.get_closest_marker("xdist_group"):
+        elif not item.get_closest_marker("xdist_group") and not (item.get_closest_marker("slow") and stands_alone(item)):
             item.add_marker(pytest.mark.xdist_group(str(item.path)))
     for mark, engine in ENGINES.items():
         marked = [item for item in items if item.get_closest_marker(mark)]

@@ -85,6 +85,7 @@ def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> 
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "package", "cls"),
     [*((kind, "rlvr_my_thing", "MyThing") for kind in ("env", "verifier", "tool")), ("algorithm", "rlvr_my_thing", "make")],
@@ -105,6 +106,7 @@ def test_what_is_written_is_sound_as_it_stands(kind: str, package: str, cls: str
     assert "$" not in (desk / "here" / "README.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["question", "conversation", "tools", "box"])
 def test_each_template_of_an_environment_passes_its_kit_at_the_first_try(
     template: str, desk: Path, capsys: pytest.CaptureFixture[str]

@@ -37,6 +37,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_one_command_makes_a_run_with_recipe_interval_and_page(desk: Path, capsys: Said) -> None:
     line = ["train", "sums.jsonl", "--model", "model", "--verifier", "numeric", "--out", "runs/a", *SMALL]
     assert run_command([*line, "--json"]) == 0

@@ -44,6 +44,8 @@ from tests.cluster.nodes import MARK, OBJECTS, Idle, Nodes, SlowToLoad, ended, r
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import TOKENS
 
+pytestmark = pytest.mark.slow  # all of them share one cluster
+
 FACTS = WorkerSettings("float32", False, 1, uses_weights=False)
 SAMPLER = "tests/cluster/nodes.py:Paced"
 UNITS, MEMBERS = 6, 4
@@ -135,7 +137,6 @@ def sampled(
     return found, transport, told
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rollout_workers", [1, 2, 3])
 def test_the_episodes_are_those_of_one_process_for_any_number_of_rollout_workers(
     nodes: Nodes, expected: list[list[Episode]], rollout_workers: int
@@ -172,7 +173,6 @@ def loading(transport: Harmed) -> bool:
     return bool(transport.loads)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("plan", [first, middle, loading])
 def test_a_collector_that_is_killed_changes_nothing(nodes: Nodes, expected: list[list[Episode]], plan: Callable[[Harmed], bool]) -> None:
     found, _, told = sampled(run_of(seconds=0.1), plan)

@@ -108,6 +108,7 @@ def files(folder: Path) -> list[bytes]:
 GUIDED = {"curriculum": {"meta_key": "carries", "oversample": 3}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ahead", "more", "early"), [(0, {}, False), (1, {}, True), (2, {}, True), (1, GUIDED, False)])
 def test_a_run_is_the_same_with_rollout_workers_that_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, more: dict[str, Any], early: bool
@@ -134,6 +135,7 @@ def test_a_run_is_the_same_with_rollout_workers_that_are_lost(
     assert {(row["event"], row["why"], *row["words"]) for row in losses} == {("lost", "killed", "the last line")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_answers_in_parts_are_the_same_with_rollout_workers_that_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
@@ -170,6 +172,7 @@ def test_what_cannot_be_sampled_in_parts_is_refused_before_a_collector_starts(tm
         train(tiny_run(algorithm={"name": "remax"}, rollout=rollout, cluster={}), out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     settings = {
@@ -196,6 +199,7 @@ def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() 
     assert len(sent) == 4
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     for rollout_workers in (0, 2):
@@ -266,6 +270,7 @@ def test_ray_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: 
         train(tiny_run(cluster={}), out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_without_a_cluster_ray_is_never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "rlvr.cluster.ray_transport", raising=False)

@@ -95,6 +95,7 @@ def test_an_evaluation_of_a_mixture_has_a_figure_for_each() -> None:
     assert {name: env.avg.value for name, env in report.envs.items() if env.avg} == {"sums": 1.0, "digits": 1.0}
 
 
+@pytest.mark.slow
 def test_a_run_reports_each_environment(tmp_path: Path) -> None:
     easy, hard = ({"name": "arithmetic", "levels": [level], "verifier": "numeric"} for level in ("1+1", "1-1"))
     envs = {"easy": easy, "hard": {"env": hard, "weight": 3}}

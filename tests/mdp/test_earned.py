@@ -145,6 +145,7 @@ def test_stepping_pays_the_sum_at_the_end() -> None:
     assert paid == [0.0] * 5 + [0.375]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 @pytest.mark.parametrize("env", ["PaidTalk", "Nines"])
 def test_a_run_trains_on_it_and_replays(tmp_path: Path, env: str, algorithm: str) -> None:

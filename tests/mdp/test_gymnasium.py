@@ -33,6 +33,7 @@ def python(code: str, *paths: Path) -> str:
 MAKE = "print(type(gymnasium.make('rlvr:rlvr/Arithmetic-v0').unwrapped).__name__)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [

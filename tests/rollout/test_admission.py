@@ -168,6 +168,7 @@ def draw_model(seed: int) -> tuple[Model, list[CapacityLimiter]]:
     return Model(dice.randint(1, 5), dice.randint(1, 5), talks), limiters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_there_is_no_state_in_which_all_wait(part: int) -> None:
     for seed in range(1000 * part, 1000 * (part + 1)):
@@ -175,6 +176,7 @@ def test_there_is_no_state_in_which_all_wait(part: int) -> None:
         model.run(limiters)
 
 
+@pytest.mark.slow
 def test_no_unit_is_idle_while_somebody_waits_for_it() -> None:
     """The bound of a schedule without idle units: all work by the number of units, and the longest conversation."""
     for seed in range(200):

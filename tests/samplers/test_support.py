@@ -101,6 +101,7 @@ def config(**changes: Any) -> RunConfig:
     return tiny_run(rollout=rollout, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_in_a_run_every_ratio_is_1_at_the_first_step(name: str, tmp_path: Path) -> None:
     start = {"steps": 40, "batch_size": 16, "learning_rate": 1e-2}

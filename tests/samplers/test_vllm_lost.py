@@ -62,6 +62,7 @@ def alone(asked: list[Request]) -> Any:
         return sampler.sample(asked, SAMPLING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [hang_up, silent, (500, {"error": {"message": "EngineDeadError"}})], ids=["killed", "frozen", "dead engine"]
 )
@@ -83,6 +84,7 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, caplog: pytest.LogC
     assert record.getMessage().startswith(f"{one.url} is lost, the others get its requests until it loads new weights: ")
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights(caplog: pytest.LogCaptureFixture) -> None:
     mortal, model = Mortal(3 + 2), fresh()
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
@@ -103,6 +105,7 @@ def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights
     assert f"{one.url} is healthy again and gets the next weights" in [record.getMessage() for record in caplog.records]
 
 
+@pytest.mark.slow
 def test_a_server_that_was_restarted_behind_our_back_is_lost_and_its_answers_do_not_count() -> None:
     mortal, asked = Mortal(), prompts(12)
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
@@ -112,6 +115,7 @@ def test_a_server_that_was_restarted_behind_our_back_is_lost_and_its_answers_do_
         assert 0 < mortal.samples <= 2 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/collective_rpc", "/reset_prefix_cache", "/update_weight_version", GENERATE])
 @pytest.mark.parametrize("how", [hang_up, silent])
 def test_a_server_that_dies_while_it_takes_weights_leaves_the_run_to_the_others(path: str, how: Any) -> None:
@@ -145,6 +149,7 @@ def test_without_the_last_server_the_run_ends() -> None:
             sampler.sample(prompts(16), SAMPLING)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_same_numbers_where_a_server_dies_and_comes_back(tmp_path: Path) -> None:
     quiet = Console(quiet=True)
     for name, mortal in (("whole", Mortal()), ("torn", Mortal(3 + 4 + 3))):

@@ -63,6 +63,7 @@ def test_no_text_is_ever_run() -> None:
         assert not called & {"pickle", "marshal", "shelve"}, f"{path.name} unpickles"
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.from_regex(r"-?([0-9]{1,15}|[1-9][0-9]{0,2}(,[0-9]{3}){1,4})(\.[0-9]{1,15})?", fullmatch=True, alphabet="-0123456789,."))
 def test_plain_numbers_take_a_short_cut_to_the_tree_that_the_whole_grammar_gives(number: str) -> None:

@@ -272,6 +272,7 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_pa
     assert page.errors() == [] and page.requests() == [made.path.as_uri()]
 
 
+@pytest.mark.slow
 def test_a_page_that_reads_itself_again_comes_back_as_it_was(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=4)
     page = opened(chromium, write_page(run, tmp_path / "view.html", reload_s=1).path)

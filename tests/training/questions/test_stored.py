@@ -59,6 +59,7 @@ def learned(name: str, source: Path, *overrides: str) -> RunConfig:
     return load_config(name, [f"data.run={source}", *short, "rollout.prompts_per_step=24", *overrides])
 
 
+@pytest.mark.slow
 def test_an_episode_comes_back_as_it_was(source: Path) -> None:
     rows = list(read_jsonl(source / "episodes.jsonl"))
     assert len(rows) == 6 * 48 * 8
@@ -82,6 +83,7 @@ METHODS: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_each_method_learns_from_a_stored_run(name: str, source: Path, tmp_path: Path) -> None:
     started = [f"model={{path: {source / 'checkpoints' / 'last'}}}"]
@@ -96,6 +98,7 @@ def test_each_method_learns_from_a_stored_run(name: str, source: Path, tmp_path:
     assert not (tmp_path / "a" / "episodes.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
     changes: dict[str, Any] = {
         "env": SKILLED["env"], "sft_warmup": None, "data": {}, "algorithm": {"name": "sft"}, "rollout": {"prompts_per_step": 32},
@@ -108,6 +111,7 @@ def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
     assert row["completions/clipped_ratio"] == 0 and "mismatch_kl" not in row and not any(name.startswith("sampling/") for name in row)
 
 
+@pytest.mark.slow
 def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path) -> None:
     cramped: dict[str, Any] = {"rollout": {"max_new_tokens": 1}, "algorithm": {"name": "sft"}, "data": {}}
     config, told = tiny_run(**cramped, sft_warmup={"steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
@@ -117,6 +121,7 @@ def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path)
     assert "solutions cut at rollout.max_new_tokens 64" in told.getvalue()
 
 
+@pytest.mark.slow
 def test_best_of_n_raises_the_reward_round_by_round(source: Path, tmp_path: Path) -> None:
     changes = SKILLED | {
         "sft_warmup": None, "model": {"path": str(source / "checkpoints" / "last")}, "algorithm": {"name": "best_of_n"},
@@ -127,6 +132,7 @@ def test_best_of_n_raises_the_reward_round_by_round(source: Path, tmp_path: Path
     assert {row["imitation/selected_answers"] for row in metrics(tmp_path / "a")} <= {float(n) for n in range(49)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "kto", "reward_model"])
 def test_a_run_on_stored_episodes_resumes_to_the_bit(name: str, source: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -142,6 +148,7 @@ def test_a_run_on_stored_episodes_resumes_to_the_bit(name: str, source: Path, tm
     assert (whole / "metrics.jsonl").read_bytes() == (cut / "metrics.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
 def test_episodes_that_changed_since_are_told_at_resume(name: str, source: Path, tmp_path: Path) -> None:
     moving, folder = tmp_path / "moving", tmp_path / "run"
@@ -173,6 +180,7 @@ def rewarder(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder, train_reward_model(config, out=folder, console=Console(file=io.StringIO()))
 
 
+@pytest.mark.slow
 def test_a_reward_model_ranks_held_out_pairs(rewarder: tuple[Path, RewardModelReport]) -> None:
     folder, report = rewarder
     assert report.held_out_pairs > 20 and report.accuracy is not None and report.accuracy > 0.9
@@ -203,6 +211,7 @@ def test_learned_scores_as_the_model_does_and_takes_the_least_of_several(rewarde
         build("verifier", "learned", models=["nowhere"])
 
 
+@pytest.mark.slow
 def test_a_policy_trains_on_a_learned_reward_and_the_log_has_the_true_one(
     rewarder: tuple[Path, RewardModelReport], source: Path, tmp_path: Path
 ) -> None:
@@ -232,6 +241,7 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     return {"score": 0.0, "reason": "", "fault": "none"}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, tmp_path: Path) -> None:
     zeros = edited(source, tmp_path / "zeros", reward=lambda row: 0.0, verdict=flat)
     empty = edited(source, tmp_path / "empty", stop_reason=lambda row: "failed", reward=lambda row: 0.0)
@@ -272,6 +282,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
             load_config(name)
 
 
+@pytest.mark.slow
 def test_every_recipe_starts_from_the_command_line(source: Path, tmp_path: Path) -> None:
     for k, name in enumerate(("dpo", "reward_model")):
         words = [name, f"data.run={source}", "train.steps=1", "eval.tasks=2", "--out", str(tmp_path / str(k)), "--json"]
