@@ -45,7 +45,7 @@ def answers(env: Any, split: str, count: int) -> dict[str, tuple[Task, str]]:
     found = {}
     for index in range(count):
         task = env.task(split, index)
-        gold = str(env.gold(task) or (env.script(task) or [""])[-1])
+        gold = str(env.gold(task) or (env.oracle_turns(task) or [""])[-1])
         found[task.question] = (task, {"right": gold, "wrong": gold + "1", "hedged": f"{gold} or {gold}1"}[KINDS[index % 3]])
     return found
 
@@ -109,9 +109,9 @@ def inspect(count: int) -> dict[str, Any]:
     }
     tools = rlvr.make_env("calculator_sums")
     said = answers(tools, "test", count)
-    script.update({question: [*list(tools.script(task))[:-1], text] for question, (task, text) in said.items()})
+    script.update({question: [*list(tools.oracle_turns(task))[:-1], text] for question, (task, text) in said.items()})
     figures |= {"with_tools": count, "with_tools_differ": differ(scores(tools, range(count)), expected(tools, "test", count, said))}
-    script.update({question: [*list(tools.script(task))[:-1], "no idea"] for question, (task, _) in said.items()})
+    script.update({question: [*list(tools.oracle_turns(task))[:-1], "no idea"] for question, (task, _) in said.items()})
     figures["paid_for_a_tools_output"] = sum(bool(score) for score in scores(tools, range(count)).values())
     away = rlvr.make_env("arithmetic", verifier=Away())
     found = scores(away, range(3))

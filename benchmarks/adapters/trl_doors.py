@@ -44,7 +44,7 @@ def as_trl(env: Any, tokenizer: Any, index: int) -> tuple[list[int], list[bool]]
     """The gold conversation of a task as TRL renders it, with the tools as methods; and where the policy writes."""
     worlds = EnvironmentFactory(env)
     tools = [getattr(worlds(), spec.name) for spec in worlds.specs]
-    task, call = env.task("train", index), env.script(env.task("train", index))[0]
+    task, call = env.task("train", index), env.oracle_turns(env.task("train", index))[0]
     function = {"name": call.name, "arguments": dict(call.arguments)}
     messages = [*task.prompt, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}]
     messages += [{"role": "tool", "name": call.name, "content": task.reference}, {"role": "assistant", "content": task.reference}]
@@ -67,11 +67,11 @@ def policy(env: Any, tokenizer: Any, *, epochs: int, door: str) -> Any:
     mdp = TokenMDP(env, HFTokenizer(tokenizer), max_new_tokens=LONGEST)
     states = []
     for index in range(TASKS):
-        state = mdp.start(env.task("train", index))
-        for turn in mdp.calls.gold(state.task) or []:
-            mdp.extend(state, [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id])
+        state = mdp.start_conversation(env.task("train", index))
+        for turn in mdp.tool_format.build_oracle_turns(state.task) or []:
+            mdp.append_turn(state, [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id])
         state.close()
-        states.append(as_trl(env, tokenizer, index) if door == "environment" else (state.tokens, state.acted))
+        states.append(as_trl(env, tokenizer, index) if door == "environment" else (state.tokens, state.action_mask))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(epochs):
         for tokens, acted in states:
@@ -177,7 +177,7 @@ def run(door: str, steps: int) -> dict[str, Any]:
     if door == "environment":
         found |= {
             "tool_calls": sum(bool(turn.calls) for talk in TALKS for turn in talk.turns),
-            "sessions_open": sum(talk._lease.idle for talk in TALKS),
+            "sessions_open": sum(talk._session.is_idle for talk in TALKS),
         }
         worlds.close()
     if door == "rollout":

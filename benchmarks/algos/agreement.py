@@ -80,7 +80,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "max_rl": ("max_rl", {}, PPO_CLIP | {"loss_aggregation": "token-mean"}),
     "grpo_turns": ("grpo_turns", {"turn_discount": 0.8}, GRPO | PPO_CLIP),
     "gigpo": ("gigpo", {"turn_weight": 0.7}, GRPO | PPO_CLIP | {"turn_discount": 0.95}),
-    "gtpo": ("gtpo", {"entropy_weight": 0.4}, PPO_CLIP | {"right_from": 0.5, "epsilon_high": 0.28, "loss_aggregation": "token-mean"}),
+    "gtpo": ("gtpo", {"entropy_weight": 0.4}, PPO_CLIP | {"success_threshold": 0.5, "epsilon_high": 0.28, "loss_aggregation": "token-mean"}),
     "high_entropy": (
         "high_entropy", {"entropy_share": 0.25},
         GRPO | PPO_CLIP | {"epsilon_high": 0.28, "loss_aggregation": "token-mean", "mask_truncated_completions": True}),
@@ -88,8 +88,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "online_dpo": ("online_dpo", {}, DPO),
     "online_ipo": ("online_ipo", {}, DPO | {"preference_loss": "ipo"}),
     "kto": ("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.7}, {"beta": 0.1, "desirable_threshold": 0.5}),
-    "sft": ("sft", {}, {"loss_aggregation": "token-mean", "at_least": 0.0}),
-    "best_of_n": ("best_of_n", {}, {"loss_aggregation": "token-mean", "at_least": 0.0}),
+    "sft": ("sft", {}, {"loss_aggregation": "token-mean", "min_score": 0.0}),
+    "best_of_n": ("best_of_n", {}, {"loss_aggregation": "token-mean", "min_score": 0.0}),
 }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ def tiny(seed: int) -> Any:
 
 def score(model: Any, episode: Episode, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     """One row by itself: log-probability, entropy and hidden state for each token that the policy chose."""
-    where = [t for t, on in enumerate(episode.acted) if on]
+    where = [t for t, on in enumerate(episode.action_mask) if on]
     out = model(input_ids=torch.tensor([episode.tokens]), use_cache=False, output_hidden_states=True)
     logs = (out.logits[0, [t - 1 for t in where]] / temperature).log_softmax(-1)
     chosen = logs[torch.arange(len(where)), [episode.tokens[t] for t in where]]
@@ -126,7 +126,7 @@ def one_episode(dice: random.Random, g: int, k: int, prompt: list[int], model: A
     if two and reward > 0.25:
         rewards[len(prompt) + 1], rewards[-1] = 0.25, reward - 0.25
     kind = {4: {"greedy": True}, 5: {"mismatched": True}}.get(k, {})
-    verdict = Verdict(reward, "", parts={"form": dice.choice([0.0, 0.5, 1.0]), "value": dice.choice([0.0, 1.0])})
+    verdict = Verdict(reward, "", components={"form": dice.choice([0.0, 0.5, 1.0]), "value": dice.choice([0.0, 1.0])})
     if g == 1 and k == 2:
         rewards, verdict = [0.0] * len(tokens), Verdict(None, "gone", fault=Fault.INFRA)
     end = StopReason.TRUNCATED if g == 3 and k == 1 else StopReason.TERMINATED
@@ -157,7 +157,7 @@ def seen_by(
             out.append([])
             for e in group:
                 logs, entropy, hidden = score(model, e, temperature)
-                sampler = torch.tensor([x for x, on in zip(e.logprobs, e.acted, strict=True) if on], dtype=torch.float64)
+                sampler = torch.tensor([x for x, on in zip(e.logprobs, e.action_mask, strict=True) if on], dtype=torch.float64)
                 values = head(hidden).squeeze(-1) if head is not None else torch.zeros_like(logs)
                 old = sampler if bypass else logs
                 out[-1].append(Answer(e, g, old, score(frozen, e, temperature)[0], entropy, values, sampler))

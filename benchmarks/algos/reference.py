@@ -50,7 +50,7 @@ class Answer:
     @property
     def rewards(self) -> Tensor:
         """The reward of each token that the policy chose."""
-        return torch.tensor([r for r, on in zip(self.episode.rewards, self.episode.acted, strict=True) if on], dtype=torch.float64)
+        return torch.tensor([r for r, on in zip(self.episode.rewards, self.episode.action_mask, strict=True) if on], dtype=torch.float64)
 
     @property
     def reward(self) -> float:
@@ -69,13 +69,13 @@ class Answer:
 
 def scored(group: Sequence[Answer]) -> list[Answer]:
     """The members that are compared: they have a score, and are no greedy or mismatched answers."""
-    return [a for a in group if a.episode.scored and not a.episode.meta]
+    return [a for a in group if a.episode.is_scored and not a.episode.meta]
 
 
 def trained(groups: Groups, settings: Settings) -> list[Answer]:
     """The answers whose tokens are in the loss."""
     masked = settings.get("mask_truncated_completions", False)
-    return [a for group in groups for a in scored(group) if not (masked and a.episode.cut_off)]
+    return [a for group in groups for a in scored(group) if not (masked and a.episode.truncated_mid_turn)]
 
 
 # ---- advantages -----------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def by_parts(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
         members = scored(group)
         sums = [0.0] * len(members)
         for part, weight in settings["reward_weights"].items():
-            column = normalised([a.episode.verdict.parts[part] for a in members if a.episode.verdict], settings)
+            column = normalised([a.episode.verdict.components[part] for a in members if a.episode.verdict], settings)
             sums = [total + weight * x for total, x in zip(sums, column, strict=True)]
         for a, x in zip(members, sums, strict=True):
             a.advantage = constant(a, x)
@@ -265,7 +265,7 @@ def certain_or_not(groups: Groups, settings: Settings, state: dict[str, Any]) ->
     b = settings["entropy_weight"]
     for group in groups:
         members = scored(group)
-        right = [a for a in members if a.reward >= settings["right_from"]]
+        right = [a for a in members if a.reward >= settings["success_threshold"]]
         for a in members:
             a.advantage = torch.zeros(a.length, dtype=torch.float64)
         if max(a.reward for a in members) - min(a.reward for a in members) <= SAME:

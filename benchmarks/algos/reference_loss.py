@@ -257,7 +257,7 @@ def imitated(groups: Groups, news: dict[int, New], settings: Settings) -> Tensor
     kept = []
     for group in groups:
         best = max(scored(group), key=lambda a: a.reward)
-        if best.reward > settings["at_least"]:
+        if best.reward > settings["min_score"]:
             kept.append((best.group, -news[id(best)].logprobs))
     return combined(kept, settings["loss_aggregation"], 0)
 

@@ -43,7 +43,7 @@ def main() -> None:
     for env, key, name in named:
         if given.env in ("", env) and (not given.only or name in given.only.split(",")):
             with rlvr.make_env(env, **{key: name}) as made:
-                made.ready()
+                made.check_ready()
                 rows.append(looked(made, name, given.games))
             print(json.dumps(rows[-1]), flush=True)
     wins = [row["script"] for row in rows if row["script"] is not None]
@@ -56,15 +56,15 @@ def looked(env: Any, name: str, games: int) -> dict[str, Any]:
     row: dict[str, Any] = {"name": name, "script": None, "random": [], "unscored": [], "slowest": 0.0, "repeats": True}
     for number in range(games):
         task = env.task(env.splits[0], number if env.size(env.splits[0]) is None else 0)
-        script = env.script(task)
+        script = env.oracle_turns(task)
         if script is not None:
             row["script"] = min(row["script"] or 1.0, play_conversation(env, task, script)[0].score or 0.0)
         said, heard, verdict, slowest = wandered(env, task, random.Random(f"{name}/{number}"))
         again = PlayedConversation(env, task)
         for move in said:
-            again.say(move)
-        row["repeats"] &= [one.messages for one in again.heard] == heard
-        again.lease.close()
+            again.step(move)
+        row["repeats"] &= [one.messages for one in again.step_results] == heard
+        again.session_handle.close()
         row["slowest"] = round(max(row["slowest"], slowest), 3)
         row["random"].append(verdict.score)
         if verdict.score is None:
@@ -75,15 +75,15 @@ def looked(env: Any, name: str, games: int) -> dict[str, Any]:
 def wandered(env: Any, task: Task, dice: random.Random) -> tuple[list[str], list[Any], Any, float]:
     """One game with random moves: among the legal ones where they are known, else those that the text shows and some others."""
     play, said, text, slowest = PlayedConversation(env, task), list[str](), task.question, 0.0
-    while len(said) < env.max_turns and not (play.heard and play.heard[-1].over):
+    while len(said) < env.max_turns and not (play.step_results and play.step_results[-1].done):
         known = env.words() if hasattr(env, "words") else env.settings["moves"] or [*sorted(set(BRACKETS.findall(text))), *MOVES]
         said.append(dice.choice(known))
         began = time.perf_counter()
-        play.say(said[-1])
+        play.step(said[-1])
         slowest = max(slowest, time.perf_counter() - began)
-        text = play.heard[-1].messages[-1]["content"] if play.heard[-1].messages else ""
-    heard = [one.messages for one in play.heard]
-    return said, heard, play.verdict(), slowest
+        text = play.step_results[-1].messages[-1]["content"] if play.step_results[-1].messages else ""
+    heard = [one.messages for one in play.step_results]
+    return said, heard, play.verify_and_close(), slowest
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class World:
     name: str
     env: str
     settings: dict[str, Any]
-    script: Callable[[Any, Any], Any] = field(default=lambda env, task: env.script(task))
+    script: Callable[[Any, Any], Any] = field(default=lambda env, task: env.oracle_turns(task))
     faults: tuple[str, ...] = ()
     """Turns that bring out the faults of a server made for it."""
 
@@ -220,7 +220,7 @@ def looked(world: World, tasks: int) -> dict[str, Any]:
         return {"refused": str(error)[:300]}
     with env:
         try:
-            env.ready()
+            env.check_ready()
             env.task(env.splits[0], 0)
         except RlvrError as error:
             return {"refused": str(error)[:300]}
@@ -246,7 +246,7 @@ def one(env: Any, task: Any, world: World, row: dict[str, Any], *, all_wrong: bo
     if world.env in ("gymnasium", "textarena"):
         said, first, verdict, _ = wandered(env, task, random.Random(task.id))
         replay = play_conversation(env, task, said)[1]
-        row["repeats"] &= [one.messages for one in replay.heard] == first
+        row["repeats"] &= [one.messages for one in replay.step_results] == first
         if verdict.score is None:
             row["unscored"].append(f"{task.id}: random moves: {verdict.reason}"[:200])
     for said in (*WRONG, task.question) if all_wrong else ("0",):
@@ -260,7 +260,7 @@ def one(env: Any, task: Any, world: World, row: dict[str, Any], *, all_wrong: bo
 
 def heard(play: PlayedConversation) -> list[Any]:
     """What the world said, without the seconds that it took."""
-    return [(one.messages, one.over, [(result.ok, result.text) for result in one.results]) for one in play.heard]
+    return [(one.messages, one.done, [(result.ok, result.text) for result in one.tool_results]) for one in play.step_results]
 
 
 def killed(env: Any, world: World) -> str:
@@ -272,8 +272,8 @@ def killed(env: Any, world: World) -> str:
     play = PlayedConversation(env, task)
     host._process.kill()
     host._process.wait()
-    play.say(script[0])
-    verdict = play.verdict()
+    play.step(script[0])
+    verdict = play.verify_and_close()
     after = play_conversation(env, task, script)[0]
     return f"{told(verdict)}, then {told(after)}"
 

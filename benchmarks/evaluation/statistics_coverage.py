@@ -115,7 +115,9 @@ def intervals(rounds: int) -> list[dict[str, object]]:
                 label = name if name == "avg" else f"{name}@{k}"
                 shown = coverage(tasks, samples, name, k, rounds, by=wilson_interval)
                 other = (
-                    coverage(tasks, samples, name, k, 60, by=lambda values: bootstrap_interval(values, draws=1000)) if samples == 16 else []
+                    coverage(tasks, samples, name, k, 60, by=lambda values: bootstrap_interval(values, num_resamples=1000))
+                    if samples == 16
+                    else []
                 )
                 said = f"{np.mean(other):.1f} ({min(other):.1f})" if other else ""
                 print(f"{tasks:>6} {samples:>8}  {label:<8} {np.mean(shown):>8.1f} ({min(shown):.1f}) {said:>16}", flush=True)
@@ -139,7 +141,7 @@ def tests(rounds: int) -> list[dict[str, object]]:
                 for place, better in enumerate((0.0, 0.1)):
                     lifted = chances + better / 0.55 * (1 - chances)
                     differences = ((answers(dice, lifted, samples) == 0).mean(axis=1) - base).tolist()
-                    alarms["sign flips"][place] += compute_sign_flip_p(differences, draws=2000) <= 0.05
+                    alarms["sign flips"][place] += compute_sign_flip_p(differences, num_resamples=2000) <= 0.05
                     alarms["mcnemar"][place] += compute_mcnemar_p(sum(d > 0 for d in differences), sum(d < 0 for d in differences)) <= 0.05
             for name in ("sign flips", "mcnemar") if samples == 1 else ("sign flips",):
                 size, power = (100 * count / rounds for count in alarms[name])

@@ -165,7 +165,7 @@ def latency(asked: argparse.Namespace) -> dict[str, Any]:
         async def one(times: list[float], place: int, each: int) -> None:
             for turn in range(each):
                 began = time.monotonic()
-                await client.batch([rows[(place * each + turn) % len(rows)]])
+                await client.verify_batch([rows[(place * each + turn) % len(rows)]])
                 times.append(time.monotonic() - began)
 
         async def many(clients: int, each: int) -> list[float]:

@@ -64,14 +64,14 @@ class Slow(Environment):
         """Each has a question of its own."""
         return Task(user(f"{index}="), id=f"slow/{split}/{index}", reference="1")
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Sleep, then say the number of the turn."""
-        late = random.Random(f"{task.id} {len(said)}").random() < SHARE
+        late = random.Random(f"{task.id} {len(completions)}").random() < SHARE
         seconds = self.slow if late else self.fast
         time.sleep(seconds)
         with self.lock:
             self.waited[task.id] += seconds
-        return str(len(said))
+        return str(len(completions))
 
 
 def sampler_of(name: str, environment: Environment, tokenizer: CharTokenizer) -> Any:
@@ -100,7 +100,7 @@ def collection(options: argparse.Namespace, *, sync_turns: bool) -> dict[str, An
         began = time.perf_counter()
         episodes = rollout.collect(draws, SamplingParams(stop_ids=tokenizer.stop_ids))
         seconds = time.perf_counter() - began
-    rows = [[e.tokens, e.acted, e.rewards, e.end.value, e.text, e.turns] for e in episodes]
+    rows = [[e.tokens, e.action_mask, e.rewards, e.stop_reason.value, e.text, e.turns] for e in episodes]
     return {
         "seconds": seconds,
         "longest": max(environment.waited.values()),

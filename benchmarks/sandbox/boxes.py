@@ -55,14 +55,14 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 def opened(args: argparse.Namespace, boxes: int) -> Sandbox:
     settings = {"trusted": True} if args.sandbox == "process" else {}
-    return build("sandbox", args.sandbox, boxes=boxes, queue_s=120.0, **settings)  # type: ignore[no-any-return]
+    return build("sandbox", args.sandbox, max_sessions=boxes, queue_timeout_s=120.0, **settings)  # type: ignore[no-any-return]
 
 
 def calls(args: argparse.Namespace) -> None:
     """The first open, and calls in both languages, paced and back to back."""
     with opened(args, 1) as sandbox:
         began = time.perf_counter()
-        with sandbox.open(PLACE) as box:
+        with sandbox.create_session(PLACE) as box:
             say("open, nothing warm", seconds=round(time.perf_counter() - began, 3), isolation=box.run("true").isolation)
             languages: tuple[tuple[Literal["bash", "python"], str], ...] = (("bash", "true"), ("python", "pass"))
             for language, source in languages:
@@ -71,7 +71,7 @@ def calls(args: argparse.Namespace) -> None:
                     for _ in range(count):
                         time.sleep(pause)
                         began = time.perf_counter()
-                        assert box.run(source, language=language).stop is ExitStatus.OK
+                        assert box.run(source, language=language).status is ExitStatus.OK
                         taken.append(time.perf_counter() - began)
                     say(f"call {language}, {'paced' if pause else 'back to back'}", **spread(taken), bar_p50_ms=10)
 
@@ -83,10 +83,10 @@ def sessions(args: argparse.Namespace) -> None:
     with opened(args, 1) as sandbox:
         for number in range(args.sessions):
             start = time.perf_counter()
-            box = sandbox.open(PLACE)
+            box = sandbox.create_session(PLACE)
             taken.append(time.perf_counter() - start)
             told = [box.run(f"ls -A; echo {number} > left; sleep {MARK} & true"), box.run(f"print({number})", language="python")]
-            wrong[f"{told[0].stop.value} {told[1].stop.value} {'clean' if not told[0].stdout else 'NOT CLEAN'}"] += 1
+            wrong[f"{told[0].status.value} {told[1].status.value} {'clean' if not told[0].stdout else 'NOT CLEAN'}"] += 1
             box.close()
     say(
         "sessions in a row",
@@ -103,7 +103,7 @@ def at_once(args: argparse.Namespace) -> None:
     free, before, began = available_mb(), left(), time.perf_counter()
     with opened(args, args.at_once) as sandbox, contextlib.ExitStack() as stack:
         with ThreadPoolExecutor(4) as threads:
-            boxes = list(threads.map(lambda _: stack.enter_context(sandbox.open(PLACE)), range(args.at_once)))
+            boxes = list(threads.map(lambda _: stack.enter_context(sandbox.create_session(PLACE)), range(args.at_once)))
         spent, idle = time.perf_counter() - began, free - available_mb()
 
         def own(pair: tuple[int, SandboxSession]) -> bool:
@@ -126,18 +126,18 @@ def at_once(args: argparse.Namespace) -> None:
 def kills(args: argparse.Namespace) -> None:
     """Kill a call, a supervisor, its container or nothing, at a random moment. A neighbour is asked after each."""
     before, seen, rng = left(), Counter[str](), random.Random(args.seed)
-    with opened(args, 3) as sandbox, sandbox.open(PLACE) as neighbour:
+    with opened(args, 3) as sandbox, sandbox.create_session(PLACE) as neighbour:
         neighbour.run("count = 0", language="python")
         for number in range(1, args.kills + 1):
             what = rng.choice(("call", "close", "supervisor"))
-            box = sandbox.open(PLACE)
+            box = sandbox.create_session(PLACE)
             box.run(f"sleep {MARK} >/dev/null 2>&1 &")
             timer = threading.Timer(rng.random() * 0.3, strike, (sandbox, box, what))
             timer.start()
             outcome = box.run(f"sleep 20 & sleep {MARK}", timeout=0.4 if what == "call" else 20.0)
             timer.join()
             later = box.run("echo well", timeout=20)
-            seen[f"{what}: {outcome.stop.value}, then {later.stop.value}{' (lost)' if box.lost else ''}"] += 1
+            seen[f"{what}: {outcome.status.value}, then {later.status.value}{' (lost)' if box.has_failed else ''}"] += 1
             box.close()
             asked = neighbour.run("count += 1; print(count)", language="python", timeout=20)
             seen["neighbour right" if asked.stdout == b"%d\n" % number else "NEIGHBOUR DISTURBED"] += 1
@@ -148,7 +148,7 @@ def strike(sandbox: Any, box: SandboxSession, what: str) -> None:
     if what == "close":
         box.close()
     elif what == "supervisor":
-        for channel in sandbox._boxes.living():
+        for channel in sandbox._sessions.list_supervisors():
             if channel.id.startswith(box.id.rpartition(".")[0]):
                 with contextlib.suppress(Exception):
                     channel.client.api.kill(channel.id) if hasattr(channel, "client") else channel._process.kill()
@@ -156,9 +156,9 @@ def strike(sandbox: Any, box: SandboxSession, what: str) -> None:
 
 OWNER = f"""
 import sys, rlvr
-sandbox = rlvr.make_sandbox(sys.argv[1], boxes=4, **({{"trusted": True}} if sys.argv[1] == "process" else {{}}))
+sandbox = rlvr.make_sandbox(sys.argv[1], max_sessions=4, **({{"trusted": True}} if sys.argv[1] == "process" else {{}}))
 for _ in range(3):
-    box = sandbox.open()
+    box = sandbox.create_session()
     box.run("sleep {MARK} >/dev/null 2>&1 &")
 print("open", flush=True)
 box.run("sleep {MARK}", timeout=600)
@@ -176,8 +176,8 @@ def owners(args: argparse.Namespace) -> None:
         owner.stdout.close()
         time.sleep(2)
         at_kill["something left" if left() - before else "nothing left"] += 1
-    with opened(args, 1) as sandbox, sandbox.open(PLACE) as box:
-        assert box.run("true").stop is ExitStatus.OK
+    with opened(args, 1) as sandbox, sandbox.create_session(PLACE) as box:
+        assert box.run("true").status is ExitStatus.OK
     time.sleep(2)
     say("our process killed", times=args.owners, boxes=3 * args.owners, after_2_s=at_kill, left_over=sorted(left() - before))
 
@@ -198,23 +198,23 @@ def daemons(args: argparse.Namespace) -> None:
         daemon = engine_started(args)
         before = before if number else left()
         with opened(args, 2) as sandbox:
-            box = sandbox.open(PLACE)
+            box = sandbox.create_session(PLACE)
             box.run(f"sleep {MARK} >/dev/null 2>&1 &")
             threading.Timer(0.5, os.kill, (daemon, signal.SIGKILL)).start()
             began = time.perf_counter()
             outcome = box.run(f"sleep {MARK}", timeout=20)
             taken.append(time.perf_counter() - began - 0.5)
             try:
-                files = f"{len(box.get('x', 10))} bytes"
+                files = f"{len(box.read_file('x', 10))} bytes"
             except (OSError, SandboxError) as error:
                 files = type(error).__name__
             began = time.perf_counter()
             box.close()
         closing.append(time.perf_counter() - began)
-        seen[f"call {outcome.stop.value}, files {files}, lost {box.lost}"] += 1
+        seen[f"call {outcome.status.value}, files {files}, lost {box.has_failed}"] += 1
         engine_started(args)
-        with opened(args, 1) as again, again.open(PLACE) as fresh:
-            seen[f"after the next start {fresh.run('true').stop.value}"] += 1
+        with opened(args, 1) as again, again.create_session(PLACE) as fresh:
+            seen[f"after the next start {fresh.run('true').status.value}"] += 1
         until = time.monotonic() + 10
         while (rest := left() - before) and time.monotonic() < until:
             time.sleep(0.2)

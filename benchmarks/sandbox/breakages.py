@@ -29,7 +29,7 @@ def main() -> None:
     args = parser.parse_args()
     tools = [build("tool", "bash", timeout=2.0), build("tool", "python", timeout=2.0), build("tool", "files")]
     scores: list[float | None] = []
-    with build("sandbox", args.sandbox, boxes=1, **({"trusted": True} if args.sandbox == "process" else {})) as sandbox:
+    with build("sandbox", args.sandbox, max_sessions=1, **({"trusted": True} if args.sandbox == "process" else {})) as sandbox:
         for one in BREAKAGES:
             if args.only not in one.name:
                 continue

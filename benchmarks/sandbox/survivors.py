@@ -128,12 +128,12 @@ def _within(pid: int, above: set[int]) -> bool:
 def supervisors(sandbox: Any, name: str) -> tuple[list[int], list[Path]]:
     """The first processes of a sandbox by their pids on this machine, and the files in which the kernel counts its processes."""
     if name == "process":
-        return [channel._process.pid for channel in sandbox._pool.living()], []
+        return [channel._process.pid for channel in sandbox._pool.list_supervisors()], []
     from rlvr.sandbox._outside import engine
 
     client = engine.connect()
     try:
-        pids = [int(client.containers.get(each).attrs["State"]["Pid"]) for each in sandbox.containers()]
+        pids = [int(client.containers.get(each).attrs["State"]["Pid"]) for each in sandbox.list_container_ids()]
     finally:
         client.close()
     groups = []
@@ -164,13 +164,13 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
             began = time.monotonic()
             outcome = sandbox.run(Program(source, stdin, language, limits))
             beyond = time.monotonic() - began - limits.wall_s
-            if language == "cpp" and outcome.stop is ExitStatus.CE:
+            if language == "cpp" and outcome.status is ExitStatus.COMPILE_ERROR:
                 raise SystemExit(f"the chain of forks did not compile: {outcome.reason}")
             late += beyond > 2
             if beyond > slowest:
-                slowest, which = beyond, f"{chosen.__name__}: {outcome.stop.value}, {outcome.wall_s:.2f} s"
-            unfair += outcome.stop is ExitStatus.IE
-            stops[outcome.stop.value] = stops.get(outcome.stop.value, 0) + 1
+                slowest, which = beyond, f"{chosen.__name__}: {outcome.status.value}, {outcome.wall_s:.2f} s"
+            unfair += outcome.status is ExitStatus.INTERNAL_ERROR
+            stops[outcome.status.value] = stops.get(outcome.status.value, 0) + 1
             pids, groups = supervisors(sandbox, name)
             left += under_programs(pids)
             worst = max(worst, sum(int(path.read_text()) for path in groups) - idle)

@@ -36,7 +36,7 @@ from rlvr.verifiers.numeric import Numeric
 
 BAR = 0.15
 SMALL = [
-    "env={name: arithmetic, levels: ['1+1', '2+2'], worked: true, verifier: {name: 'FILE:Slow', each_s: EACH}}",
+    "env={name: arithmetic, levels: ['1+1', '2+2'], show_steps: true, verifier: {name: 'FILE:Slow', each_s: EACH}}",
     "rollout.prompts_per_step=8", "sft_warmup.steps=100", "sft_warmup.batch_size=32", "eval.tasks=0",
 ]  # fmt: skip
 
@@ -49,7 +49,7 @@ class Slow(Numeric):
     """
 
     def __init__(self, each_s: float = 0.0) -> None:
-        super().__init__(channel="hash")
+        super().__init__(extractor="hash")
         self.each_s = each_s
 
     def verify(self, task: Task, answer: str) -> Verdict:

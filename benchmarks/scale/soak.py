@@ -84,7 +84,7 @@ def child(args: Mapping[str, Any]) -> None:
     from rlvr.config.config import validate_config
 
     verifier = {**RUN["env"]["verifier"], "seconds": args["slow_s"]}
-    settings = {"rollout_workers": args["rollout_workers"], "restarts": 100_000}
+    settings = {"rollout_workers": args["rollout_workers"], "max_restarts": 100_000}
     steps = {"train": {**RUN["train"], "steps": args["steps"]}}
     train(validate_config(RUN | steps | {"env": {**RUN["env"], "verifier": verifier}, "cluster": settings}, "soak"), out=args["out"])
 
@@ -154,7 +154,7 @@ class Watch:
             try:
                 self.seen.setdefault(pid, born(pid)[1])
                 name = called(pid)
-                marks = (("rollout_workers", "ray::_Actor"), ("log", "log_monitor.py"))
+                marks = (("rollout_workers", "ray::_RolloutActor"), ("log", "log_monitor.py"))
                 role = "run" if pid == self.pid else next((role for role, mark in marks if mark in name), "services")
                 found = measured(pid)
             except (OSError, ProcessLookupError, KeyError):

@@ -163,9 +163,9 @@ def mixed(way: str) -> dict[str, Any]:
 
 
 def judged(way: str, work: list[tuple[str, str, bool]]) -> list[tuple[bool, float, float | None]]:
-    """All of it, with a verifier after `ready()`."""
+    """All of it, with a verifier after `check_ready()`."""
     with Symbolic(workers=2, cache=1) as verifier:
-        verifier.ready()
+        verifier.check_ready()
         ask(verifier, "|x-1|", "|1-x|")
         time.sleep(1)  # the second worker
         if way != "threads":
@@ -249,7 +249,7 @@ def killed(count: int) -> dict[str, Any]:
         nonlocal shots
         seen = 0
         while not done.wait(0.1):
-            pids = target.pool.pids()
+            pids = target.pool.list_pids()
             before = {pid: spent(pid) for pid in pids}
             time.sleep(0.05)
             working = [pid for pid in pids if spent(pid) > before[pid]]

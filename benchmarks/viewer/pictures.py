@@ -61,7 +61,7 @@ def main() -> None:
         page.evaluate("document.querySelector('.call').open = true; $('filters').scrollIntoView()")
         saved(page, given.out / "view_turns.png", work)
         page = chromium.open(
-            write_index(given.index, work / "index.html", served=True).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
+            write_index(given.index, work / "index.html", has_page_server=True).path, width=SIZE[0], height=SIZE[1], fragment="#theme=light"
         )
         page.until("document.querySelectorAll('.runs tbody tr').length > 0")
         saved(page, given.out / "view_runs.png", work)
