@@ -33,7 +33,7 @@ class SqlRows(Verifier):
     The reference is {"query": gold, "databases": [script, ...], "ordered": false}. Rows are compared in any order unless `ordered`. The
     names of columns do not count; 3 equals 3.0, and '3' does not. The query runs in a separate process with limits on time, memory, rows
     and size; exceeding a limit scores 0. The query is read-only: no other file, no settings, no random numbers. If the reference's rows are
-    the same on every database, a query that gives them with empty tables too is wrong: it only states them.
+    the same on every database, a query that gives them with empty tables or with fewer rows too is wrong: it only states them.
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("sql_rows").verify
@@ -43,7 +43,7 @@ class SqlRows(Verifier):
     (1.0, 0.0)
     """
 
-    version = "2"  # 2: a query that does not read the tables is wrong
+    version = "3"  # 3: a query that does not read the tables is wrong, also one that only asks whether there is a row
     examples = (
         VerifierExample(
             {
@@ -89,7 +89,8 @@ class SqlRows(Verifier):
             return Verdict(None, "the query of the reference gives no row on any database", fault=Fault.TASK)
         first = expected[:1]
         is_constant = all((rows,) == first for rows in expected)
-        emptied = _empty_tables(databases[0]) if is_constant else ""
+        script = databases[0]
+        emptied = _delete_rows(script) if is_constant else ""
         if is_constant and _run_reference(query, (emptied,)) == first:
             if len(databases) > 1:
                 return Verdict(
@@ -100,11 +101,14 @@ class SqlRows(Verifier):
         if found.text is None or len(found.text) > _sqlrun.MAX_QUERY_CHARS or not QUERY_START.match(found.text):
             why = found.reason if found.text is None else f"it begins with {found.text[:40]!r} and has {len(found.text)} characters"
             return Verdict(0.0, f"no query of at most {_sqlrun.MAX_QUERY_CHARS:,} characters that begins with SELECT or WITH: {why}")
-        asked = (*databases, emptied) if is_constant else databases
+        changed = (emptied, *_find_changed_databases(query, script)) if is_constant else ()
+        asked = (*databases, *changed)
         result = _run_isolated(found.text, asked)
         verdict = _compare_rows(result, expected, ordered=bool(task.reference.get("ordered", False)))
-        if verdict.passed and is_constant and isinstance(result, dict) and result["rows"][-1] == result["rows"][0]:
-            return Verdict(0.0, "the query gives the same rows when the tables are empty: it does not read them")
+        if verdict.passed and isinstance(result, dict):
+            for rows, state in zip(result["rows"][len(databases) :], ("are empty", "have fewer rows"), strict=False):
+                if rows == result["rows"][0]:
+                    return Verdict(0.0, f"the query gives the same rows when the tables {state}: it does not read them")
         return verdict
 
 
@@ -131,15 +135,32 @@ def _run_reference(query: str, databases: tuple[str, ...]) -> tuple[list[list[An
 
 
 @lru_cache(maxsize=256)
-def _empty_tables(script: str) -> str:
-    """Return the script of the same database with empty tables, on which a query that only states rows is found out."""
+def _find_changed_databases(query: str, script: str) -> tuple[str, ...]:
+    """Find a database with fewer rows, on which the reference's query gives other rows: a query that only states rows does not; () if
+    there is none.
+    """
+    (rows,) = _run_reference(query, (script,))
+    for condition in ("rowid % 2 = 0", "rowid % 2 = 1", "rowid > 1"):
+        changed = _delete_rows(script, condition)
+        try:
+            found = _run_reference(query, (changed,))[0]
+        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.LimitExceeded):
+            continue  # such as a table without a rowid
+        if found and found != rows:
+            return (changed,)
+    return ()
+
+
+@lru_cache(maxsize=256)
+def _delete_rows(script: str, condition: str = "true") -> str:
+    """Return the script of the same database without the rows of a condition in each table; as a rule, without any row."""
     connection = _sqlrun.create_database(script)
     try:
         names = [row[0] for row in _sqlrun.run_query(connection, "select name from sqlite_master where type = 'table'")]
     finally:
         connection.close()
     quoted = (str(name).replace('"', '""') for name in names if not str(name).startswith("sqlite_"))
-    return f"{script.rstrip().rstrip(';')};" + "".join(f'delete from "{name}";' for name in quoted)
+    return f"{script.rstrip().rstrip(';')};" + "".join(f'delete from "{name}" where {condition};' for name in quoted)
 
 
 def _run_isolated(query: str, databases: Sequence[str]) -> dict[str, Any] | Verdict:

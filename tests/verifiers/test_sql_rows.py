@@ -53,7 +53,7 @@ def test_the_order_counts_only_where_it_was_asked_for() -> None:
 
 
 def test_every_database_must_agree() -> None:
-    gold, answer = "select max(a) from t", "select max(2) from t"
+    gold, answer = "select max(a) from t", "select count(distinct a) from t"
     assert judged(gold, answer).score == 1.0
     told = judged(gold, answer, databases=(TABLE, OTHER))
     assert told.score == 0.0 and "database 2" in told.reason
@@ -104,10 +104,22 @@ def test_the_query_runs_in_a_process_of_its_own_that_knows_no_gold(monkeypatch: 
         return run(*args, **settings)
 
     monkeypatch.setattr(subprocess, "run", seen)
-    assert judged("select max(a) from t", "select max(2) from t").score == 1.0
+    assert judged("select max(a) from t", "select count(distinct a) from t").score == 1.0
     assert b"max(a)" not in asked[0]["input"] and asked[0]["env"] == {}
 
 
 def test_a_table_that_is_too_wide_or_a_long_text_is_refused() -> None:
     assert judged("select 1", "select " + ", ".join("1" * 101)).score == 0.0
     assert "no query" in judged("select 1", "select 1" + " " * _sqlrun.MAX_QUERY_CHARS + "-- x").reason
+
+
+@pytest.mark.parametrize("databases", [(TABLE,), (TABLE, TABLE + ", (1, 'q')")])
+def test_a_query_that_only_asks_whether_there_is_a_row_is_wrong(databases: tuple[str, ...]) -> None:
+    told = judged("select max(a) from t", "select 2 from t limit 1", databases=databases)
+    assert told.score == 0.0 and "fewer rows" in told.reason
+    assert judged("select max(a) from t", "select a from t where a is not null order by a desc limit 1", databases=databases).score == 1.0
+
+
+def test_tables_without_a_rowid_are_judged_as_before() -> None:
+    table = "create table t(a primary key) without rowid; insert into t values (1), (2)"
+    assert judged("select max(a) from t", "select a from t order by a desc limit 1", databases=(table,)).score == 1.0
