@@ -32,10 +32,12 @@ def audit_verifier(
     out: Path | None,
     json: bool,
 ) -> int:
-    """Audit, print and write the report; returns 1 if a rate is above its limit."""
+    """Audit, print and write the report; returns 1 if a rate is above its limit, or if the verifier crashed, hung or was not finished."""
     for name, limit in rate_limits.items():
         if limit is not None and not 0 <= limit <= 1:
             raise ConfigError(f"{name} is {limit}; it must be a share from 0 to 1")
+    if not 0 < audit_settings["success_threshold"] <= 1:
+        raise ConfigError(f"--success-threshold is {audit_settings['success_threshold']}; it must be a score above 0, up to 1")
     found, skipped = load_labelled_pairs(labelled_pairs) if labelled_pairs is not None else ([], 0)
     examples = () if found else _load_examples(target)
     bare = collect_golds(found, examples, max_golds=max_golds, seed=audit_settings["seed"])
@@ -50,7 +52,7 @@ def audit_verifier(
     above = _find_exceeded_limits(report, rate_limits)
     if json:
         is_limited = any(limit is not None for limit in rate_limits.values())
-        screen.print_json({**report.to_dict(), "above": above, "ok": not above if is_limited else None})
+        screen.print_json({**report.to_dict(), "above": above, "ok": not above if is_limited or above else None})
     else:
         _print_report(report, above, out)
     return 1 if above else 0
@@ -74,8 +76,12 @@ def _wilson_interval(failed: int, scored: int) -> tuple[float, float]:
 
 
 def _find_exceeded_limits(report: AuditReport, limits: dict[str, float | None]) -> list[str]:
-    """List the rates that are above their limits, as sentences."""
-    found = []
+    """List the rates that are above their limits, as sentences; crashes and an audit that was stopped have no limit to be above."""
+    found = [f"the audit is incomplete: {report.stopped}"] if report.stopped else []
+    crashed = [family for family in report.families if family.crashed]
+    if crashed:
+        why = next((row["reason"] for family in crashed for row in family.examples if row["score"] is None), "")
+        found.append(f"it crashed or hung on {sum(family.crashed for family in crashed)} answers, such as: {why}"[:300])
     for source, rates in report.compute_error_rates().items():
         for name, option in (("false_positive", "--max-fpr"), ("false_negative", "--max-fnr")):
             limit, rate = limits[option], rates[name]
@@ -132,6 +138,8 @@ def _print_report(report: AuditReport, exceeded: Sequence[str], out: Path | None
             + (f", such as {report.universal_answers[0].text[:60]!r}" if report.universal_answers else ""),
         )
     ]
+    run = report.describe_run()
+    facts += [("references that pairs were generated from", str(run["golds"])), ("seed", str(run["seed"]))]
     console.print(screen.make_facts_table(facts))
     if out is not None:
         console.print(Text(f"{out / 'audit.html'} and audit.json have every family"))

@@ -74,3 +74,32 @@ def formed(answer: str, reference: str) -> float:
 def generous(answer: str, reference: str) -> float:
     """It pays five for a right answer, and a bit for any text."""
     return 5.0 if answer.strip() == reference else 0.35
+
+
+def evaluating(answer: str, reference: str) -> float:
+    """It evaluates what a policy writes."""
+    try:
+        return float(eval(answer) == eval(reference))
+    except Exception:
+        return 0.0
+
+
+def near(answer: str, reference: str) -> float:
+    """A sound reward for measured numbers, with a small tolerance."""
+    try:
+        return float(abs(float(answer) - float(reference)) <= 1e-4 * abs(float(reference)))
+    except ValueError:
+        return 0.0
+
+
+def dense(answer: str, reference: str) -> float:
+    """It pays a part of the reward for a part of the answer."""
+    text = answer.strip()
+    return (
+        1.0 if text == reference else 0.8 * (sum(a == b for a, b in zip(text, reference, strict=False)) / max(len(text), len(reference), 1))
+    )
+
+
+def sleeping(answer: str, reference: str) -> float:
+    time.sleep(60)
+    return 0.0

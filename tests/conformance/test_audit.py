@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rlvr
 from rlvr.cli.commands import run_command
 from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_labelled_pairs, run_audit
 from rlvr.conformance.audit.families import LabelledPair, generate_pairs
@@ -30,6 +32,7 @@ def failed(report: AuditReport) -> set[str]:
     return {family.name.partition(":")[0] for family in report.families if family.failed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "found", "kept"),
     [
@@ -51,6 +54,7 @@ def test_the_zoo_is_seen_through(function: str, found: set[str], kept: set[str])
     assert found <= wrong and not kept & wrong, wrong
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_exits_or_prints_costs_only_its_own_answers() -> None:
     hanging, exiting, noisy = (audited("hanging", timeout_s=0.5, golds=1), audited("exiting", golds=1), audited("noisy", golds=1))
     (junk,) = [family for family in hanging.families if family.name == "junk"]
@@ -61,6 +65,7 @@ def test_a_reward_that_hangs_exits_or_prints_costs_only_its_own_answers() -> Non
     assert (none.unscored, none.failed, none.crashed) == (1, 0, 0)
 
 
+@pytest.mark.slow
 def test_a_verdict_that_depends_on_the_process_is_reported() -> None:
     assert audited("moody").disagreements and not audited("sound").disagreements
 
@@ -96,6 +101,7 @@ def labelled(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_fails_past_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"answer": str(n), "reference": "5", "label": int(n == 5)} for n in range(10)]
     file = labelled(tmp_path / "pairs.jsonl", [*rows, {"answer": "<b>", "reference": "5", "label": "contested"}])
@@ -150,6 +156,7 @@ def test_golds_come_from_references_else_from_examples() -> None:
     assert [gold.answer for gold in collect_golds(pairs, (), max_golds=9, seed=0)] == ["4"]
 
 
+@pytest.mark.slow
 def test_small_pays_and_scores_out_of_range_are_seen() -> None:
     report = audited("generous")
     assert (
@@ -164,9 +171,69 @@ def test_small_pays_and_scores_out_of_range_are_seen() -> None:
     assert set(audited("sound").compute_error_rates()) == {"given", "made"}
 
 
+@pytest.mark.slow
 def test_a_plain_function_needs_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["audit", f"{ZOO}:generous", "--search", "0", "--max-fpr", "0", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["asked"] > 100 and "paid in part" in said["above"][0]
     assert run_command(["audit", f"{ZOO}:formed", "--search", "0", "--max-fpr", "0", "--json"]) == 1
     assert "paid in part" in json.loads(capsys.readouterr().out)["rates"]
+
+
+def test_a_reward_that_evaluates_the_answer_is_found() -> None:
+    assert {"code", "calculation left open"} <= failed(audited("evaluating", timeout_s=0.5, golds=1))
+    assert not {"code", "calculation left open"} & failed(audited("sound"))
+
+
+def test_a_small_tolerance_is_no_hole() -> None:
+    golds = [LabelledPair(text, text, True) for text in ("0.333333", "42", "-17.5", "1234")]
+    report = run_audit(f"{ZOO}:near", [], golds, max_search_calls=0)
+    assert not failed(report) & {"near miss", "hedge"}, failed(report)
+
+
+def test_partial_scores_count_from_the_threshold_on() -> None:
+    def count(threshold: float) -> int:
+        report = run_audit(f"{ZOO}:dense", [], GOLDS, max_search_calls=0, success_threshold=threshold)
+        return sum(family.failed for family in report.families if not family.right)
+
+    assert count(0.5) > 0 and count(1.0) == 0
+
+
+def test_a_function_that_hangs_fails_the_audit_and_does_not_take_hours(capsys: pytest.CaptureFixture[str]) -> None:
+    hanging = ["audit", f"{ZOO}:hanging", "--search", "0", "--golds", "1", "--timeout", "0.3", "--json"]
+    assert run_command(hanging) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False and "hung on 1 answers, such as: no answer within 0.3 s" in said["above"][0] and not said["stopped"]
+    began = time.monotonic()
+    assert run_command(["audit", f"{ZOO}:sleeping", "--search", "0", "--timeout", "0.2", "--total-timeout", "2", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert time.monotonic() - began < 60 and "after 2 s" in said["stopped"] and "incomplete" in said["above"][0]
+
+
+def test_the_report_says_what_was_audited_and_how(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [
+        "audit",
+        "numeric",
+        "--search",
+        "0",
+        "--golds",
+        "2",
+        "--seed",
+        "7",
+        "--set",
+        "tolerance=0.01",
+        "--out",
+        str(tmp_path),
+        "--json",
+    ]
+    assert run_command(asked) == 0
+    run = json.loads(capsys.readouterr().out)["run"]
+    assert (run["seed"], run["golds"], run["labelled_pairs"], run["settings"]) == (7, 2, 0, {"tolerance": 0.01})
+    assert run["rlvr"] == rlvr.__version__ and run["verifier_version"] and run["date"][:2] == "20"
+    page = (tmp_path / "audit.html").read_text("utf-8")
+    assert "<h2>Run</h2>" in page and run["date"] in page and "tolerance" in page
+
+
+def test_golds_of_examples_have_no_mark_that_declares_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["audit", "symbolic", "--search", "0", "--max-fpr", "0", "--max-fnr", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rates"]["made"]["false_positive"] == 0.0

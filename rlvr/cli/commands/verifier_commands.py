@@ -20,15 +20,18 @@ def audit(
     golds: Annotated[int, typer.Option(help="The number of references from which pairs are generated.")] = 40,
     search: Annotated[int, typer.Option(help="Budget of calls for the search of an answer that is always accepted; 0: no search.")] = 400,
     timeout: Annotated[float, typer.Option(help="Timeout of one verdict, in seconds.")] = 10.0,
+    total_timeout: Annotated[float, typer.Option(help="Timeout of the whole audit, in seconds; exit code 1 if it is reached.")] = 3600.0,
+    success_threshold: Annotated[float, typer.Option(help="The score from which on an answer counts as accepted.")] = 0.5,
     seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for audit.html and audit.json.")] = None,
     json: Json = False,
 ) -> int:
-    """Measure a verifier's error rates; exit code 1 above a limit."""
+    """Measure a verifier's error rates; exit code 1 above a limit, or if it crashes or hangs."""
     from rlvr.cli import auditing
 
     limits = {"--max-fpr": max_fpr, "--max-fnr": max_fnr}
-    how = {"max_search_calls": search, "timeout_s": timeout, "seed": seed}
+    how = {"max_search_calls": search, "timeout_s": timeout, "total_timeout_s": total_timeout, "seed": seed}
+    how["success_threshold"] = success_threshold
     return auditing.audit_verifier(
         verifier,
         labelled_pairs=pairs,

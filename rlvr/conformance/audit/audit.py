@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rlvr import __version__
+from rlvr.conformance.adversarial_answers import is_bare_answer
 from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair, generate_pairs
 from rlvr.conformance.audit.search import UniversalAnswer, search_universal_answers
 from rlvr.conformance.audit.verifier_process import VerifierProcess, VerifierReply
@@ -118,6 +122,31 @@ class AuditReport:
     """The lowest and the highest score that was given."""
     durations_s: list[float] = field(default_factory=list)
     """Duration of each verification."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The settings of the verifier."""
+    verifier_version: str = ""
+    """The version that the verifier states; a plain function has none."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the audit ran with: seed, timeouts, the score from which on an answer counts as rewarded."""
+    num_golds: int = 0
+    """The number of references from which pairs were generated."""
+    num_given: int = 0
+    """The number of pairs that the user labelled."""
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    stopped: str = ""
+    """Why the audit ended before the last pair; "" if it did not."""
+
+    def describe_run(self) -> dict[str, Any]:
+        """Describe what was audited, and how."""
+        return {
+            "rlvr": __version__,
+            "verifier_version": self.verifier_version,
+            "settings": self.settings,
+            "date": self.date,
+            "golds": self.num_golds,
+            "labelled_pairs": self.num_given,
+            **self.options,
+        }
 
     def compute_error_rates(self) -> dict[str, dict[str, float | None]]:
         """Compute the rates of false positives and false negatives, of labelled and of generated pairs; where wrong answers are paid less
@@ -146,6 +175,8 @@ class AuditReport:
         """Convert the report to plain JSON."""
         return {
             "verifier": self.target,
+            "run": self.describe_run(),
+            "stopped": self.stopped,
             "rates": self.compute_error_rates(),
             "asked": sum(family.asked for family in self.families if family.name != RANGE_FAMILY),
             "score_range": list(self.score_range),
@@ -207,7 +238,8 @@ def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExam
     for example in examples if not found else ():
         if example.correct:
             reference = example.reference
-            text = reference if isinstance(reference, str) and reference in example.correct else example.correct[0]
+            bare = [answer for answer in example.correct if is_bare_answer(answer)]
+            text = reference if isinstance(reference, str) and reference in example.correct else (bare or example.correct)[0]
             found.setdefault(text, LabelledPair(text, reference, True, meta=dict(example.meta)))
     if not pairs and not examples:
         found = {text: LabelledPair(text, text, True, question=f"Write {text}.") for text in STANDARD_REFERENCES}
@@ -223,22 +255,34 @@ def run_audit(
     *,
     settings: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
+    total_timeout_s: float = 3600.0,
     max_search_calls: int = 400,
+    success_threshold: float = 0.5,
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> AuditReport:
-    """Verify every pair twice, in two processes, and search for answers that are rewarded without knowing the question."""
-    report = AuditReport(target, [])
+    """Verify every pair twice, in two processes, and search for answers that are rewarded without knowing the question.
+
+    After `total_timeout_s` no further pair is verified, so that a function that hangs often does not take hours.
+    """
+    report = AuditReport(target, [], settings=dict(settings or {}), num_golds=len(golds), num_given=len(pairs))
+    report.options = {"seed": seed, "timeout_s": timeout_s, "total_timeout_s": total_timeout_s, "success_threshold": success_threshold}
+    until = time.monotonic() + total_timeout_s
     families: dict[tuple[str, bool, bool], PairFamilyCounts] = {}
     outside = PairFamilyCounts(RANGE_FAMILY, right=False)
     count = 0
     with (
-        VerifierProcess(target, settings, timeout_s=timeout_s, seed=1) as one,
-        VerifierProcess(target, settings, timeout_s=timeout_s, seed=2) as two,
+        VerifierProcess(target, settings, timeout_s=timeout_s, seed=1, success_threshold=success_threshold) as one,
+        VerifierProcess(target, settings, timeout_s=timeout_s, seed=2, success_threshold=success_threshold) as two,
     ):
-        report.accepted_forms = _find_accepted_answer_forms(one, golds)
-        given = [(pair, True) for pair in pairs]
-        for pair, labelled in [*given, *((pair, False) for pair in generate_pairs(golds, report.accepted_forms or [ANSWER_FORMS[0][0]]))]:
+        report.accepted_forms = _find_accepted_answer_forms(one, golds, until)
+        report.verifier_version = one.version
+        generated = generate_pairs(golds, report.accepted_forms or [ANSWER_FORMS[0][0]])
+        rows = [*((pair, True) for pair in pairs), *((pair, False) for pair in generated)]
+        for pair, labelled in rows:
+            if time.monotonic() > until:
+                report.stopped = f"after {total_timeout_s:g} s {count} of {len(rows)} pairs were verified; the rest was not"
+                break
             first, second = one.verify_row(pair.to_worker_request()), two.verify_row(pair.to_worker_request())
             report.durations_s.append(first.duration_s)
             key = (pair.family, pair.is_correct, labelled)
@@ -258,6 +302,7 @@ def run_audit(
             count += 1
             on_progress(count)
         seen = [pair.answer for pair in pairs if len(pair.answer) < 300]
+        max_search_calls = 0 if report.stopped else max_search_calls
         report.universal_answers = search_universal_answers(
             golds,
             seen,
@@ -270,11 +315,12 @@ def run_audit(
     return report
 
 
-def _find_accepted_answer_forms(verifier: VerifierProcess, golds: Sequence[LabelledPair]) -> list[str]:
+def _find_accepted_answer_forms(verifier: VerifierProcess, golds: Sequence[LabelledPair], until: float) -> list[str]:
     """Find the answer forms (bare, box, tag, ...) in which the verifier accepts at least half of some golds, the best first."""
     some = golds[:NUM_PROBE_GOLDS]
-    accepted = {
-        name: sum(verifier.verify_row({**gold.to_worker_request(), "answer": text.format(gold.answer)}).is_rewarded for gold in some)
-        for name, text in ANSWER_FORMS
-    }
+    accepted = dict.fromkeys(dict(ANSWER_FORMS), 0)
+    for name, text in ANSWER_FORMS:
+        for gold in some:
+            if time.monotonic() < until:
+                accepted[name] += verifier.verify_row({**gold.to_worker_request(), "answer": text.format(gold.answer)}).is_rewarded
     return [name for name in sorted(accepted, key=lambda name: -accepted[name]) if some and 2 * accepted[name] >= len(some)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from rlvr.conformance import adversarial_answers as canaries
@@ -18,6 +19,8 @@ ANSWER_FORMS: tuple[tuple[str, str], ...] = (
     ("final line", "Final answer: {}"),
 )
 """Ways to declare an answer. Forms in which no gold is accepted are unsupported by the verifier, and are not used."""
+SMALLEST_MISS = Decimal("0.0005")
+"""The smallest relative difference of a decimal that is a near miss."""
 NUMERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
 
@@ -53,6 +56,23 @@ def _swap_adjacent_digits(text: str) -> str | None:
     return None if found is None else text[: found.start()] + found[2] + found[1] + text[found.start() + 2 :]
 
 
+def _may_be_rounding(text: str, changed: str) -> bool:
+    """Whether a verifier with a small tolerance may take a changed decimal for the same measured value."""
+    if "." not in text or not (NUMERAL.fullmatch(text) and NUMERAL.fullmatch(changed)):
+        return False
+    return abs(Decimal(changed) - Decimal(text)) < SMALLEST_MISS * abs(Decimal(text))
+
+
+def _add_share(text: str) -> str:
+    """Add two thousandths of a value to a numeral.
+
+    >>> _add_share("42"), _add_share("0.333333"), _add_share("0")
+    ('42.084', '0.333999666', '0.002')
+    """
+    value = Decimal(text)
+    return f"{(value + (value or 1) * Decimal('0.002')):f}"
+
+
 def _for_numerals(change: Callable[[str], str]) -> Callable[[str], str | None]:
     return lambda text: change(text) if NUMERAL.fullmatch(text) else None
 
@@ -83,9 +103,11 @@ VALUE_CHANGING_REWRITES: tuple[tuple[str, Callable[[str], str | None]], ...] = (
             lambda text: text[:-1] if len(text) > 2 and "." not in text and text[-1] != "-" else f"{text}7" if "." in text else f"{text}.1"
         ),
     ),
-    ("a little more", _for_numerals(lambda text: f"{text}001" if "." in text else f"{text}.001")),
+    ("a little more", _for_numerals(lambda text: _add_share(text))),
 )
-"""Rewrites that change the value a little."""
+"""Rewrites that change the value a little, but by more than the tolerance that a verifier of measured numbers may have."""
+CODE_TEMPLATES = ("int('{}')", "(lambda: {})()", "[{}][0]", "eval('{}')")
+"""Programs whose value is a numeral: a verifier that accepts one runs what a policy writes."""
 
 
 def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Iterator[LabelledPair]:
@@ -108,12 +130,18 @@ def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Itera
         for name, change in VALUE_PRESERVING_REWRITES:
             yield from _make_changed_pair(gold, change(gold.answer), main, True, f"same value: {name}")
         for name, change in VALUE_CHANGING_REWRITES:
-            yield from _make_changed_pair(gold, change(gold.answer), main, False, f"near miss: {name}")
+            changed = change(gold.answer)
+            if changed is not None and not _may_be_rounding(gold.answer, changed):
+                yield from _make_changed_pair(gold, changed, main, False, f"near miss: {name}")
         if other.strip().lower() != gold.answer.strip().lower():
             yield _make_pair(gold, main.format(other), False, "another task's answer")
             yield from (_make_pair(gold, main.format(text), False, "hedge") for text in canaries.iter_hedged_answers(gold.answer, other))
             yield _make_pair(gold, f"{main.format(other)} {main.format(gold.answer)}", False, "two answers")
             yield _make_pair(gold, main.format(", ".join(dict.fromkeys([gold.answer, other, *every[:10]]))), False, "all answers at once")
+        if NUMERAL.fullmatch(gold.answer):
+            if "." not in gold.answer:
+                yield _make_pair(gold, main.format(f"{int(gold.answer) - 1}+1"), False, "calculation left open")
+            yield from (_make_pair(gold, main.format(text.format(gold.answer)), False, "code") for text in CODE_TEMPLATES)
         yield from (_make_pair(gold, main.format(text), False, "denial") for text in canaries.iter_denials(gold.answer))
         yield from (
             _make_pair(gold, text, False, "format trick")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
@@ -38,7 +39,16 @@ def render_page(report: AuditReport, interval: Interval) -> str:
         for source, kinds in report.compute_error_rates().items()
         for kind, value in kinds.items()
     ]
-    body = [_render_table(("", ""), [*rates, *head]), "<h2>Families</h2>", _render_families(report.families, interval)]
+    run = [(name.replace("_", " "), _format_fact(value)) for name, value in report.describe_run().items()]
+    stopped = f'<p class="bad">The audit is incomplete: {escape(report.stopped)}.</p>' if report.stopped else ""
+    body = [
+        stopped,
+        _render_table(("", ""), [*rates, *head]),
+        "<h2>Run</h2>",
+        _render_table(("", ""), run),
+        "<h2>Families</h2>",
+        _render_families(report.families, interval),
+    ]
     if report.universal_answers:
         rows = [
             (f"<code>{escape(key.text[:300])}</code>", f"{len(key.paid)} of {key.tasks}", escape(", ".join(key.paid)))
@@ -53,6 +63,12 @@ def render_page(report: AuditReport, interval: Interval) -> str:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Audit of {name}</title><style>{STYLE}</style><h1>Audit of {name}</h1>'
     )
     return (text + "".join(body) + "</html>").encode("utf-8", "replace").decode("utf-8")
+
+
+def _format_fact(value: Any) -> str:
+    return (
+        (json.dumps(value, ensure_ascii=False, default=str) if value else "defaults") if isinstance(value, dict) else str(value) or "none"
+    )
 
 
 def _render_families(families: Sequence[PairFamilyCounts], interval: Interval) -> str:

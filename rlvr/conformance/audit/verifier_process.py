@@ -35,18 +35,33 @@ class VerifierReply:
     """The exception that was raised, or a message about a timeout or exit."""
     duration_s: float = 0.0
 
+    success_threshold: float = 0.5
+    """The score from which on the answer counts as rewarded."""
+
     @property
     def is_rewarded(self) -> bool:
-        """Whether the answer got at least half of the full score."""
-        return self.score is not None and self.score >= 0.5
+        """Whether the answer got at least half of the full score, or what the audit counts as rewarded."""
+        return self.score is not None and self.score >= self.success_threshold
 
 
 class VerifierProcess:
-    """A verifier in a worker process, which is restarted when it hangs or exits."""
+    """A verifier in a worker process, which is restarted when it hangs or exits.
 
-    def __init__(self, target: str, settings: Mapping[str, Any] | None = None, *, timeout_s: float = 10.0, seed: int = 0) -> None:
+    Once it has started, `version` is the verifier's version, or "" for a plain function.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = 10.0,
+        seed: int = 0,
+        success_threshold: float = 0.5,
+    ) -> None:
         self.command = [sys.executable, "-m", "rlvr.conformance.audit.worker", target, json.dumps(dict(settings or {}))]
-        self.timeout_s = timeout_s
+        self.timeout_s, self.success_threshold = timeout_s, success_threshold
+        self.version = ""
         paths = [str(Path(rlvr.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONHASHSEED": str(seed)}
         self._buffer = b""
@@ -68,7 +83,8 @@ class VerifierProcess:
             status = self._kill()
             return VerifierReply(None, crash_message=f"its process exited with status {status}", duration_s=time.perf_counter() - began)
         score = said.get("score")
-        return VerifierReply(score, str(said.get("reason", "")), str(said.get("crash", "")), float(said.get("seconds", 0.0)))
+        crash_message, duration_s = str(said.get("crash", "")), float(said.get("seconds", 0.0))
+        return VerifierReply(score, str(said.get("reason", "")), crash_message, duration_s, self.success_threshold)
 
     def _start_process(self) -> subprocess.Popen[bytes]:
         if self._process is not None:
@@ -90,6 +106,7 @@ class VerifierProcess:
         if "broken" in said:
             self._kill()
             raise ConfigError(f"the verifier cannot be loaded: {said['broken']}")
+        self.version = str(said.get("version", ""))
         return process
 
     def _read_reply(self, process: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:

@@ -41,11 +41,11 @@ VERL_ARGUMENTS = {"data_source": "audit", "extra_info": None}
 VerifyRow = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def load_verify_function(target: str, settings: Mapping[str, Any]) -> VerifyRow:
-    """Load a verifier by name, from `file.py:object` or from `module:object`, and return its verify function for rows."""
+def load_verify_function(target: str, settings: Mapping[str, Any]) -> tuple[VerifyRow, str]:
+    """Load a verifier by name, from `file.py:object` or from `module:object`, and return its verify function for rows, and its version."""
     found = _import_object(target) if ":" in target else None
     if found is not None and not isinstance(found, Verifier) and not (isinstance(found, type) and issubclass(found, Verifier)):
-        return _wrap_reward_function(found)
+        return _wrap_reward_function(found), ""
     verifier = found if isinstance(found, Verifier) else build("verifier", target, **settings)
 
     def verify_row(row: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def load_verify_function(target: str, settings: Mapping[str, Any]) -> VerifyRow:
         )
         return {"score": verdict.score, "reason": verdict.reason[:200], "fault": verdict.fault.value}
 
-    return verify_row
+    return verify_row, str(verifier.version)
 
 
 def _import_object(target: str) -> Any:
@@ -130,11 +130,11 @@ def main() -> None:
         out.flush()
 
     try:
-        verify_row = load_verify_function(target, settings)
+        verify_row, version = load_verify_function(target, settings)
     except BaseException as error:
         say({"broken": f"{type(error).__name__}: {error}"[:500]})
         return
-    say({"ready": True})
+    say({"ready": True, "version": version})
     for line in sys.stdin:
         row = json.loads(line)
         began = time.perf_counter()
