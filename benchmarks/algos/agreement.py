@@ -183,7 +183,7 @@ class Watched:
             temperature=heat_of(name),
         )  # fmt: skip
         if padded:
-            self.learner.packing = self.learner.packing._replace(padded="asked for")
+            self.learner.packing = self.learner.packing._replace(padding_reason="asked for")
         self.weights: list[dict[str, Tensor]] = []
         self.gradients: list[Tensor] = []
         self.head = self.learner.policy.value
