@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -136,9 +137,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def libraries_unchanged() -> Iterator[None]:
-    """transformers and accelerate change classes while they make a model; a test that leaves them so would break the tests after it."""
+def process_unchanged() -> Iterator[None]:
+    """A test that leaves this process with another limit, or with classes that transformers and accelerate change, would break later ones."""
+    before = resource.getrlimit(resource.RLIMIT_CPU)
     yield
+    assert resource.getrlimit(resource.RLIMIT_CPU) == before
     if transformers := sys.modules.get("transformers.modeling_utils"):
         assert transformers.PreTrainedModel.tie_weights.__name__ == "tie_weights"
     if torch := sys.modules.get("torch"):

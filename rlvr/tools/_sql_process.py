@@ -111,7 +111,6 @@ def run_statement(connection: sqlite3.Connection, query: str, timeout: float, ma
     {'names': ['one'], 'rows': ['1'], 'changed': -1}
     """
     end = time.process_time() + timeout
-    resource.setrlimit(resource.RLIMIT_CPU, (int(end) + GRACE_CPU_S, resource.RLIM_INFINITY))
     connection.set_progress_handler(lambda: time.process_time() > end, PROGRESS_STEPS)
     try:
         cursor = connection.execute(query)
@@ -153,7 +152,10 @@ def main() -> None:
         return
     print("{}", flush=True)
     for line in sys.stdin:
-        print(json.dumps(run_statement(connection, **json.loads(line))), flush=True)
+        statement = json.loads(line)
+        last_s = int(time.process_time() + statement["timeout"]) + GRACE_CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (last_s, resource.RLIM_INFINITY))
+        print(json.dumps(run_statement(connection, **statement)), flush=True)
 
 
 if __name__ == "__main__":
