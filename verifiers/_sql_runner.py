@@ -34,7 +34,7 @@ FORBIDDEN_FUNCTIONS = {"load_extension", "edit", "fts3_tokenizer", "random", "ra
 """Functions that access data outside the database, or make a verdict random."""
 
 
-class LimitExceeded(Exception):
+class QueryLimitExceeded(Exception):
     """Raised when a query exceeds a limit; the message names the limit."""
 
 
@@ -70,10 +70,10 @@ def run_query(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
     try:
         return _fetch_rows(connection.execute(query))
     except MemoryError as error:
-        raise LimitExceeded("memory") from error
+        raise QueryLimitExceeded("memory") from error
     except sqlite3.OperationalError as error:
         if taken > MAX_VM_STEPS:
-            raise LimitExceeded("time") from error
+            raise QueryLimitExceeded("time") from error
         raise
 
 
@@ -86,9 +86,9 @@ def _fetch_rows(cursor: sqlite3.Cursor) -> list[list[Any]]:
         rows.append([{"hex": value.hex()} if isinstance(value, bytes) else value for value in row])
         characters += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
         if len(rows) > MAX_ROWS:
-            raise LimitExceeded("rows")
+            raise QueryLimitExceeded("rows")
         if characters > MAX_RESULT_CHARS:
-            raise LimitExceeded("size")
+            raise QueryLimitExceeded("size")
     return rows
 
 
@@ -111,7 +111,7 @@ def main() -> None:
     print("ready", flush=True)
     try:
         said: dict[str, Any] = {"rows": [run_query(connection, asked["query"]) for connection in connections]}
-    except (LimitExceeded, MemoryError) as error:
+    except (QueryLimitExceeded, MemoryError) as error:
         said = {"limit": str(error) or "memory"}
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         said = {"error": ascii(str(error))[1:-1][:300]}

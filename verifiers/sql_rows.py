@@ -83,7 +83,7 @@ class SqlRows(Verifier):
         query, databases = task.reference["query"], tuple(task.reference["databases"])
         try:
             expected = _run_reference(query, databases)
-        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.LimitExceeded) as error:
+        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.QueryLimitExceeded) as error:
             return Verdict(None, f"the reference does not run: {type(error).__name__}: {error}"[:400], fault=Fault.TASK)
         if not any(expected):
             return Verdict(None, "the query of the reference gives no row on any database", fault=Fault.TASK)
@@ -144,7 +144,7 @@ def _find_changed_databases(query: str, script: str) -> tuple[str, ...]:
         changed = _delete_rows(script, condition)
         try:
             found = _run_reference(query, (changed,))[0]
-        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.LimitExceeded):
+        except (sqlite3.Error, sqlite3.Warning, ValueError, _sqlrun.QueryLimitExceeded):
             continue  # such as a table without a rowid
         if found and found != rows:
             return (changed,)

@@ -57,7 +57,7 @@ POLL_INTERVAL_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
-class PendingRollout:
+class PendingTasks:
     """Handle to rollout requests that rollout workers are sampling, all with one version of the weights."""
 
     driver: Driver
@@ -76,7 +76,7 @@ class PendingRollout:
     limits: EpisodeLimits = NO_LIMITS
     prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The prompt of each task, by its id, where it is known."""
-    audit: PendingRollout | None = None
+    audit: PendingTasks | None = None
     """A second sampling of some of the tasks, to compare with the first (`cluster.audit_fraction`)."""
 
     def result(self) -> list[Episode]:
@@ -122,7 +122,7 @@ class Driver:
         """For each starting worker: when it must be ready."""
         self._current_groups = dict[str, str | None]()
         """For each worker: the first group of its current or last task."""
-        self._pending, self._last_loss = dict[str, PendingRollout](), ""
+        self._pending, self._last_loss = dict[str, PendingTasks](), ""
         """For each task: the rollout that waits for it; and the reason of the last loss."""
         for slot in self._num_starts:
             self._start_worker(slot)
@@ -141,7 +141,7 @@ class Driver:
         version: int = 0,
         as_one_task: bool = False,
         limits: EpisodeLimits | None = None,
-    ) -> PendingRollout:
+    ) -> PendingTasks:
         """Start to sample one episode per request, with the weights that were sent last and after all earlier rollouts. Does not block.
 
         Some thread must wait for a rollout: only waiting threads handle events. `version` is the policy version that is written into the
@@ -154,10 +154,10 @@ class Driver:
         units = {f"{self._num_calls}:{place}": unit for place, unit in enumerate(cut)}
         limits = limits or self.limits
         prompts = limits.render_prompts([draw.task for draw in requests])  # in the thread that also samples where there is no cluster
-        batch = PendingRollout(self, units, sampling, version, self._weights_number, limits=limits, prompts=prompts)
+        batch = PendingTasks(self, units, sampling, version, self._weights_number, limits=limits, prompts=prompts)
         self._run_in_transport_thread(partial(self._enqueue, batch))
         if chosen := choose_audit_tasks(units, self.settings.audit_fraction):
-            batch.audit = PendingRollout(self, chosen, sampling, version, self._weights_number, limits=limits, prompts=prompts)
+            batch.audit = PendingTasks(self, chosen, sampling, version, self._weights_number, limits=limits, prompts=prompts)
             self._run_in_transport_thread(partial(self._enqueue, batch.audit))
         return batch
 
@@ -172,7 +172,7 @@ class Driver:
                 self._run_deferred()
                 self._poll()
 
-    def wait_for_any(self, *batches: PendingRollout) -> PendingRollout:
+    def wait_for_any(self, *batches: PendingTasks) -> PendingTasks:
         """Wait until one of these rollouts is complete, and return it. All others go on."""
         while (found := next((batch for batch in batches if batch.is_done.is_set()), None)) is None:
             if not self._transport_lock.acquire(blocking=False):  # another thread uses the transport
@@ -186,7 +186,7 @@ class Driver:
                 self._transport_lock.release()
         return found
 
-    def record_audit_differences(self, batch: PendingRollout, audit: PendingRollout) -> None:
+    def record_audit_differences(self, batch: PendingTasks, audit: PendingTasks) -> None:
         """Count and log the completions that differ between two workers."""
         self._run_in_transport_thread(partial(self._record_differences, batch, audit))
 
@@ -221,7 +221,7 @@ class Driver:
         self.transport.free_other_versions(self.scheduler.needed_versions)
         self._execute(orders)
 
-    def _enqueue(self, batch: PendingRollout) -> None:
+    def _enqueue(self, batch: PendingTasks) -> None:
         self._pending |= dict.fromkeys(batch.tasks, batch)
         self._execute(self.scheduler.enqueue(batch.tasks, batch.weights_number))
         self._finish_if_complete(batch)
@@ -235,12 +235,12 @@ class Driver:
         batch.timing.verification_spans.append((0.0, verify_s))
         self._finish_if_complete(batch)
 
-    def _finish_if_complete(self, batch: PendingRollout) -> None:
+    def _finish_if_complete(self, batch: PendingTasks) -> None:
         if len(batch.episodes) == len(batch.tasks):
             batch.timing.sampling_s = time.perf_counter() - batch.start_time
             batch.is_done.set()
 
-    def _record_differences(self, batch: PendingRollout, audit: PendingRollout) -> None:
+    def _record_differences(self, batch: PendingTasks, audit: PendingTasks) -> None:
         for name, first in batch.worker_by_task.items():
             second = audit.worker_by_task.get(make_audit_name(name), first)
             if second == first:

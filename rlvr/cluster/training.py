@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
-from rlvr.cluster.driver import NO_WEIGHTS, Driver, PendingRollout
+from rlvr.cluster.driver import NO_WEIGHTS, Driver, PendingTasks
 from rlvr.cluster.event_log import EventLog
 from rlvr.cluster.rollout_tasks import split_into_tasks
 from rlvr.cluster.rollout_worker import check_sampler_supported
@@ -183,7 +183,7 @@ class RemoteRollout(TaskwiseRollout):
             "cluster/trainer_busy_fraction": step_times["time/update"] / max(step_times["step_time"], 1e-9)
         }
 
-    def start_rollout(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> PendingRollout:
+    def start_rollout(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> PendingTasks:
         """Start to sample one episode for each request; does not block."""
         if self.driver is None:
             raise SamplerError("only the main process has rollout workers, and this is another process")

@@ -71,10 +71,10 @@ COLUMNS_BY_FILE = {"config.yaml": TRAINING_COLUMNS, PLAN_FILE: (*EVAL_COLUMNS, "
 
 
 @dataclass(frozen=True, slots=True)
-class ExportResult:
+class RunExport:
     """The path of an exported run, and counts of what was left out.
 
-    >>> ExportResult(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).skipped_counts
+    >>> RunExport(Path("runs/a/trl.jsonl"), {"samples without a score": 3}).skipped_counts
     {'samples without a score': 3}
     """
 
@@ -82,7 +82,7 @@ class ExportResult:
     skipped_counts: Mapping[str, int]
 
 
-def write_export(run: str | Path, format_name: str, out: str | Path | None = None) -> ExportResult:
+def write_export(run: str | Path, format_name: str, out: str | Path | None = None) -> RunExport:
     """Write a run in another format; by default into its own folder."""
     if format_name not in EXPORT_FORMATS:
         raise ConfigError(f"--to {format_name!r} is not a format; {format_suggestion(format_name, EXPORT_FORMATS)}")
@@ -100,7 +100,7 @@ def write_export(run: str | Path, format_name: str, out: str | Path | None = Non
             left_out = write(run, out)
     except OSError as error:
         raise ConfigError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
-    return ExportResult(out, left_out or {})
+    return RunExport(out, left_out or {})
 
 
 def iter_latest_rows(run: Path) -> Iterator[dict[str, Any]]:

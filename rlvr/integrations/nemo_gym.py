@@ -73,7 +73,7 @@ class ServerSession:
     lock: Lock = field(default_factory=Lock)
 
 
-class SessionManager:
+class NemoSessions:
     """The conversations of a server, by session id.
 
     The agent posts each call of the policy to the route with the name of the tool, so a policy can also call `seed_session` and `verify`.
@@ -179,7 +179,7 @@ def make_server_class(
         session_key: NeMo-Gym's `SESSION_ID_KEY`.
         call_timeout_s: timeout of one call of a session and of one verification, in seconds.
     """
-    desk = SessionManager(environment, call_timeout_s=call_timeout_s)
+    desk = NemoSessions(environment, call_timeout_s=call_timeout_s)
 
     async def arguments(request: Any) -> dict[str, Any]:
         given = json.loads(await request.body() or b"{}")

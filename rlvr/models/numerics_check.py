@@ -38,11 +38,11 @@ RUN_MISMATCH_LIMIT = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class CheckResult:
+class NumericsCheck:
     """One result of the numerics check: how log-probabilities were computed, their difference from a plain forward pass, and the
     allowed difference.
 
-    >>> CheckResult("packed rows", gap=2e-7, allowed=3e-5).passed
+    >>> NumericsCheck("packed rows", gap=2e-7, allowed=3e-5).passed
     True
     """
 
@@ -155,7 +155,7 @@ def compare_logprob_functions(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
     max_length: int = MAX_ROW_LENGTH,
-) -> Iterator[CheckResult]:
+) -> Iterator[NumericsCheck]:
     """Compare each function that computes log-probabilities with a plain forward pass, and check that changing one row does not change
     the others; yield one result per check.
 
@@ -166,13 +166,13 @@ def compare_logprob_functions(
     with wrap_model_errors(model, "a plain pass"):
         expected = compute_plain_logprobs(model, rows, temperature)
     room = compute_rounding_tolerance(expected, exact)
-    yield CheckResult(
+    yield NumericsCheck(
         "a second pass", compute_max_or_rms_difference(compute_plain_logprobs(model, rows, temperature), expected, exact), room
     )
     others = slice(int(rows.num_acted[0]), None)
     for name, way in logprob_functions.items():
         found = way(rows)
-        yield CheckResult(name, compute_max_or_rms_difference(found, expected, exact), room)
+        yield NumericsCheck(name, compute_max_or_rms_difference(found, expected, exact), room)
         if name == TRAINING_MODE_CHECK:
             continue
         leak, allowed, note = compute_max_or_rms_difference(way(changed)[others], found[others], full_precision=True), 0.0, ""
@@ -180,7 +180,7 @@ def compare_logprob_functions(
             allowed, note = room, "experts get other tokens"
         elif leak and (noise := compute_max_or_rms_difference(way(rows)[others], found[others], full_precision=True)):
             allowed, note = 10 * noise, "repeating the same rows differs too: sums on this device have no fixed order"
-        yield CheckResult(f"{name}, another row changed", leak, allowed, note)
+        yield NumericsCheck(f"{name}, another row changed", leak, allowed, note)
 
 
 def has_experts(model: Any) -> bool:
@@ -190,7 +190,7 @@ def has_experts(model: Any) -> bool:
 
 
 @torch.no_grad()
-def check_attending_layers(model: Any) -> CheckResult:
+def check_attending_layers(model: Any) -> NumericsCheck:
     """Count the layers that call the layout attention, compared to the configuration."""
     config, layout = model.config.get_text_config(), SelfOnlyLayout()
     layers = int(config.num_hidden_layers)
@@ -201,15 +201,15 @@ def check_attending_layers(model: Any) -> CheckResult:
         try:
             model(input_ids=ids, **build_layout_kwargs(layout, torch.arange(4, device=ids.device)[None]))
         except Exception as error:  # each family fails in its own way
-            return CheckResult("layers that attend", note=f"not counted: a forward pass fails ({type(error).__name__})")
+            return NumericsCheck("layers that attend", note=f"not counted: a forward pass fails ({type(error).__name__})")
         finally:
             model.set_attn_implementation(before)
     kinds = Counter(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     told = f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})" if kinds else ""
-    return CheckResult("layers that attend", note=f"{len(layout.attending_layers)} of {layers}{told}")
+    return NumericsCheck("layers that attend", note=f"{len(layout.attending_layers)} of {layers}{told}")
 
 
-def check_stop_ids(model: Any, tokenizer: Tokenizer) -> CheckResult:
+def check_stop_ids(model: Any, tokenizer: Tokenizer) -> NumericsCheck:
     """Check that a completion can end: compare the tokenizer's stop ids with the model's, and with its vocabulary."""
     size = int(model.get_input_embeddings().weight.shape[0])
     known, own = tokenizer.stop_ids, set[int]()
@@ -219,14 +219,14 @@ def check_stop_ids(model: Any, tokenizer: Tokenizer) -> CheckResult:
     shown = ", ".join(map(str, sorted(known)))
     if not known or min(known) >= size:
         what = f"its tokenizer's end ids ({shown}) are not among its {size} ids" if known else "its tokenizer has no end id"
-        return CheckResult("end ids", note=f"{what}, so that no answer could end", wrong=True)
+        return NumericsCheck("end ids", note=f"{what}, so that no answer could end", wrong=True)
     if own and not own & known:
         note = f"{shown}; but the model's configuration says {', '.join(map(str, sorted(own)))}: check the tokenizer"
-        return CheckResult("end ids", note=note)
-    return CheckResult("end ids", note=shown)
+        return NumericsCheck("end ids", note=note)
+    return NumericsCheck("end ids", note=shown)
 
 
-def find_untrainable_reason(model_family: str, results: Sequence[CheckResult], advice: str = "") -> str:
+def find_untrainable_reason(model_family: str, results: Sequence[NumericsCheck], advice: str = "") -> str:
     """Return why the model cannot be trained, in one sentence; '' if it can."""
     for bad in (finding for finding in results if not finding.passed):
         if bad.wrong:
@@ -241,7 +241,7 @@ def find_untrainable_reason(model_family: str, results: Sequence[CheckResult], a
     return ""
 
 
-def format_check_results(results: Sequence[CheckResult]) -> str:
+def format_check_results(results: Sequence[NumericsCheck]) -> str:
     """Format the results in one line: the largest difference of each way to compute log-probabilities, the attending layers, the stop
     ids.
     """
@@ -252,7 +252,7 @@ def format_check_results(results: Sequence[CheckResult]) -> str:
     return "; ".join([*([f"furthest from a plain forward pass: {gaps}"] if gaps else []), *layers, *ends])
 
 
-def compute_max_logprob_mismatch(results: Sequence[CheckResult], temperature: float) -> float:
+def compute_max_logprob_mismatch(results: Sequence[NumericsCheck], temperature: float) -> float:
     """Compute the allowed difference of sampler and trainer in a float32 run; larger only if the model itself rounds more."""
     measured = max((f.gap for f in results if f.gap is not None), default=0.0)
     return max(RUN_MISMATCH_LIMIT, 20 * measured) / min(1.0, temperature)

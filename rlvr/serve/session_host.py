@@ -25,7 +25,7 @@ MAX_RUN_S, MAX_RUN_MEMORY_MB = 60.0, 1024
 
 
 @dataclass(slots=True)
-class OpenSession:
+class WorkerSession:
     """A worker's record of an open session: its environment session, and the turns with their replies."""
 
     session_handle: SessionHandle
@@ -46,7 +46,7 @@ class SessionHost:
     def __init__(self, envs: Mapping[str, Any], sandbox: Any = None) -> None:
         self.envs: dict[str, Environment] = {name: build_from_config("env", wanted) for name, wanted in envs.items()}
         self.sandbox: Sandbox | None = build_from_config("sandbox", sandbox) if sandbox else None
-        self.sessions: dict[str, OpenSession] = {}
+        self.sessions: dict[str, WorkerSession] = {}
         self.lock = Lock()
 
     def handle_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,13 +106,13 @@ class SessionHost:
             lease.close()
             raise
         with self.lock:
-            self.sessions[str(request["session"])] = OpenSession(lease, dialect, task)
+            self.sessions[str(request["session"])] = WorkerSession(lease, dialect, task)
         tools = {"tools": [tool_spec_to_json(spec) for spec in lease.tools]} if lease.tools else {}
         shown = _task_to_public_json(task)
         shown["prompt"] += [dict(message) for message in lease.initial_messages]
         return {**shown, **tools, "max_turns": env.max_turns}
 
-    def _step(self, held: OpenSession, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _step(self, held: WorkerSession, request: Mapping[str, Any]) -> dict[str, Any]:
         if held.done:
             raise ConfigError("this conversation is over; close the session to get its verdict")
         turn = _parse_turn(held, request)
@@ -132,7 +132,7 @@ class SessionHost:
         held.done = heard.done or len(held.turns) >= held.session_handle.environment.max_turns
         return {**step_result_to_json(heard), "done": held.done}
 
-    def _close_session(self, held: OpenSession, *, with_verdict: bool) -> dict[str, Any]:
+    def _close_session(self, held: WorkerSession, *, with_verdict: bool) -> dict[str, Any]:
         handle = held.session_handle
         try:
             if not with_verdict:
@@ -185,7 +185,7 @@ class SessionHost:
         }
 
 
-def _parse_turn(held: OpenSession, request: Mapping[str, Any]) -> Turn:
+def _parse_turn(held: WorkerSession, request: Mapping[str, Any]) -> Turn:
     """Parse the turn of a request: a text, in which calls are written in the session's dialect, or calls in OpenAI's format."""
     message = request.get("message", request)
     if not isinstance(message, Mapping):

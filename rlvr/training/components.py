@@ -72,7 +72,7 @@ class Components:
     sampling: SamplingParams
     slow_sampling_reason: str = ""
     """Why sampling from this model is slow; empty where it is not."""
-    check_results: Sequence[numerics_check.CheckResult] = ()
+    check_results: Sequence[numerics_check.NumericsCheck] = ()
     """The results of the numerics checks."""
     offline_dataset: OfflineDataset | None = None
     """Recorded groups to train on instead of sampling, if any."""

@@ -55,7 +55,7 @@ SAMPLER_CHECK_NAME = "the sampler's tokens"
 
 def check_model_numerics(
     model: Any, sampler: Sampler, mdp: TokenMDP, config: RunConfig, *, precision: str, autocast: Callable[[], Any]
-) -> list[numerics_check.CheckResult]:
+) -> list[numerics_check.NumericsCheck]:
     """Check the model of a run; raise ConfigError if it cannot be trained. A model without weights gets only a check of its stop ids."""
     temperature = 1.0 if config.data is not None else config.rollout.temperature
     own, fp32_head = sampler if runs_trainer_model(sampler) and config.data is None else None, config.model.fp32_head
@@ -80,7 +80,7 @@ def run_numerics_checks(
     autocast: Callable[[], Any] = nullcontext,
     fp32_head: bool = False,
     max_length: int = numerics_check.MAX_ROW_LENGTH,
-) -> list[numerics_check.CheckResult]:
+) -> list[numerics_check.NumericsCheck]:
     """Run the numerics checks of a model before a run.
 
     `sampler`: a sampler in this process that runs the model; `precision`: the compute precision; `max_length`: the maximum row length.
@@ -93,7 +93,7 @@ def run_numerics_checks(
         ways = build_logprob_functions(policy, how, device, autocast)
         with autocast():
             found = list(numerics_check.compare_logprob_functions(model, ways, temperature=temperature, dtype=dtype, max_length=max_length))
-        found += [numerics_check.CheckResult("packed rows", note=f"not used: {how.padding_reason}")] if how.padding_reason else []
+        found += [numerics_check.NumericsCheck("packed rows", note=f"not used: {how.padding_reason}")] if how.padding_reason else []
         if sampler is not None:
             found.append(
                 try_compare_sampler(model, sampler, numerics_check.build_check_rows(model, max_length), temperature, dtype, autocast)
@@ -136,7 +136,7 @@ def make_broadcast_logprob_function(compute_logprobs: numerics_check.LogprobFunc
     return scored
 
 
-def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[numerics_check.CheckResult]:
+def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[numerics_check.NumericsCheck]:
     """Check a learner's sharded model, which had no weights before; raise ConfigError if it cannot be trained.
 
     A collective operation; the results of the main process decide for all.
@@ -148,11 +148,11 @@ def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[n
         name: make_broadcast_logprob_function(way) for name, way in build_logprob_functions(policy, learner.packing, learner.device).items()
     }
 
-    def table() -> list[numerics_check.CheckResult]:
+    def table() -> list[numerics_check.NumericsCheck]:
         with numerics_check.use_evaluation_mode(model):
             return [*numerics_check.compare_logprob_functions(model, ways, **how), numerics_check.check_attending_layers(model)]
 
-    found: list[numerics_check.CheckResult] = policy.run_with_weights(table)
+    found: list[numerics_check.NumericsCheck] = policy.run_with_weights(table)
     reshard(policy)
     if why := run_in_main_process(lambda: numerics_check.find_untrainable_reason(model.config.model_type, found)):
         raise ConfigError(why)
@@ -161,7 +161,7 @@ def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[n
 
 def check_model_folder_numerics(
     folder: str, sampler_name: str, *, device: str | None = None
-) -> tuple[list[numerics_check.CheckResult], str]:
+) -> tuple[list[numerics_check.NumericsCheck], str]:
     """Check the model in a folder, in float32; return the results, and why it cannot be trained ('' if it can)."""
     tokenizer = load_tokenizer(folder)
     model = load_model(ModelConfig(path=folder)).eval().to(resolve_device(device))
@@ -172,7 +172,7 @@ def check_model_folder_numerics(
     return found, numerics_check.find_untrainable_reason(model.config.model_type, found)
 
 
-def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> numerics_check.CheckResult:
+def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> numerics_check.NumericsCheck:
     """Run `compare_sampler_logprobs`; return a failed result if the sampler fails on this model."""
     try:
         return compare_sampler_logprobs(model, sampler, *compare_args)
@@ -180,14 +180,14 @@ def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> num
         raise
     except Exception as error:  # each family fails in its own way
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return numerics_check.CheckResult(
+        return numerics_check.NumericsCheck(
             SAMPLER_CHECK_NAME, note=f"sampling from it fails ({why}); sample with vllm, or use another family", wrong=True
         )
 
 
 def compare_sampler_logprobs(
     model: Any, sampler: Sampler, rows: TokenRows, temperature: float, dtype: torch.dtype, autocast: Callable[[], Any]
-) -> numerics_check.CheckResult:
+) -> numerics_check.NumericsCheck:
     """Sample completions of some prompts, and compare their log-probabilities with a plain forward pass."""
     prompts = [tokens[: places[0]].tolist() for tokens, places in zip(rows.tokens, rows.acted_positions, strict=True)]
     limits = [min(4 + 2 * i, len(places)) for i, places in enumerate(rows.acted_positions)]
@@ -200,7 +200,7 @@ def compare_sampler_logprobs(
     theirs = torch.tensor([logprob for completion in said for logprob in completion.logprobs])
     exact = numerics_check.has_full_precision_matmul(dtype, next(model.parameters()).device)
     gap = numerics_check.compute_max_or_rms_difference(theirs, expected, exact)
-    return numerics_check.CheckResult(
+    return numerics_check.NumericsCheck(
         SAMPLER_CHECK_NAME, gap, numerics_check.compute_rounding_tolerance(expected, exact), str(getattr(sampler, "cache_description", ""))
     )
 

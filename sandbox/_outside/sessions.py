@@ -34,7 +34,7 @@ class SessionBroken(OSError):
     """Raised when a program broke its session: not a failure of the sandbox."""
 
 
-class OpenSession(SandboxSession):
+class OpenSandboxSession(SandboxSession):
     """A session in use: it holds a supervisor until it is closed or has failed."""
 
     def __init__(self, channel: SupervisorConnection, place: SandboxSpec, id: str, release: Callable[[bool], None]) -> None:
@@ -179,7 +179,7 @@ class SessionPool(Generic[C]):
         hint = "close some, or raise the sandbox's setting `max_sessions`"
         self._limiter = CapacityLimiter(self.size, "session", timeout_s=self._queue_timeout_s, hint=hint)
         self._idle: list[tuple[PoolKey, C]] = []
-        self._busy: dict[C, OpenSession] = {}
+        self._busy: dict[C, OpenSandboxSession] = {}
         self._count = 0
 
     @property
@@ -215,7 +215,7 @@ class SessionPool(Generic[C]):
         with self._lock:
             self._count += 1
             id = f"{getattr(channel, 'id', '')[:24]}.{self._count}"
-            box = OpenSession(channel, spec, id, lambda sound: self._release(channel, shape, is_healthy=sound))
+            box = OpenSandboxSession(channel, spec, id, lambda sound: self._release(channel, shape, is_healthy=sound))
             self._busy[channel] = box
             closed = self._closed
         if closed:  # by another thread, while this session was being opened

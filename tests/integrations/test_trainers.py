@@ -291,7 +291,7 @@ def test_nemo_gym_policy_that_calls_the_routes_gains_nothing() -> None:
     run(made.seed_session(Request("a", {"label": make_task_label("train", 7)})))
     assert run(made.verify(Request("a", response(message("7"))))).reward == 0.0, "the first verdict stays"
     with pytest.raises(ConfigError, match="is a route of NeMo-Gym"):
-        nemo_gym.SessionManager(Named())
+        nemo_gym.NemoSessions(Named())
 
 
 class Named(Counts):
@@ -334,7 +334,7 @@ def test_nemo_gym_is_told_of_a_missing_score() -> None:
 
 
 def test_nemo_gym_rows_are_responses() -> None:
-    desk = nemo_gym.SessionManager(Counts())
+    desk = nemo_gym.NemoSessions(Counts())
     row = nemo_gym.make_nemo_row(Counts(), "train", 7)
     assert row == nemo_gym.make_nemo_row(Counts(), "train", 7, desk.tools)
     assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == make_task_label(
@@ -342,7 +342,7 @@ def test_nemo_gym_rows_are_responses() -> None:
     )
     desk.close()
     with pytest.raises(ConfigError, match="has tools only"):
-        nemo_gym.SessionManager(Twice())
+        nemo_gym.NemoSessions(Twice())
 
 
 def test_a_label_of_other_settings_is_refused() -> None:
@@ -358,7 +358,7 @@ def test_a_label_of_other_settings_is_refused() -> None:
     with pytest.raises(ConfigError, match="belongs to another question"):
         swift.make_reward_class(Other(), stand_ins.ORM)()(completions=["a"], label=[swift.make_swift_row(First(), "train", 7)["label"]])
     with pytest.raises(ConfigError, match="belongs to another question"):
-        nemo_gym.SessionManager(Other()).open_session("a", nemo_gym.make_nemo_row(First(), "train", 7)["label"])
+        nemo_gym.NemoSessions(Other()).open_session("a", nemo_gym.make_nemo_row(First(), "train", 7)["label"])
 
 
 def test_no_row_holds_a_reference() -> None:

@@ -24,7 +24,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models import numerics_check as honesty
 from rlvr.models.batch import TokenRows
 from rlvr.models.model_loading import to_transformers_tokenizer
-from rlvr.models.numerics_check import CheckResult, find_untrainable_reason
+from rlvr.models.numerics_check import NumericsCheck, find_untrainable_reason
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import hf as hf_module
 from rlvr.samplers.hf import HFSampler
@@ -44,7 +44,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def table(model: Any, *, sampler: bool = True, **how: Any) -> dict[str, CheckResult]:
+def table(model: Any, *, sampler: bool = True, **how: Any) -> dict[str, NumericsCheck]:
     own = HFSampler() if sampler else None
     if own is not None:
         own.validate_model(model)

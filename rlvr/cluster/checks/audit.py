@@ -55,10 +55,10 @@ Group = Sequence[Mapping[str, Any]]
 
 
 @dataclass(slots=True)
-class AuditReport:
+class ResamplingReport:
     """The result of sampling recorded groups of a run again: how many groups and answers were compared, and how many answers differ.
 
-    >>> AuditReport(groups=2, answers=16).to_dict()
+    >>> ResamplingReport(groups=2, answers=16).to_dict()
     {'groups': 2, 'answers': 16, 'differing': 0, 'left_out': 0, 'details': []}
     """
 
@@ -75,7 +75,7 @@ class AuditReport:
         return asdict(self)
 
 
-def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> AuditReport:
+def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> ResamplingReport:
     """Sample some recorded groups of a run again, and compare the completions.
 
     Args:
@@ -84,7 +84,7 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> AuditRepor
     """
     if num_groups < 1:
         raise ConfigError(f"num_groups is {num_groups}; an audit compares at least 1")
-    run, report = Path(run), AuditReport()
+    run, report = Path(run), ResamplingReport()
     config, places = load_run_config(run), {parse_step(place): place for place in iter_complete_checkpoints(run)}
     if config.rollout.partial_rollout_tokens is not None:
         raise ConfigError("--audit needs completions of one version of the weights, and rollout.partial_rollout_tokens mixes versions")
@@ -110,7 +110,7 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> AuditRepor
     return report
 
 
-def iter_recorded_groups(run: Path, config: RunConfig, report: AuditReport) -> Iterator[Group]:
+def iter_recorded_groups(run: Path, config: RunConfig, report: ResamplingReport) -> Iterator[Group]:
     """Read the groups of the log, each in the order of its members. Groups that cannot be sampled again are counted and skipped."""
     log = run / "episodes.jsonl"
     rows = (
@@ -172,7 +172,7 @@ def resample_group(worker: RolloutWorker, config: RunConfig, group: Group) -> li
     return found
 
 
-def compare_and_add_group(report: AuditReport, recorded_group: Group, resampled_episodes: Sequence[Episode]) -> None:
+def compare_and_add_group(report: ResamplingReport, recorded_group: Group, resampled_episodes: Sequence[Episode]) -> None:
     """Compare one recorded group with its new sampling, and add the result to the report."""
     report.groups += 1
     for member, (row, episode) in enumerate(zip(recorded_group, resampled_episodes, strict=True)):

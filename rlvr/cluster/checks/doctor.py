@@ -22,10 +22,10 @@ CHECK_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class CheckResult:
+class ClusterCheck:
     """The result of one check of a cluster: what was checked, what is wrong, details, and what to do.
 
-    >>> CheckResult("rollout worker", "", "needs 1 CPUs, placed on n1").problem
+    >>> ClusterCheck("rollout worker", "", "needs 1 CPUs, placed on n1").problem
     ''
     """
 
@@ -58,7 +58,7 @@ def collect_versions() -> dict[str, str]:
     return found
 
 
-def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOUT_S) -> list[CheckResult]:
+def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOUT_S) -> list[ClusterCheck]:
     """Place one process of each kind, and one on each machine. ConfigError if no cluster answers, MissingExtra without Ray."""
     present = sys.modules.get("ray")
     if settings.address != "local" and not (present is not None and present.is_initialized()):
@@ -69,16 +69,16 @@ def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOU
         nodes = [node for node in ray.nodes() if node["Alive"]]
         machines = [node["Resources"] for node in nodes]
         sizes = "; ".join(f"{machine.get('CPU', 0):g} CPUs, {machine.get('GPU', 0):g} GPUs" for machine in machines)
-        found = [CheckResult("machines", "", f"{len(nodes)}: {sizes}")]
+        found = [ClusterCheck("machines", "", f"{len(nodes)}: {sizes}")]
         try:
             check_capacity(settings, machines)
         except ConfigError as error:
-            found.append(CheckResult("capacity", "too small", str(error), "ask for fewer, or add machines"))
+            found.append(ClusterCheck("capacity", "too small", str(error), "ask for fewer, or add machines"))
         kind = ray.remote(max_restarts=0, max_task_retries=0)(_MachineProbe)
         for role, needs in [(role, needs) for role, count, needs in list_required_processes(settings) if count]:
             if lacking := [name for name, amount in needs.items() if all(machine.get(name, 0.0) < amount for machine in machines)]:
                 lacks = f"needs {format_resources(needs)} on one machine, and no machine has so many {' and '.join(lacking)}s"
-                found.append(CheckResult(role, "no machine is large enough", lacks))
+                found.append(ClusterCheck(role, "no machine is large enough", lacks))
                 continue
             actors.append(kind.options(num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0)).remote())
             found.append(_check_placement(ray, role, needs, actors[-1].about.remote(), until))
@@ -106,37 +106,37 @@ def format_resources(needs: dict[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
 
 
-def _check_placement(ray: Any, role: str, needs: dict[str, float], start_call: Any, deadline: float) -> CheckResult:
+def _check_placement(ray: Any, role: str, needs: dict[str, float], start_call: Any, deadline: float) -> ClusterCheck:
     """Check that a process of this kind starts."""
     ready, _ = ray.wait([start_call], timeout=max(0.1, deadline - time.monotonic()))
     if ready:
         try:
-            return CheckResult(role, "", f"needs {format_resources(needs)}; placed on {ray.get(start_call, timeout=5)['machine']}")
+            return ClusterCheck(role, "", f"needs {format_resources(needs)}; placed on {ray.get(start_call, timeout=5)['machine']}")
         except ray.exceptions.RayError as error:
-            return CheckResult(role, "does not start", " ".join(str(error).split())[:200], "see the logs of Ray on that machine")
+            return ClusterCheck(role, "does not start", " ".join(str(error).split())[:200], "see the logs of Ray on that machine")
     free = ray.available_resources()
     busy = [name for name, amount in needs.items() if free.get(name, 0.0) < amount]
     why = f"all {' and '.join(busy)}s are in use" if busy else "no process started in time"
-    return CheckResult(role, "not placed", f"needs {format_resources(needs)} on one machine; {why}", "`ray status` shows what else runs")
+    return ClusterCheck(role, "not placed", f"needs {format_resources(needs)} on one machine; {why}", "`ray status` shows what else runs")
 
 
-def _check_versions(ray: Any, names: Sequence[str], calls: Sequence[Any], deadline: float) -> list[CheckResult]:
+def _check_versions(ray: Any, names: Sequence[str], calls: Sequence[Any], deadline: float) -> list[ClusterCheck]:
     """Check that each machine answers and has the versions of this one."""
-    mine, found = collect_versions(), list[CheckResult]()
+    mine, found = collect_versions(), list[ClusterCheck]()
     ray.wait(list(calls), num_returns=len(calls), timeout=max(0.1, deadline - time.monotonic()))
     for name, call in zip(names, calls, strict=True):
         if not ray.wait([call], timeout=0)[0]:
             found.append(
-                CheckResult(f"machine {name}", "does not answer", "no process started on it in time", "is it frozen? see `ray status`")
+                ClusterCheck(f"machine {name}", "does not answer", "no process started on it in time", "is it frozen? see `ray status`")
             )
             continue
         try:
             about = ray.get(call, timeout=5)
         except ray.exceptions.RayError as error:
-            found.append(CheckResult(f"machine {name}", "does not answer", " ".join(str(error).split())[:200], "is rlvr installed there?"))
+            found.append(ClusterCheck(f"machine {name}", "does not answer", " ".join(str(error).split())[:200], "is rlvr installed there?"))
             continue
         other = [f"{what} {about.get(what)} (here {here})" for what, here in mine.items() if about.get(what) != here]
         fault = "other versions" if other else ""
         detail = ", ".join(other) or ", ".join(f"{what} {here}" for what, here in mine.items())
-        found.append(CheckResult(f"machine {name}", fault, f"{about['machine']}: {detail}", "install the same versions" if other else ""))
+        found.append(ClusterCheck(f"machine {name}", fault, f"{about['machine']}: {detail}", "install the same versions" if other else ""))
     return found

@@ -50,11 +50,11 @@ class WorkersFailed(Exception):
     """Raised if several workers in a row died or never got CPU time: an infrastructure fault."""
 
 
-Home: TypeAlias = "queue.LifoQueue[WorkerProcess | WorkersFailed]"
+Home: TypeAlias = "queue.LifoQueue[AlgebraWorker | WorkersFailed]"
 """Queue of idle workers, and of errors of workers that did not start."""
 
 
-class WorkerProcess:
+class AlgebraWorker:
     """The parent's handle of one worker process: the process and the two pipes to it."""
 
     def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path) -> None:
@@ -170,7 +170,7 @@ class WorkerPool:
     def _reset(self) -> None:
         self._idle: Home = queue.LifoQueue()
         self._num_to_start = self.size
-        self._workers: set[WorkerProcess] = set()
+        self._workers: set[AlgebraWorker] = set()
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
@@ -237,7 +237,7 @@ class WorkerPool:
             return reply
         raise WorkersFailed(f"{MAX_ATTEMPTS} workers in a row gave no reply ({trouble})")
 
-    def _take_worker(self) -> WorkerProcess:
+    def _take_worker(self) -> AlgebraWorker:
         self._reset_after_fork()
         home, failed, end = self._idle, 0, time.monotonic() + QUEUE_TIMEOUT_S
         while True:
@@ -263,10 +263,10 @@ class WorkerPool:
 
     def _start_worker(self, idle_queue: Home) -> None:
         """Start a worker and put it, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
-        found: WorkerProcess | WorkersFailed = WorkersFailed("no worker survived its start")
+        found: AlgebraWorker | WorkersFailed = WorkersFailed("no worker survived its start")
         for _ in range(MAX_ATTEMPTS):
             try:
-                worker = WorkerProcess(self.memory_mb, idle_queue, self.handler_file)
+                worker = AlgebraWorker(self.memory_mb, idle_queue, self.handler_file)
             except OSError as error:
                 found = WorkersFailed(f"a worker did not start: {error}")
                 break
@@ -281,10 +281,10 @@ class WorkerPool:
                 found = worker
             break
         idle_queue.put(found)
-        if isinstance(found, WorkerProcess) and idle_queue is not self._idle:  # closed meanwhile
+        if isinstance(found, AlgebraWorker) and idle_queue is not self._idle:  # closed meanwhile
             self._kill_worker(found)
 
-    def _replace_worker(self, worker: WorkerProcess) -> int | None:
+    def _replace_worker(self, worker: AlgebraWorker) -> int | None:
         """Kill a worker and immediately start another one; return the exit status."""
         status = self._kill_worker(worker)
         with self._lock:
@@ -292,7 +292,7 @@ class WorkerPool:
         self.start_workers(1)
         return status
 
-    def _kill_worker(self, worker: WorkerProcess) -> int | None:
+    def _kill_worker(self, worker: AlgebraWorker) -> int | None:
         status = worker.kill()
         self._workers.discard(worker)
         return status
@@ -343,7 +343,7 @@ class TwoLanePool:
         self._slow.close()
 
 
-def _kill_all(live: set[WorkerProcess], owner: int) -> None:
+def _kill_all(live: set[AlgebraWorker], owner: int) -> None:
     if os.getpid() == owner:
         for worker in list(live):
             worker.kill()
