@@ -11,9 +11,14 @@ sympy or docker. `docs/library.md` is the tour.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from rlvr.mdp._gymnasium import register_when_imported as _register_when_imported
+
+if not os.path.isdir(os.path.join(__path__[0], "envs")) and os.path.isfile(os.path.join(__path__[0], "..", "envs", "arithmetic.py")):
+    # a checkout without symbolic links, such as a downloaded archive: envs/, verifiers/ and sandbox/ are found beside rlvr/
+    __path__.append(os.path.dirname(__path__[0]))
 
 if TYPE_CHECKING:
     from rlvr.api import (

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import rlvr
 from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
 from rlvr.contracts.plugin import CONTRACT_VERSION
 from rlvr.contracts.tool import Tool
@@ -361,13 +362,17 @@ def get_needs(factory: Any) -> dict[str, Any]:
 
 def list_builtin_files(kind: PluginKind) -> list[Path]:
     """List the files of the built-in plugins of one kind, in the order of its folders."""
-    folders = [PACKAGE_FOLDER / folder for folder in kind.folders]
-    return [path for folder in folders for path in sorted(folder.glob("*.py")) if not path.name.startswith("_")]
+    return [path for folder in kind.folders for path in _list_plugin_files(folder)]
+
+
+def _list_plugin_files(folder: str) -> list[Path]:
+    found = next((place for parent in rlvr.__path__ if (place := Path(parent) / folder).is_dir()), PACKAGE_FOLDER / folder)
+    return [path for path in sorted(found.glob("*.py")) if not path.name.startswith("_")]
 
 
 def _get_builtin_module_name(kind: PluginKind, name: str) -> str:
-    path = next(path for path in list_builtin_files(kind) if path.stem == name)
-    return ".".join(("rlvr", *path.relative_to(PACKAGE_FOLDER).with_suffix("").parts))
+    folder = next(folder for folder in kind.folders for path in _list_plugin_files(folder) if path.stem == name)
+    return ".".join(("rlvr", *folder.split("/"), name))
 
 
 @lru_cache(maxsize=256)
