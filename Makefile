@@ -22,8 +22,9 @@ vllm-cpu: setup
 train: setup
 	$(VENV)/bin/rlvr train quickstart $(ARGS)
 
-# One thread for each worker: with more, the threads of one wait for those of the others.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+# One thread for each worker: with more, the threads of one wait for those of the others. A worker that dies ends the run: its
+# replacement would leave the scheduler waiting for ever.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadgroup
 HEAVY  := slow or docker or vllm or chromium
 
 # What a contributor runs, in ten minutes on two cores: no engine, no vLLM, no browser, no cluster, no real run of more than seconds.
