@@ -11,6 +11,7 @@ from rlvr.conformance import adversarial_answers as canaries
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
 from rlvr.conformance.hostile_player import iter_hostile_turns
 from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
+from rlvr.contracts.plugin import is_default_implementation
 from rlvr.mdp.sessions import RAISED, verify_transcript_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor
 from rlvr.registry.plugins import build
@@ -64,6 +65,8 @@ class _VerifierChecks:
     def check_examples(self) -> str:
         if any(example.correct and example.incorrect for example in self.examples):
             return ""
+        if self.examples and not is_default_implementation(self.verifier.verify_transcript) and not any(e.correct for e in self.examples):
+            raise CheckSkipped("it verifies what a session did, and no text alone is right")
         return "`examples` has none with a right and a wrong answer; add VerifierExample(reference=..., correct=(...), incorrect=(...))"
 
     def check_correct_answers(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,13 @@ class StepResult:
     """True if the conversation ends here."""
     tool_results: tuple[ToolResult, ...] = ()
     """The result of each call of the turn, for the record."""
+    reward: float = 0.0
+    """What the turn earned, as in Gymnasium: the verifier `session_reward` adds it up. Another verifier may ignore it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "messages", tuple(self.messages))
+        if isinstance(self.reward, bool) or not isinstance(self.reward, int | float) or not math.isfinite(self.reward):
+            raise ValueError(f"the reward of a StepResult is {self.reward!r}; it must be a finite number")
         if not self.messages and not self.done:
             raise ValueError("a StepResult has no message and does not end the conversation; give a message, or done=True")
         for message in self.messages:

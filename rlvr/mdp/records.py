@@ -45,7 +45,8 @@ def step_result_to_json(step_result: StepResult) -> dict[str, Any]:
     {'messages': [], 'done': True}
     """
     row: dict[str, Any] = {"messages": [dict(message) for message in step_result.messages], "done": step_result.done}
-    return row | ({"tool_results": [_to_json(result) for result in step_result.tool_results]} if step_result.tool_results else {})
+    row |= {"tool_results": [_to_json(result) for result in step_result.tool_results]} if step_result.tool_results else {}
+    return row | ({"reward": step_result.reward} if step_result.reward else {})
 
 
 def step_result_from_json(row: Mapping[str, Any]) -> StepResult:
@@ -58,6 +59,7 @@ def step_result_from_json(row: Mapping[str, Any]) -> StepResult:
         tuple(row["messages"]),
         done=row["done"],
         tool_results=tuple(_from_json(ToolResult, result) for result in row.get("tool_results", ())),
+        reward=row.get("reward", 0.0),
     )
 
 
