@@ -182,7 +182,7 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0)  # the seed of all randomness
     env: dict[str, Any]
     """The environment: a name, or {name: ..., setting: value}; `rlvr list envs` shows the names."""
-    tokenizer: str | None = None  # chars, chars:ALPHABET, bytes, a folder or a Hub id; unset: the model's own
+    tokenizer: str | None = None  # the name chars, chars:ALPHABET or bytes, a folder or a Hub id; unset: the model's own
     model: ModelConfig
     reference: ReferenceConfig | None = None
     """Unset: the policy as it was before training on rewards."""

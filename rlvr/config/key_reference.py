@@ -56,8 +56,17 @@ def list_keys(kind: type[Section]) -> list[ConfigKey]:
         ]
         limits += [f"one of {', '.join(map(str, choices))}" for choices in _iter_choices(field.annotation)]
         about = notes.get(name, "") or ((inspect.getdoc(inside[name]) or "").partition("\n")[0] if name in inside else "")
-        found.append(ConfigKey(name, shown, " ".join(about.split()), ", ".join(limits)))
+        found.append(ConfigKey(name, shown, _make_sentence(" ".join(about.split())), ", ".join(limits)))
     return found
+
+
+def _make_sentence(text: str) -> str:
+    """Make a sentence of a comment: comments in the code begin in lower case and have no full stop.
+
+    >>> _make_sentence("the number of tasks per step"), _make_sentence("`truncate` ends a turn.")
+    ('The number of tasks per step.', '`truncate` ends a turn.')
+    """
+    return text[:1].upper() + text[1:] + ("" if not text or text[-1] in ".!?" else ".")
 
 
 def _iter_choices(hint: Any) -> Iterator[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rlvr.config.config import RunConfig, find_recipes, load_config
+from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.config.training import LR_SCHEDULERS
 from rlvr.errors import ConfigError, NotFound
 from rlvr.runs.run_log import list_config_differences
@@ -125,3 +126,12 @@ def test_a_key_without_its_section_and_a_value_without_brackets_are_explained() 
         load_config("quickstart", ["learning_rate=1"])
     with pytest.raises(ConfigError, match=r"log\.report_to: 'wandb' is not a list; write \[wandb\]"):
         load_config("quickstart", ["log.report_to=wandb"])
+
+
+def test_the_description_of_every_key_is_a_sentence() -> None:
+    for path, section in iter_sections(RunConfig):
+        for key in list_keys(section):
+            first, last = key.description[:1], key.description[-1:]
+            assert not key.description or ((first.isupper() or not first.isalpha()) and last in ".!?"), (
+                f"{path}.{key.name}: {key.description}"
+            )
