@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,15 @@ def test_the_tables_agree_and_refusals_say_why() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             rlvr.make_env("textarena", **settings)
+
+
+def test_the_game_runs_with_another_interpreter(tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nPYTHONPATH={THEIRS} exec {sys.executable} "$@"\n', "utf-8")
+    other.chmod(0o755)
+    with rlvr.make_env("textarena", python=str(other)) as env:
+        env.check_ready()
+        task = env.task("train", 0)
+        assert play_conversation(env, task, env.oracle_turns(task))[0].score == 1.0
+    with rlvr.make_env("textarena", python=sys.executable) as env, pytest.raises(ConfigError, match="is not installed for python="):
+        env.check_ready()
