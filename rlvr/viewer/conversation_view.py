@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,9 +11,12 @@ from rlvr.contracts import StepResult
 from rlvr.mdp.records import step_result_from_json, turn_from_json
 from rlvr.turns import Call, CallStatus, ToolResult, Turn
 
+MAX_LEFT_CHARS = 20_000
+"""Maximum length in characters of one value or file of a session on the page."""
+
 
 def build_conversation_view(session: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Convert a recorded session into plain data for the page: tools, initial messages and turns; None if it has no turns.
+    """Convert a recorded session into plain data for the page: tools, initial messages, turns and artifacts; None if it has no turns.
 
     >>> build_conversation_view({"turns": [{"text": "4"}], "step_results": []})
     {'tools': [], 'opening': [], 'turns': [{'said': '4'}]}
@@ -20,7 +24,10 @@ def build_conversation_view(session: Mapping[str, Any]) -> dict[str, Any] | None
     if not session.get("turns"):
         return None
     turns, heard = [turn_from_json(row) for row in session["turns"]], [step_result_from_json(row) for row in session["step_results"]]
-    return {
+    values = [(name, _to_text(value)) for name, value in (session.get("values") or {}).items()]
+    files = [(name, _decode_file(text)) for name, text in (session.get("files") or {}).items()]
+    left = [[str(name), text if len(text) <= MAX_LEFT_CHARS else f"{text[:MAX_LEFT_CHARS]} ..."] for name, text in (*values, *files)]
+    return ({"left": left} if left else {}) | {
         "tools": [[str(tool["name"]), str(tool["description"])] for tool in session.get("tools", ())],
         "opening": [_format_message(message) for message in session.get("initial_messages", ())],
         "turns": [_format_turn(turn, heard[place] if place < len(heard) else StepResult(done=True)) for place, turn in enumerate(turns)],
@@ -59,6 +66,15 @@ def _format_call(call: Call, result: ToolResult | None, *, was_run: bool) -> dic
     if result is not None:
         shown |= {"output": result.text, "seconds": round(result.seconds, 4), "cut": result.truncated, "over": result.done}
     return {name: value for name, value in shown.items() if value}
+
+
+def _decode_file(encoded: str) -> str:
+    """Decode a file of the artifacts for the page; of other bytes than text, say how many there are."""
+    content = base64.b64decode(encoded)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"{len(content):,} bytes that are no text"
 
 
 def _format_message(message: Mapping[str, Any]) -> Sequence[str]:

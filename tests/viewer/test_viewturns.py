@@ -40,3 +40,13 @@ def test_a_call_that_nothing_answered_says_so_and_a_record_of_an_earlier_version
         build_conversation_view({}) is None
         and build_conversation_view({"step_results": [{"messages": [], "done": True}], "answer": "4"}) is None
     )
+
+
+def test_what_the_session_left_for_the_verifier_is_shown() -> None:
+    session = agent_session() | {"values": {"sold": 3}, "files": {"a.txt": "aGVsbG8=", "b.bin": "/w=="}}
+    talk = build_conversation_view(session)
+    assert talk is not None and talk["left"] == [["sold", "3"], ["a.txt", "hello"], ["b.bin", "1 bytes that are no text"]]
+    long = build_conversation_view(agent_session() | {"values": {"log": "x" * 50_000}})
+    assert long is not None and len(long["left"][0][1]) < 21_000
+    plain = build_conversation_view({"turns": [{"text": "4"}], "step_results": []})
+    assert plain is not None and "left" not in plain

@@ -32,7 +32,7 @@ function textOf(text, math = false) {
 
 /** The whole conversation after the prompt; nothing if it was not recorded, or is a single answer. */
 function turnsOf(talk) {
-  if (!talk || (talk.turns.length === 1 && plain1(talk.turns[0]) && !talk.opening.length && !talk.tools.length)) return [];
+  if (!talk || (talk.turns.length === 1 && plain1(talk.turns[0]) && !talk.opening.length && !talk.tools.length && !talk.left)) return [];
   const calls = talk.turns.flatMap((turn) => turn.calls ?? []), wrong = calls.filter((call) => call.state !== "ok").length;
   const facts = [plural(talk.turns.length, "turn"), plural(calls.length, "call")];
   if (wrong) facts.push(`${wrong} not ok`);
@@ -45,6 +45,7 @@ function turnsOf(talk) {
     talked.append(tools);
   }
   talked.append(...talk.opening.map(replyOf), ...talk.turns.flatMap(turnOf));
+  if (talk.left) talked.append(leftOf(talk.left));
   return [title, talked];
 }
 
@@ -62,6 +63,15 @@ function turnOf(turn, nth) {
   if (turn.raw) box.append(folded("as written", turn.raw, "quiet"));
   if (!turn.said?.trim() && !turn.calls && !turn.raw) box.append(make("p", "quiet", "an empty turn"));
   return [box, ...(turn.replies ?? []).map(replyOf)];
+}
+
+/** What the session left for the verifier: the final state of its world. */
+function leftOf(left) {
+  const fold = make("details", "fold"), fields = make("div", "fields");
+  fold.append(make("summary", "", `left for the verifier: ${left.map(([name]) => name).join(", ")}`));
+  for (const [name, text] of left) fields.append(make("span", "label", name), textOf(text));
+  fold.append(fields);
+  return fold;
 }
 
 function replyOf([role, text]) {
