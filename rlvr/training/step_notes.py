@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,8 @@ KTO_KINDS = ("desirable", "undesirable")
 MIN_KTO_WEIGHT_RATIO = 0.5
 """Below this ratio KTO's undesirable answers outweigh the desirable ones so far that training may collapse; its paper advises 1 to 4/3."""
 
-NO_ANSWER_PREFIX = "no answer"
-"""How the reasons of verifiers begin that find nothing to judge."""
+NO_ANSWER_REASON = re.compile(r"no answer|the answer cannot be read|.{0,90} (?:is not one number|does not name one option)", re.DOTALL)
+"""The reasons of verifiers that find nothing to judge, or cannot read it."""
 MAX_UNREADABLE_FRACTION = 0.5
 
 SPEED_WINDOW_STEPS = 5
@@ -85,7 +86,7 @@ class UnusualMetricNotes(Callback):
     def find_unreadable(self, step: int, episodes: Sequence[Episode]) -> list[str]:
         """Return a note with two examples, once, if the verifier finds nothing to judge in most answers of a step."""
         scored = [e for e in episodes if e.verdict is not None and e.verdict.is_scored]
-        unread = [e for e in scored if e.verdict is not None and e.verdict.reason.startswith(NO_ANSWER_PREFIX)]
+        unread = [e for e in scored if e.verdict is not None and NO_ANSWER_REASON.match(e.verdict.reason)]
         if len(unread) <= MAX_UNREADABLE_FRACTION * len(scored) or "unreadable" in self._printed_kinds:
             return []
         self._printed_kinds.add("unreadable")

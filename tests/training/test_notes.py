@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+import rlvr
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Verdict
 from rlvr.training.run_summary import describe_on_policy
-from rlvr.training.step_notes import UnusualMetricNotes
+from rlvr.training.step_notes import NO_ANSWER_REASON, UnusualMetricNotes
 from tests.fixtures.tiny import tiny_run
 
 QUIET: dict[str, Any] = {
@@ -132,3 +133,18 @@ def test_answers_that_cannot_be_read_are_shown() -> None:
     assert note.startswith("in 3 of the 4 scored answers of step 2 the verifier finds no answer") and note.count("\n") == 2
     assert "it is 0': no answer: no number is declared" in note and len(note) < 600
     assert notes.find_unreadable(3, unread) == []  # once
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reference", "text"),
+    [
+        ("numeric", "36", "There are 6 x 6 = 36 pens in total."),
+        ("quantity", "5 kg", "It weighs 5 kg, as it says."),
+        ("symbolic", "36", "36 36 36"),
+    ],
+)
+def test_answers_that_a_verifier_cannot_read_are_noted(verifier: str, reference: str, text: str) -> None:
+    with rlvr.make_verifier(verifier) as plugin:
+        reason = plugin.verify(rlvr.Task("How many?", reference), text).reason
+    assert NO_ANSWER_REASON.match(reason), reason
+    assert not NO_ANSWER_REASON.match("12 is not 13") and not NO_ANSWER_REASON.match("the words 'no answer' are not 'yes'")
