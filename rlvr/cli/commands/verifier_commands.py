@@ -26,7 +26,10 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="A folder for audit.html and audit.json.")] = None,
     json: Json = False,
 ) -> int:
-    """Measure a verifier's error rates; exit code 1 above a limit, or if it crashes or hangs."""
+    """Measure a verifier's error rates; exit code 1 above a limit.
+
+    The exit code is also 1 if the verifier crashes or hangs, or if the audit was not finished.
+    """
     from rlvr.cli import auditing
 
     limits = {"--max-fpr": max_fpr, "--max-fnr": max_fnr}
