@@ -225,7 +225,7 @@ def test_hostile_answers_cost_little_and_pay_nothing(verifier: Symbolic, tmp_pat
             start = time.process_time()
             verdict = ask(verifier, gold, bomb)
             assert verdict.score == 0.0, (bomb[:40], verdict)
-            assert time.process_time() - start < 10, bomb[:40]
+            assert time.process_time() - start < 2, bomb[:40]
     assert not list(tmp_path.iterdir())
 
 

@@ -26,7 +26,7 @@ _ASKED_MULTIPLE = re.compile(
     re.IGNORECASE,
 )
 _GIVEN_MULTIPLE = re.compile(
-    rf"(\d\}}?\s*\$?(?:\\[,;: ]|~)*\s*(?:\\(?:text|mathrm|textbf)\s*\{{\s*)?)({_MULTIPLES})s?\b(?:\s+of\b(?=\s+[a-z]))?", re.IGNORECASE
+    rf"(\d\}}?\s*+\$?(?:\s|\\[,;: ]|~)*+(?:\\(?:text|mathrm|textbf)\s*+\{{\s*+)?)({_MULTIPLES})s?\b(?:\s+of\b(?=\s+[a-z]))?", re.IGNORECASE
 )
 _EMPTY_TEXT = re.compile(r"\\(?:text|mathrm|textbf)\s*\{\s*\}")
 _PERCENTAGE_OF = re.compile(r"\d\s*(?:\\?%|\s+percent)\s*\$?\s+of\b")
