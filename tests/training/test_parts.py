@@ -20,6 +20,8 @@ from tests.fixtures.tiny import MODEL, tiny_run
 from tests.training.test_ahead import assert_same, run
 from tests.training.test_processes import launched, recipe_at, weights
 
+pytestmark = pytest.mark.slow
+
 STEPS, MEMBERS, MOST = 6, 2, 2
 """An answer has at most 8 tokens: 2 + 2 + 2 + 2."""
 

@@ -85,6 +85,7 @@ def alike(ours: Path, theirs: Path) -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_two_processes_make_the_run_that_one_makes_and_resume_it(tmp_path: Path, way: str) -> None:
     """Replicated, and with weights, gradients and optimizer state cut in two."""

@@ -149,6 +149,7 @@ def test_every_recorded_episode_replays(finished: tuple[Path, TrainReport]) -> N
     assert (found.episodes, found.mismatches) == (64, 0)
 
 
+@pytest.mark.slow
 def test_training_moves_the_weights_and_repeats_itself(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"steps": 4, "learning_rate": 1e-3}, "log": {"save_every": 2}}
     run(tmp_path / "again", **settings)
@@ -506,6 +507,7 @@ def test_what_is_wrong_is_found_before_anything_is_written(tmp_path: Path, chang
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "reinforce_baseline", "reinforce_pp", "remax", "best_of_n"])
 def test_one_answer_a_prompt_is_enough_where_none_is_compared_with_its_neighbours(name: str, tmp_path: Path) -> None:
     run(tmp_path / "a", algorithm={"name": name}, rollout={"prompts_per_step": 16, "num_generations": 1, "temperature": 2.0})

@@ -143,6 +143,7 @@ LORA: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "ahead"),
     [({"name": "grpo", "beta": 0.05}, 0), ({"name": "ppo"}, 0), ({"name": "grpo", "beta": 0.05}, 1)],
@@ -211,6 +212,7 @@ def test_under_deepspeed_there_is_no_adapter(tmp_path: Path, monkeypatch: pytest
         train(tiny_run(**LORA), out=tmp_path / "a", console=Console(file=io.StringIO()))
 
 
+@pytest.mark.slow
 def test_an_adapter_learns_from_a_stored_run(tmp_path: Path) -> None:
     train(tiny_run(), out=tmp_path / "first", console=Console(file=io.StringIO()))
     config = load_config(
