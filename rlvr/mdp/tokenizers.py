@@ -11,6 +11,7 @@ All tokenizers are append-only: a conversation is never re-rendered, so earlier 
 from __future__ import annotations
 
 import json
+import logging
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from rlvr.config.hub import HUB_ID_PATTERN, resolve_model_folder
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 from rlvr.task import Message
+
+logger = logging.getLogger(__name__)
 
 ASCII = "".join(sorted(string.digits + string.ascii_letters + string.punctuation + " \n"))
 EOS, USER, POLICY, UNK = 0, 1, 2, 3
@@ -69,10 +72,16 @@ class CharTokenizer(_RoleTokenTokenizer):
         self.vocab_size = len(SPECIALS) + len(alphabet)
         self._ids = {char: len(SPECIALS) + i for i, char in enumerate(alphabet)}
         self._chars = ["", "\ufffd", "\ufffd", "\ufffd", *alphabet]
+        self._has_warned = False
 
     def encode(self, text: str) -> list[int]:
-        """Convert text to ids; a character outside the alphabet becomes <unk>."""
-        return [self._ids.get(char, UNK) for char in text]
+        """Convert text to ids; a character outside the alphabet becomes <unk>, which is logged once."""
+        ids = [self._ids.get(char, UNK) for char in text]
+        if UNK in ids and not self._has_warned:
+            self._has_warned = True
+            unknown = "".join(sorted(set(text) - self._ids.keys()))
+            logger.warning("the alphabet of the tokenizer lacks %r: the policy does not see these characters of %.60r", unknown[:40], text)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert ids to text, without stop ids; other special ids become replacement characters."""

@@ -118,6 +118,16 @@ def test_a_character_outside_the_alphabet_is_unknown_and_shows() -> None:
     assert tokenizer.encode("0x1") == [4, UNK, 5] and tokenizer.decode([4, UNK, 5]) == "0\ufffd1"
 
 
+def test_characters_that_the_policy_does_not_see_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = CharTokenizer("ols:")
+    with caplog.at_level("WARNING", "rlvr"):
+        tokenizer.encode("Tools: add")
+        tokenizer.encode("Tools: sub")
+        CharTokenizer().encode("Tools: add")
+    (record,) = caplog.records
+    assert "lacks ' Tad'" in record.getMessage()
+
+
 @pytest.mark.parametrize("tokenizer", [t for t in ALL if not (isinstance(t, HFTokenizer) and not t.tokenizer.chat_template)])
 def test_history_only_grows(tokenizer: TokenizerContract) -> None:
     """A conversation continued token by token is the very one that the whole conversation renders to."""
