@@ -30,7 +30,7 @@ def read_figures(lines: list[str]) -> dict[str, Any]:
     >>> read_figures(['a table', '{"kind": "x", "s": 1}', '{"passed": true}'])
     {'passed': True, 'rows': [{'kind': 'x', 's': 1}]}
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for line in lines:
         if line.startswith("{"):
             try:

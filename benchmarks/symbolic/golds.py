@@ -107,7 +107,7 @@ def main() -> None:
             for gold in golds:
                 task = Task(user("?"), id="t", reference=gold)
                 lint = verifier.lint(gold)
-                if not lint.scored:
+                if lint.score is None:
                     ungradeable.append(lint.reason)
                     print("ungradeable:", lint.reason)
                     continue
