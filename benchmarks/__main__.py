@@ -13,6 +13,7 @@ import argparse
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ def run(name: str, arguments: list[str]) -> tuple[int, list[str]]:
     lines = []
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # the script ends, and the result says so
         while True:
             try:
                 for line in process.stdout:
@@ -76,7 +78,7 @@ def main() -> int:
         return 0
     name = find(given.name, list(known))
     code, lines = run(name, given.arguments)
-    if {"-h", "--help"} & set(given.arguments):
+    if code == 2 or {"-h", "--help"} & set(given.arguments):  # 2: wrong arguments
         return code
     figures = read_figures(lines)
     result = json.dumps(build_result(name, figures, decide(figures, code, "xit code" in known[name])), ensure_ascii=False)

@@ -69,3 +69,5 @@ def test_the_last_line_of_a_run_is_the_result_and_out_has_it_too(tmp_path: Path)
     assert result["figures"]["rows"][0]["step_s"] > 0
     assert (tmp_path / "results.jsonl").read_text().splitlines() == [done.stdout.splitlines()[-1]]
     assert call("no_such_benchmark").returncode == 1
+    wrong = call("simulate", "--no-such-option")
+    assert (wrong.returncode, wrong.stdout) == (2, "") and "--no-such-option" in wrong.stderr
