@@ -313,6 +313,19 @@ _ONLY_SENTENCE = re.compile(
     re.IGNORECASE,
 )
 """A text of one sentence with one value in bold: `Each month she pays **$255**.`"""
+_BOUND_WORDS = re.compile(
+    r"\b(?:at\s+(?:least|most)|(?:more|less|fewer|greater|larger|smaller|other|rather)\s+than|about|around|nearly|almost|roughly|under|over|up\s+to"
+    r"|try|tried|check|compare|consider|given|instead|previous\w*|earlier|initial\w*|start\w*|began|begin\w*|originally|step)\b",
+    re.IGNORECASE,
+)
+"""Words of a bound, or of a value on the way, in a sentence that ends in a value."""
+_BOLD_SPAN = re.compile(r"\*\*([^*\n]{1,300})\*\*")
+_BOLD_VALUE = re.compile(r"\$[^$]{1,280}\$|\\\(.{1,280}\\\)|[$]?[-+]?[$]?[\d(\[{\\π√∞][^*]{0,120}|[a-z]\s?=\s?\S[^*]{0,120}", re.IGNORECASE)
+"""What stands in bold because it is a value, and not a heading or a word that is stressed."""
+_SENTENCE_WITH_VALUE_LAST = re.compile(
+    r"(?P<head>[^*\n]{1,240}?[\s:=])\*\*(?P<value>[^*\n]{1,300}?)\.?\*\*(?P<rest>[a-z ]{0,40})[.!]?", re.IGNORECASE
+)
+"""A last sentence that ends in a value in bold: `The midpoint is **(-1, 6)**.`"""
 
 
 def extract_conclusion(text: str) -> Extraction:
@@ -352,6 +365,9 @@ def extract_conclusion(text: str) -> Extraction:
     names = _CONCLUSION_WITH_NAME.fullmatch(sentence) if sentence.endswith(("*", "*.")) and text.count("**") == 2 else None
     if names is not None and not _CONCLUSION_VETO.search(names["head"]) and not _CONCLUSION_DENIAL.search(names["head"]):
         return Extraction(names["value"], "in the conclusion")
+    value = _find_bold_value_at_end(text, last)
+    if value:
+        return Extraction(unwrap_answer(value), "in the conclusion")
     match = _CONCLUSION_IS.fullmatch(sentence)
     heading = text.strip().rpartition("\n")[0].rstrip().rpartition("\n")[2]
     alone = sentence == strip_decorations(text) or (clause is None and sentence == last and _RESULT_HEADING.fullmatch(heading) is not None)
@@ -379,6 +395,17 @@ def _find_final_bold_value(text: str) -> str:
     if letter.isalpha():  # the words about the other options deny them
         return "" if re.search(rf"\b{letter}\b", said) or said.endswith("?") or _HEDGE_WORDS.search(said) else match["value"]
     return "" if said.endswith("?") or _HEDGE_WORDS.search(said) or _CONCLUSION_DENIAL.search(said) else match["value"]
+
+
+def _find_bold_value_at_end(text: str, last_line: str) -> str:
+    """Find the value in bold with which the last sentence ends; "" if another value of the text is in bold, or if the sentence has doubts."""
+    match = _SENTENCE_WITH_VALUE_LAST.fullmatch(_SENTENCE_END.split(last_line)[-1].strip())
+    if match is None or not _BOLD_VALUE.fullmatch(match["value"].strip()):
+        return ""
+    values = [span for span in _BOLD_SPAN.findall(text) if _BOLD_VALUE.fullmatch(span.strip())]
+    around = f"{match['head']} {match['rest']}"
+    doubtful = any(words.search(around) for words in (_CONCLUSION_VETO, _CONCLUSION_DENIAL, _HEDGE_WORDS, _BOUND_WORDS))
+    return "" if len(values) != 1 or doubtful or is_denied(match["head"], match["rest"]) else match["value"].strip()
 
 
 _CONCLUSION_DENIAL = re.compile(r"n't\b|\b(?:wrong|incorrect|mistaken?|cannot|if|either|guess\w*|false)\b", re.IGNORECASE)

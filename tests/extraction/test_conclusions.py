@@ -31,6 +31,10 @@ FOUND = [
     ("The area is $12$ square units.", "$12$ square units"),
     ("We add.\nThus, the number of bags is 12.", "12"),
     ("The ratio of boys to girls is 3:4.", "3:4"),
+    ("We add.\nTom has **10** apples.", "10"),
+    ("We add.\n\nThe result is **$\\frac{5}{2}$**.", r"$\frac{5}{2}$"),
+    ("**Step 1**: the mean.\n\nThe midpoint is **(-1, 6)**.", "(-1, 6)"),
+    ("He should multiply.\n\nTotal: **$320**", "$320"),
 ]
 
 NOT_FOUND = [
@@ -49,7 +53,10 @@ NOT_FOUND = [
     "We add.\nSo Tom has **10** or $11$ apples.",
     "We add.\nSo it is wrong that there are **10** apples.",
     "We add.\nSo suppose there are **10** apples.",
-    "We add.\nTom has **10** apples.",
+    "We add **9** and 1.\nTom has **10** apples.",
+    "We add.\nTom has more than **10** apples.",
+    "We add.\nTom started with **10** apples.",
+    "We add.\nTom does not have **10** apples.",
     "We add.\nThe number of bags is 12.",
     "We add.\nThus, the first number is 12.",
     "We add.\nThus, the number is 12 or 13.",

@@ -17,6 +17,11 @@ CASES = [
     ("Find the share of the water. Express your answer as a percentage.", "15", "15%", 1.0),
     ("How many are left?", "8", "8 apples", 1.0),
     ("How many hours does it take, and how many minutes is a break?", "8", "8 minutes", 1.0),
+    ("What is the radius, in meters?", r"\sqrt{5}", r"\boxed{\sqrt{5}\text{ cm}}", 0.0),
+    ("What is the radius, in meters?", r"\sqrt{5}", r"\boxed{\sqrt{5}\text{ m}}", 1.0),
+    ("4000 gallons pass, then 6000 gallons more. Find the total.", "10000", r"\boxed{10,000 \text{ liters}}", 0.0),
+    ("4000 gallons pass, then 6000 gallons more. Find the total.", "10000", r"\boxed{10,000 \text{ gallons}}", 1.0),
+    ("He reads 30 minutes a day, for 4 days. How long does he read?", "2", r"\boxed{2 \text{ hours}}", 1.0),
 ]
 
 

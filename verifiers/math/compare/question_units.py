@@ -20,6 +20,7 @@ _ASKED_UNIT = re.compile(
     r"|\b(?:number|amount|total)\s+of\s+([a-z]+)|\bin\s+([a-z]+)\s*[?.,]|\b(?:as|of)\s+(?:a\s+)?(percent(?:age)?)\b",
     re.IGNORECASE,
 )
+_STATED_UNIT = re.compile(r"\d\s+([a-z]+)", re.IGNORECASE)
 _MULTIPLES = "|".join((*NUMBER_MULTIPLES, "time"))
 _ASKED_MULTIPLE = re.compile(
     rf"\bhow\s+many\s+(?:(?:more|fewer|less|total|additional|extra|whole|full)\s+)*({_MULTIPLES})s?\b|\b(?:in|number\s+of)\s+({_MULTIPLES})s\b",
@@ -41,13 +42,15 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
 
     >>> explain_unit_conflict("8", "8 meters", "How many centimeters is it?")
     'its unit is meters, and the question asks for centimeters'
+    >>> explain_unit_conflict("8", "8 liters", "The tank has 5 gallons, then 3 more. What is in the tank?")
+    'its unit is liters, and the question has gallons'
     >>> explain_unit_conflict("8", "8 apples", "How many are left?")
     ''
     """
     if answer == gold or not prompt:
         return ""
     wanted, given = _parse(gold), _parse(answer)
-    if wanted is None or given is None or wanted[0] not in ("num", "dec", "div"):
+    if wanted is None or given is None or wanted[0] == "unit":
         return ""
     if given[0] == "percent":
         is_whole = wanted[0] == "num" and wanted[2] == 1
@@ -67,7 +70,13 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
     if mine in asked.values():
         return ""
     other = next((word for word, measure in asked.items() if measure[0] == mine[0]), None)
-    return f"its unit is {given[-1]}, and the question asks for {other}" if other else ""
+    if other is not None:
+        return f"its unit is {given[-1]}, and the question asks for {other}"
+    stated = {word.lower(): measure for word in _STATED_UNIT.findall(prompt) if (measure := parse_unit_label(word.lower())) is not None}
+    same = [word for word, measure in stated.items() if measure[0] == mine[0]]
+    if not same or mine in stated.values() or mine[0][0][0] not in ("m", "g"):  # hours for minutes, dollars for cents may be meant
+        return ""
+    return f"its unit is {given[-1]}, and the question has {same[0]}"
 
 
 def drop_requested_multiple(gold: str, answer: str, prompt: str) -> str:
