@@ -387,7 +387,12 @@ def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_kill
         return bool(harmed)
 
     found, transport, told = sampled(
-        run_of(seconds=0.1), plan, verifier_workers=2, verifier_cpus=0.5, rollout_workers=2, heartbeat_timeout_s=3
+        run_of(seconds=0.5 if how is signal.SIGSTOP else 0.1),
+        plan,
+        verifier_workers=2,
+        verifier_cpus=0.5,
+        rollout_workers=2,
+        heartbeat_timeout_s=3,
     )
     assert found == expected and not told and transport.verifier_workers is not None
     assert transport.verifier_workers.num_lost == (how is not None)

@@ -184,3 +184,20 @@ def test_a_calculation_that_begins_with_the_question_is_judged_by_its_end(
     verifier: Symbolic, prompt: str, gold: str, answer: str, score: float
 ) -> None:
     assert verifier.verify(Task(prompt, reference=gold), answer).score == score
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("-2+7i", r"\boxed{i(7+2i)}"),
+        (r"\frac{20000}{\pi}", r"\boxed{2\cdot\frac{100}{\pi}\cdot(200-\pi\cdot\frac{100}{\pi})}"),
+        (
+            r"\begin{pmatrix} -2 \\ -14 \\ -7 \end{pmatrix}",
+            r"\boxed{-\begin{pmatrix}2\\4\\-3\end{pmatrix}+2\begin{pmatrix}0\\-5\\-5\end{pmatrix}}",
+        ),
+    ],
+)
+def test_products_with_i_sums_of_vectors_and_cancelled_constants_are_left_to_do(gold: str, answer: str) -> None:
+    with Symbolic() as verifier:
+        verdict = verifier.verify(Task(user("What is it?"), id="t", reference=gold), answer)
+    assert verdict.score == 0.0 and "left to do" in verdict.reason

@@ -233,6 +233,8 @@ class _StepFinder:
             self.add("sum", tree)
         elif 0 in numbers:
             self.add("no change", tree)
+        if sum(_is_multiple_of_matrix(term) for term in terms) > 1:
+            self.add("sum", tree)
         rest = [sort_terms(self.split_coefficient(term)[1]) for term in terms if self.get_term_value(term) is None]
         if len(set(rest)) < len(rest):
             self.add("like terms", tree)
@@ -255,8 +257,12 @@ class _StepFinder:
             self.add("product", tree)
         elif (1 in numbers or -1 in numbers or 0 in numbers) and not (0 not in numbers and rest and all(map(_is_atom, rest))):
             self.add("no change", tree)
-        if rest.count(("const", "i")) > 1:
+        imaginary = ("const", "i")
+        if rest.count(imaginary) > 1 or (imaginary in rest and any(contains_tree(factor, imaginary) for factor in sums)):
             self.add("power", tree)
+        denominators = [_strip_sign(factor)[2] for factor in rest if _strip_sign(factor)[0] == "div"]
+        if any(factor in denominators for factor in rest):
+            self.add("division", tree)
         radicands = [
             value for factor in rest if factor[0] == "root" and factor[2] == ("num", 2, 1) and (value := self.get_value(factor[1]))
         ]
@@ -356,6 +362,13 @@ class _StepFinder:
 def _classify_function(name: str) -> str:
     """Return the kind of step that a function of numbers is; those with formulas between them are one kind."""
     return "trigonometry" if name in _TRIGONOMETRY else "logarithm" if name in _LOGARITHMS else f"function {name}"
+
+
+def _is_multiple_of_matrix(term: Tree) -> bool:
+    """Whether a term is a matrix or a vector without letters, or a number of times one."""
+    body = _strip_sign(term)
+    factors = _flatten(body, "mul") if body[0] == "mul" else [body]
+    return any(factor[0] in ("matrix", "tuple", "binom") for factor in factors) and not get_free_symbols(term)
 
 
 def _is_polar(tree: Tree) -> bool:
