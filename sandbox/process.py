@@ -6,7 +6,7 @@ network, and a PID namespace and a working folder of their own; as root, a user 
 
 Not a security boundary: programs can read every file of this machine that their user may read, run on its kernel without a second
 barrier, and, without root, run as *you*. `ExecutionResult.isolation` lists the isolation that was really applied. This sandbox must
-therefore be requested with `check_model_numerics=True`, and nothing ever falls back to it.
+therefore be requested with `trusted=True`, and nothing ever falls back to it.
 """
 
 from __future__ import annotations
