@@ -301,6 +301,8 @@ def find_quantity_name(tree: Tree) -> str:
 def contains_call(tree: Tree, gold: Tree) -> bool:
     """Whether a tree has the value of a function that the gold does not have: `f(2)`, `f(x) - g(x)`, `f(g(2))`."""
     letters = _CALLED_LETTERS - get_free_symbols(gold)
+    if tree[0] == "sym" and tree[1].partition("(")[0] in letters and tree[1].endswith(")"):
+        return True  # f(0) is read as one name
     return any(
         node[0] == "mul" and any(arg[0] == "sym" and arg[1].rstrip("'") in letters for arg in node[1:-1]) for node in list_nodes(tree)
     )
