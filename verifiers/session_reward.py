@@ -17,7 +17,8 @@ class SessionReward(Verifier):
     """The score is the sum of the rewards that the session gave with its replies (`StepResult.reward`), mapped to 0 ... 1.
 
     The reference is {"scale": [low, high]}: what the rewards of a whole conversation may add up to. Each turn is credited with its own
-    reward. The text of the answer does not count. A sum outside of the scale gives no score.
+    reward. The text of the answer does not count. A sum below the scale scores 0, since what a policy does must not cost it its own 0; a sum
+    above the scale gives no score.
 
     >>> from rlvr.contracts import StepResult
     >>> task = Task(({"role": "user", "content": "Play."},), {"scale": [0, 1]}, id="t")
@@ -46,8 +47,10 @@ class SessionReward(Verifier):
         if not rewards:
             return Verdict(0.0, "there was no session that gives rewards")
         total, size = math.fsum(rewards), high - low
-        if not low - ROUNDING <= total <= high + ROUNDING:
-            return Verdict(None, f"the session gave {total:g} in all, outside of its scale, {low:g} to {high:g}", fault=Fault.INFRA)
+        if total > high + ROUNDING:
+            return Verdict(None, f"the session gave {total:g} in all, above its scale, {low:g} to {high:g}", fault=Fault.INFRA)
+        if total < low - ROUNDING:
+            return Verdict(0.0, f"the session gave {total:g} in all, below its scale, {low:g} to {high:g}")
         score = min(1.0, max(0.0, (total - low) / size))
         parts = [StepReward(reward / size, turn=place) for place, reward in enumerate(rewards) if reward]
         if rest := score - math.fsum(part.amount for part in parts):

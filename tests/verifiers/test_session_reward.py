@@ -64,7 +64,12 @@ def test_a_reference_without_a_scale_gives_no_score(reference: Any) -> None:
     assert verify([0.5], reference).fault is Fault.TASK
 
 
-def test_a_sum_outside_of_the_scale_gives_no_score() -> None:
+def test_a_sum_below_the_scale_is_the_policy_s_own_0() -> None:
+    verdict = verify([0.25, -3.0], {"scale": [0, 1]})
+    assert verdict.score == 0.0 and "below its scale" in verdict.reason and not verdict.step_rewards
+
+
+def test_a_sum_above_the_scale_gives_no_score() -> None:
     verdict = verify([0.75, 0.5], {"scale": [0, 1]})
     assert verdict.score is None and verdict.fault is Fault.INFRA and "1.25" in verdict.reason
 
