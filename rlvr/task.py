@@ -193,16 +193,23 @@ class Verdict(Hinted):
         return row | ({"step_rewards": [asdict(e) for e in self.step_rewards]} if self.step_rewards else {})
 
 
-def to_plain_json(value: Any) -> Any:
-    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string.
+MAX_DETAIL_DEPTH = 64
+
+
+def to_plain_json(value: Any, max_depth: int = MAX_DETAIL_DEPTH) -> Any:
+    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string; what is deeper is left out.
 
     >>> to_plain_json({"ratio": float("nan"), 1: {2}})
     {'ratio': 'nan', '1': '{2}'}
+    >>> to_plain_json([[[1]]], max_depth=2)
+    [['...']]
     """
+    if isinstance(value, Mapping | list | tuple) and max_depth == 0:
+        return "..."
     if isinstance(value, Mapping):
-        return {str(key): to_plain_json(inner) for key, inner in value.items()}
+        return {str(key): to_plain_json(inner, max_depth - 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_plain_json(inner) for inner in value]
+        return [to_plain_json(inner, max_depth - 1) for inner in value]
     if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)

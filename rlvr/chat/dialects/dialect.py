@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ TOOL_NAME_PATTERN = re.compile(r"[A-Za-z_][\w.\-]{0,127}", re.ASCII)
 """The allowed names of a tool."""
 MAX_CALLS = 64
 """The maximum number of calls parsed from one turn; the remaining text is content."""
+MAX_ARGUMENT_DEPTH = 64
+"""The maximum depth of nested values in the arguments of a call."""
 
 
 class UnwritableCallError(ValueError):
@@ -268,10 +271,30 @@ def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], call_id: str
             given = validate_arguments(schema, parse_untyped_arguments(schema, given) if raw_call.is_untyped else given)
         except SchemaError as wrong:
             status, why = CallStatus.BAD_ARGUMENTS, str(wrong)
+    if problem := _find_unstorable_value(given):
+        given = None
+        status, why = (CallStatus.BAD_JSON, problem) if status in (CallStatus.OK, CallStatus.BAD_ARGUMENTS) else (status, why)
     if is_in_reasoning:
         status, why = CallStatus.IN_THOUGHT, ""
     shown = dict(given) if isinstance(given, Mapping) else None
     return Call(call_id, raw_call.name, shown, status, raw_text, why)
+
+
+def _find_unstorable_value(value: Any) -> str:
+    """Say why a value cannot be stored as JSON: 1e400 is read as infinity, and a thousand brackets are too deep; "" if it can be."""
+    level = [value]
+    for _ in range(MAX_ARGUMENT_DEPTH):
+        if any(isinstance(one, float) and not math.isfinite(one) for one in level):
+            return "a number is too large"
+        level = [
+            inner
+            for one in level
+            if isinstance(one, Mapping | list | tuple)
+            for inner in (one.values() if isinstance(one, Mapping) else one)
+        ]
+        if not level:
+            return ""
+    return f"its values are nested deeper than {MAX_ARGUMENT_DEPTH} levels"
 
 
 def _mark_truncated(raw_call: RawCall) -> RawCall:
