@@ -175,6 +175,18 @@ def _build_answer_type_error(verifier: Any, answer: object) -> AnswerTypeError:
     )
 
 
+def describe_exception(error: BaseException) -> str:
+    """Describe an exception of somebody else's code, whose text may itself raise.
+
+    >>> describe_exception(KeyError("a1"))
+    "KeyError: 'a1'"
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}: (its text cannot be shown)"
+
+
 def format_suggestion(unknown_name: str, allowed_names: Iterable[str], *, max_names: int = 12) -> str:
     """Build the end of a "no such name" message: the nearest name, then the allowed names.
 

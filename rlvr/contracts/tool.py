@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sandbox import SandboxSession
 from rlvr.contracts.schema import SchemaError, build_parameters_schema, extract_docstring_summary, validate_arguments
-from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolFailure, format_suggestion
+from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolFailure, describe_exception, format_suggestion
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 
 TOOL_MARKER_ATTRIBUTE = "_rlvr_tool"
@@ -203,7 +203,7 @@ def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CH
     except RlvrError as error:
         raise ToolFailure(f"the tool {spec.name!r} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ToolFailure(f"the tool {spec.name!r} raised {type(error).__name__}: {error}") from error
+        raise ToolFailure(f"the tool {spec.name!r} raised {describe_exception(error)}") from error
     seconds = time.monotonic() - start
     if not isinstance(text, str):
         raise ToolFailure(f"the tool {spec.name!r} returned {text!r:.80}; a tool returns a text")

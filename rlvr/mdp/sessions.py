@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import CapacityLimiter, Permit
 from rlvr.contracts.environment import StatelessSession
-from rlvr.errors import EnvError
+from rlvr.errors import EnvError, describe_exception
 from rlvr.mdp.records import (
     step_result_from_json,
     step_result_to_json,
@@ -153,7 +153,7 @@ class SessionHandle:
             if session is not None:
                 session.close()
         except (Exception, SystemExit) as error:
-            self.add_warning(f"{type(session).__name__}.close raised {type(error).__name__}: {error}")
+            self.add_warning(f"{type(session).__name__}.close raised {describe_exception(error)}")
 
 
 def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results: tuple[StepResult, ...]) -> Transcript | Verdict:
@@ -302,8 +302,7 @@ def build_failure_verdict(name: str, error: BaseException) -> Verdict:
     >>> build_failure_verdict("Board.step", KeyError("a1")).reason
     "Board.step raised KeyError: 'a1'"
     """
-    kind = type(error).__name__
-    return Verdict(None, f"{name} raised {kind}: {error}", fault=Fault.INFRA, detail={RAISED: kind})
+    return Verdict(None, f"{name} raised {describe_exception(error)}", fault=Fault.INFRA, detail={RAISED: type(error).__name__})
 
 
 def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:

@@ -22,7 +22,7 @@ from weakref import ref
 
 from rlvr.contracts import Completion, RequestQueue, Sampler, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
-from rlvr.errors import SamplerError, SandboxUnavailable, TooManyHungCalls
+from rlvr.errors import SamplerError, SandboxUnavailable, TooManyHungCalls, describe_exception
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.rollout.conversation import Conversation, Phase
@@ -196,9 +196,9 @@ class RolloutScheduler(RequestQueue):
         if error is None:
             conversation.error = conversation.error or "the rollout was closed"
         elif conversation.phase is Phase.VERIFYING:
-            conversation.verdict = Verdict(None, f"verification raised {error!r}", fault=Fault.INFRA)
+            conversation.verdict = Verdict(None, f"verification raised {describe_exception(error)}", fault=Fault.INFRA)
         else:
-            conversation.error = f"{conversation.current_method} raised {type(error).__name__}: {error}"
+            conversation.error = f"{conversation.current_method} raised {describe_exception(error)}"
 
     def _finish(self, conversation: Conversation) -> None:
         """Mark a conversation as done."""

@@ -110,6 +110,21 @@ def test_what_only_this_answer_breaks_is_its_own_0(where: str, known: bool) -> N
     assert play(environment, "win", "end").score == 1.0
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_an_exception_whose_text_raises_is_an_own_0_like_any_other(where: str) -> None:
+    def happens(what: str, heard: Sequence[str]) -> None:
+        if what == where and "boom" in heard:
+            raise Unspeakable
+
+    verdict = play(Worlds(happens), "boom", "end")
+    assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER) and "Unspeakable: (its text cannot be shown)" in verdict.reason
+
+
 @pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("known", [True, False])
 def test_what_is_broken_for_everybody_is_no_score(where: str, known: bool) -> None:
