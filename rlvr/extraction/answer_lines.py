@@ -323,7 +323,7 @@ _BOLD_SPAN = re.compile(r"\*\*([^*\n]{1,300})\*\*")
 _BOLD_VALUE = re.compile(r"\$[^$]{1,280}\$|\\\(.{1,280}\\\)|[$]?[-+]?[$]?[\d(\[{\\π√∞][^*]{0,120}|[a-z]\s?=\s?\S[^*]{0,120}", re.IGNORECASE)
 """What stands in bold because it is a value, and not a heading or a word that is stressed."""
 _SENTENCE_WITH_VALUE_LAST = re.compile(
-    r"(?P<head>[^*\n]{1,240}?[\s:=])\*\*(?P<value>[^*\n]{1,300}?)\.?\*\*(?P<rest>[a-z ]{0,40})[.!]?", re.IGNORECASE
+    r"(?P<head>[^*\n]{0,240}?(?:[^\W\d_]|[:=,])\s{0,3})\*\*(?P<value>[^*\n]{1,300}?)\.?\*\*(?P<rest>[a-z ]{0,40})[.!]?", re.IGNORECASE
 )
 """A last sentence that ends in a value in bold: `The midpoint is **(-1, 6)**.`"""
 

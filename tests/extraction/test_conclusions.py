@@ -55,6 +55,8 @@ NOT_FOUND = [
     "We add.\nSo suppose there are **10** apples.",
     "We add **9** and 1.\nTom has **10** apples.",
     "We add.\nTom has more than **10** apples.",
+    "We add.\n1000 **280**",
+    "We add.\n(B) **280**",
     "We add.\nTom started with **10** apples.",
     "We add.\nTom does not have **10** apples.",
     "We add.\nThe number of bags is 12.",
