@@ -27,7 +27,7 @@ train: setup
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadgroup
 HEAVY  := slow or docker or vllm or chromium
 
-# What a contributor runs, in ten minutes on two cores: no engine, no vLLM, no browser, no cluster, no real run of more than seconds.
+# What a contributor runs: no engine, no vLLM, no browser, no cluster, no real run of more than seconds.
 test: setup
 	$(PYTEST) -m "not ($(HEAVY))" $(ARGS)
 
