@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlvr.errors import ConfigError
+from rlvr.python_source import parse_python
 
 DATA_TYPES = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
 DATA_ATTRIBUTES = {name for kind in (*DATA_TYPES, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
@@ -48,7 +49,7 @@ def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published code has invalid escapes, which give warnings
-            examined, before = AnalyzedTest(ast.parse(test), entry_point), ast.parse(setup)
+            examined, before = AnalyzedTest(parse_python(test), entry_point), parse_python(setup)
             flaw = examined.find_flaw(before)
             tree = examined.instrument()
             bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.check_functions]
@@ -70,7 +71,7 @@ def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.s
         defines = isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
         if not defines and any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             caught = "(Exception, __undecided__)" if isinstance(statement, ast.Assert) else "Exception"
-            note = ast.parse(
+            note = parse_python(
                 f"try:\n    pass\nexcept {caught} as __error__:\n    __failed__({first_index}, __error__)\nelse:\n    __passed__({first_index})"
             ).body[0]
             assert isinstance(note, ast.Try)
