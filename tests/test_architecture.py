@@ -23,7 +23,7 @@ LAYERS: Mapping[str, int] = {
     for layer, names in enumerate(
         (
             ("hints",),
-            ("errors", "task", "turns", "plugin_files"),
+            ("errors", "task", "turns", "plugin_files", "python_source"),
             ("episode", "extraction"),
             ("contracts",),
             ("registry", "config"),

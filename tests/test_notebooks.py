@@ -32,6 +32,7 @@ def test_there_are_two() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["first_training", "own_environment"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's own packages
 def test_a_notebook_runs_and_its_outputs_are_stored(path: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,6 +24,7 @@ def day(*args: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_every_part_runs_to_its_end(tmp_path: Path) -> None:
     code, lines = day("--tiny", "--out", str(tmp_path / "lines"))
     *figures, summary = lines
@@ -36,6 +39,7 @@ def test_every_part_runs_to_its_end(tmp_path: Path) -> None:
     assert [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()] == lines
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_or_crashes_loses_only_itself(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "import os, subprocess, time\n"

@@ -26,6 +26,7 @@ GUIDED: dict[str, Any] = EVERYTHING | {"rollout": EVERYTHING["rollout"] | {"max_
 """Each batch depends on the answers to the one before."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "settings", "rollout_workers"), [("cpu", PLAIN, 2), ("fsdp2", PLAIN, 2), ("cpu", GUIDED, 0)])
 def test_the_main_process_samples_for_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, settings: dict[str, Any], rollout_workers: int
@@ -49,6 +50,7 @@ def test_the_main_process_samples_for_two(
             assert (cut / name).read_bytes() == (two / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_rollout_workers_that_cannot_be_started_end_all_processes_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(WAYS, "cpu", ["tests.cluster.nearby", "refused"])
     done = launched("cpu", recipe_at(tmp_path / "run.yaml", **PLAIN, cluster={}), "--out", str(tmp_path / "run"), timeout=120)

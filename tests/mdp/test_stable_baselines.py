@@ -69,6 +69,7 @@ def test_its_checker_finds_nothing(obs: str) -> None:
     check_env(digits(obs).unwrapped, warn=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_ppo_beats_a_random_policy_three_times(random_reward: float) -> None:
     learner = PPO(
@@ -80,6 +81,7 @@ def test_ppo_beats_a_random_policy_three_times(random_reward: float) -> None:
     assert random_reward > 0.02 and learned >= 3 * random_reward
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_dqn_beats_a_random_policy_three_times(random_reward: float) -> None:
     learner = DQN(

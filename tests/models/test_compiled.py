@@ -48,6 +48,7 @@ def scored(policy: Policy) -> tuple[Tensor, Tensor]:
     return logprobs.detach(), torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
+@pytest.mark.slow
 def test_compiled_layers_give_the_same_log_probabilities_and_gradients() -> None:
     policy = policy_of()
     truth = scored(policy)
@@ -72,6 +73,7 @@ def test_compiled_layers_give_the_same_log_probabilities_and_gradients() -> None
     assert not torch.allclose(scored(policy)[0], truth[0])
 
 
+@pytest.mark.slow
 def test_recomputed_layers_are_compiled_too() -> None:
     policy = policy_of()
     truth = scored(policy)
@@ -86,6 +88,7 @@ def failing(graph: Any, inputs: Any) -> Any:
     raise OSError("no compiler on this machine")
 
 
+@pytest.mark.slow
 def test_a_compilation_that_fails_is_told_and_the_run_is_that_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "COMPILE_BACKEND", failing)
     said, plain = io.StringIO(), tmp_path / "plain"

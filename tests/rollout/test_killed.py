@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from rlvr.config.config import validate_config
@@ -31,6 +32,7 @@ def outcome(folder: Path) -> Any:
     return dict(files) | {"episodes": [timeless(json.loads(line)) for line in episodes]}
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_open_boxes_resumes_to_the_bit_and_leaves_nothing(tmp_path: Path) -> None:
     env = {"name": f"{ROOT}/tests/fixtures/boxed.py:Adds", "sandbox": {"name": "process", "trusted": True}}
     rollout = {"prompts_per_step": 2, "num_generations": 2, "sync_turns": True}

@@ -73,6 +73,7 @@ def test_a_broken_file_is_an_own_0(attack: str, careless: Careless) -> None:
     assert verdict.fault in (Fault.ANSWER, Fault.NONE)
 
 
+@pytest.mark.slow
 def test_the_kit_says_what_breaks_it(careless: Careless) -> None:
     problems = [play.problem for play in play_hostile_conversations(careless, careless.task("train", 0)) if play.problem]
     assert any("mkdir main.py" in text and "artifacts" in text for text in problems), problems

@@ -122,6 +122,7 @@ class Asked(Environment):
         return [Call("", "add", {"x": index, "y": index}), str(task.reference)]
 
 
+@pytest.mark.slow
 def test_a_server_in_training(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     config = tiny_run(

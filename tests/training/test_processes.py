@@ -117,6 +117,7 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it(tmp_path: Path,
             assert (cut / name).read_bytes() == (two / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "told"),
     [
@@ -133,6 +134,7 @@ def test_an_error_in_one_process_ends_the_others(tmp_path: Path, how: str, told:
     assert time.monotonic() - began < 200  # the one that hangs would sleep for 300 s
 
 
+@pytest.mark.slow
 def test_no_model_is_wrapped_any_more_when_the_group_of_processes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         WAYS, "cpu", ["tests.fixtures.held"]

@@ -59,6 +59,7 @@ def test_the_recipe_for_agents_runs_with_and_without_its_tool(tools: str, tmp_pa
     assert ("session" in row) == (tools != "[]")
 
 
+@pytest.mark.slow
 def test_a_run_with_tools_has_the_same_bits_however_long_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, on a CPU. The second run waits at other calls than the first."""
     taught = [

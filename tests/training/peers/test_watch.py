@@ -30,6 +30,7 @@ def read(peer: socket.socket) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_others_with_words(tmp_path: Path) -> None:
     codes = ended(started(3, "tests.training.peers.watching", [], tmp_path), 90)
     said = [(tmp_path / f"{rank}.out").read_text() for rank in range(3)]

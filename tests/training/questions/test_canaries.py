@@ -67,6 +67,7 @@ def test_a_hole_is_told_and_stops_the_run(tmp_path: Path, leaky: str) -> None:
     assert "were rewarded: the verifier has a loophole" in " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_recipe_has_a_hole_that_stops_it_and_that_a_sound_verifier_has_not(tmp_path: Path) -> None:
     short = ["eval.tasks=0", "train.steps=12"]
     with pytest.raises(CheckFailed, match="it has a loophole and the policy has found it"):

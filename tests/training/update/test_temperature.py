@@ -58,6 +58,7 @@ def test_imitation_is_cross_entropy(name: str, data: Any, tmp_path: Path, monkey
     assert "mismatch_kl" not in row  # the sampler's numbers are of another distribution
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_stored_preferences_do_not_depend_on_the_sampling_temperature(name: str, tmp_path: Path) -> None:
     train(tiny_run(rollout={"prompts_per_step": 32, "num_generations": 8}), out=tmp_path / "source", console=Console(file=io.StringIO()))
