@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.chat.dialects.dialect import MAX_CALLS, RawCall, validate_call
-from rlvr.chat.dialects.json_text import ValueSyntaxError, format_json, parse_complete_value
+from rlvr.chat.dialects.json_text import format_json, parse_complete_value
 from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
 
@@ -37,9 +37,12 @@ def _parse_call(call: Any, tools: Mapping[str, ToolSpec], number: str, *, trunca
     if not isinstance(function, dict):
         raise TypeError("one of its tool_calls has no function")
     name, given = function.get("name"), function.get("arguments", {})
-    raw = given if isinstance(given, str) else format_json(given)
+    raw = ""
     try:
+        raw = given if isinstance(given, str) else format_json(given)
         read = RawCall(str(name or ""), parse_complete_value(raw) if raw.strip() else {})
-    except ValueSyntaxError as broken:
-        read = RawCall(str(name or ""), None, CallStatus.UNCLOSED if truncated else CallStatus.BAD_JSON, str(broken))
+    except (ValueError, RecursionError) as broken:  # NaN and what is nested too deeply have no JSON
+        read = RawCall(
+            str(name or ""), None, CallStatus.UNCLOSED if truncated else CallStatus.BAD_JSON, str(broken) or type(broken).__name__
+        )
     return validate_call(read, tools, number, raw)

@@ -30,6 +30,8 @@ JUNK_ARGUMENTS = (
     "a" * 100_000,
 )
 """Texts that a policy may write as an argument."""
+JUNK_NUMBERS = (0, -1, 2**70, 1e308, -0.5)
+"""Numbers that a policy may write as an argument; the whole ones also for integers."""
 
 
 def check_tool_in_context(name: str, context: ToolContext, **settings: Any) -> list[CheckResult]:
@@ -55,7 +57,7 @@ def iter_tool_checks(name: str, settings: Mapping[str, Any], context: ToolContex
         yield "its schemas are plain and strict", kit.check_schemas
         yield "its examples do what they say", kit.check_examples
         yield "wrong arguments give the policy an error message", kit.check_bad_arguments
-        yield "no text breaks it", kit.check_junk_arguments
+        yield "no argument of the right type breaks it", kit.check_junk_arguments
         yield "two conversations share nothing", kit.check_isolation
         yield "a long result is cut", kit.check_truncation
         yield "its calls can be written and read in every dialect", kit.check_dialects
@@ -179,14 +181,11 @@ class _ToolChecks:
     def check_junk_arguments(self) -> str:
         with self.open_session() as opened:
             for spec in opened.specs():
-                for text in JUNK_ARGUMENTS:
-                    arguments = fill_arguments(spec, text)
-                    if arguments is None:
-                        continue
+                for arguments in iter_junk_arguments(spec):
                     try:
                         run_tool_call(opened, Call("0.0", spec.name, arguments))
                     except ToolFailure as crash:
-                        return f"{spec.name} broke on {text[:30]!r}: {crash}; raise ToolError for mistakes of the policy"
+                        return f"{spec.name} broke on {arguments!r:.60}: {crash}; raise ToolError for mistakes of the policy"
         return ""
 
     def check_isolation(self) -> str:
@@ -252,6 +251,22 @@ def iter_bad_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
     for key, one in (spec.parameters.get("properties") or {}).items():
         if isinstance(one.get("type"), str):
             yield {**right, key: 5 if one["type"] in ("string", "boolean", "array", "object") else "5"}
+
+
+def iter_junk_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
+    """Yield arguments that the schema allows and that a policy in trouble may write: one strange value at a time, also of optional ones."""
+    if (right := fill_arguments(spec, "a text")) is None:
+        return
+    yield right
+    for key, one in (spec.parameters.get("properties") or {}).items():
+        if "enum" in one:
+            continue
+        if one.get("type") == "string":
+            yield from ({**right, key: text} for text in JUNK_ARGUMENTS)
+        elif one.get("type") in ("integer", "number"):
+            yield from ({**right, key: n} for n in JUNK_NUMBERS if one["type"] == "number" or isinstance(n, int))
+        elif one.get("type") == "array" and not one.get("minItems"):
+            yield {**right, key: []}
 
 
 def fill_arguments(spec: ToolSpec, text: str) -> dict[str, Any] | None:

@@ -30,6 +30,8 @@ class StepResult:
     """What the turn earned, as in Gymnasium: the verifier `session_reward` adds it up. Another verifier may ignore it."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.messages, str):
+            raise ValueError(f"the messages of a StepResult are a text; write StepResult(user({self.messages!r:.60}))")
         object.__setattr__(self, "messages", tuple(self.messages))
         if isinstance(self.reward, bool) or not isinstance(self.reward, int | float) or not math.isfinite(self.reward):
             raise ValueError(f"the reward of a StepResult is {self.reward!r}; it must be a finite number")

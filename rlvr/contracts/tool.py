@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,7 @@ def tool(method: Method) -> Method:
 
 
 class Tool(Plugin):
-    """A plugin with one or more methods marked with `@tool`, which take plain arguments and return a string.
+    """A plugin with one or more methods marked with `@tool`, which take plain arguments and return a text; other values are shown as JSON.
 
     The plugin holds the state that all conversations share. Each conversation gets a copy (`start`): its `setup` creates the
     conversation's state and its `teardown` removes it. A copy is used by one thread at a time, unless `parallel` is True. A method
@@ -113,8 +114,7 @@ class Tool(Plugin):
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Execute one call. Name and arguments are already validated against the specs. A method may be a coroutine function."""
-        text: str = await_if_needed(getattr(self, name)(**arguments))
-        return text
+        return format_result(await_if_needed(getattr(self, name)(**arguments)))
 
     def setup(self) -> None:
         """Create the state of one conversation; `self.context` has its data."""
@@ -232,6 +232,15 @@ def await_if_needed(returned: Any) -> Any:
         return asyncio.run(wait())
     with ThreadPoolExecutor(1) as executor:  # this thread runs a loop already, as in a notebook
         return executor.submit(asyncio.run, wait()).result()
+
+
+def format_result(returned: Any) -> str:
+    """Return a text as it is, and any other value as JSON.
+
+    >>> format_result("4"), format_result([4, None])
+    ('4', '[4, null]')
+    """
+    return returned if isinstance(returned, str) else json.dumps(returned, default=str)
 
 
 def truncate_middle(text: str, max_characters: int) -> str:

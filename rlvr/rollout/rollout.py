@@ -19,6 +19,7 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor
 from rlvr.registry.plugins import build_from_config
+from rlvr.rollout.interpreter_watch import watch_interpreter
 from rlvr.rollout.rollout_request import RolloutRequest as RolloutRequest
 from rlvr.rollout.rollout_request import derive_seed as derive_seed
 from rlvr.rollout.scheduler import RolloutScheduler
@@ -183,8 +184,9 @@ class Rollout(Hinted):
         self.timing = RolloutTiming()
         schedule = (SessionRolloutScheduler if self.mdp.is_interactive else RolloutScheduler)(self, requests, self.timing)
         try:
-            for talk in schedule.run(sampling):
-                yield talk.number, talk.build_episode(version)
+            with watch_interpreter(self.call_timeout_s):
+                for talk in schedule.run(sampling):
+                    yield talk.number, talk.build_episode(version)
         finally:
             schedule.close()
 

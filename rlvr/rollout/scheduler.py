@@ -241,7 +241,8 @@ class RolloutScheduler(RequestQueue):
             )
             raise TooManyHungCalls(
                 f"{len(conversation.executor.hung_calls)} {hanging} still run after their timeout of {self.settings.call_timeout_s:g} s, and no thread is left "
-                "for the other answers, which would get no score; give the code that hangs a timeout of its own, then go on with --resume"
+                "for the other answers, which would get no score; give the code that hangs a timeout of its own, or run the verifier in processes: "
+                "{name: isolated, verifier: NAME}; then go on with --resume"
             )
 
 

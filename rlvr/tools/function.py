@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlvr.contracts.schema import build_parameters_schema, extract_docstring_summary
-from rlvr.contracts.tool import Tool, ToolExample, await_if_needed
+from rlvr.contracts.tool import Tool, ToolExample, await_if_needed, format_result
 from rlvr.errors import PluginError
 from rlvr.registry.plugins import load_function
 from rlvr.turns import ToolSpec
@@ -51,8 +50,7 @@ class FunctionTool(Tool):
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call the function, and convert what it returns to text."""
-        returned = await_if_needed(self.function(**arguments))
-        return returned if isinstance(returned, str) else json.dumps(returned, default=str)
+        return format_result(await_if_needed(self.function(**arguments)))
 
 
 make = FunctionTool

@@ -11,9 +11,13 @@ import rlvr
 from rlvr import Verdict
 from rlvr.chat.dialects.dialect import RawCall, validate_call
 from rlvr.chat.dialects.json_text import parse_complete_value
+from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.turns import CallStatus, ToolSpec
 
 TOOLS = {"keep": ToolSpec("keep", "Keep a value.", {"type": "object", "properties": {"value": {}}})}
+DEEP: object = None
+for _ in range(5000):
+    DEEP = [DEEP]
 
 
 @pytest.mark.parametrize(
@@ -57,3 +61,9 @@ def test_a_detail_without_end_is_cut() -> None:
     for _ in range(5_000):
         deep = [deep]
     assert json.dumps(Verdict(0.0, "no", detail={"deep": deep}).to_dict())
+
+
+@pytest.mark.parametrize("value", [float("nan"), 10**5000, DEEP], ids=["nan", "long", "deep"])
+def test_a_function_that_returns_such_a_call_makes_an_unreadable_call(value: object) -> None:
+    turn = build_turn_with_calls("", [{"name": "keep", "arguments": {"value": value}}], list(TOOLS.values()), 0)
+    assert [(call.status, call.arguments) for call in turn.calls] == [(CallStatus.BAD_JSON, None)]

@@ -48,8 +48,9 @@ DEFECTS = [
     ("its names and descriptions are complete", "text: str", "text", "has no type"),
     ("its examples do what they say", '"abab 1"', '"baba"', "is not in"),
     ("its examples do what they say", "ok=False", "ok=True", "gave ok=False"),
-    ("its examples do what they say", "return text * times", "return 7; text * times", "returned 7"),
-    ("no text breaks it", "self.count += 1", "self.count += 1; text.encode()", "raise ToolError"),
+    ("its examples do what they say", "return text * times", "return 7; text * times", "is not in"),
+    ("no argument of the right type breaks it", "self.count += 1", "self.count += 1; text.encode()", "raise ToolError"),
+    ("no argument of the right type breaks it", "self.count += 1", "self.count += 1; 1 / times", "ZeroDivisionError"),
     ("it can be ended twice", "    @tool", "    def teardown(self):\n        del self.count\n\n    @tool", "AttributeError"),
     ("it can be closed twice", "    @tool", "    def close(self):\n        del self.missing\n\n    @tool", "AttributeError"),
 ]  # fmt: skip

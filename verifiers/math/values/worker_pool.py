@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -57,7 +58,7 @@ Home: TypeAlias = "queue.LifoQueue[AlgebraWorker | WorkersFailed]"
 class AlgebraWorker:
     """The parent's handle of one worker process: the process and the two pipes to it."""
 
-    def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path) -> None:
+    def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path, environment: Mapping[str, str] | None = None) -> None:
         self.idle_queue = idle_queue
         """The queue of idle workers to which this one returns."""
         paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
@@ -67,7 +68,7 @@ class AlgebraWorker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_environment(),
+            env=_build_environment() if environment is None else dict(environment),
             start_new_session=True,  # Ctrl-C is for this process: a run goes on to the end of its step
         )
         self._buffer = b""
@@ -150,7 +151,8 @@ class CpuBudget:
 class WorkerPool:
     """A few warm worker processes that any thread may use: started when needed or in advance; stopped by `close`.
 
-    Args of the constructor: `code` is the file whose function `reply` handles the requests, and `work` names the work in messages.
+    Args of the constructor: `handler_file` is the file whose function `handle_request` handles the requests, `work_name` names the work in
+    messages, and `environment` replaces the few environment variables that a worker has.
     """
 
     def __init__(
@@ -162,9 +164,10 @@ class WorkerPool:
         wall_factor: float = WALL_FACTOR,
         handler_file: Path = ALGEBRA_FILE,
         work_name: str = "algebra",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.size, self.cpu_s, self.memory_mb, self.wall_factor = size, cpu_s, memory_mb, wall_factor
-        self.handler_file, self.work_name = handler_file, work_name
+        self.handler_file, self.work_name, self.environment = handler_file, work_name, environment
         self._reset()
 
     def _reset(self) -> None:
@@ -266,7 +269,7 @@ class WorkerPool:
         found: AlgebraWorker | WorkersFailed = WorkersFailed("no worker survived its start")
         for _ in range(MAX_ATTEMPTS):
             try:
-                worker = AlgebraWorker(self.memory_mb, idle_queue, self.handler_file)
+                worker = AlgebraWorker(self.memory_mb, idle_queue, self.handler_file, self.environment)
             except OSError as error:
                 found = WorkersFailed(f"a worker did not start: {error}")
                 break
@@ -350,6 +353,6 @@ def _kill_all(live: set[AlgebraWorker], owner: int) -> None:
         live.clear()
 
 
-def _environment() -> dict[str, str]:
+def _build_environment() -> dict[str, str]:
     keep = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
     return keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}

@@ -1,0 +1,89 @@
+"""No answer can stop a run through a verifier in worker processes, and what fails for every answer costs none its score."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlvr
+from rlvr.contracts import Verifier
+from rlvr.errors import ConfigError
+
+SOURCE = """
+import os, re, sys
+
+def score(answer, reference):
+    print("what a verifier prints is no reply")
+    if reference == "broken":
+        os.kill(os.getpid(), 9)
+    if answer == "die":
+        os.kill(os.getpid(), 9)
+    if answer == "exit":
+        sys.exit(3)
+    if answer == "much":
+        return len(bytearray(10**11))
+    if answer.startswith("9") and 9 ** (9 ** len(answer)) == 0:
+        return 1
+    return answer == reference or bool(re.fullmatch(r"(a+)+b", answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("isolated") / "mine.py"
+    made.write_text(SOURCE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def verifier(path: Path) -> Iterator[Verifier]:
+    made = rlvr.make_verifier("isolated", verifier=f"{path}:score", cpu_s=0.5, workers=1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("answer", ["a" * 60, "9" * 20, "die", "much"])
+def test_an_answer_that_hangs_or_kills_the_verifier_scores_0_and_disturbs_no_other(verifier: Verifier, answer: str) -> None:
+    verdict = rlvr.verify(verifier, answer=answer, reference="4")
+    assert (verdict.score, verdict.fault) == (0.0, "answer"), verdict
+    assert [rlvr.verify(verifier, answer=text, reference="4").score for text in ("4", "5", "\ud800")] == [1.0, 0.0, 0.0]
+
+
+def test_the_first_answer_of_all_may_be_the_one_that_hangs(path: Path) -> None:
+    made = rlvr.make_verifier("isolated", verifier=f"{path}:score", cpu_s=0.5, workers=1)
+    assert rlvr.verify(made, answer="a" * 60, reference="4").score == 0.0
+    made.close()
+
+
+def test_a_verifier_that_fails_for_every_answer_gives_no_score(path: Path) -> None:
+    made = rlvr.make_verifier("isolated", verifier=f"{path}:score", cpu_s=0.5, workers=1)
+    verdict = rlvr.verify(made, answer="5", reference="broken")
+    made.close()
+    assert (verdict.score, verdict.fault) == (None, "infra"), verdict
+
+
+def test_what_the_verifier_raises_is_told(verifier: Verifier) -> None:
+    verdict = rlvr.verify(verifier, answer="exit", reference="4")
+    assert verdict.score is None
+    assert "SystemExit: 3" in verdict.reason
+
+
+def test_a_verifier_that_waits_gets_time_in_proportion(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ndef score(answer, reference):\n    time.sleep(1)\n    return answer == reference\n")
+    made = rlvr.make_verifier("isolated", verifier=f"{tmp_path}/slow.py:score", cpu_s=0.5, workers=1)
+    began = time.monotonic()
+    assert rlvr.verify(made, answer="4", reference="4").score == 1.0
+    assert time.monotonic() - began > 1
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [({"verifier": 3}, "verifier is a int"), ({"cpu_s": 0}, "cpu_s is 0"), ({"verifier": "session_reward"}, "reads whole conversations")],
+)
+def test_what_cannot_be_isolated_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rlvr.make_verifier("isolated", **given)

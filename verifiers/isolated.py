@@ -1,0 +1,109 @@
+"""Run a verifier of yours in worker processes with a limit of processor time, so that no answer can stop a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlvr.contracts import Verifier, VerifierExample
+from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.registry.plugins import build_from_config
+from rlvr.task import Fault, Task, Verdict, to_plain_json
+from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
+
+HANDLER_FILE = Path(__file__).with_name("_isolated_worker.py")
+WALL_FACTOR = 6.0
+HARMLESS_ANSWER = "0"
+
+
+class IsolatedVerifier(Verifier):
+    """Another verifier in processes of its own, which are killed when they exceed their limits.
+
+    Python cannot interrupt a long C call, such as a regular expression with much backtracking or the power of two large integers,
+    and everything else in the process waits for it. Here a worker is killed instead. If the verifier then judges another answer
+    within its limits, the failure is the answer's: score 0. Otherwise there is no score.
+
+    >>> import rlvr
+    >>> rlvr.verify(rlvr.make_verifier("isolated", verifier="numeric"), answer="4.0", reference="4").score
+    1.0
+    """
+
+    examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44", "")),)
+
+    def __init__(
+        self, *, verifier: str | Mapping[str, Any] = "exact", cpu_s: float = 10.0, memory_mb: int = 4096, workers: int = 2
+    ) -> None:
+        """Set the verifier and its limits.
+
+        Args:
+            verifier: a name, path/to/file.py:Verifier, path/to/file.py:function, or a mapping with a name and settings.
+            cpu_s: processor seconds for one answer.
+            memory_mb: address space of a worker, in MiB.
+            workers: number of worker processes.
+        """
+        if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not cpu_s > 0:
+            raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number above 0, such as 10")
+        if not isinstance(verifier, str | Mapping):
+            raise ConfigError(
+                f"verifier is a {type(verifier).__name__}; each worker builds its own, so give a name, path/to/file.py:function "
+                "or a mapping with a name and settings"
+            )
+        inner: Verifier = build_from_config("verifier", verifier)
+        if inner.info.takes_transcript or inner.info.is_async:
+            what = "reads whole conversations" if inner.info.takes_transcript else "waits for another process"
+            inner.close()
+            raise ConfigError(f"the verifier {verifier!r} {what}, and cannot be isolated; use it without")
+        self.needs_reference, self.instruction = inner.needs_reference, inner.instruction
+        inner.close()
+        self._config = verifier if isinstance(verifier, str) else dict(verifier)
+        self._known: dict[str, Any] | None = None
+        """The last request that got a verdict: it tells whether a failure is the answer's."""
+        self.pool = WorkerPool(
+            workers,
+            cpu_s=float(cpu_s),
+            memory_mb=memory_mb,
+            wall_factor=WALL_FACTOR,
+            handler_file=HANDLER_FILE,
+            work_name="the verifier",
+            environment=os.environ,
+        )
+
+    @reject_non_text_answers
+    def verify(self, task: Task, answer: str) -> Verdict:
+        """Verify in a worker."""
+        request = {
+            "verifier": self._config,
+            "task": {"prompt": list(task.prompt), "reference": task.reference, "id": task.id, "meta": dict(task.meta)},
+            "answer": answer,
+        }
+        if to_plain_json(request) != request:
+            return Verdict(None, "the task has values that are not JSON, which a worker cannot receive", fault=Fault.TASK)
+        try:
+            reply = self.pool.send_request(request, self.pool.new_budget())
+        except (BudgetExceeded, WorkersFailed) as error:
+            return self._judge_failure(error, self._known or request | {"answer": HARMLESS_ANSWER})
+        if "verdict" in reply:
+            self._known = request
+            return Verdict(**reply["verdict"])
+        return Verdict(None, f"verification raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}", fault=Fault.INFRA)
+
+    def _judge_failure(self, error: BudgetExceeded | WorkersFailed, other_request: Mapping[str, Any]) -> Verdict:
+        try:
+            if "verdict" in self.pool.send_request(dict(other_request), self.pool.new_budget()):
+                return Verdict(0.0, f"{error}; another answer is within the limits", fault=Fault.ANSWER)
+        except (BudgetExceeded, WorkersFailed):
+            pass
+        return Verdict(None, f"{error}; another answer fails too, so this one is not the cause", fault=Fault.INFRA)
+
+    def check_ready(self) -> None:
+        """Start the workers."""
+        self.pool.start_workers()
+
+    def close(self) -> None:
+        """Stop the workers."""
+        self.pool.close()
+
+
+make = IsolatedVerifier
