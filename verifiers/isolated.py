@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, VerifierError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
@@ -87,7 +87,7 @@ class IsolatedVerifier(Verifier):
         if "verdict" in reply:
             self._known = request
             return Verdict(**reply["verdict"])
-        return Verdict(None, f"verification raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}", fault=Fault.INFRA)
+        raise VerifierError(f"the verifier raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}")
 
     def _judge_failure(self, error: BudgetExceeded | WorkersFailed, other_request: Mapping[str, Any]) -> Verdict:
         try:

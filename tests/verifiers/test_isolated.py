@@ -10,7 +10,7 @@ import pytest
 
 import rlvr
 from rlvr.contracts import Verifier
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, VerifierError
 
 SOURCE = """
 import os, re, sys
@@ -66,9 +66,8 @@ def test_a_verifier_that_fails_for_every_answer_gives_no_score(path: Path) -> No
 
 
 def test_what_the_verifier_raises_is_told(verifier: Verifier) -> None:
-    verdict = rlvr.verify(verifier, answer="exit", reference="4")
-    assert verdict.score is None
-    assert "SystemExit: 3" in verdict.reason
+    with pytest.raises(VerifierError, match="SystemExit: 3"):
+        verifier.verify(rlvr.Task("2+2=", "4"), "exit")
 
 
 def test_a_verifier_that_waits_gets_time_in_proportion(tmp_path: Path) -> None:
