@@ -152,12 +152,12 @@ class ClusterEpisodeSource:
         """Split the rounds into batches. A round stays whole if the sampler's answers depend on the other requests of a batch."""
         from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK
 
-        for draws in requests.batches:
-            each = len(draws)
+        for batch in requests.batches:
+            each = len(batch)
             if not self.sampler.info.eval_batch_size:
-                each = math.ceil(len(draws) / self.driver.settings.rollout_workers)
+                each = math.ceil(len(batch) / self.driver.settings.rollout_workers)
                 each = min(each, 2 * getattr(self.sampler, "concurrency", 0) or SINGLES_PER_TASK)
-            yield from (draws[start : start + each] for start in range(0, len(draws), each))
+            yield from (batch[start : start + each] for start in range(0, len(batch), each))
 
 
 def _print_result(report: EvalReport, *, allow_unscored: bool, json: bool, price: TokenPrice | None = None) -> int:

@@ -153,7 +153,7 @@ class Driver:
         cut = [list(requests)] if as_one_task else split_into_tasks(requests, self.settings.groups_per_task)
         units = {f"{self._num_calls}:{place}": unit for place, unit in enumerate(cut)}
         limits = limits or self.limits
-        prompts = limits.render_prompts([draw.task for draw in requests])  # in the thread that also samples where there is no cluster
+        prompts = limits.render_prompts([request.task for request in requests])  # in the thread that also samples where there is no cluster
         batch = PendingTasks(self, units, sampling, version, self._weights_number, limits=limits, prompts=prompts)
         self._run_in_transport_thread(partial(self._enqueue, batch))
         if chosen := choose_audit_tasks(units, self.settings.audit_fraction):
@@ -381,7 +381,9 @@ class Driver:
                     self.metrics.add_count("abandoned_tasks")
                     batch = self._pending[str(group)]
                     unit = batch.tasks[str(group)]
-                    self.event_log.add("given_up", groups=list(dict.fromkeys(draw.group for draw in unit)), answers=len(unit), why=why)
+                    self.event_log.add(
+                        "given_up", groups=list(dict.fromkeys(request.group for request in unit)), answers=len(unit), why=why
+                    )
                     self._store_episodes(str(group), make_failed_episodes(unit, batch.policy_version, why))
                     self.log(f"{len(unit)} completions from group {unit[0].group} on are left out: {why}")
                 case KillWorker(worker, why):

@@ -1,6 +1,6 @@
-"""Rollout tasks: the draws that one call of a worker samples.
+"""Rollout tasks: the requests that one call of a worker samples.
 
-The split depends only on the order of the draws, so each completion is sampled in the same batch for any number of workers.
+The split depends only on the order of the requests, so each completion is sampled in the same batch for any number of workers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ RolloutTask = list[RolloutRequest]
 
 def split_into_tasks(requests: Sequence[RolloutRequest], groups_per_task: int = 1) -> list[RolloutTask]:
     """Split the requests into rollout tasks of `groups_per_task` whole groups, in order."""
-    groups = [list(group) for _, group in groupby(requests, key=lambda draw: draw.group)]
+    groups = [list(group) for _, group in groupby(requests, key=lambda request: request.group)]
     size = groups_per_task if any(len(group) > 1 for group in groups) else max(groups_per_task, SINGLES_PER_TASK)
-    return [[draw for group in groups[first : first + size] for draw in group] for first in range(0, len(groups), size)]
+    return [[request for group in groups[first : first + size] for request in group] for first in range(0, len(groups), size)]
 
 
 def check_task_episodes(
@@ -49,7 +49,7 @@ def check_task_episodes(
 ) -> None:
     """Raise CorruptData if the episodes are not what a rollout of these requests can give.
 
-    A worker that computes wrongly must not end the run, and what it can change is bounded: other draws, prompts, limits or weights,
+    A worker that computes wrongly must not end the run, and what it can change is bounded: other requests, prompts, limits or weights,
     token ids that do not exist, rewards that the verdicts do not give, and keys of `meta` that no rollout writes are refused.
 
     Not checked, because only a second sampling could show it (`cluster.audit_fraction`): whether the policy sampled these tokens with
@@ -59,17 +59,17 @@ def check_task_episodes(
 
     `prompts`: the prompt of each task, by its id, where it is known.
     """
-    if [(episode.group, episode.task_id) for episode in episodes] != [(draw.group, draw.task.id) for draw in rollout_task]:
-        raise CorruptData(f"task {task_name} came back with the episodes of other draws")
-    for member, (draw, episode) in enumerate(zip(rollout_task, episodes, strict=True)):
-        if problem := find_impossible_field(draw, episode, policy_version, limits, prompts.get(draw.task.id)):
+    if [(episode.group, episode.task_id) for episode in episodes] != [(request.group, request.task.id) for request in rollout_task]:
+        raise CorruptData(f"task {task_name} came back with the episodes of other requests")
+    for member, (request, episode) in enumerate(zip(rollout_task, episodes, strict=True)):
+        if problem := find_impossible_field(request, episode, policy_version, limits, prompts.get(request.task.id)):
             raise CorruptData(f"completion {member} of task {task_name} cannot be one: {problem}")
-        if draw.partial_completion is not None and not is_continuation(episode, draw.partial_completion):
+        if request.partial_completion is not None and not is_continuation(episode, request.partial_completion):
             raise CorruptData(f"completion {member} of task {task_name} does not begin with its partial episode")
 
 
 def find_impossible_field(
-    draw: RolloutRequest, episode: Episode, policy_version: int, limits: EpisodeLimits = NO_LIMITS, prompt: Sequence[int] | None = None
+    request: RolloutRequest, episode: Episode, policy_version: int, limits: EpisodeLimits = NO_LIMITS, prompt: Sequence[int] | None = None
 ) -> str:
     """Return what no rollout of this request gives; '' if there is nothing."""
     verdict, failed = episode.verdict, episode.stop_reason is StopReason.FAILED
@@ -77,7 +77,9 @@ def find_impossible_field(
         return f"its weights are version {episode.policy_version!r}, and version {policy_version} was asked for"
     if problem := find_wrong_text(episode):
         return problem
-    if not isinstance(episode.meta, dict) or any(episode.meta.get(name) != draw.meta.get(name) for name in {*draw.meta, *REQUESTED_META}):
+    if not isinstance(episode.meta, dict) or any(
+        episode.meta.get(name) != request.meta.get(name) for name in {*request.meta, *REQUESTED_META}
+    ):
         return "its meta is not that of its request"
     if verdict is None or verdict.is_scored == failed:
         return f"it ended as {episode.stop_reason.value} and its verdict is {verdict!r:.60}"
@@ -91,7 +93,7 @@ def find_impossible_field(
         find_wrong_size(episode, limits)
         or find_wrong_prompt(episode, prompt)
         or find_wrong_rewards(episode, verdict)
-        or find_wrong_meta(draw, episode, policy_version)
+        or find_wrong_meta(request, episode, policy_version)
     )
 
 
@@ -100,10 +102,10 @@ def make_failed_episodes(rollout_task: RolloutTask, policy_version: int, why: st
     reason = f"no rollout worker could sample it: {why}"
     verdict = Verdict(None, reason, fault=Fault.INFRA)
 
-    def failed(draw: RolloutRequest) -> Episode:
-        meta = {**draw.meta, "finish": StopReason.FAILED.value}
+    def failed(request: RolloutRequest) -> Episode:
+        meta = {**request.meta, "finish": StopReason.FAILED.value}
         return Episode(
-            draw.task.id, draw.group, [], [], [], [], StopReason.FAILED, policy_version, verdict, turns=0, error=reason, meta=meta
+            request.task.id, request.group, [], [], [], [], StopReason.FAILED, policy_version, verdict, turns=0, error=reason, meta=meta
         )
 
-    return [failed(draw) for draw in rollout_task]
+    return [failed(request) for request in rollout_task]

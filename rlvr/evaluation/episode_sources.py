@@ -54,9 +54,9 @@ class LocalEpisodeSource:
         """Yield each request with its episode, as soon as it is verified."""
         for one in requests:
             with make_rollout(one.item, one.mdp, self.sampler) as rollout:
-                for draws in one.batches:
-                    for i, episode in rollout.stream(draws, one.sampling):
-                        yield [(draws[i], episode)]
+                for batch in one.batches:
+                    for i, episode in rollout.stream(batch, one.sampling):
+                        yield [(batch[i], episode)]
 
 
 def make_mdp(item: SuiteItem, environment: Environment, sampler: Sampler) -> TokenMDP:

@@ -343,10 +343,13 @@ def make_env_requests(item: SuiteItem, environment: Environment, plan: EvalPlan)
     n = plan.get_samples_per_task(item)
     asked = make_eval_requests(environment, item.split, item.tasks, n, plan.seed)
     found = [
-        (divmod(place, n), replace(draw, meta={"env": item.name, **draw.meta, "sample": place % n, "prompt": list(draw.task.prompt)}))
-        for place, draw in enumerate(replace(one, task=item.apply_system_prompt(one.task)) for one in asked)
+        (
+            divmod(place, n),
+            replace(request, meta={"env": item.name, **request.meta, "sample": place % n, "prompt": list(request.task.prompt)}),
+        )
+        for place, request in enumerate(replace(one, task=item.apply_system_prompt(one.task)) for one in asked)
     ]
-    return [draw for _, draw in sorted(found, key=lambda pair: plan.find_extension_stage(item.name, *pair[0]))]
+    return [request for _, request in sorted(found, key=lambda pair: plan.find_extension_stage(item.name, *pair[0]))]
 
 
 def compute_mean_reward(episodes: Sequence[Episode]) -> float | None:

@@ -245,8 +245,8 @@ def _write_markdown(run: Path, out: Path) -> None:
     if not report.is_file():
         raise NotFound(f"{run} has no {REPORT_FILE} yet; let `rlvr eval` finish first")
     envs = json.loads(report.read_text("utf-8"))["envs"]
-    talks = list_conversation_metrics(envs)
-    head = ["avg", "95 %", "pass@n", "maj@n", "tasks", "scored", "unscored", "truncated", "failed", *talks]
+    conversation_columns = list_conversation_metrics(envs)
+    head = ["avg", "95 %", "pass@n", "maj@n", "tasks", "scored", "unscored", "truncated", "failed", *conversation_columns]
     lines = [f"**{shorten_plugin_files(plan.policy)}** on **{plan.suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
     lines += [f"| environment | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
     for name, env in envs.items():
@@ -256,7 +256,7 @@ def _write_markdown(run: Path, out: Path) -> None:
         )
         cells += ["" if env["refused"] else _format_at_n(env["at"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
         cells += [str(env[key]) for key in ("tasks", "scored", "unscored", "truncated", "failed")]
-        cells += ["" if env.get(key) is None else f"{env[key]:.3g}" for key in talks]
+        cells += ["" if env.get(key) is None else f"{env[key]:.3g}" for key in conversation_columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     write_atomic(out, "\n".join(lines) + "\n")
 

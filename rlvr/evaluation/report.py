@@ -140,7 +140,9 @@ def print_report(console: Console, report: EvalReport, *, allow_unscored: bool =
 def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean: Estimate | None = None) -> Table:
     """Build the table with one line for each environment, and one for their mean."""
     rows: list[list[str | Text]] = []
-    talk = [name for name in ("turns", "calls", "errors") if any(env.has_conversations and getattr(env, name) is not None for env in envs)]
+    conversation_columns = [
+        name for name in ("turns", "calls", "errors") if any(env.has_conversations and getattr(env, name) is not None for env in envs)
+    ]
     for env in envs:
         refused = env.is_headline_withheld and not allow_unscored
         avg = Text("refused", style="yellow") if refused else Text(format_percent(env.avg), style="bold")
@@ -153,7 +155,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
                 "" if refused else format_interval(env.avg),
                 *counts,
                 *apart,
-                *(_format_mean(getattr(env, name)) for name in talk),
+                *(_format_mean(getattr(env, name)) for name in conversation_columns),
             ]
         )
     if mean is not None:
@@ -168,7 +170,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
         "unscored",
         "truncated",
         "failed",
-        *talk,
+        *conversation_columns,
     )
     return align_numbers(make_table(head, rows))
 

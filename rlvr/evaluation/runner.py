@@ -76,13 +76,13 @@ class EvalRunner:
 
         `specs` has the policy's sampler for each environment; consecutive environments with the same sampler share it.
         """
-        gone = self.file.samples.keys() - {get_sample_key(draw) for draws in requests.values() for draw in draws}
+        gone = self.file.samples.keys() - {get_sample_key(request) for item_requests in requests.values() for request in item_requests}
         if gone:
             name, index, _ = min(gone)
             raise ConfigError(f"{name} has no task {index} any more, which was sampled; restore the data, or choose another --out")
-        for draws in requests.values():
-            self._check_questions_unchanged(draws)
-        todo = [item for item in self.plan.envs if any(get_sample_key(draw) not in self.stored_keys for draw in requests[item.name])]
+        for item_requests in requests.values():
+            self._check_questions_unchanged(item_requests)
+        todo = [item for item in self.plan.envs if any(get_sample_key(request) not in self.stored_keys for request in requests[item.name])]
         if not todo:
             return
         for item in todo:
@@ -98,9 +98,9 @@ class EvalRunner:
                     asked = (self._make_env_requests(item, environments[item.name], sampler, requests[item.name]) for item in items)
                     for found in answers.stream_episodes(asked):
                         # already stored samples were only sampled again to fill the batch
-                        if new := [(draw, episode) for draw, episode in found if get_sample_key(draw) not in self.stored_keys]:
-                            for draw, episode in new:
-                                self._store_sample(episode, draw)
+                        if new := [(request, episode) for request, episode in found if get_sample_key(request) not in self.stored_keys]:
+                            for request, episode in new:
+                                self._store_sample(episode, request)
                             work.advance(self._progress_metrics(), len(new))
                             self._store_elapsed_time()
         self._store_elapsed_time(last=True)
@@ -127,11 +127,11 @@ class EvalRunner:
 
     def _check_questions_unchanged(self, requests: Sequence[RolloutRequest]) -> None:
         """Raise if a task that has samples asks something else now, because its metrics would mix two questions."""
-        for draw in requests:
-            sample = self.file.samples.get(get_sample_key(draw))
-            if sample is not None and sample.question_digest != digest_question(draw.task):
+        for request in requests:
+            sample = self.file.samples.get(get_sample_key(request))
+            if sample is not None and sample.question_digest != digest_question(request.task):
                 raise ConfigError(
-                    f"task {draw.task.id!r} has another prompt or reference now than when it was sampled; restore the data, "
+                    f"task {request.task.id!r} has another prompt or reference now than when it was sampled; restore the data, "
                     f"or choose another --out (--rescore judges old samples against corrected references)"
                 )
 
@@ -151,15 +151,15 @@ class EvalRunner:
     def _iter_batches(self, sampler: Sampler, requests: Sequence[RolloutRequest]) -> Iterator[Sequence[RolloutRequest]]:
         """Yield batches of requests. If batch composition affects the last bits of an answer, a batch always has the same members."""
         if not sampler.info.eval_batch_size:
-            yield [draw for draw in requests if get_sample_key(draw) not in self.stored_keys]
+            yield [request for request in requests if get_sample_key(request) not in self.stored_keys]
             return
         size = self.concurrency or sampler.info.eval_batch_size
         # requests that were added when the evaluation grew have their own batches
-        for _, stage in groupby(requests, key=lambda draw: self.plan.find_extension_stage(*get_sample_key(draw))):
+        for _, stage in groupby(requests, key=lambda request: self.plan.find_extension_stage(*get_sample_key(request))):
             together = list(stage)
             for start in range(0, len(together), size):
                 asked = together[start : start + size]
-                if any(get_sample_key(draw) not in self.stored_keys for draw in asked):
+                if any(get_sample_key(request) not in self.stored_keys for request in asked):
                     yield asked
 
     def _store_sample(self, episode: Episode, request: RolloutRequest) -> None:
@@ -201,9 +201,9 @@ class EvalRunner:
 def _check_prompt_room(mdp: TokenMDP, requests: Sequence[RolloutRequest]) -> None:
     """Raise if no prompt leaves room for an answer, because the limits are wrong; if only some do not, only their answers fail."""
     why: EnvError | None = None
-    for draw in requests:
+    for request in requests:
         try:
-            mdp.preview_prompt(draw.task)
+            mdp.preview_prompt(request.task)
             return
         except EnvError as error:
             why = why or error

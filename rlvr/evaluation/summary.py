@@ -103,10 +103,10 @@ class EnvSummary:
         counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
         interval = [avg.low, avg.high] if avg else None
         at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.at else []))}
-        talk = {
+        conversation_figures = {
             name: getattr(self, name) for name in ("turns", "calls", "errors") if self.has_conversations and getattr(self, name) is not None
         }
-        return {"avg": avg and avg.value, "ci95": interval, **at, **counts, **talk}
+        return {"avg": avg and avg.value, "ci95": interval, **at, **counts, **conversation_figures}
 
     def to_report_dict(self) -> dict[str, Any]:
         """Convert all fields to JSON: the content of `report.json`."""
@@ -143,8 +143,8 @@ def summarize_env(
         tokens=sum(sample.tokens for sample in samples),
         prompt_tokens=sum(sample.prompt_tokens for sample in samples),
         turns=mean([sample.conversation_stats.turns for sample in samples]) if samples else 1.0,
-        calls=mean([talk.calls or 0 for talk in called]) if called else None,
-        errors=mean([talk.errors for talk in called]) if called else None,
+        calls=mean([conversation.calls or 0 for conversation in called]) if called else None,
+        errors=mean([conversation.errors for conversation in called]) if called else None,
     )
 
 

@@ -60,29 +60,31 @@ def make_environment_class(
         async def reset(self) -> tuple[list[Any], list[Any]]:
             """Open the session; return its first messages and its tools."""
             await self.close()
-            talk = await world.start_conversation_async(self.task, seed=derive_seed("world", self.task.id))
-            if talk.failure:
-                raise EnvError(talk.failure)
-            self.state = talk
-            self.tools = [tool.model_validate(dict(spec.to_openai_format())) for spec in talk.tools]
-            return [message(role=one["role"], content=one["content"]) for one in talk.build_prompt(describe_tools=False)], self.tools
+            conversation = await world.start_conversation_async(self.task, seed=derive_seed("world", self.task.id))
+            if conversation.failure:
+                raise EnvError(conversation.failure)
+            self.state = conversation
+            self.tools = [tool.model_validate(dict(spec.to_openai_format())) for spec in conversation.tools]
+            return [
+                message(role=one["role"], content=one["content"]) for one in conversation.build_prompt(describe_tools=False)
+            ], self.tools
 
         async def step(self, action: Any) -> tuple[list[Any], float, bool, bool]:
             """Handle one turn of the policy: tool calls or a text. Only the last turn has a reward."""
-            talk = self.state
-            if talk is None:
+            conversation = self.state
+            if conversation is None:
                 raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
-            heard = await asyncio.to_thread(talk.step, _make_turn(action, len(talk.turns)))
-            if talk.done:
-                score = require_score(await asyncio.to_thread(talk.finish_and_verify), "aviary")
-                return [], score, True, bool(talk.truncation_reason)
+            heard = await asyncio.to_thread(conversation.step, _make_turn(action, len(conversation.turns)))
+            if conversation.done:
+                score = require_score(await asyncio.to_thread(conversation.finish_and_verify), "aviary")
+                return [], score, True, bool(conversation.truncation_reason)
             return _convert_replies(heard, _get_tool_calls(action), message, response), 0.0, False, False
 
         async def close(self) -> None:
             """Close the session."""
-            talk, self.state = self.state, None
-            if talk is not None:
-                await asyncio.to_thread(talk.close)
+            conversation, self.state = self.state, None
+            if conversation is not None:
+                await asyncio.to_thread(conversation.close)
 
     return RlvrEnvironment
 

@@ -61,14 +61,14 @@ def _make_solver(world: TextConversationFactory, open_: dict[str, TextConversati
     def conversation() -> Any:
         async def solve(state: Any, generate: Any) -> Any:
             task = check_task(world.environment.task(state.metadata["split"], state.metadata["index"]))
-            talk = open_[state.uuid] = await world.start_conversation_async(task, seed=derive_seed("world", task.id, state.epoch))
-            state.messages += _convert_messages(talk.initial_messages)
-            state.tools = [_convert_tool(spec) for spec in talk.tools]
-            while not talk.done:
+            conversation = open_[state.uuid] = await world.start_conversation_async(task, seed=derive_seed("world", task.id, state.epoch))
+            state.messages += _convert_messages(conversation.initial_messages)
+            state.tools = [_convert_tool(spec) for spec in conversation.tools]
+            while not conversation.done:
                 state = await generate(state, tool_calls="none")
                 said = state.output.message
-                turn = _make_turn(said, len(talk.turns), truncated=state.output.stop_reason in ("max_tokens", "model_length"))
-                heard = await asyncio.to_thread(talk.step, turn)
+                turn = _make_turn(said, len(conversation.turns), truncated=state.output.stop_reason in ("max_tokens", "model_length"))
+                heard = await asyncio.to_thread(conversation.step, turn)
                 state.messages += _convert_replies(heard, said.tool_calls or [])
             state.completed = True
             return state
@@ -84,12 +84,12 @@ def _make_scorer(open_: dict[str, TextConversation]) -> Any:
     @scorer(metrics=[mean(), stderr()], name="rlvr_verdict")
     def verdict() -> Any:
         async def score(state: Any, target: Any) -> Any:
-            talk = open_.pop(state.uuid, None)
-            if talk is None:
+            conversation = open_.pop(state.uuid, None)
+            if conversation is None:
                 raise EnvError("the sample has no conversation; the solver of this task must run before its scorer")
-            found = await asyncio.to_thread(talk.finish_and_verify)
+            found = await asyncio.to_thread(conversation.finish_and_verify)
             about = {"fault": found.fault.value, "detail": to_plain_json(dict(found.detail))}
-            answer = talk.turns[-1].text if talk.turns else ""
+            answer = conversation.turns[-1].text if conversation.turns else ""
             if found.score is None:
                 return Score(value=math.nan, answer=answer, explanation=found.reason, reason=found.reason, metadata=about)
             return Score(value=found.score, answer=answer, explanation=found.reason, metadata=about)

@@ -121,8 +121,8 @@ class NemoSessions:
         if len(self.sessions) < MAX_OPEN_SESSIONS:
             return []
         oldest = next((name for name, seat in self.sessions.items() if seat.verdict is not None), next(iter(self.sessions)))
-        talk = self.sessions.pop(oldest).conversation
-        return [] if talk is None else [talk]
+        conversation = self.sessions.pop(oldest).conversation
+        return [] if conversation is None else [conversation]
 
     def call_tool(self, session_id: str, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a call and return the result for the policy."""
@@ -130,13 +130,13 @@ class NemoSessions:
         if seat is None:
             return "Error: this call was not run. The session is not open."
         with seat.lock:
-            talk = seat.conversation
-            if talk is None or talk.done:
+            conversation = seat.conversation
+            if conversation is None or conversation.done:
                 return "Error: this call was not run. The conversation is over."
-            talk.step(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
-            if talk.failure or not talk.step_results[-1].messages:
-                return "Error: the tool failed." if talk.failure else ""
-            return talk.step_results[-1].messages[0]["content"]
+            conversation.step(Turn("", calls=(Call(f"{len(conversation.turns)}.0", name, dict(arguments)),)))
+            if conversation.failure or not conversation.step_results[-1].messages:
+                return "Error: the tool failed." if conversation.failure else ""
+            return conversation.step_results[-1].messages[0]["content"]
 
     def finish_and_verify(self, session_id: str, label: object, text: str) -> Verdict:
         """Return the verdict on a final text; later calls return the first verdict. Without tools, a missing session is opened."""
@@ -144,11 +144,11 @@ class NemoSessions:
             raise ConfigError("verify was called for a session that is not open, so its tool calls are unknown; call /seed_session first")
         seat = self._get_or_open(session_id, label)
         with seat.lock:
-            talk = seat.conversation
-            if talk is not None:
-                if text and not talk.done:
-                    talk.step(Turn(text, content=text))
-                seat.verdict, seat.conversation = talk.finish_and_verify(), None
+            conversation = seat.conversation
+            if conversation is not None:
+                if text and not conversation.done:
+                    conversation.step(Turn(text, content=text))
+                seat.verdict, seat.conversation = conversation.finish_and_verify(), None
         return seat.verdict or Verdict(None, "the session was closed before it was verified", fault=Fault.INFRA)
 
     def close_session(self, session_id: str) -> None:
@@ -156,9 +156,9 @@ class NemoSessions:
         seat = self.sessions.get(session_id)
         if seat is not None:
             with seat.lock:
-                talk, seat.conversation = seat.conversation, None
-            if talk is not None:
-                talk.close()
+                conversation, seat.conversation = seat.conversation, None
+            if conversation is not None:
+                conversation.close()
 
     def close(self) -> None:
         """Close all sessions, the threads and the environment."""

@@ -44,38 +44,38 @@ def make_environment_class(
 
         def __init__(self) -> None:
             super().__init__()
-            self.talk: TextConversation | None = None
+            self.conversation: TextConversation | None = None
             self.episode_id: str | None = None
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **row: Any) -> Any:
             """Begin the conversation of a row; without a row, that of the seed."""
             self.close()
             task = find_task(environment, _add_index_from_seed(environment, {**row, "split": row.get("split") or split}, seed, count))
-            talk = world.start_conversation(task, seed=derive_seed("world", task.id))
-            if talk.failure:
-                raise EnvError(talk.failure)
-            self.talk, self.episode_id = talk, episode_id
-            return observation(text=_join_contents(talk.build_prompt()))
+            conversation = world.start_conversation(task, seed=derive_seed("world", task.id))
+            if conversation.failure:
+                raise EnvError(conversation.failure)
+            self.conversation, self.episode_id = conversation, episode_id
+            return observation(text=_join_contents(conversation.build_prompt()))
 
         def step(self, action: Any, timeout_s: float | None = None, **named: Any) -> Any:
             """Handle one turn of the policy."""
-            if self.talk is None:
+            if self.conversation is None:
                 raise EnvError("there is no conversation: step was called before reset, after a failed reset, or after close; call reset")
-            heard = self.talk.step_text(_get_action_text(action))
-            if not self.talk.done:
+            heard = self.conversation.step_text(_get_action_text(action))
+            if not self.conversation.done:
                 return observation(text=_join_contents(heard))
-            return observation(text="", done=True, reward=require_score(self.talk.finish_and_verify(), "OpenEnv"))
+            return observation(text="", done=True, reward=require_score(self.conversation.finish_and_verify(), "OpenEnv"))
 
         @property
         def state(self) -> Any:
             """Return the number of turns."""
-            return state(episode_id=self.episode_id, step_count=len(self.talk.turns) if self.talk else 0)
+            return state(episode_id=self.episode_id, step_count=len(self.conversation.turns) if self.conversation else 0)
 
         def close(self) -> None:
             """Close the session."""
-            talk, self.talk = self.talk, None
-            if talk is not None:
-                talk.close()
+            conversation, self.conversation = self.conversation, None
+            if conversation is not None:
+                conversation.close()
 
     return RlvrEnvironment
 

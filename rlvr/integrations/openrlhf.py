@@ -167,31 +167,31 @@ def make_instance_class(
         """A conversation."""
 
         def __init__(self, *rest: Any, **named: Any) -> None:
-            self.talk: TextConversation | None = None
+            self.conversation: TextConversation | None = None
 
         async def reset(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Begin the conversation of a label. The prompt is rendered again if the session adds tools or messages."""
             task = find_task(environment, parse_task_label(states["label"]))
-            self.talk = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
-            if not (self.talk.tools or self.talk.initial_messages):
+            self.conversation = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
+            if not (self.conversation.tools or self.conversation.initial_messages):
                 return {"observation": states["observation"]}
-            return {"observation": _decode_reversibly(writer, writer.render(self.talk.build_prompt()))}
+            return {"observation": _decode_reversibly(writer, writer.render(self.conversation.build_prompt()))}
 
         async def step(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Handle one turn of the policy."""
-            talk = self.talk
-            if talk is None:
+            conversation = self.conversation
+            if conversation is None:
                 raise EnvError("step was called before reset")
             action = states["action_text"]
             text = _strip_stop_text(action, stop_texts)
-            messages = await asyncio.to_thread(talk.step_text, text, truncated=bool(stop_texts) and text == action)
-            score = require_score(await asyncio.to_thread(talk.finish_and_verify), "OpenRLHF") if talk.done else 0.0
-            feedback = "" if talk.done else _decode_reversibly(writer, writer.render_reply(messages))
+            messages = await asyncio.to_thread(conversation.step_text, text, truncated=bool(stop_texts) and text == action)
+            score = require_score(await asyncio.to_thread(conversation.finish_and_verify), "OpenRLHF") if conversation.done else 0.0
+            feedback = "" if conversation.done else _decode_reversibly(writer, writer.render_reply(messages))
             return {
                 "rewards": tensor(score),
                 "scores": tensor(score),
                 "environment_feedback": feedback,
-                "done": talk.done,
+                "done": conversation.done,
                 "extra_logs": {},
             }
 

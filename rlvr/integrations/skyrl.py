@@ -59,29 +59,29 @@ def make_environment_class(
             super().__init__()
             self.named = parse_task_label(((extras or {}).get("reward_spec") or {}).get("ground_truth"))
             self.max_turns = environment.max_turns
-            self.talk: TextConversation | None = None
+            self.conversation: TextConversation | None = None
 
         def init(self, prompt: Any) -> tuple[Any, dict[str, Any]]:
             """Open the session; return the prompt with the tools and the first messages of the session."""
             task = find_task(environment, {**self.named, "prompt": prompt})
-            self.talk = world.start_conversation(task, seed=derive_seed("world", task.id))
-            if self.talk.failure:
-                raise EnvError(self.talk.failure)
-            return self.talk.build_prompt(), {}
+            self.conversation = world.start_conversation(task, seed=derive_seed("world", task.id))
+            if self.conversation.failure:
+                raise EnvError(self.conversation.failure)
+            return self.conversation.build_prompt(), {}
 
         def step(self, action: str) -> Any:
             """Handle one turn of the policy. On an error SkyRL never calls `close`, so `verdict` closes the session."""
-            if self.talk is None:
+            if self.conversation is None:
                 raise EnvError("step was called before init")
-            observations = self.talk.step_text(action)
-            over = self.talk.done
-            reward = require_score(self.talk.finish_and_verify(), "SkyRL") if over else 0.0
+            observations = self.conversation.step_text(action)
+            over = self.conversation.done
+            reward = require_score(self.conversation.finish_and_verify(), "SkyRL") if over else 0.0
             return output(observations=[] if over else observations, reward=reward, done=over, metadata={})
 
         def close(self) -> None:
             """Close the session."""
-            if self.talk is not None:
-                self.talk.close()
+            if self.conversation is not None:
+                self.conversation.close()
 
     return RlvrEnv
 

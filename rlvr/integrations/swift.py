@@ -71,16 +71,16 @@ def make_environment_class(environment: Environment, base: Any, *, call_timeout_
 
         def __init__(self, env_config: Any = None) -> None:
             super().__init__(env_config)
-            self.talk: TextConversation | None = None
+            self.conversation: TextConversation | None = None
 
         async def reset(self, request: Any) -> tuple[str, dict[str, Any], str]:
             """Open the session; return the question and the system message."""
             config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
             task = find_task(environment, parse_task_label(config.get("label")))
-            self.talk = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
-            if self.talk.failure:
-                raise EnvError(self.talk.failure)
-            prompt = self.talk.build_prompt()
+            self.conversation = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
+            if self.conversation.failure:
+                raise EnvError(self.conversation.failure)
+            prompt = self.conversation.build_prompt()
             system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
             asked = prompt[1:] if system else prompt
             if [message["role"] for message in asked] != ["user"]:
@@ -89,16 +89,16 @@ def make_environment_class(environment: Environment, base: Any, *, call_timeout_
 
         async def step(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, float, bool, dict[str, Any]]:
             """Handle one turn of the policy, the last message."""
-            if self.talk is None:
+            if self.conversation is None:
                 raise EnvError("step was called before reset")
-            said = await asyncio.to_thread(self.talk.step_text, extract_final_text(messages))
-            if not self.talk.done:
+            said = await asyncio.to_thread(self.conversation.step_text, extract_final_text(messages))
+            if not self.conversation.done:
                 return "\n\n".join(message["content"] for message in said), 0.0, False, {}
-            return "", require_score(await asyncio.to_thread(self.talk.finish_and_verify), "ms-swift"), True, {}
+            return "", require_score(await asyncio.to_thread(self.conversation.finish_and_verify), "ms-swift"), True, {}
 
         async def close(self) -> None:
             """Close the session."""
-            if self.talk is not None:
-                self.talk.close()
+            if self.conversation is not None:
+                self.conversation.close()
 
     return RlvrEnv

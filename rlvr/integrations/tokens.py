@@ -127,21 +127,21 @@ class TokenConversationRunner:
 
     async def run_conversation(self, request: RolloutRequest, generate: GenerateFunction) -> Episode:
         """Run one conversation and verify it. Errors give a failed episode; the session is always closed."""
-        talk = Conversation.begin(0, request, self.mdp)
+        conversation = Conversation.begin(0, request, self.mdp)
         try:
-            if self.mdp.has_sessions and not talk.error and await self._open_session(talk):
-                talk.render_prompt()
-            while not talk.error and talk.state.stop_reason is None:
-                await self._play_turn(talk, generate)
-            if not talk.error and self.mdp.is_interactive:
-                await self._run_session_step(talk, talk.collect_transcript)
-            if not talk.error:
-                talk.verdict = await self._verify(talk)
-            return talk.build_episode(0)
+            if self.mdp.has_sessions and not conversation.error and await self._open_session(conversation):
+                conversation.render_prompt()
+            while not conversation.error and conversation.state.stop_reason is None:
+                await self._play_turn(conversation, generate)
+            if not conversation.error and self.mdp.is_interactive:
+                await self._run_session_step(conversation, conversation.collect_transcript)
+            if not conversation.error:
+                conversation.verdict = await self._verify(conversation)
+            return conversation.build_episode(0)
         finally:
-            talk.phase = Phase.DONE
-            if talk.state.session_handle is not None:
-                self._close_session(talk.state.session_handle.close)
+            conversation.phase = Phase.DONE
+            if conversation.state.session_handle is not None:
+                self._close_session(conversation.state.session_handle.close)
 
     async def _open_session(self, conversation: Conversation) -> bool:
         """Await what the session needs, then open it; on an error store it in the conversation and return False."""
@@ -156,15 +156,19 @@ class TokenConversationRunner:
         finally:
             conversation.permit.release()
 
-    async def _play_turn(self, talk: Conversation, generate: GenerateFunction) -> None:
+    async def _play_turn(self, conversation: Conversation, generate: GenerateFunction) -> None:
         try:
-            completion = await generate(talk.build_request())
+            completion = await generate(conversation.build_request())
         except Exception as error:
-            talk.error = f"sampling raised {type(error).__name__}: {error}"
+            conversation.error = f"sampling raised {type(error).__name__}: {error}"
             return
-        talk.append_completion(completion)
-        if not talk.error and talk.state.stop_reason is None and await self._run_session_step(talk, talk.step_session):
-            talk.append_reply()
+        conversation.append_completion(completion)
+        if (
+            not conversation.error
+            and conversation.state.stop_reason is None
+            and await self._run_session_step(conversation, conversation.step_session)
+        ):
+            conversation.append_reply()
 
     async def _run_session_step(self, conversation: Conversation, session_call: Callable[[], Any]) -> bool:
         """Call the session; on an error store it in the conversation and return False."""
@@ -176,9 +180,9 @@ class TokenConversationRunner:
             conversation.error = f"{conversation.current_method} raised {type(error).__name__}: {error}"
         return not conversation.error
 
-    async def _verify(self, talk: Conversation) -> Verdict:
+    async def _verify(self, conversation: Conversation) -> Verdict:
         try:
-            verdict: Verdict = await self._run_with_timeout(self.verifier_executor, lambda: self.mdp.verify(talk.state))
+            verdict: Verdict = await self._run_with_timeout(self.verifier_executor, lambda: self.mdp.verify(conversation.state))
             return verdict
         except TimeoutError:
             return build_timeout_verdict(self.call_timeout_s)

@@ -145,15 +145,15 @@ class _TrlEnvironment:
         return f"\n\n{said}" if said else None
 
     def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        talk = self._conversation
-        if talk is None:
+        conversation = self._conversation
+        if conversation is None:
             raise EnvError("a tool was called before reset")
-        if talk.done:
+        if conversation.done:
             return "Error: this call was not run. The conversation is over."
-        talk.step(Turn("", calls=(Call(f"{len(talk.turns)}.0", name, dict(arguments)),)))
-        if talk.failure:
+        conversation.step(Turn("", calls=(Call(f"{len(conversation.turns)}.0", name, dict(arguments)),)))
+        if conversation.failure:
             raise EnvError("the tool failed")  # TRL shows this text to the policy; the verdict has the reason
-        return talk.step_results[-1].messages[0]["content"] if talk.step_results[-1].messages else ""
+        return conversation.step_results[-1].messages[0]["content"] if conversation.step_results[-1].messages else ""
 
     def _step_final_text(self, completion: Any) -> None:
         """Pass the final text of the policy to the session. Without a final text there is no answer."""
@@ -244,11 +244,11 @@ class RolloutFunction:
         """Run one conversation for each prompt. Adjacent equal prompts are a group."""
         rollout = self.rollout = self.rollout or self._make_rollout(trainer)
         self.sampler.load_model(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
-        draws = [self._make_request(prompt, place, trainer) for place, prompt in enumerate(prompts)]
+        requests = [self._make_request(prompt, place, trainer) for place, prompt in enumerate(prompts)]
         self.num_calls += 1
         args, stops = trainer.args, rollout.mdp.tokenizer.stop_ids
         sampling = SamplingParams(temperature=args.temperature, top_p=args.top_p, top_k=max(args.top_k or 0, 0), stop_ids=stops)
-        rows = [make_token_row(episode, rollout.mdp.tokenizer.eos_id) for episode in rollout.collect(draws, sampling)]
+        rows = [make_token_row(episode, rollout.mdp.tokenizer.eos_id) for episode in rollout.collect(requests, sampling)]
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.response_ids for row in rows],

@@ -114,10 +114,10 @@ class TokenMDP:
 
     def render_prompt(self, state: ConversationState) -> None:
         """Render the prompt, with the tools and initial messages of the session. Uses the tokenizer, so it runs in its thread."""
-        task, lease = state.task, state.session_handle
+        task, session_handle = state.task, state.session_handle
         tokens = (
-            self.tool_format.render_prompt((*task.prompt, *lease.initial_messages), lease.tools)
-            if lease
+            self.tool_format.render_prompt((*task.prompt, *session_handle.initial_messages), session_handle.tools)
+            if session_handle
             else self.tokenizer.render(task.prompt)
         )
         if not 0 < len(tokens) < self.max_length:
@@ -309,9 +309,9 @@ class TokenMDP:
             return self._collect_and_close(state, state.session_handle)
         return Transcript(state.turns[-1].text if state.turns else "", turns=tuple(state.turns), step_results=tuple(state.step_results))
 
-    def _collect_and_close(self, state: ConversationState, lease: SessionHandle) -> Transcript | Verdict:
-        state.collected = state.collected or lease.collect_transcript(tuple(state.turns), tuple(state.step_results))
-        lease.close()
+    def _collect_and_close(self, state: ConversationState, session_handle: SessionHandle) -> Transcript | Verdict:
+        state.collected = state.collected or session_handle.collect_transcript(tuple(state.turns), tuple(state.step_results))
+        session_handle.close()
         return state.collected
 
     def verify(self, state: ConversationState) -> Verdict:

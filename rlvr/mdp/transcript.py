@@ -47,10 +47,12 @@ def decode_messages(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[s
 
 def build_chat_prompt(state: ConversationState) -> ChatPrompt | None:
     """Build the chat prompt of a conversation with tools or initial messages; None for others, whose tokens are sufficient."""
-    lease = state.session_handle
-    if lease is None or not (lease.tools or lease.initial_messages):
+    session_handle = state.session_handle
+    if session_handle is None or not (session_handle.tools or session_handle.initial_messages):
         return None
-    return ChatPrompt((*state.task.prompt, *build_chat_messages(lease.initial_messages, state.turns, state.step_results)), lease.tools)
+    return ChatPrompt(
+        (*state.task.prompt, *build_chat_messages(session_handle.initial_messages, state.turns, state.step_results)), session_handle.tools
+    )
 
 
 def load_recorded_messages(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -191,12 +191,12 @@ class Conversation:
 
     def _build_failed_episode(self, version: int) -> Episode:
         """Build the episode of a conversation without a verdict."""
-        draw, state = self.rollout_request, self.state
+        request, state = self.rollout_request, self.state
         length = min(len(self.logprobs), len(state.tokens))
         reason = self.error or "the conversation never ended"
         return Episode(
-            task_id=draw.task.id,
-            group=draw.group,
+            task_id=request.task.id,
+            group=request.group,
             tokens=state.tokens[:length],
             action_mask=state.action_mask[:length],
             logprobs=self.logprobs[:length],
@@ -206,7 +206,7 @@ class Conversation:
             verdict=Verdict(None, reason, fault=Fault.INFRA),
             turns=len(state.turns),
             error=reason,
-            meta={**draw.meta, "finish": StopReason.FAILED.value},
+            meta={**request.meta, "finish": StopReason.FAILED.value},
         )
 
 

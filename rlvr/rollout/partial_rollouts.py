@@ -102,7 +102,9 @@ class PartialRollout(Rollout):
 
     def stream(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> Generator[tuple[int, Episode]]:
         """Yield the index of each request with its episode."""
-        begun = {_derive_request_seed(draw): draw.partial_completion for draw in requests if draw.partial_completion is not None}
+        begun = {
+            _derive_request_seed(request): request.partial_completion for request in requests if request.partial_completion is not None
+        }
         if not begun:
             yield from super().stream(requests, sampling, version=version)
             return

@@ -185,8 +185,8 @@ class Rollout(Hinted):
         schedule = (SessionRolloutScheduler if self.mdp.is_interactive else RolloutScheduler)(self, requests, self.timing)
         try:
             with watch_interpreter(self.call_timeout_s):
-                for talk in schedule.run(sampling):
-                    yield talk.number, talk.build_episode(version)
+                for conversation in schedule.run(sampling):
+                    yield conversation.number, conversation.build_episode(version)
         finally:
             schedule.close()
 

@@ -57,7 +57,7 @@ class RolloutScheduler(RequestQueue):
 
     def __init__(self, settings: RolloutSettings, requests: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
         self.settings, self.timing = settings, timing
-        self.conversations = [Conversation.begin(number, draw, settings.mdp) for number, draw in enumerate(requests)]
+        self.conversations = [Conversation.begin(number, request, settings.mdp) for number, request in enumerate(requests)]
         self.phase_counts = Counter({Phase.WAITING: len(self.conversations)})
         self.ready_by_number, self.finished = dict[int, Conversation](), list[Conversation]()
         """The conversations with a pending request, and the finished ones that are not yet returned."""
@@ -72,13 +72,13 @@ class RolloutScheduler(RequestQueue):
         if not self.num_requesting_conversations:
             return None
         taken = [self.ready_by_number.pop(number) for number in sorted(self.ready_by_number)[:max_requests]]
-        for talk in taken:
-            self._set_phase(talk, Phase.SAMPLING)
-        return [(talk.number, talk.build_request()) for talk in taken]
+        for conversation in taken:
+            self._set_phase(conversation, Phase.SAMPLING)
+        return [(conversation.number, conversation.build_request()) for conversation in taken]
 
     def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all pending requests, once no conversation is being sampled or is waiting for its session."""
-        under_way = any(self.phase_counts[stage] for stage in (Phase.OPENING, Phase.SAMPLING, Phase.STEPPING_SESSION))
+        under_way = any(self.phase_counts[phase] for phase in (Phase.OPENING, Phase.SAMPLING, Phase.STEPPING_SESSION))
         return self.pop(0 if under_way else len(self.ready_by_number))
 
     @property
@@ -89,7 +89,7 @@ class RolloutScheduler(RequestQueue):
     @property
     def num_requesting_conversations(self) -> int:
         """The number of conversations that may still send requests to the sampler."""
-        return sum(self.phase_counts[stage] for stage in SAMPLER_PHASES)
+        return sum(self.phase_counts[phase] for phase in SAMPLER_PHASES)
 
     # ---- the run
 
@@ -121,38 +121,39 @@ class RolloutScheduler(RequestQueue):
 
     def _cancel_conversations(self, conversations: Sequence[Conversation], reason: str) -> None:
         """Cancel unfinished conversations with an error."""
-        for talk in conversations:
-            if talk.phase is not Phase.DONE:
-                talk.error = talk.error or reason
-                talk.cancel_job()
-                self._finish(talk)
+        for conversation in conversations:
+            if conversation.phase is not Phase.DONE:
+                conversation.error = conversation.error or reason
+                conversation.cancel_job()
+                self._finish(conversation)
 
     def _on_sampler_end(self) -> None:
         """Fail the conversations whose completions the sampler never returned."""
         self.ready_by_number.clear()
         self._cancel_conversations(
-            [talk for talk in self.conversations if talk.phase in (Phase.SAMPLING, Phase.READY)], NO_COMPLETION_ERROR
+            [conversation for conversation in self.conversations if conversation.phase in (Phase.SAMPLING, Phase.READY)],
+            NO_COMPLETION_ERROR,
         )
 
     # ---- events of a conversation
 
-    def _set_phase(self, talk: Conversation, stage: Phase) -> None:
-        self.phase_counts[talk.phase] -= 1
-        self.phase_counts[stage] += 1
-        talk.phase = stage
+    def _set_phase(self, conversation: Conversation, phase: Phase) -> None:
+        self.phase_counts[conversation.phase] -= 1
+        self.phase_counts[phase] += 1
+        conversation.phase = phase
 
     def _start_conversations(self) -> None:
         """Start all conversations."""
-        for talk in self.conversations:
-            self._advance(talk)
+        for conversation in self.conversations:
+            self._advance(conversation)
 
     def _on_completion(self, number: int, completion: Completion) -> None:
         """Handle a completion of the sampler."""
-        talk = self.conversations[number]
-        if talk.phase is not Phase.SAMPLING:
+        conversation = self.conversations[number]
+        if conversation.phase is not Phase.SAMPLING:
             raise SamplerError(f"the sampler returned request {number}, which is not being sampled")
-        talk.append_completion(completion)
-        self._advance(talk)
+        conversation.append_completion(completion)
+        self._advance(conversation)
 
     def _advance(self, conversation: Conversation) -> None:
         """Move a conversation to its next phase."""
@@ -222,10 +223,15 @@ class RolloutScheduler(RequestQueue):
 
     def _cancel_overdue_jobs(self, now: float) -> None:
         """Handle timeouts. The timeout of a queued job restarts whenever its pool starts or ends a job."""
-        busy = [(talk, talk.future, talk.executor) for talk in self.conversations if talk.future is not None and talk.executor is not None]
-        for talk, job, executor in sorted(busy, key=lambda row: not row[1].started_at):  # running jobs first: cancelling one frees a thread
-            if now - (job.started_at or max(executor.last_progress_at, talk.submitted_at)) > self.settings.call_timeout_s:
-                self._on_timeout(talk)
+        busy = [
+            (conversation, conversation.future, conversation.executor)
+            for conversation in self.conversations
+            if conversation.future is not None and conversation.executor is not None
+        ]
+        busy.sort(key=lambda row: not row[1].started_at)  # running jobs first: cancelling one frees a thread
+        for conversation, job, executor in busy:
+            if now - (job.started_at or max(executor.last_progress_at, conversation.submitted_at)) > self.settings.call_timeout_s:
+                self._on_timeout(conversation)
 
     def _on_timeout(self, conversation: Conversation) -> None:
         """Handle a job that exceeded its timeout."""

@@ -36,18 +36,18 @@ CLOSE_TIMEOUT_S = 10.0
 class SessionRolloutScheduler(RolloutScheduler):
     """Schedules conversations with sessions; at most `max_open_sessions` are open at a time."""
 
-    def __init__(self, terms: RolloutSettings, draws: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
-        super().__init__(terms, draws, timing)
-        self.has_sessions = terms.mdp.has_sessions
-        self.open_limiter = CapacityLimiter(terms.max_open_sessions, "place for an open session")
+    def __init__(self, settings: RolloutSettings, requests: Sequence[RolloutRequest], timing: RolloutTiming) -> None:
+        super().__init__(settings, requests, timing)
+        self.has_sessions = settings.mdp.has_sessions
+        self.open_limiter = CapacityLimiter(settings.max_open_sessions, "place for an open session")
         """The places of conversations with a session or with artifacts, including sessions that are being closed."""
         self.limiters = set[CapacityLimiter]()
         """All limiters that admit sessions of this rollout."""
         self.last_active_at = perf_counter()
         """The time when a conversation of this rollout last held something."""
         self.conversations_by_group = defaultdict[str, list[Conversation]](list)
-        for talk in self.conversations:
-            self.conversations_by_group[talk.rollout_request.group].append(talk)
+        for conversation in self.conversations:
+            self.conversations_by_group[conversation.rollout_request.group].append(conversation)
         self.pending_closes = set[Future[Any]]()
         """The running close jobs of failed conversations."""
         self.has_sampler_ended = False
@@ -55,19 +55,19 @@ class SessionRolloutScheduler(RolloutScheduler):
 
     def _start_conversations(self) -> None:
         """Start all conversations without a session; request the admission of the others, oldest first."""
-        for talk in self.conversations:
-            handle = talk.state.session_handle
+        for conversation in self.conversations:
+            handle = conversation.state.session_handle
             if not self.has_sessions or handle is None:
-                self._advance(talk)
+                self._advance(conversation)
                 continue
             try:
                 limiters = handle.get_limiters()
             except Exception as error:
-                self._cancel_conversations([talk], f"get_session_limiters raised {type(error).__name__}: {error}")
+                self._cancel_conversations([conversation], f"get_session_limiters raised {type(error).__name__}: {error}")
                 continue
             self.limiters.update(limiters)
-            talk.admission = request_permit([self.open_limiter, *limiters])
-            talk.admission.add_done_callback(partial(post_job_event, ref(self), talk))
+            conversation.admission = request_permit([self.open_limiter, *limiters])
+            conversation.admission.add_done_callback(partial(post_job_event, ref(self), conversation))
 
     def _on_admission(self, conversation: Conversation, admission: Future[Permit]) -> None:
         """Open the session of a conversation that was admitted; the permit keeps the rest for `open`."""
@@ -84,7 +84,7 @@ class SessionRolloutScheduler(RolloutScheduler):
     def pop_all_when_idle(self) -> NumberedRequests | None:
         """Return all pending requests. Waits for ending conversations if they make room for new ones."""
         ending = self.phase_counts[Phase.WAITING] and any(
-            self.phase_counts[stage] for stage in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING)
+            self.phase_counts[phase] for phase in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING)
         )
         return self.pop(0) if ending else super().pop_all_when_idle()
 
@@ -119,16 +119,16 @@ class SessionRolloutScheduler(RolloutScheduler):
             conversation.render_prompt()
         if conversation.phase is Phase.STEPPING_SESSION and not conversation.error:
             conversation.append_reply()
-        over, stage = conversation.state.stop_reason is not None, conversation.phase
-        if conversation.error or stage in (Phase.VERIFYING, Phase.CLOSING):
+        over, phase = conversation.state.stop_reason is not None, conversation.phase
+        if conversation.error or phase in (Phase.VERIFYING, Phase.CLOSING):
             super()._advance(conversation)
         elif not over and self.has_sampler_ended:
             self._cancel_conversations([conversation], NO_COMPLETION_ERROR)
-        elif stage is Phase.WAITING and self.has_sessions:
+        elif phase is Phase.WAITING and self.has_sessions:
             self._submit_job(conversation, Phase.OPENING, conversation.open_session)
-        elif stage is Phase.SAMPLING and not over:
+        elif phase is Phase.SAMPLING and not over:
             self._submit_job(conversation, Phase.STEPPING_SESSION, conversation.step_session)
-        elif over and stage is not Phase.COLLECTING:
+        elif over and phase is not Phase.COLLECTING:
             self._submit_job(conversation, Phase.COLLECTING, conversation.collect_transcript)
         elif over and self.has_sessions:
             self._submit_job(conversation, Phase.CLOSING, conversation.state.close)
@@ -160,11 +160,11 @@ class SessionRolloutScheduler(RolloutScheduler):
         return limiter.timeout_s is not None and limiter.is_full and now - since > limiter.timeout_s
 
     def _cancel_stuck_conversations(self, now: float) -> None:
-        for talk in self.conversations:
-            if talk.phase is Phase.WAITING and talk.state.session_handle is not None:
-                stuck = [limiter for limiter in talk.state.session_handle.get_limiters() if self._is_stuck(limiter, now)]
+        for conversation in self.conversations:
+            if conversation.phase is Phase.WAITING and conversation.state.session_handle is not None:
+                stuck = [limiter for limiter in conversation.state.session_handle.get_limiters() if self._is_stuck(limiter, now)]
                 if stuck:
-                    self._cancel_conversations([talk], stuck[0].describe_timeout())
+                    self._cancel_conversations([conversation], stuck[0].describe_timeout())
 
     def _on_timeout(self, conversation: Conversation) -> None:
         if (

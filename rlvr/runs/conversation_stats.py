@@ -59,22 +59,22 @@ def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float
         return {}
     count = len(episodes)
     row = {"turns/mean_per_episode": sum(episode.turns for episode in episodes) / count}
-    if talks := _count_tool_conversations(episodes):
+    if conversations := _count_tool_conversations(episodes):
         row |= {
-            "tools/calls_per_episode": sum(talk.calls or 0 for talk in talks) / count,
-            "tools/errors_per_episode": sum(talk.errors for talk in talks) / count,
+            "tools/calls_per_episode": sum(conversation.calls or 0 for conversation in conversations) / count,
+            "tools/errors_per_episode": sum(conversation.errors for conversation in conversations) / count,
         }
-        for name in sorted({name for talk in talks for name in talk.by_tool}):
-            row[f"tools/{name}/calls"] = sum(talk.by_tool.get(name, 0) for talk in talks) / count
+        for name in sorted({name for conversation in conversations for name in conversation.by_tool}):
+            row[f"tools/{name}/calls"] = sum(conversation.by_tool.get(name, 0) for conversation in conversations) / count
     return row
 
 
 def compute_tool_time_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Compute the metric `tools/total_time`, the total seconds of all tools; empty if there are no tools."""
-    talks = _count_tool_conversations(episodes)
-    return {"tools/total_time": sum(talk.seconds for talk in talks)} if talks else {}
+    conversations = _count_tool_conversations(episodes)
+    return {"tools/total_time": sum(conversation.seconds for conversation in conversations)} if conversations else {}
 
 
 def _count_tool_conversations(episodes: Sequence[Episode]) -> list[ConversationStats]:
-    talks = [count_turns_and_calls(episode.turns, episode.meta.get("session")) for episode in episodes]
-    return [talk for talk in talks if talk.calls is not None]
+    conversations = [count_turns_and_calls(episode.turns, episode.meta.get("session")) for episode in episodes]
+    return [conversation for conversation in conversations if conversation.calls is not None]

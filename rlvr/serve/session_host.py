@@ -94,22 +94,22 @@ class SessionHost:
         dialect, seed = get_dialect(str(request.get("dialect") or env.dialect or "fenced")), request.get("seed", 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; it must be a whole number")
-        lease = SessionHandle(env, task, seed=seed)
-        limiters = lease.get_limiters()
+        session_handle = SessionHandle(env, task, seed=seed)
+        limiters = session_handle.get_limiters()
         admission = request_permit(limiters)
         if admission.cancel():  # not granted; this thread must not wait, because the open sessions need it to go on
             full = next((limiter for limiter in limiters if limiter.is_full), limiters[0])
             return {"error": f"all {full.capacity} {full.name}s are open; try again later", "status": 429}
         try:
-            lease.open(admission.result())
+            session_handle.open(admission.result())
         except BaseException:
-            lease.close()
+            session_handle.close()
             raise
         with self.lock:
-            self.sessions[str(request["session"])] = WorkerSession(lease, dialect, task)
-        tools = {"tools": [tool_spec_to_json(spec) for spec in lease.tools]} if lease.tools else {}
+            self.sessions[str(request["session"])] = WorkerSession(session_handle, dialect, task)
+        tools = {"tools": [tool_spec_to_json(spec) for spec in session_handle.tools]} if session_handle.tools else {}
         shown = _task_to_public_json(task)
-        shown["prompt"] += [dict(message) for message in lease.initial_messages]
+        shown["prompt"] += [dict(message) for message in session_handle.initial_messages]
         return {**shown, **tools, "max_turns": env.max_turns}
 
     def _step(self, held: WorkerSession, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -457,10 +457,12 @@ class AsyncRollout(Protocol):
 def request_batch(components: Components, rollout: AsyncRollout, step: int, *, version: int) -> Callable[[], RolloutBatch]:
     """Request the groups of one step; return a function that waits for the batch. Call these in the order of the steps."""
     asked = plan_sampling_round(components, components.config.rollout.prompts_per_step, step)
-    begun = [rollout.start_rollout(list(chain(*draws)), sampling, version=version) for draws, sampling in asked.calls]
+    begun = [rollout.start_rollout(list(chain(*requests)), sampling, version=version) for requests, sampling in asked.calls]
 
     def finish() -> RolloutBatch:
-        found = [(group_like_requests(draws, call.result()), call.timing) for (draws, _), call in zip(asked.calls, begun, strict=True)]
+        found = [
+            (group_like_requests(requests, call.result()), call.timing) for (requests, _), call in zip(asked.calls, begun, strict=True)
+        ]
         return build_batch(components, *finish_sampling_round(components, asked, found))
 
     return finish
@@ -479,33 +481,33 @@ def sample_groups(
     """Sample one group for each of the next tasks, and the canaries; members of a group differ only in their seed."""
     asked = plan_sampling_round(components, num_groups, step, first_group_number=first_group_number)
     return finish_sampling_round(
-        components, asked, [sample_requests(components, draws, sampling, version) for draws, sampling in asked.calls]
+        components, asked, [sample_requests(components, requests, sampling, version) for requests, sampling in asked.calls]
     )
 
 
 def plan_sampling_round(components: Components, num_tasks: int, step: int, *, first_group_number: int = 0) -> SamplePlan:
     """Take the next tasks, and build the requests for them."""
-    tasks, draws, seed = components.task_sampler.next_tasks(num_tasks), list[list[RolloutRequest]](), components.config.seed
+    tasks, requests, seed = components.task_sampler.next_tasks(num_tasks), list[list[RolloutRequest]](), components.config.seed
     for place, (index, task) in enumerate(tasks, first_group_number):
         meta = {"split": "train", "index": index, **build_reference_answer_meta(task)}
         members = range(components.config.rollout.num_generations)
-        draws.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
-    greedy = [plan_greedy_requests(draws, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
+        requests.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
+    greedy = [plan_greedy_requests(requests, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
     if (watch := components.task_sampler.reward_monitor) is not None:
-        draws += watch.make_canary_requests(
+        requests += watch.make_canary_requests(
             tasks,
             step=step,
             first_group_number=first_group_number,
             num_regular_completions=num_tasks * components.config.rollout.num_generations,
         )
-    return SamplePlan(tasks, [(draws, components.sampling), *greedy])
+    return SamplePlan(tasks, [(requests, components.sampling), *greedy])
 
 
 def plan_greedy_requests(
     requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams
 ) -> tuple[list[list[RolloutRequest]], SamplingParams]:
     """Build one greedy request per group, for a greedy baseline."""
-    return [[replace(draw[0], meta={**draw[0].meta, "greedy": True})] for draw in requests], replace(sampling, temperature=0.0)
+    return [[replace(request[0], meta={**request[0].meta, "greedy": True})] for request in requests], replace(sampling, temperature=0.0)
 
 
 def finish_sampling_round(

@@ -180,9 +180,9 @@ def check_reward_model_settings(config: RunConfig) -> None:
 def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> RewardModelData:
     """Build pairs by the verifier's scores; whether a task is held out depends only on its id and the seed."""
     assert config.data is not None
-    talks = sum(e.turns != 1 for group in groups for e in group)
-    if talks:
-        raise ConfigError(f"{talks} of the episodes have several turns; a reward model reads one prompt and one answer")
+    num_conversations = sum(e.turns != 1 for group in groups for e in group)
+    if num_conversations:
+        raise ConfigError(f"{num_conversations} of the episodes have several turns; a reward model reads one prompt and one answer")
     select_paired_answers(groups, 1)  # raises first if there is no pair at all
     share = config.data.held_out_fraction
     apart = [derive_seed(config.seed, "held out", group[0].task_id) % 10_000 < share * 10_000 for group in groups]

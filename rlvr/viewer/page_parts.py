@@ -80,8 +80,8 @@ class EpisodeColumns:
         sample = row.get("sample", self._group_sizes[group])
         numbers = {"step": row["step"], "sample": f"{sample}.{nth}" if nth else sample, "score": verdict.get("score")}
         numbers |= {"advantage": round(row["advantage"], 4), "tokens": count_tokens(row)[1]}
-        talk = count_turns_and_calls(row["turns"], row.get("session"))
-        numbers |= {"turns": talk.turns, "calls": talk.calls}
+        counts = count_turns_and_calls(row["turns"], row.get("session"))
+        numbers |= {"turns": counts.turns, "calls": counts.calls}
         numbers |= {"glimpse": " ".join(row["text"][: 2 * PREVIEW_CHARS].split())[:PREVIEW_CHARS]}
         words = {"task": str(row["task_id"]), "env": env, "group": group, "end": str(row.get("finish", row["stop_reason"]))}
         words |= {"fault": verdict.get("fault", "none" if verdict else "no verdict")}

@@ -109,9 +109,10 @@ def compute_share_interval(share: float, num_tasks: int) -> tuple[float | None, 
 def _build_evaluation_summary(run: Path) -> dict[str, Any]:
     """Build the summary of an evaluation: a line of metrics for each environment, once it is finished."""
     plan, envs = load_plan(run), load_report(run).get("envs", {})
-    talk = list_conversation_metrics(envs)
+    conversation_columns = list_conversation_metrics(envs)
     lines = [
-        [*_format_env_row(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in talk)] for name, env in envs.items()
+        [*_format_env_row(name, env), *("" if env.get(key) is None else f"{env[key]:.3g}" for key in conversation_columns)]
+        for name, env in envs.items()
     ]
     facts = {
         "suite": plan.suite,
@@ -124,7 +125,7 @@ def _build_evaluation_summary(run: Path) -> dict[str, Any]:
         for name, env in envs.items()
         if env["avg"] and not env["refused"]
     ]
-    figures = {"head": [*TABLE_HEAD, *talk], "lines": lines, "bars": bars} if lines else None
+    figures = {"head": [*TABLE_HEAD, *conversation_columns], "lines": lines, "bars": bars} if lines else None
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.to_yaml()}
 
 

@@ -137,7 +137,7 @@ def test_the_episodes_are_the_same_whatever_happens(rollout_workers: int) -> Non
     [
         (b"\x80\x04.", "are not columns of episodes"),
         (encode_episodes([EXPECTED]).to_bytes()[:-1], "bytes where"),
-        (encode_episodes([EXPECTED[:2]]).to_bytes(), "came back with the episodes of other draws"),
+        (encode_episodes([EXPECTED[:2]]).to_bytes(), "came back with the episodes of other requests"),
         (b"", "came back without episodes, although it was not cancelled"),
     ],
 )

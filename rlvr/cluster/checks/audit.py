@@ -165,9 +165,9 @@ def resample_group(worker: RolloutWorker, config: RunConfig, group: Group) -> li
     mdp, asked, first = worker.rollout.mdp, config.rollout, group[0]
     step, place = map(int, str(first["group"]).split(":"))
     task = mdp.environment.task(first["split"], first["index"])
-    draws = [RolloutRequest(task, first["group"], derive_seed(config.seed, step - 1, place, member)) for member in range(len(group))]
+    requests = [RolloutRequest(task, first["group"], derive_seed(config.seed, step - 1, place, member)) for member in range(len(group))]
     sampling = SamplingParams(asked.temperature, asked.top_p, asked.top_k, mdp.tokenizer.stop_ids)
-    data, _ = worker.run_task(worker.version, draws, sampling, worker.version)
+    data, _ = worker.run_task(worker.version, requests, sampling, worker.version)
     [found] = decode_episodes(EncodedEpisodes.from_bytes(data))
     return found
 

@@ -1,4 +1,4 @@
-"""Compare two samplings of the same draw, and choose the tasks of a run that are sampled twice."""
+"""Compare two samplings of the same request, and choose the tasks of a run that are sampled twice."""
 
 from __future__ import annotations
 

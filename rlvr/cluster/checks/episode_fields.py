@@ -153,7 +153,7 @@ def _find_wrong_step_sum(episode: Episode, verdict: Verdict) -> str:
     return ""
 
 
-def find_wrong_meta(draw: RolloutRequest, episode: Episode, policy_version: int) -> str:
+def find_wrong_meta(request: RolloutRequest, episode: Episode, policy_version: int) -> str:
     """Return which key of `Episode.meta` no rollout of this request writes, or not with this value; '' if there is none."""
     checks: Mapping[str, Callable[[Any], bool]] = {
         "finish": lambda value: value in [end.value for end in StopReason],
@@ -163,10 +163,10 @@ def find_wrong_meta(draw: RolloutRequest, episode: Episode, policy_version: int)
         "session": lambda value: is_session_record(value, episode.turns),
         "usage": lambda value: _is_list(value, _is_count) and len(value) == 2,
         "reasoning": lambda value: _is_list(value, _is_text) and len(value) == episode.turns,
-        "versions": lambda value: _are_versions(value, draw, episode, policy_version),
+        "versions": lambda value: _are_versions(value, request, episode, policy_version),
     }
     for name, value in episode.meta.items():
-        if name in draw.meta:
+        if name in request.meta:
             continue  # compared with the request
         if name not in checks:
             return f"its meta has {name!r:.40}, which no rollout writes"
@@ -253,11 +253,11 @@ def _is_turn_list(value: Any, turns: int) -> bool:
     return _is_list(value, lambda turn: _is_count(turn) and turn < turns) and sorted(set(value)) == list(value)
 
 
-def _are_versions(value: Any, draw: RolloutRequest, episode: Episode, policy_version: int) -> bool:
+def _are_versions(value: Any, request: RolloutRequest, episode: Episode, policy_version: int) -> bool:
     """Return whether spans of versions are those of the partial completion, and the rest of the policy's tokens is of the asked version."""
-    if draw.partial_completion is None or not _is_list(value, lambda span: _is_list(span, lambda n: type(n) is int) and len(span) == 2):
+    if request.partial_completion is None or not _is_list(value, lambda span: _is_list(span, lambda n: type(n) is int) and len(span) == 2):
         return False
-    before = draw.partial_completion.version_spans
+    before = request.partial_completion.version_spans
     added = episode.num_policy_tokens - sum(count for _, count in before)
     if before and before[-1][0] == policy_version:
         expected = [*before[:-1], [policy_version, before[-1][1] + added]]

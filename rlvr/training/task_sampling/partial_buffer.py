@@ -48,7 +48,11 @@ class PartialGroup:
     def open_requests(self) -> list[RolloutRequest]:
         """The requests of unfinished completions, with their partial completions."""
         both = zip(self.requests, self.completions, strict=True)
-        return [replace(draw, partial_completion=answer or PartialCompletion()) for draw, answer in both if not isinstance(answer, Episode)]
+        return [
+            replace(request, partial_completion=answer or PartialCompletion())
+            for request, answer in both
+            if not isinstance(answer, Episode)
+        ]
 
 
 class PartialRolloutBuffer:
@@ -98,7 +102,7 @@ class PartialRolloutBuffer:
 
 def _group_to_json(group: PartialGroup) -> dict[str, Any]:
     """Convert a group to JSON, losslessly."""
-    draws = [{"group": draw.group, "seed": draw.seed, "meta": draw.meta} for draw in group.requests]
+    requests = [{"group": request.group, "seed": request.seed, "meta": request.meta} for request in group.requests]
     done = [answer for answer in group.completions if isinstance(answer, Episode)]
     parts = [
         (answer.tokens, answer.logprobs, answer.version_spans) if isinstance(answer, PartialCompletion) else None
@@ -106,7 +110,7 @@ def _group_to_json(group: PartialGroup) -> dict[str, Any]:
     ]
     ended = [isinstance(answer, Episode) for answer in group.completions]
     episodes = base64.b64encode(encode_episodes([done]).to_bytes()).decode()
-    return {"index": group.indexed_task[0], "draws": draws, "ended": ended, "parts": parts, "episodes": episodes}
+    return {"index": group.indexed_task[0], "draws": requests, "ended": ended, "parts": parts, "episodes": episodes}
 
 
 def _group_from_json(row: Mapping[str, Any], environment: Environment) -> PartialGroup:
@@ -116,5 +120,5 @@ def _group_from_json(row: Mapping[str, Any], environment: Environment) -> Partia
     fresh, answers = iter(done), list[CompletionState]()
     for ended, part in zip(row["ended"], row["parts"], strict=True):
         answers.append(next(fresh) if ended else part and PartialCompletion(*part))
-    draws = [RolloutRequest(task, draw["group"], draw["seed"], draw["meta"]) for draw in row["draws"]]
-    return PartialGroup((row["index"], task), draws, answers)
+    requests = [RolloutRequest(task, request["group"], request["seed"], request["meta"]) for request in row["draws"]]
+    return PartialGroup((row["index"], task), requests, answers)
