@@ -1,0 +1,77 @@
+"""A quiz of names: what does a reader who has never seen the project think that a class, a function or a setting is?
+
+Draws names at random from the source, and prints them with their signatures and without their docstrings; `--key` writes the docstrings to a
+file. One reader writes down what each does; another one scores that against the key. Names of tests, private names, special methods, and
+names without a docstring are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from rlvr.config.config import RunConfig  # noqa: E402
+from rlvr.config.key_reference import iter_sections, list_keys  # noqa: E402
+
+FOLDERS = ("rlvr", "envs", "verifiers", "sandbox")
+
+
+def read_names() -> Iterator[tuple[str, str]]:
+    """Every public class and function, as (module and signature, first line of the docstring)."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if folder == "rlvr" and path.relative_to(ROOT).parts[1] in FOLDERS:
+                continue  # a link
+            yield from read_body(ast.parse(path.read_text("utf-8")).body, path.relative_to(ROOT).with_suffix("").as_posix())
+
+
+def read_body(body: list[ast.stmt], place: str) -> Iterator[tuple[str, str]]:
+    """The names of a module or a class."""
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
+            continue
+        about = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ")
+        if isinstance(node, ast.ClassDef):
+            bases = ", ".join(ast.unparse(base) for base in node.bases)
+            yield f"{place}: class {node.name}({bases})", about
+            yield from read_body(node.body, f"{place}: {node.name}")
+        else:
+            returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            yield f"{place}: {node.name}({ast.unparse(node.args)}){returned}", about
+
+
+def read_settings() -> Iterator[tuple[str, str]]:
+    """Every key of a recipe with its description."""
+    for path, section in iter_sections(RunConfig):
+        for key in list_keys(section):
+            yield f"setting {path}.{key.name} (default {key.default_text})", key.description
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100, help="how many names; one in five is a setting")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--key", type=Path, help="where the docstrings are written")
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    names, settings = ([row for row in rows if row[1]] for rows in (read_names(), read_settings()))
+    chosen = draw.sample(names, options.count - options.count // 5) + draw.sample(settings, options.count // 5)
+    draw.shuffle(chosen)
+    for number, (name, _) in enumerate(chosen, 1):
+        print(f"{number}. {name}")
+    if options.key:
+        options.key.write_text("".join(f"{number}. {name}\n   {about}\n" for number, (name, about) in enumerate(chosen, 1)), "utf-8")
+    print(json.dumps({"names": len(names), "settings": len(settings), "drawn": len(chosen)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
