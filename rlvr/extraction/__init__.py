@@ -1,6 +1,6 @@
 r"""Find the declared answer in the text of a policy.
 
-An extractor looks in one place where an answer is declared on purpose; prose is never searched for numbers. Text in a thinking section is
+An extractor looks in one place where an answer is declared on purpose. Prose is never searched for numbers, except the last sentence. Text in a thinking section is
 never an answer, and an unclosed thinking section hides everything after it. If two different answers are declared there is no answer,
 unless the words between them mark the later one as the result. Every scanner is one pass over the text.
 
@@ -12,7 +12,7 @@ unless the words between them mark the later one as the result. Every scanner is
     fence         the content of the last ``` block (code)
     whole         the whole text, stripped
     auto          boxed and tag, else hash, else final_line, else a last sentence that concludes ("Thus, the sum is $7$."),
-                  else the whole text when it is one short line
+                  else the one value that the last sentence states ("It takes her 5 days."), else the whole text when it is one short line
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rlvr.extraction.answer_lines import extract_conclusion, extract_final_line,
 from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_rest, is_placeholder, unwrap_answer
 from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
 from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement
+from rlvr.extraction.last_sentence import extract_last_sentence
 from rlvr.extraction.retractions import reject_alternatives
 from rlvr.extraction.thinking import strip_thinking
 from rlvr.extraction.trimming import strip_special_tokens
@@ -161,6 +162,10 @@ def _extract_closing_hash_line(text: str) -> Extraction:
     return reject_later_answer(extract_hash_line(head + mark + line), after)
 
 
+_PROSE = re.compile(r"(?:^|\s)[a-zA-Z]{2,}\s+[a-zA-Z]{2,}\b.*\s[a-zA-Z]{2,}.*[.!]|[a-zA-Z)\d]\.\s+[A-Z\d].*[.!=]", re.DOTALL)
+"""A line that is a sentence, and not one expression."""
+
+
 def _extract_auto(text: str) -> Extraction:
     box, tag = _extract_boxed(text), _extract_tag(text)
     if box.text is not None and tag.reason is DENIED_REASON:
@@ -188,6 +193,9 @@ def _extract_auto(text: str) -> Extraction:
         return Extraction(block[1].strip(), "the whole text")
     if len(rows) > 1 and (parts := _extract_part_lines(bare)) is not None:
         return parts
+    stated = extract_last_sentence(bare)
+    if stated.text is not None and (len(rows) > 1 or _PROSE.search(bare)):
+        return stated
     single = len(rows) == 1 or bare.startswith(("\\begin", "$", "\\[", "\\left"))
     if bare and single and len(bare) <= MAX_BARE_ANSWER_CHARS:
         return Extraction(bare, "the whole text")

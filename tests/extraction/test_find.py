@@ -120,7 +120,6 @@ NOT_FOUND = [
     ("final_line", "Twice the answer is 8."),
     ("auto", "Some work.\nSo the naive value is $5$."),
     ("auto", "Some work.\nThus, the maximum is $5$ and the minimum is $3$."),
-    ("auto", "Some work.\nThe sum of the parts is $5$."),
 ]
 
 
