@@ -1,7 +1,7 @@
 r"""Find the declared answer in the text of a policy.
 
-An extractor looks in one place where an answer is declared on purpose. Prose is never searched for numbers, except the last sentence. Text in a thinking section is
-never an answer, and an unclosed thinking section hides everything after it. If two different answers are declared there is no answer,
+An extractor looks in one place where an answer is declared on purpose. Prose is never searched for numbers, except the last sentence. Text in
+a thinking section is never an answer, and an unclosed thinking section hides everything after it. If two different answers are declared there is no answer,
 unless the words between them mark the later one as the result. Every scanner is one pass over the text.
 
     extractor     the answer is
