@@ -36,8 +36,8 @@ MENU = {
 }  # fmt: skip
 COPIES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "envs/README.md": "envs.md", "verifiers/README.md": "verifiers.md"}
 """Pages outside of docs/, and their names in the site."""
-TITLES = {"envs": "Environments of rlvr itself", "verifiers": "Verifiers of rlvr itself"}
-"""What the menu calls pages whose own title says too little there."""
+LEFT_OUT = {"glossary": "## Retired words"}
+"""The heading from which on a page is for contributors only, and is left out of the site."""
 
 
 def stage(source: Path) -> None:
@@ -46,10 +46,13 @@ def stage(source: Path) -> None:
     from reference import pages
 
     shutil.copytree(DOCS / "pictures", source / "pictures")
+    shutil.copytree(DOCS / "notebooks", source / "notebooks")  # to download
     shutil.copytree(HERE / "static", source / "static")
     shutil.copy(HERE / "conf.py", source)
     for page in sorted(DOCS.glob("*.md")):
-        (source / page.name).write_text(relinked(page.read_text("utf-8"), page), "utf-8")
+        text = page.read_text("utf-8")
+        text = text.partition(LEFT_OUT[page.stem])[0] if page.stem in LEFT_OUT else text
+        (source / page.name).write_text(relinked(text, page), "utf-8")
     for name, copy in COPIES.items():
         (source / copy).write_text(relinked((ROOT / name).read_text("utf-8"), ROOT / name), "utf-8")
     (source / "reference").mkdir()
@@ -61,8 +64,7 @@ def stage(source: Path) -> None:
     with (source / "index.md").open("a", encoding="utf-8") as index:
         for title, names in MENU.items():
             glob = ":glob:\n" if any("*" in name for name in names) else ""
-            lines = [f"{TITLES[name]} <{name}>" if name in TITLES else name for name in names]
-            index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n{glob}\n" + "\n".join(lines) + "\n```\n")
+            index.write(f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n{glob}\n" + "\n".join(names) + "\n```\n")
 
 
 def relinked(text: str, page: Path) -> str:
@@ -77,7 +79,7 @@ def relinked(text: str, page: Path) -> str:
         name = place.relative_to(ROOT).as_posix()
         if name in COPIES:
             return f"{mark}[{label}]({COPIES[name]}{'#' + anchor if anchor else ''})"
-        if place.is_relative_to(DOCS) and place.is_file() and place.suffix != ".ipynb":  # the site shows no notebooks
+        if place.is_relative_to(DOCS) and place.is_file():
             return f"{mark}[{label}]({place.relative_to(DOCS).as_posix()}{'#' + anchor if anchor else ''})"
         return f"{label} (`{name}`)"
 

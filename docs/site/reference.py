@@ -31,9 +31,11 @@ MODULES = (
     "contracts/environment", "contracts/session", "contracts/verifier", "contracts/tool", "contracts/sandbox", "contracts/sampler",
     "contracts/algorithm", "api", "mdp/env", "mdp/token_mdp", "mdp/vector", "rollout/rollout", "training/trainer", "training/callbacks",
     "training/update/learner", "runs/run", "evaluation/evaluate", "evaluation/report", "evaluation/statistics", "evaluation/compare",
+    "evaluation/rescore", "evaluation/export", "viewer/view", "rollout/replay", "conformance/__init__", "conformance/audit/audit",
     "registry/plugins", "integrations/trl", "integrations/verl", "integrations/openrlhf", "integrations/skyrl", "integrations/texts",
 )  # fmt: skip
 """The modules whose names users import."""
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def pages() -> dict[str, str]:
@@ -41,8 +43,13 @@ def pages() -> dict[str, str]:
     found = {"settings": settings_page(), "command_line": command_line_page()}
     found |= {PLUGIN_KINDS[kind].plural: plugin_page(kind, title) for kind, title in PLUGINS.items()}
     for module in MODULES:
-        found["python_" + module.replace("/", "_").strip("_").replace("init", "rlvr")] = module_page(module)
+        found[page_name(module)] = module_page(module)
     return found
+
+
+def page_name(module: str) -> str:
+    """The page of a module, without ending."""
+    return "python_" + (module.removesuffix("__init__").strip("/").replace("/", "_") or "rlvr")
 
 
 def prose(text: str) -> str:
@@ -75,6 +82,11 @@ def code(value: Any) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`" if text else ""
 
 
+def default_text(value: Any) -> str:
+    """A default as it is written: a function by its name."""
+    return value.__name__ if callable(value) else re.sub(r"<function (?:\w+\.)*(\w+) at 0x\w+>", r"\1", repr(value))
+
+
 def plugin_page(kind: str, title: str) -> str:
     """All plugins of a kind with their settings."""
     word = PLUGIN_KINDS[kind].plural
@@ -83,7 +95,7 @@ def plugin_page(kind: str, title: str) -> str:
         about = describe_plugin(kind, entry.name)
         rows = [
             [
-                code(row["name"]), code(row["type"]), "required" if row["required"] else code(repr(row["default"])),
+                code(row["name"]), code(row["type"]), "required" if row["required"] else code(default_text(row["default"])),
                 escaped(str(row["about"])),
             ]
             for row in about["settings"]
@@ -129,19 +141,72 @@ def command_line_page() -> str:
 
 def module_page(module: str) -> str:
     """The public classes and functions of a module, from its source: nothing is imported."""
-    path = ROOT / "rlvr" / f"{module}.py"
-    tree = ast.parse(path.read_text("utf-8"))
-    name = "rlvr" if module == "__init__" else "rlvr." + module.replace("/", ".")
+    tree = parse(module)
+    name = ("rlvr." + module.replace("/", ".")).removesuffix(".__init__")
     parts = [f"# {name}", prose(ast.get_docstring(tree) or "")]
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-            parts += _definition(node)
+    if module == "__init__":
+        parts.append(names_of_rlvr())
+    elif module.endswith("/__init__"):
+        parts += [part for source, name in imported(module) for part in _definitions(_find(source, name))]
+    else:
+        parts += _definitions([node for node in tree.body if isinstance(node, Definition) and not node.name.startswith("_")])
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _definition(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
-    if not isinstance(node, ast.ClassDef):
-        return [f"## {escaped(node.name)}", _signature(node), prose(ast.get_docstring(node) or "")]
+def parse(module: str) -> ast.Module:
+    """The source of a module."""
+    return ast.parse((ROOT / "rlvr" / f"{module}.py").read_text("utf-8"))
+
+
+def imported(module: str) -> list[tuple[str, str]]:
+    """The module and the name of everything that the file of a package imports from rlvr and offers."""
+    found = []
+    for node in ast.walk(parse(module)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlvr."):
+            source = (node.module or "").removeprefix("rlvr.").replace(".", "/")
+            found += [(source, name.name) for name in node.names if not name.asname]
+    return sorted(found, key=lambda pair: pair[1])
+
+
+def names_of_rlvr() -> str:
+    """A table of the names that `import rlvr` offers, each with a link to its page."""
+    inside = {name: source for source, name in imported("contracts/__init__")}
+    rows = []
+    for source, name in imported("__init__"):
+        source = inside.get(name, source) if source == "contracts" else source
+        nodes = _find(source, name)
+        about = " ".join((ast.get_docstring(nodes[-1]) or "").partition("\n\n")[0].split()) if nodes else ""
+        page = f"[`rlvr.{name}`]({page_name(source)}.md#{name.lower()})" if nodes and source in MODULES else code(f"rlvr.{name}")
+        rows.append([page, escaped(about)])
+    return table(("name", "about"), rows)
+
+
+def _find(module: str, name: str) -> list[Definition]:
+    return [node for node in parse(module).body if isinstance(node, Definition) and node.name == name]
+
+
+def _decorators(node: Definition) -> set[str]:
+    return {ast.unparse(mark).rpartition(".")[2] for mark in node.decorator_list}
+
+
+def _definitions(nodes: Sequence[Definition], owner: str = "") -> list[str]:
+    """One heading for each name: the ways to call it, then its docstring."""
+    groups: dict[str, list[Definition]] = {}
+    for node in nodes:
+        groups.setdefault(node.name, []).append(node)
+    parts = []
+    for name, group in groups.items():
+        if isinstance(group[-1], ast.ClassDef):
+            parts += _class(group[-1])
+            continue
+        title = f"### {escaped('Settings' if name == '__init__' else f'{owner}.{name}')}" if owner else f"## {escaped(name)}"
+        shown = [node for node in group if "overload" in _decorators(node)] or [group[-1]]
+        lines = "\n".join(_signature(node) for node in shown if not isinstance(node, ast.ClassDef))
+        parts += [title, f"```python\n{lines}\n```", prose(ast.get_docstring(group[-1]) or "")]
+    return parts
+
+
+def _class(node: ast.ClassDef) -> list[str]:
     methods = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
     bases = ", ".join(map(ast.unparse, node.bases))
     parts = [f"## {escaped(node.name)}", f"```python\nclass {node.name}{f'({bases})' if bases else ''}\n```"]
@@ -154,17 +219,16 @@ def _definition(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> 
             default = code(ast.unparse(part.value)) if part.value else ""
             rows.append([code(ast.unparse(part.target)), code(ast.unparse(part.annotation)), default, escaped(str(note))])
     parts.append(table(("attribute", "type", "default", "about"), rows))
-    for method in methods:
-        if method.name == "__init__" or not method.name.startswith("_"):
-            title = "Settings" if method.name == "__init__" else f"{node.name}.{method.name}"
-            parts += [f"### {escaped(title)}", _signature(method), prose(ast.get_docstring(method) or "")]
-    return parts
+    shown = [method for method in methods if method.name == "__init__" or not method.name.startswith("_")]
+    return parts + _definitions(shown, node.name)
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     given = ast.unparse(node.args)
     ends = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    if _decorators(node) & {"property", "cached_property"}:
+        return f"{node.name}: {ast.unparse(node.returns) if node.returns else 'Any'}  # a property"
     line = f"{node.name}({given}){ends}"
     if len(line) > 100:
         line = f"{node.name}(\n    " + ",\n    ".join(re.split(r", (?=[\w*]+(?::|=|,|$))", given)) + f",\n){ends}"
-    return f"```python\n{line}\n```"
+    return line
