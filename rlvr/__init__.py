@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from rlvr.training.callbacks import BestCheckpoint, Callback
     from rlvr.training.trainer import Trainer
     from rlvr.training.update.learner import Learner
-    from rlvr.turns import Turn
+    from rlvr.turns import Call, Turn
 
 __version__ = "0.1.0"
 
@@ -110,7 +110,7 @@ _SOURCES = {
     "rlvr.training.callbacks": ("BestCheckpoint", "Callback"),
     "rlvr.training.trainer": ("Trainer",),
     "rlvr.training.update.learner": ("Learner",),
-    "rlvr.turns": ("Turn",),
+    "rlvr.turns": ("Call", "Turn"),
 }
 _MODULE_OF = {name: module for module, names in _SOURCES.items() for name in names}
 _EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
@@ -118,6 +118,7 @@ _EXTRA_OF = {"torch": "train", "transformers": "train", "accelerate": "train"}
 __all__ = [
     "Algorithm",
     "BestCheckpoint",
+    "Call",
     "Callback",
     "CheckerProgram",
     "Completion",

@@ -13,6 +13,7 @@ Everything here accepts names and objects alike. Heavy packages (torch, transfor
 from __future__ import annotations
 
 import builtins
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -256,6 +257,11 @@ def verify(
         made = make_verifier(values["verifier"], **settings)
     except NotFound as error:
         raise NotFound(f"{error}; the call is {VERIFY_CALL}") from None
+    except ConfigError as error:
+        typos = [key for key in settings if difflib.get_close_matches(key, ("answer", "reference", "verifier", "prompt", "meta"), 1, 0.75)]
+        if not typos:
+            raise
+        raise TypeError(f"rlvr.verify has no argument {typos[0]!r}; the call is {VERIFY_CALL}") from error
     try:
         return made.verify(Task(prompt, reference=values["reference"], meta=meta or {}), values["answer"])
     finally:
@@ -299,6 +305,9 @@ def verify_many(
         missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"
         raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many('numeric', answers=[...], references=[...])")
     verifier, answers, references = values["verifier"], values["answers"], values["references"]
+    for name in ("answers", "references"):
+        if isinstance(values[name], str):
+            raise TypeError(f"{name} is the text {values[name]!r:.60}; rlvr.verify_many takes a list of them, and rlvr.verify one")
     prompts = ["?"] * len(answers) if prompts is None else prompts
     if not len(answers) == len(references) == len(prompts):
         raise ConfigError(
@@ -393,6 +402,8 @@ def train(
     """
     from rlvr.training.trainer import Trainer
 
+    if not isinstance(resume, bool):
+        raise ConfigError(f"resume is {resume!r}; it must be True or False, and the run to resume is named by out=")
     if isinstance(settings, builtins.list) and settings and isinstance(settings[0], Mapping):
         raise ConfigError("the second argument is data, and the first is a recipe; write rlvr.train(model=..., data=..., verifier=...)")
     if recipe is not None and model is None and _is_model_folder(recipe):
@@ -403,6 +414,7 @@ def train(
         scored = {} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}
         named = isinstance(data, str | Path) and not isinstance(scored.get("verifier"), Verifier)
         env = {"name": "dataset", "path": str(data), **scored} if named else make_env(data, **scored)
+        _check_references(env)
     elif verifier is not None:
         raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
     with Trainer(
@@ -435,6 +447,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].avg.value
     1.0
     """
+    from rlvr.config.data_source import is_data_source
     from rlvr.evaluation.evaluate import evaluate as run
 
     if _is_policy(env) and not _is_policy(policy):
@@ -448,9 +461,26 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         rows = _to_rows(env)
         env = make_env(rows, holdout=0, **({} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}))
         settings = {"split": env.splits[0], "tasks": len(rows), **settings}
+    elif isinstance(env, type):
+        env = make_env(env)
     elif verifier is not None:
-        raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
+        if not (isinstance(env, str | Path) and str(env) not in list("env") and is_data_source(str(env))):
+            raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
+        env = make_env(env, holdout=0, verifier=_wrap_verifier_function(verifier))
+        settings = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}
     return run(env, policy, tokenizer=tokenizer, **settings)
+
+
+def _check_references(env: Any) -> None:
+    """Raise ConfigError if the verifier can read no reference of the data."""
+    from rlvr.conformance.gold_check import check_references
+
+    made = make_env(env)
+    try:
+        check_references(made).raise_if_useless()
+    finally:
+        if made is not env:
+            made.close()
 
 
 def _is_model_folder(value: Any) -> bool:

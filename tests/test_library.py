@@ -159,6 +159,8 @@ def test_data_is_an_environment(tmp_path: Path) -> None:
     for data in (rows, pandas.DataFrame(rows), Dataset.from_list(rows), str(tmp_path / "rows.csv"), tmp_path / "rows.csv"):
         env = rlvr.make_env(data, verifier="numeric", holdout=0)
         assert env.num_tasks("train") == 20 and env.task("train", 3).reference == "4"
+        report = rlvr.evaluate(data, policy=lambda prompt: "4", verifier="numeric")
+        assert (report.accuracy, next(iter(report.envs.values())).samples) == (0.05, 20)
 
 
 def test_a_gymnasium_environment_takes_the_environment_first() -> None:
@@ -282,6 +284,14 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make_verifier(rlvr.make_env("arithmetic")), ConfigError, "not an rlvr.Verifier"),  # type: ignore[arg-type]
     (lambda: rlvr.load_run("nowhere"), rlvr.RlvrError, "is not a run folder"),
     (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),  # type: ignore[list-item]
+    (lambda: rlvr.verify_many("numeric", ["4", "5"], "45"), TypeError, "references is the text '45'"),
+    (lambda: rlvr.verify("numeric", answer="4", refrence="4"), TypeError, "has no argument 'refrence'"),
+    (lambda: rlvr.train("quickstart", resume="runs/first"), ConfigError, "the run to resume is named by out="),  # type: ignore[arg-type]
+    (
+        lambda: rlvr.train(model="x", data=[{"question": "first?", "answer": "a"}], verifier="numeric"),
+        ConfigError,
+        "none of the 1 references can be read by the verifier",
+    ),
 ]
 
 

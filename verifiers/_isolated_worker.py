@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 MAX_VERDICT_CHARS = 60_000
 
-_built: dict[str, Any] = {}
+CONFIG_VARIABLE = "RLVR_ISOLATED_VERIFIER"
+
+_verifier: Any = None
 
 
 def preload() -> None:
-    """Import what building a verifier needs."""
+    """Build the verifier, so that no answer pays for its imports."""
+    global _verifier
+    from rlvr.registry.plugins import build_from_config
+
+    _verifier = build_from_config("verifier", json.loads(os.environ[CONFIG_VARIABLE]))
 
 
 def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     """Judge one answer; what the verifier raises is told, and ends nothing."""
     from rlvr.errors import describe_exception
-    from rlvr.registry.plugins import build_from_config
     from rlvr.task import Task
 
-    key = json.dumps(request["verifier"], sort_keys=True)
     try:
-        if key not in _built:
-            _built[key] = build_from_config("verifier", request["verifier"])
-        verdict = _built[key].verify(Task(**request["task"]), request["answer"]).to_dict()
+        verdict = _verifier.verify(Task(**request["task"]), request["answer"]).to_dict()
     except (MemoryError, RecursionError):
         raise  # limits: `worker_main` tells these
     except BaseException as error:

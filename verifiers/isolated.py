@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, VerifierError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict, to_plain_json
+from rlvr.verifiers._isolated_worker import CONFIG_VARIABLE
 from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
 
 HANDLER_FILE = Path(__file__).with_name("_isolated_worker.py")
@@ -57,7 +59,6 @@ class IsolatedVerifier(Verifier):
             raise ConfigError(f"the verifier {verifier!r} {what}, and cannot be isolated; use it without")
         self.needs_reference, self.instruction = inner.needs_reference, inner.instruction
         inner.close()
-        self._config = verifier if isinstance(verifier, str) else dict(verifier)
         self._known: dict[str, Any] | None = None
         """The last request that got a verdict: it tells whether a failure is the answer's."""
         self.pool = WorkerPool(
@@ -67,14 +68,13 @@ class IsolatedVerifier(Verifier):
             wall_factor=WALL_FACTOR,
             handler_file=HANDLER_FILE,
             work_name="the verifier",
-            environment=os.environ,
+            environment={**os.environ, CONFIG_VARIABLE: json.dumps(verifier if isinstance(verifier, str) else dict(verifier))},
         )
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify in a worker."""
         request = {
-            "verifier": self._config,
             "task": {"prompt": list(task.prompt), "reference": task.reference, "id": task.id, "meta": dict(task.meta)},
             "answer": answer,
         }

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import textwrap
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,10 +20,9 @@ from rlvr.cli import screen
 from rlvr.config.config import RunConfig, find_recipes, validate_config
 from rlvr.config.data_source import HUB_PREFIX, is_data_source
 from rlvr.config.overrides import apply_overrides
-from rlvr.contracts import Environment
+from rlvr.conformance.gold_check import check_references
 from rlvr.errors import ConfigError, NotFound
 from rlvr.registry.plugins import build_from_config, list_entries
-from rlvr.task import Fault
 
 RECIPE_FILE = "recipe.yaml"
 GOLD_CHECK_S = 10.0
@@ -106,8 +104,10 @@ def prepare_data_run(
         found = {key: value for key, value in getattr(environment, "guessed_columns", {}).items() if key not in (asked or {})}
         env |= found
         console = screen.make_stderr_console()
-        for line in describe_unreadable_golds(environment):
-            console.print(Text(line, style="yellow"), soft_wrap=True)
+        checked = check_references(environment)
+        checked.raise_if_useless()
+        if checked.problems:
+            console.print(Text(checked.describe(MAX_LISTED_GOLDS), style="yellow"), soft_wrap=True)
     recipe = apply_overrides(make_recipe(env, model, detect_machine_kind()), overrides)
     config = validate_config(recipe, data)
     if config.model.path is not None:
@@ -144,24 +144,6 @@ def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, forc
         screen.print_json({"written": str(place), "env": env, "model": model})
     else:
         print(f"{text}\nwritten to {place}; start with: rlvr train {place}")
-
-
-def describe_unreadable_golds(environment: Environment) -> list[str]:
-    """List the tasks whose reference the verifier cannot read, found by verifying an empty answer: its verdict then has fault `task`."""
-    found, read, until = [], 0, time.monotonic() + GOLD_CHECK_S
-    if not hasattr(environment.verifier, "lint"):
-        return []
-    for split in environment.splits:
-        for index in range(environment.num_tasks(split) or 0):
-            if time.monotonic() > until:
-                break
-            task, read = environment.task(split, index), read + 1
-            verdict = environment.verifier.verify(task, "")
-            if verdict.fault is Fault.TASK:
-                found.append(f"  {task.id}: {verdict.reason}")
-    more = [f"  and {len(found) - MAX_LISTED_GOLDS} more"] if len(found) > MAX_LISTED_GOLDS else []
-    head = f"{len(found)} of {read} references cannot be read by the verifier; answers to these questions get no score:"
-    return [head, *found[:MAX_LISTED_GOLDS], *more] if found else []
 
 
 def report_finished_data_run(folder: Path, console: Console) -> None:

@@ -18,11 +18,13 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.cli.settings import parse_settings
+from rlvr.conformance.check_runner import BLOCKED_TIMEOUT_S
 from rlvr.contracts import Explanation, Verifier
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build
+from rlvr.rollout.interpreter_watch import watch_interpreter
 from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict
 
@@ -94,14 +96,15 @@ def verify_in_order(
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
     judges = VerifierExecutor(workers)
     try:
-        for row in rows:
-            waiting.append((row, judges.submit(verify, row)))
-            while waiting and (len(waiting) >= workers * MAX_QUEUED_PER_WORKER or waiting[0][1].done()):
+        with watch_interpreter(BLOCKED_TIMEOUT_S):
+            for row in rows:
+                waiting.append((row, judges.submit(verify, row)))
+                while waiting and (len(waiting) >= workers * MAX_QUEUED_PER_WORKER or waiting[0][1].done()):
+                    first, future = waiting.popleft()
+                    yield first, _wait_for_verdict(future)
+            while waiting:
                 first, future = waiting.popleft()
                 yield first, _wait_for_verdict(future)
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, _wait_for_verdict(future)
     finally:
         judges.close()
 

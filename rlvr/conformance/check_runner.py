@@ -13,10 +13,13 @@ from rlvr.conformance.plugin_location import find_plugin_location
 from rlvr.contracts import Plugin
 from rlvr.errors import PluginError, RlvrError
 from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.rollout.interpreter_watch import watch_interpreter
 from rlvr.task import Fault, Verdict
 
 CHECK_TIMEOUT_S = 600.0
 """Timeout of one check: far longer than any check needs, so a check that exceeds it hangs."""
+BLOCKED_TIMEOUT_S = 30.0
+"""Longest time for which a call may block the whole interpreter, as a regular expression with much backtracking does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,11 @@ def run_checks(checks: Steps) -> Iterator[CheckResult]:
 def _run_check(name: str, check: Callable[[], str]) -> CheckResult | None:
     """Run one check in a thread; None if it did not finish in time (the thread is then abandoned)."""
     judges = VerifierExecutor(1)
-    looked = judges.submit(check)
     try:
-        if not wait([looked], CHECK_TIMEOUT_S).done:
-            return None
+        with watch_interpreter(BLOCKED_TIMEOUT_S):
+            looked = judges.submit(check)
+            if not wait([looked], CHECK_TIMEOUT_S).done:
+                return None
         wrong = looked.result()
     except CheckSkipped as reason:
         return CheckResult(name, True, str(reason), skipped=True)

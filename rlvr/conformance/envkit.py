@@ -22,7 +22,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check
 from rlvr.conformance import adversarial_answers as canaries
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
 from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
-from rlvr.conformance.gold_check import describe_ungradeable_golds
+from rlvr.conformance.gold_check import check_references
 from rlvr.conformance.hostile_player import SLOW_OPENING_S
 from rlvr.conformance.subprocess_call import call_in_subprocess
 from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, compute_cross_process_checks, digest_tasks, task_to_text
@@ -57,7 +57,7 @@ def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "a task is a function of split and index", kit.check_determinism
         yield "another process gets the same tasks", kit.check_other_process
         yield "no task is in two splits", kit.check_disjoint_splits
-        yield "every gold can be judged", partial(describe_ungradeable_golds, env)
+        yield "every gold can be judged", lambda: check_references(env).describe()
         yield "the gold answer scores 1", kit.check_gold_score
         yield "an empty answer scores 0", lambda: kit.check_zero_scores(lambda task: iter(canaries.EMPTY_ANSWERS))
         yield "the question as an answer scores 0", lambda: kit.check_zero_scores(lambda task: iter([task.question]))

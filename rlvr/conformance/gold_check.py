@@ -1,33 +1,72 @@
-"""Find the gold answers of an environment that cannot be verified, by reading every task once before any training."""
+"""Find the references of an environment that its verifier cannot read, before any training."""
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
+
 from rlvr.contracts import Environment
+from rlvr.errors import ConfigError
 from rlvr.task import Fault
 
 MAX_TASKS_PER_SPLIT = 20_000
 """Maximum number of tasks of each split that are read."""
+MAX_CHECK_S = 30.0
 MAX_LISTED_TASKS = 50
 
 
-def describe_ungradeable_golds(env: Environment) -> str:
-    """Return one line for each task whose gold answer gets no score; "" if every gold can be verified.
+@dataclass(frozen=True, slots=True)
+class ReferenceCheck:
+    """The tasks whose reference the verifier cannot read: no answer to them gets a score.
 
-    Only for a verifier with a `lint` method, such as `symbolic`, which reports a faulty task whatever the answer is.
+    >>> print(ReferenceCheck(2, ["row 2: it is no number"]).describe())
+    1 of 2 references cannot be read by the verifier; answers to these questions get no score:
+      row 2: it is no number
+    """
+
+    num_read: int = 0
+    problems: list[str] = field(default_factory=list)
+    """One line for each, with the name of the task."""
+
+    def describe(self, max_listed: int = MAX_LISTED_TASKS) -> str:
+        """Describe the problems, one a line; "" without any."""
+        if not self.problems:
+            return ""
+        head = (
+            f"{len(self.problems)} of {self.num_read} references cannot be read by the verifier; answers to these questions get no score:"
+        )
+        rest = len(self.problems) - max_listed
+        return "\n  ".join([head, *self.problems[:max_listed], *([f"and {rest} more"] if rest > 0 else [])])
+
+    def raise_if_useless(self) -> None:
+        """Raise ConfigError if no reference at all can be read."""
+        if self.problems and len(self.problems) == self.num_read:
+            raise ConfigError(
+                f"none of the {self.num_read} references can be read by the verifier, so no answer would get a score; "
+                f"choose another verifier (`rlvr list verifiers`), or correct the references:\n  {self.problems[0]}"
+            )
+
+
+def check_references(env: Environment) -> ReferenceCheck:
+    """Verify an empty answer to every task: with a reference that cannot be read, the verdict has fault `task`.
+
+    Verifiers that run code or ask another machine are not called. The check ends after 30 seconds.
 
     >>> import rlvr
-    >>> describe_ungradeable_golds(rlvr.make_env("arithmetic"))
-    ''
+    >>> check_references(rlvr.make_env([{"question": "2+2=", "answer": "four"}], verifier="numeric", holdout=0)).problems
+    ["row 1: the reference 'four' is not a number"]
     """
-    if not hasattr(env.verifier, "lint"):
-        return ""
-    found: list[str] = []
+    verifier = env.verifier
+    if verifier.info.is_async or verifier.info.takes_transcript or getattr(verifier, "sandbox", None) is not None:
+        return ReferenceCheck()
+    num_read, problems, until = 0, list[str](), time.monotonic() + MAX_CHECK_S
     for split in env.splits:
         size = env.num_tasks(split)
         for index in range(MAX_TASKS_PER_SPLIT if size is None else min(MAX_TASKS_PER_SPLIT, size)):
-            task = env.task(split, index)
-            verdict = env.verifier.verify(task, "")
+            if time.monotonic() > until:
+                break
+            task, num_read = env.task(split, index), num_read + 1
+            verdict = verifier.verify(task, "")
             if verdict.fault is Fault.TASK:
-                found.append(f"{task.id}: {verdict.reason}")
-    more = [f"and {len(found) - MAX_LISTED_TASKS} more"] if len(found) > MAX_LISTED_TASKS else []
-    return "\n    ".join([f"{len(found)} tasks cannot be scored:", *found[:MAX_LISTED_TASKS], *more]) if found else ""
+                problems.append(f"{task.id}: {verdict.reason}")
+    return ReferenceCheck(num_read, problems)

@@ -230,9 +230,9 @@ class _ToolChecks:
     def _require_examples(self) -> Sequence[ToolExample]:
         if self.tool.needs_sandbox and self.context.sandbox_session is None:
             self.open_session()
-        if not type(self.tool).examples:
+        if not self.tool.examples:
             raise CheckSkipped("it has no `examples`")
-        return type(self.tool).examples
+        return self.tool.examples
 
     @staticmethod
     def _run_example(opened: Tool, example: ToolExample) -> ToolResult:

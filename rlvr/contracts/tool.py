@@ -94,7 +94,7 @@ class Tool(Plugin):
     """True if the tool needs a `SandboxSession` for the conversation."""
     parallel: ClassVar[bool] = False
     """True if calls of one turn may run at the same time, each in a thread: no call changes what another one returns."""
-    examples: ClassVar[Sequence[ToolExample]] = ()
+    examples: Sequence[ToolExample] = ()
     """Calls that `rlvr check` executes in this order in one conversation."""
     example_data: ClassVar[Mapping[str, Any]] = {}
     """The data (`ToolContext.data`) of the conversations of `rlvr check`, for a tool that reads data of its world."""

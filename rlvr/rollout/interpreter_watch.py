@@ -100,9 +100,10 @@ def main(pid: int) -> None:
     else:
         return
     message = (
-        f"error: the run is aborted: for {limit_s:g} s one call has held the lock of the Python interpreter, so that no timeout can end it "
+        f"error: this process is aborted: for {limit_s:g} s one call has held the lock of the Python interpreter, so that no timeout can end it "
         "(a regular expression with much backtracking, or a power of large integers?). The threads below show the call. "
-        "Give the code a limit of its own, or run the verifier in processes: {name: isolated, verifier: NAME}; then go on with --resume\n"
+        "Give the code a limit of its own, or run the verifier in processes: {name: isolated, verifier: NAME}. "
+        "A training run or an evaluation goes on with --resume\n"
     )
     os.write(2, message.encode())
     os.kill(pid, signal.SIGABRT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts.schema import build_parameters_schema, extract_docstring_summary
@@ -28,7 +28,7 @@ class FunctionTool(Tool):
     '5'
     """
 
-    examples = (ToolExample("add", {"a": 2, "b": 3}, "5"),)
+    examples: Sequence[ToolExample] = (ToolExample("add", {"a": 2, "b": 3}, "5"),)
 
     def __init__(self, *, function: Callable[..., Any] | str = add) -> None:
         """Set the function.
@@ -42,6 +42,7 @@ class FunctionTool(Tool):
         about = extract_docstring_summary(function.__doc__ or "")
         if not about:
             raise PluginError(f"the function {self.name} has no docstring; describe in it what the tool does, for the policy")
+        self.examples = self.examples if function is add else ()
         self._specs = (ToolSpec(self.name, about, build_parameters_schema(function)),)
 
     def specs(self) -> tuple[ToolSpec, ...]:

@@ -144,3 +144,15 @@ def test_a_tool_that_reads_data_of_its_world_says_where_to_give_it(tmp_path: Pat
     given = WORLDLY.replace("    examples", '    example_data = {"stock": {"lamp": 3}}\n    examples')
     (tmp_path / "given.py").write_text(given, "utf-8")
     assert list_failures(check_tool(f"{tmp_path / 'given.py'}:Stock")) == []
+
+
+def test_a_function_without_examples_is_checked_by_its_own_calls_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def vowels(text: str) -> int:\n"
+        '    """Count the vowels of a text.\n\n    Args:\n        text: the text.\n    """\n'
+        "    return sum(letter in 'aeiou' for letter in text)\n"
+    )
+    checks = list(run_checks(iter_tool_checks("function", {"function": f"{path}:vowels"})))
+    assert not [check for check in checks if not check.ok], checks
+    assert [check.name for check in checks if check.skipped and "examples" in check.detail]

@@ -139,7 +139,7 @@ def test_answers_that_cannot_be_read_are_shown() -> None:
     ("verifier", "reference", "text"),
     [
         ("numeric", "36", "There are 6 x 6 = 36 pens in total."),
-        ("quantity", "5 kg", "It weighs 5 kg, as it says."),
+        ("quantity", "5 kg", "5 kg 5 kg 7"),
         ("symbolic", "36", "36 36 36"),
     ],
 )

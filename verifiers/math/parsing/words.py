@@ -65,7 +65,11 @@ _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
 )
 
-
+_TEXT_OF_CHOICE = re.compile(
+    r"^(?:(?:option|choice)\s+([A-J]),\s+(?=[a-zA-Z]{3}|\d)|(?:(?:option|choice)\s+)?([A-J])(?:\s*[—–]\s*|\s+-\s+)(?=[a-zA-Z]{3}))",
+    re.IGNORECASE,
+)
+"""A letter, a dash and the text of the option: `E — Hyperbola`; after the word option a comma will do: `option C, 29`."""
 _DENIAL_WORDS = re.compile(
     r"\b(?:wrong|incorrect|invalid|false|unless|except|versus|vs|rejected|eliminated|excluded|ruled|is impossible|tempting|trap"
     r"|(?<!all )but|if|instead|rather|almost|nearly|perhaps|maybe|possibly|unlikely|(?:no|never|minus|else)$)\b|n't\b",
@@ -132,9 +136,10 @@ def parse_choice(text: str) -> str | None:
     if len(text) > 300:
         return None
     shown = " ".join((_COMMAND.sub("", text).replace("}", "") if _COMMAND.search(text) else text).split())
-    match = _CHOICE.fullmatch(shown)
+    match = _CHOICE.fullmatch(_TEXT_OF_CHOICE.sub(lambda found: f"{found[1] or found[2]}: ", shown, count=1))
     if match is None:
         return None
+    shown = match[0]
     bracketed, bare = match[1], match[2]
     letter, rest = (bracketed or bare), match["rest"].strip(" .:~")
     if bare and not rest and not bare.isupper() and len(shown) == 1:
