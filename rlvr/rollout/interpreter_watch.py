@@ -47,6 +47,7 @@ class InterpreterWatch:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._limits: list[float] = []
+        self._never = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         if not Path("/proc/self/stat").exists():
             return
@@ -70,7 +71,7 @@ class InterpreterWatch:
 
     def _send_beats(self) -> None:
         while self._send_beat():
-            time.sleep(BEAT_INTERVAL_S)
+            self._never.wait(BEAT_INTERVAL_S)
 
     def _send_beat(self) -> bool:
         if self._process is None or self._process.stdin is None:
