@@ -108,7 +108,8 @@ def make_unknown_column_error(columns: Sequence[str], setting: str, source_name:
     names = QUESTION_COLUMNS if setting == "question" else (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS)
     return ConfigError(
         f"{source_name} has no column that is known to be the {setting} ({', '.join(names)}); it has {_format_columns(columns)}. "
-        f"Name one: {setting}=COLUMN, or a template such as {setting}='... {{COLUMN}} ...'"
+        f"Name one by the environment's setting {setting}: a column, or a template such as '... {{COLUMN}} ...' "
+        f"(env.{setting}=COLUMN for rlvr train, --set {setting}=COLUMN for rlvr eval, make_env(data, {setting}=...) in Python)"
     )
 
 

@@ -21,8 +21,8 @@ from rlvr.config.config import RunConfig, find_recipes, validate_config
 from rlvr.config.data_source import HUB_PREFIX, is_data_source
 from rlvr.config.overrides import apply_overrides
 from rlvr.conformance.gold_check import check_references
-from rlvr.errors import ConfigError, NotFound
-from rlvr.registry.plugins import build_from_config, list_entries
+from rlvr.errors import ConfigError, NotFound, format_suggestion
+from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
 
 RECIPE_FILE = "recipe.yaml"
 GOLD_CHECK_S = 10.0
@@ -85,6 +85,10 @@ def prepare_data_run(
     """Prepare a run on a data file: check the data, write the recipe into the run folder; return the configuration and the folder."""
     own = apply_overrides({}, overrides)
     asked = own.get("env") if isinstance(own.get("env"), dict) else {}
+    for key in own.keys() - RunConfig.model_fields.keys():
+        of_data = key in get_parameters(load_factory("env", "dataset"))
+        hint = f"write env.{key}=..., it is a setting of the data" if of_data else format_suggestion(key, RunConfig.model_fields)
+        raise ConfigError(f"there is no key {key!r}; {hint}")
     env = {
         "name": "dataset",
         "path": data,

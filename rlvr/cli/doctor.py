@@ -60,7 +60,30 @@ def run_doctor(*, json: bool) -> int:
         *_check_plugins(),
         _check_disk(),
     ]
-    return _print_findings(findings, json=json)
+    code = _print_findings(findings, json=json)
+    if not json:
+        screen.make_stdout_console().print(describe_abilities(findings), soft_wrap=True)
+    return code
+
+
+def describe_abilities(findings: Sequence[Finding]) -> str:
+    """Say in one sentence what can be done on this machine.
+
+    >>> describe_abilities([Finding("torch", "missing", "", ""), Finding("sandbox docker", "ok", "")])
+    'Ready for: verifying and evaluating endpoints; judging code that a model wrote. Not for: training (install rlvr[train]).'
+    """
+    states = {finding.name: finding.state for finding in findings}
+    can = ["verifying and evaluating endpoints"]
+    cannot = []
+    if all(states.get(name) == "ok" for name in ("torch", "transformers", "accelerate")):
+        can.append("training on an accelerator" if states.get("accelerator") == "ok" else "training small models on the CPU")
+    else:
+        cannot.append("training (install rlvr[train])")
+    if states.get("sandbox docker") == "ok":
+        can.append("judging code that a model wrote")
+    else:
+        cannot.append("judging code that a model wrote (needs a container engine)")
+    return f"Ready for: {'; '.join(can)}." + (f" Not for: {'; '.join(cannot)}." if cannot else "")
 
 
 def check_cluster(cluster_option: str, *, json: bool) -> int:

@@ -205,8 +205,15 @@ class Trainer(Hinted):
             """The last of the best steps so far; the newest checkpoint up to this step is kept."""
             if place is not None:
                 self.restore(place)
+                if repeat_from is None:
+                    steps = f"step {self.num_completed_steps} of {self.num_steps}"
+                    self._print(f"resumed from {place} after {steps}; later steps of the log are repeated")
             else:
                 self.sync_weights()
+                if not is_new and repeat_from is None:
+                    self._print(
+                        f"{folder} has no checkpoint yet (log.save_every is {config.log.save_every}): the run starts at step 1 again"
+                    )
             self._repeats, self._is_closed = repeat_from is not None, False
             self._resources = outer.pop_all()
 
