@@ -17,16 +17,26 @@ MAX_LINE_CHARS = 400
 
 _SENTENCE_BREAK = re.compile(r"(?<!\bi\.e)(?<!\be\.g)[.!?](?=\s+\S)|[。！？](?=\s*\S)")
 _VETO = re.compile(
-    r"\?|n't\b|n’t\b|\b(?:not|no|nor|neither|never|cannot|or|either|if|unless|whether|assum\w*|suppos\w*|let|say|wrong\w*|incorrect\w*|mistak\w*"
-    r"|false|guess\w*|maybe|perhaps|probably|possibl[ey]|may|might|could|would|seems?|appears?|but|however|although|instead|rather|while|whereas"
+    r"\?|n't\b|n’t\b|[~⁓≈∼\u0335-\u0338]|^each\b|^the\s+(?:question|problem)\b|\b(?:not|no|nor|neither|never|cannot|or|either|if|unless|whether|assum\w*|suppos\w*|let|say|wrong\w*|incorrect\w*|mistak\w*"
+    r"|false|guess\w*|maybe|perhaps|probably|possib\w+|(?-i:may)|might|could|would|seems?|appears?|but|however|although|instead|rather|while|whereas"
     r"|approximat\w*|estimat\w*|about|around|nearly|almost|roughly|bound\w*|at\s+(?:least|most)|up\s+to|under|over|between|(?:more|less|fewer|greater"
     r"|larger|smaller|higher|lower|other)\s+than|first|(?<!per\s)second|third|next|previous\w*|earlier|initial\w*|start(?:s|ed)?|beg[aiu]ns?|originally"
-    r"|try|tried|check\w*|verif\w*|compare\w*|consider\w*|given|find|need\w*|wants?|(?:step|problem|question|exercise|example|case|equation|theorem"
+    r"|try|tried|check\w*|verif\w*|compare\w*|consider\w*|given|find|we\s+need|wants?|doubt\w*|fail\w*|far|close|too|missing|negative|some|more$|asked|in\s+fact"
+    r"|(?:say|claim|believe|state|think|suggest|report)s?|said|claimed|believed|stated|thought|according|I|me|my|divid\w*|multipl[iy]\w*|subtract\w*"
+    r"|substitut\w*|(?:step|problem|question|exercise|example|case|equation|theorem"
     r"|part|method|line|page|figure|chapter|option)\s+\(?\d|note|remember|recall|hint|verifier|grader|score\w*|reward\w*|wait|actually|another|alternativ\w*"
     r"|naive|half|twice|double|triple|reciprocal|opposite|inverse|complement|factor|multiple)\b",
     re.IGNORECASE,
 )
-_NUMBER_WORD = re.compile(r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|hundred|thousand)\b", re.IGNORECASE)
+_NUMBER_WORD = re.compile(
+    r"\b(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|dozen|hundred|thousand)\b",
+    re.IGNORECASE,
+)
+_HIDDEN = re.compile(
+    r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]|[a-zA-Z][\u0370-\u03ff\u0400-\u04ff]|[\u0370-\u03ff\u0400-\u04ff][a-zA-Z]{2}"
+)
+"""Characters that cannot be seen, and letters of two alphabets in one word, which may hide a word of denial."""
 _CLAUSE = re.compile(
     r"(?:[,;]\s*(?:(?:and\s+)?(?:so|thus|hence|therefore)\b(?:\s+that)?|which\s+(?:gives|is|means)|giving|we\s+get)|;|(?<=[a-zA-Z]):(?=\s)|\bi\.e\.|→|⇒|\\(?:to|Rightarrow|implies)\b)"
     r"[,\s]*",
@@ -37,7 +47,7 @@ _FORMULA = re.compile(r"\$([^$\n]{1,300})\$|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\
 _NUMERAL = re.compile(
     r"(?<![\w.,/^_√(\[{·×*+|=<>:-])(?P<sign>[-−+]?)(?P<currency>[$€£]?)(?P<digits>\d{1,3}(?:,\d{3})+|\d+)(?P<fraction>\.\d+|/\d+|:\d\d)?"
     r"(?P<unit>\s?[%°](?:\s?[CF]\b)?|\s(?!(?:of|in|at|on|to|for|from|by|more|less|left|and|is|are|was|were|per|each|every|with|after|before|when|than|as|the|an?)\b)"
-    r"[a-zA-Z]+[²³]?)?(?![²³\w/^_√π(!·×*+=|<>)\]}∞-])"
+    r"[a-zA-Z]+[²³]?)?(?!\s?[a-zA-Z]+\s?/)(?![²³\w/^_√π(!·×*+=|<>)\]}∞-])"
 )
 """A numeral that is no part of a formula, with a word after it that may be its unit."""
 _VERB = re.compile(
@@ -72,9 +82,11 @@ def extract_last_sentence(text: str) -> Extraction:
     if not line or len(line) > MAX_LINE_CHARS or not ("=" in line or line.endswith((".", "!", "。", "**", "$", ")", "]"))):
         return NOTHING  # cut off, perhaps
     sentence = _SENTENCE_BREAK.split(line.replace("**", ""))[-1].strip().rstrip(".!。 ")
-    if _VETO.search(_FORMULA.sub(" ", sentence)) or len(sentence.split()) < 2:
+    if _VETO.search(_FORMULA.sub(" ", sentence)) or _HIDDEN.search(line) or len(sentence.split()) < 2:
         return NOTHING
     clause = _CLAUSE.split(sentence)[-1].strip()
+    if _NUMBER_WORD.search(_FORMULA.sub(" ", sentence)):
+        return NOTHING
     value = _find_stated_value(clause)
     before = sentence[: sentence.rfind(value)] if value else ""
     if not value or is_denied(before, sentence[len(before) + len(value) :]) or re.match(r"\(?[A-J]\)", sentence):
@@ -110,11 +122,11 @@ def _find_stated_value(clause: str) -> str:
     formulas = list(_FORMULA.finditer(clause))
     prose = _FORMULA.sub(" ", clause)
     if formulas:
-        return formulas[0][0] if len(formulas) == 1 and not re.search(r"\d", prose) and not _NUMBER_WORD.search(prose) else ""
+        return formulas[0][0] if len(formulas) == 1 and not re.search(r"\d", prose) else ""
     numerals = list(_NUMERAL.finditer(clause))
     if len(numerals) == 1 and len(re.findall(r"\d+(?:[.,:/]\d+)*", clause)) == 1 and not re.search(r"[=√π^<>≤≥∈]", clause):
         is_stated = numerals[0].start() == 0 or _STATES.search(clause[: numerals[0].start()]) is not None
-        return _trim_words(numerals[0][0].strip()) if is_stated and not _NUMBER_WORD.search(clause) else ""
+        return _trim_words(numerals[0][0].strip()) if is_stated else ""
     verb = _VERB.match(clause)
     if verb is not None and _VALUE_START.match(clause[verb.end() :]):
         return _trim_words(clause[verb.end() :])
