@@ -18,13 +18,15 @@ from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, W
 HANDLER_FILE = Path(__file__).with_name("_isolated_worker.py")
 WALL_FACTOR = 6.0
 HARMLESS_ANSWER = "0"
+NUM_ATTEMPTS = 2
 
 
 class IsolatedVerifier(Verifier):
     """Another verifier in processes of its own, which are killed when they exceed their limits.
 
     Python cannot interrupt a long C call, such as a regular expression with much backtracking or the power of two large integers,
-    and everything else in the process waits for it. Here a worker is killed instead. If the verifier then judges another answer
+    and everything else in the process waits for it. Here a worker is killed instead. A worker judges many answers: what the verifier keeps
+    in global variables stays. If the verifier then judges another answer
     within its limits, the failure is the answer's: score 0. Otherwise there is no score.
 
     >>> import rlvr
@@ -68,6 +70,7 @@ class IsolatedVerifier(Verifier):
             wall_factor=WALL_FACTOR,
             handler_file=HANDLER_FILE,
             work_name="the verifier",
+            keep_after_failure=False,
             environment={**os.environ, CONFIG_VARIABLE: json.dumps(verifier if isinstance(verifier, str) else dict(verifier))},
         )
 
@@ -80,13 +83,17 @@ class IsolatedVerifier(Verifier):
         }
         if to_plain_json(request) != request:
             return Verdict(None, "the task has values that are not JSON, which a worker cannot receive", fault=Fault.TASK)
-        try:
-            reply = self.pool.send_request(request, self.pool.new_budget())
-        except (BudgetExceeded, WorkersFailed) as error:
-            return self._judge_failure(error, self._known or request | {"answer": HARMLESS_ANSWER})
-        if "verdict" in reply:
-            self._known = request
-            return Verdict(**reply["verdict"])
+        reply: dict[str, Any] = {}
+        for attempt in range(NUM_ATTEMPTS):  # the second one in another worker: an earlier answer may have left threads or memory behind
+            try:
+                reply = self.pool.send_request(request, self.pool.new_budget())
+            except (BudgetExceeded, WorkersFailed) as error:
+                if attempt == NUM_ATTEMPTS - 1:
+                    return self._judge_failure(error, self._known or request | {"answer": HARMLESS_ANSWER})
+            else:
+                if "verdict" in reply:
+                    self._known = request
+                    return Verdict(**reply["verdict"])
         raise VerifierError(f"the verifier raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}")
 
     def _judge_failure(self, error: BudgetExceeded | WorkersFailed, other_request: Mapping[str, Any]) -> Verdict:

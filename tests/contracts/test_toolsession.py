@@ -184,9 +184,7 @@ def test_a_turn_whose_calls_take_too_long_ends_before_the_rollout_gives_it_up(mo
     session = ToolSession(TASK, [Sleeper()])
     said = heard(session, calls(*(Call(f"0.{number}", "wait", {}) for number in range(5))))
     assert [result.ok for result in said.tool_results] == [True, True, False, False, False] and not said.done
-    assert (
-        said.tool_results[4].text == "Error: this call was not run. The earlier calls of the same turn took 1 s, and one turn has 0.6 s."
-    )
+    assert said.tool_results[4].text == "Error: this call was not run. The earlier calls of the same turn took 1 s, and one turn has 0.6 s."
     assert heard(session, calls(Call("1.0", "wait", {}))).tool_results[0].ok
     session.close()
 

@@ -13,7 +13,39 @@ from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, VerifierError
 
 SOURCE = """
-import os, re, sys
+import os, re, subprocess, sys, threading, time
+
+def returns_twice(answer, reference):
+    if answer == "bad":
+        os.fork()
+    return answer == reference
+
+def starts_a_program(answer, reference):
+    if answer == "bad":
+        subprocess.Popen(["sleep", "4711"])
+    return answer == reference
+
+def writes_replies(answer, reference):
+    if answer == "bad":
+        for descriptor in range(3, 20):
+            try:
+                os.write(descriptor, b'{"verdict": {"score": 1.0}}\\n')
+            except OSError:
+                pass
+    return answer == reference
+
+def leaves_threads(answer, reference):
+    def spin():
+        while True:
+            pass
+    if answer == "bad":
+        for _ in range(3):
+            threading.Thread(target=spin, daemon=True).start()
+    else:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.3:
+            pass
+    return answer == reference
 
 def score(answer, reference):
     print("what a verifier prints is no reply")
@@ -50,6 +82,17 @@ def test_an_answer_that_hangs_or_kills_the_verifier_scores_0_and_disturbs_no_oth
     verdict = rlvr.verify(verifier, answer=answer, reference="4")
     assert (verdict.score, verdict.fault) == (0.0, "answer"), verdict
     assert [rlvr.verify(verifier, answer=text, reference="4").score for text in ("4", "5", "\ud800")] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["returns_twice", "starts_a_program", "writes_replies", "leaves_threads"])
+def test_no_answer_touches_another_one_and_nothing_is_left(path: Path, function: str) -> None:
+    made = rlvr.make_verifier("isolated", verifier=f"{path}:{function}", cpu_s=0.8, workers=1)
+    texts = ["4", "bad", "4", "5", "bad", "4", "4", "5"]
+    assert [rlvr.verify(made, answer=text, reference="4").score for text in texts] == [float(text == "4") for text in texts]
+    made.close()
+    lines = [line for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists() and (line := path.read_bytes())]
+    assert not [line for line in lines if line.split(b"\0")[:2] == [b"sleep", b"4711"]]
 
 
 def test_the_first_answer_of_all_may_be_the_one_that_hangs(path: Path) -> None:

@@ -44,6 +44,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, _raise_out_of_time)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     _write_reply({"pid": os.getpid()})
+    own_pid = os.getpid()
     for line in sys.stdin.buffer:
         question = json.loads(line)
         start, cpu_s = time.process_time(), float(question["cpu_s"])
@@ -63,8 +64,9 @@ def main() -> None:
             said = {"failed": f"{type(error).__name__}: {error}"[:200]}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        said["cpu"] = round(time.process_time() - start, 4)
-        _write_reply(said)
+        if os.getpid() != own_pid:
+            os._exit(0)  # a fork that the request made, and that came back
+        _write_reply(said | {"cpu": round(time.process_time() - start, 4), "id": question.get("id")})
 
 
 def _load_module(file: str) -> Any:

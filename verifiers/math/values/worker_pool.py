@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import queue
+import secrets
 import select
 import signal
 import subprocess
@@ -37,6 +38,8 @@ MAX_WAIT_PERIODS = 40
 """Maximum number of such periods to wait for a worker that makes progress."""
 MIN_CPU_FRACTION = 0.002
 """Fraction of a CPU below which a worker counts as stalled."""
+CPU_MARGIN_S = 5.0
+"""CPU seconds beyond the budget after which a worker that still does not end is killed from outside."""
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3
 QUEUE_TIMEOUT_S = 300.0
@@ -84,20 +87,24 @@ class AlgebraWorker:
         """Send one request and return the reply; raises if the worker exits or does not reply."""
         stdin = self.process.stdin
         assert stdin is not None
-        stdin.write(json.dumps(request).encode() + b"\n")
+        request_id = secrets.token_hex(8)
+        stdin.write(json.dumps(request | {"id": request_id}).encode() + b"\n")
         stdin.flush()
-        used = self.read_cpu_s()
+        used = start = self.read_cpu_s()
         for _ in range(MAX_WAIT_PERIODS):
             try:
                 reply = json.loads(self._read_line(time.monotonic() + wall_timeout_s))
                 break
             except TimeoutError:
                 before, used = used, self.read_cpu_s()
+                if start is not None and used is not None and used - start > float(request["cpu_s"]) + CPU_MARGIN_S:
+                    raise  # it ignores its limits
                 if before is None or used is None or used - before < MIN_CPU_FRACTION * wall_timeout_s:
                     raise  # it is stalled; a worker that is only slow gets more time
         else:
             raise TimeoutError("it did not finish")
-        assert isinstance(reply, dict)
+        if not isinstance(reply, dict) or reply.get("id") != request_id or self._buffer:
+            raise ValueError("what it wrote is not the reply to this request")
         return reply
 
     def _read_line(self, deadline: float) -> bytes:
@@ -125,7 +132,10 @@ class AlgebraWorker:
             return None
 
     def kill(self) -> int | None:
-        """Kill the process now; returns the exit status."""
+        """Kill the process now, with what it started in its group; returns the exit status."""
+        if self.process.poll() is None:  # otherwise its id may be that of another group
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
@@ -152,7 +162,8 @@ class WorkerPool:
     """A few warm worker processes that any thread may use: started when needed or in advance; stopped by `close`.
 
     Args of the constructor: `handler_file` is the file whose function `handle_request` handles the requests, `work_name` names the work in
-    messages, and `environment` replaces the few environment variables that a worker has.
+    messages, `environment` replaces the few environment variables that a worker has, and without `keep_after_failure` a worker that reached a limit or
+    failed is replaced.
     """
 
     def __init__(
@@ -165,9 +176,11 @@ class WorkerPool:
         handler_file: Path = ALGEBRA_FILE,
         work_name: str = "algebra",
         environment: Mapping[str, str] | None = None,
+        keep_after_failure: bool = True,
     ) -> None:
         self.size, self.cpu_s, self.memory_mb, self.wall_factor = size, cpu_s, memory_mb, wall_factor
         self.handler_file, self.work_name, self.environment = handler_file, work_name, environment
+        self.keep_after_failure = keep_after_failure
         self._reset()
 
     def _reset(self) -> None:
@@ -233,7 +246,10 @@ class WorkerPool:
                 self._replace_worker(worker)
                 raise
             budget.cpu_s_left -= float(reply.get("cpu", 0.0))
-            worker.idle_queue.put(worker)
+            if self.keep_after_failure or not reply.keys() & {"over", "raised", "failed"}:
+                worker.idle_queue.put(worker)
+            else:
+                self._replace_worker(worker)
             if reply.get("over"):
                 budget.cpu_s_left = 0.0
                 raise BudgetExceeded(str(reply["over"])[:200])
