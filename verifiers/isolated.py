@@ -25,9 +25,9 @@ class IsolatedVerifier(Verifier):
     """Another verifier in processes of its own, which are killed when they exceed their limits.
 
     Python cannot interrupt a long C call, such as a regular expression with much backtracking or the power of two large integers,
-    and everything else in the process waits for it. Here a worker is killed instead. A worker judges many answers: what the verifier keeps
-    in global variables stays. If the verifier then judges another answer
-    within its limits, the failure is the answer's: score 0. Otherwise there is no score.
+    and everything else in the process waits for it. Here a worker is killed instead. If the verifier then judges another answer within
+    its limits, the failure is the answer's: score 0. Otherwise there is no score. A worker judges many answers, so what the verifier
+    keeps in global variables stays.
 
     >>> import rlvr
     >>> rlvr.verify(rlvr.make_verifier("isolated", verifier="numeric"), answer="4.0", reference="4").score

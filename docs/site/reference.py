@@ -29,7 +29,8 @@ PLUGINS = {
 MODULES = (
     "__init__", "task", "turns", "episode", "errors",
     "contracts/environment", "contracts/session", "contracts/verifier", "contracts/tool", "contracts/sandbox", "contracts/sampler",
-    "contracts/algorithm", "api", "mdp/env", "mdp/token_mdp", "mdp/vector", "rollout/rollout", "training/trainer", "training/callbacks",
+    "contracts/algorithm", "contracts/tokenizer", "contracts/toolsession", "contracts/sandbox_files_session",
+    "api", "mdp/env", "mdp/token_mdp", "mdp/vector", "rollout/rollout", "training/trainer", "training/callbacks",
     "training/update/learner", "runs/run", "evaluation/evaluate", "evaluation/report", "evaluation/statistics", "evaluation/compare",
     "evaluation/rescore", "evaluation/export", "viewer/view", "rollout/replay", "conformance/__init__", "conformance/audit/audit",
     "registry/plugins", "integrations/trl", "integrations/verl", "integrations/openrlhf", "integrations/skyrl", "integrations/texts",
@@ -159,13 +160,16 @@ def parse(module: str) -> ast.Module:
 
 
 def imported(module: str) -> list[tuple[str, str]]:
-    """The module and the name of everything that the file of a package imports from rlvr and offers."""
-    found = []
-    for node in ast.walk(parse(module)):
+    """The module and the name of everything in `__all__` of a package."""
+    tree, found = parse(module), dict[str, str]()
+    offered = next(
+        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlvr."):
             source = (node.module or "").removeprefix("rlvr.").replace(".", "/")
-            found += [(source, name.name) for name in node.names if not name.asname]
-    return sorted(found, key=lambda pair: pair[1])
+            found |= {name.name: source for name in node.names if name.name in offered}
+    return [(source, name) for name, source in sorted(found.items())]
 
 
 def names_of_rlvr() -> str:

@@ -16,16 +16,35 @@ NOTHING = Extraction(None, "the last sentence states no single value")
 MAX_LINE_CHARS = 400
 
 _SENTENCE_BREAK = re.compile(r"(?<!\bi\.e)(?<!\be\.g)[.!?](?=\s+\S)|[。！？](?=\s*\S)")
+VETO_WORDS = (
+    ("a denial", r"not|no|nor|neither|never|cannot|wrong\w*|incorrect\w*|mistak\w*|false|doubt\w*|fail\w*|far|too|missing|instead|rather"),
+    ("a choice or a contrast", r"or|either|but|however|although|while|whereas|wait|actually|in\s+fact|another|alternativ\w*"),
+    ("a guess", r"guess\w*|maybe|perhaps|probably|possib\w+|(?-i:may)|might|could|would|seems?|appears?"),
+    ("a condition", r"if|unless|whether|provided|assum\w*|suppos\w*|let|given"),
+    (
+        "a bound or an approximation",
+        r"approximat\w*|estimat\w*|about|around|nearly|almost|roughly|close|some|bound\w*|at\s+(?:least|most)|up\s+to|under|over|between"
+        r"|(?:more|less|fewer|greater|larger|smaller|higher|lower|other)\s+than|more$",
+    ),
+    (
+        "a claim of others, or the writer",
+        r"(?:say|claim|believe|state|think|suggest|report)s?|said|claimed|believed|stated|thought|according|I|me|my|asked|naive",
+    ),
+    (
+        "a value on the way",
+        r"first|(?<!per\s)second|third|next|previous\w*|earlier|initial\w*|start(?:s|ed)?|beg[aiu]ns?|originally|try|tried|check\w*|verif\w*|compare\w*"
+        r"|consider\w*|find|we\s+need|wants?|divid\w*|multipl[iy]\w*|subtract\w*|substitut\w*|note|remember|recall|hint",
+    ),
+    ("another value than the answer", r"negative|half|twice|double|triple|reciprocal|opposite|inverse|complement|factor|multiple"),
+    (
+        "the number of something",
+        r"(?:step|problem|question|exercise|example|case|equation|theorem|part|method|line|page|figure|chapter|option)\s+\(?\d",
+    ),
+    ("words to a judge", r"verifier|grader|score\w*|reward\w*"),
+)
+"""Words after which a sentence states no answer: (what they show, pattern)."""
 _VETO = re.compile(
-    r"\?|n't\b|n’t\b|[~⁓≈∼\u0335-\u0338]|^each\b|^the\s+(?:question|problem)\b|\b(?:not|no|nor|neither|never|cannot|or|either|if|unless|whether|assum\w*|suppos\w*|let|say|wrong\w*|incorrect\w*|mistak\w*"
-    r"|false|guess\w*|maybe|perhaps|probably|possib\w+|(?-i:may)|might|could|would|seems?|appears?|but|however|although|instead|rather|while|whereas"
-    r"|approximat\w*|estimat\w*|about|around|nearly|almost|roughly|bound\w*|at\s+(?:least|most)|up\s+to|under|over|between|(?:more|less|fewer|greater"
-    r"|larger|smaller|higher|lower|other)\s+than|first|(?<!per\s)second|third|next|previous\w*|earlier|initial\w*|start(?:s|ed)?|beg[aiu]ns?|originally"
-    r"|try|tried|check\w*|verif\w*|compare\w*|consider\w*|given|find|we\s+need|wants?|doubt\w*|fail\w*|far|close|too|missing|negative|some|more$|asked|in\s+fact"
-    r"|(?:say|claim|believe|state|think|suggest|report)s?|said|claimed|believed|stated|thought|according|I|me|my|divid\w*|multipl[iy]\w*|subtract\w*"
-    r"|substitut\w*|(?:step|problem|question|exercise|example|case|equation|theorem"
-    r"|part|method|line|page|figure|chapter|option)\s+\(?\d|note|remember|recall|hint|verifier|grader|score\w*|reward\w*|wait|actually|another|alternativ\w*"
-    r"|naive|half|twice|double|triple|reciprocal|opposite|inverse|complement|factor|multiple)\b",
+    rf"\?|n't\b|n’t\b|[~⁓≈∼\u0335-\u0338]|^each\b|^the\s+(?:question|problem)\b|\b(?:{'|'.join(pattern for _, pattern in VETO_WORDS)})\b",
     re.IGNORECASE,
 )
 _NUMBER_WORD = re.compile(
