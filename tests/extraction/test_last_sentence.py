@@ -43,6 +43,14 @@ NOT_FOUND = [
     "**41**\n\n**42**",
     "We add.\nThe total is 12 because",
     "It is 12.\nNo more work is done here.",
+    "Now we know.\nI doubt that it will take her 5 days.",
+    "Now we know.\nIt takes her ~5 days.",
+    "Now we know.\nIt takes her negative 5 days.",
+    "Now we know.\nMy friend says that it takes her 5 days.",
+    "Now we know.\nIt will n\u200bot take her 5 days.",
+    "Now we know.\nIt will n\u043et take her 5 days.",
+    "Now we divide.\nEach chapter takes her 5 days.",
+    "Now we divide both sides.\nThe speed is 60 km/h too low.",
 ]
 
 
