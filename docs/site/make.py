@@ -32,7 +32,7 @@ MENU = {
         "reference/samplers", "reference/tools", "reference/algorithms", "glossary", "stability",
     ],
     "Explanation": ["architecture", "verdicts", "exactness", "statistics", "sandbox", "cluster", "compared"],
-    "Python reference": ["reference/python_*"],
+    "Python reference": ["reference/python_rlvr", "reference/python_*"],
 }  # fmt: skip
 COPIES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "envs/README.md": "envs.md", "verifiers/README.md": "verifiers.md"}
 """Pages outside of docs/, and their names in the site."""
