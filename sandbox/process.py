@@ -178,8 +178,10 @@ class ProcessSandbox(Sandbox):
         if trusted is not True:
             raise ConfigError(
                 "the process sandbox does not protect this machine's files from untrusted code; use the docker sandbox, or, for code that "
-                "you would run yourself, set trusted=True: an environment takes --set 'sandbox={name: process, trusted: true}', "
-                "`rlvr check sandbox process` takes --set trusted=true"
+                "you would run yourself, set trusted=True. In Python: sandbox={'name': 'process', 'trusted': True}. On the command line: "
+                "--set 'sandbox={name: process, trusted: true}', where the plugin has a setting `sandbox`; "
+                "--set 'verifier={name: unit_tests, sandbox: {name: process, trusted: true}}', where its verifier has it; "
+                "--set trusted=true for `rlvr check sandbox process`"
             )
         if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
             raise ConfigError(f"process sandbox: processes is {processes!r}; 0 (one for each processor) or more is required")

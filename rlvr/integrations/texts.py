@@ -86,9 +86,9 @@ class FinalTextVerifier:
         if isinstance(env_or_verifier, Environment):
             require_single_turn(env_or_verifier, "verify a single text")
         elif not isinstance(env_or_verifier, Verifier):
+            made = repr(env_or_verifier) if isinstance(env_or_verifier, str) else "'numeric'"
             raise ConfigError(
-                f"{env_or_verifier!r:.80} is no environment or verifier; give an rlvr.Environment or an rlvr.Verifier, "
-                "such as rlvr.make_env('gsm8k')"
+                f"{env_or_verifier!r:.80} is no environment or verifier; write rlvr.make_verifier({made:.80}) or rlvr.make_env({made:.80})"
             )
         self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
         self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None
