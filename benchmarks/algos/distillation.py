@@ -4,11 +4,11 @@
         [--seeds 0 1 2] [--kinds grpo sampled reverse_kl forward_kl both] [--picture docs/pictures/distillation.svg]
 
 The teacher is the model of a finished run on the same task (`rlvr train quickstart`, or a run of `benchmarks.algos.curves` for `--task
-reverse`). The student has about 100,000 parameters. Each seed has one warm start, from which every kind continues with the same
+reverse`). The student has about 100,000 parameters. Each seed has one warmup, from which every kind continues with the same
 batches. The learning rates differ: a teacher's advantage at every token bears a higher one than a score for each answer. One run after
 another, each in a process of its own; a run that is finished in --out is not repeated. One JSON line a run: `steps`, `cpu` and
 `seconds` until the held-out accuracy is within --near of the teacher's, null if it never is. The CPU seconds and the seconds of the
-clock are those of sampling, judging and learning; measurements, start and warm start are not counted. Another load on the machine
+clock are those of sampling, judging and learning; measurements, start and warmup are not counted. Another load on the machine
 changes the seconds of the clock, so the CPU seconds (with one thread) are compared. Exit code 1 unless every kind with the teacher is
 there before `grpo` in every seed, in steps and in CPU seconds.
 """
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--rate-alone", type=float, default=3e-4, help="that of GRPO: the quickstart's; at 1e-3 its reward falls to 0")
     parser.add_argument("--minibatches", type=int, default=1, help="optimizer steps in each step with the teacher")
     parser.add_argument("--minibatches-alone", type=int, default=1, help="and of GRPO")
-    parser.add_argument("--until", type=float, default=0.25, help="the greedy accuracy at which the warm start of the student ends")
+    parser.add_argument("--until", type=float, default=0.25, help="the greedy accuracy at which the warmup of the student ends")
     parser.add_argument("--every", type=int, default=20, help="steps between two measurements of the accuracy")
     parser.add_argument("--near", type=float, default=0.03, help="how far below the teacher's accuracy counts as reached")
     parser.add_argument("--picture", type=Path)

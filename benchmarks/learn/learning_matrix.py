@@ -5,7 +5,7 @@
 A run stops as soon as the mean reward of its last five steps is above 0.9, or when its steps are used up. With the sign of every
 advantage reversed it must fail: it stops once that mean is below half of the initial reward. Each result is appended to the
 file immediately; the same command resumes where it stopped, and ends with the table. The runs of one seed on the quickstart share
-their warm start, which continues until half of the answers are right (the recipe stops at a quarter): the slow start is the
+their warmup, which continues until half of the answers are right (the recipe stops at a quarter): the slow start is the
 same for all of them and does not distinguish them. Two processes of one thread each; the first seed of every cell runs first.
 Exit code 1 if a preset does not learn.
 """
@@ -64,7 +64,7 @@ def order(worlds: list[str], presets: list[str], seeds: int) -> Iterator[Cell]:
 
 
 def quickstart_config(seed: int, *, preset: str = "grpo", warm: Path | None = None) -> Any:
-    """The quickstart's configuration, with its own warm start or from the weights of one."""
+    """The quickstart's configuration, with its own warmup or from the weights of one."""
     from rlvr.config.config import load_config, validate_config
 
     data = load_config("quickstart", [f"seed={seed}", f"sft_warmup.target_accuracy={WARM_UNTIL}"]).model_dump() | {
@@ -85,7 +85,7 @@ def components_of(seed: int, stack: ExitStack, *, warm: Path | None = None) -> A
 
 
 def warm_up(seed: int, folder: Path) -> None:
-    """The shared warm start of one seed."""
+    """The shared warmup of one seed."""
     import torch
     from rich.console import Console
 
@@ -95,7 +95,7 @@ def warm_up(seed: int, folder: Path) -> None:
     torch.set_num_threads(2)
     with ExitStack() as stack:
         components = components_of(seed, stack)
-        with ProgressReporter(Console(stderr=True), "warm start", components.config.sft_warmup.steps) as work:
+        with ProgressReporter(Console(stderr=True), "warmup", components.config.sft_warmup.steps) as work:
             components = run_sft_warmup(components, components.config.sft_warmup, work)
         components.model.save_pretrained(folder)
 

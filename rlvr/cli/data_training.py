@@ -179,7 +179,7 @@ def detect_machine_kind() -> str:
 
 
 def make_model_overrides(model: str) -> list[str]:
-    """Make the overrides for `--model`: the model with its own tokenizer and without a warm start.
+    """Make the overrides for `--model`: the model with its own tokenizer and without a warmup.
 
     >>> make_model_overrides("")
     []

@@ -32,7 +32,7 @@ class PairedTest:
     high: float
     p: float
     test: str
-    """The test of `p`: `sign flips`, or `compute_mcnemar_p` (exact) if every task has one yes or no on each side."""
+    """The test of `p`: `sign flips`, or `mcnemar` (exact) if every task has one yes or no on each side."""
     detectable: float
     """The minimum detectable effect: the smallest true difference that this many tasks show in 4 of 5 comparisons."""
     wins: int

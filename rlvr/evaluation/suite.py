@@ -3,7 +3,7 @@
     - {env: gsm8k, tasks: 200}
     - {name: hard, env: {name: countdown, numbers: 6}, tasks: 100, split: test, max_new_tokens: 512}
 
-A suite is given by name (`rlvr list list_suites`), by path, by the name of a single environment, as a data file, or as the recipe of a
+A suite is given by name (`rlvr list suites`), by path, by the name of a single environment, as a data file, or as the recipe of a
 training run, which stands for the recipe's environment.
 """
 

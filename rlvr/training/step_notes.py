@@ -117,7 +117,7 @@ class UnusualMetricNotes(Callback):
         elif row.get("step/skipped") and row.get("reward", 0.0) is not None:  # if nothing was judged, the note on verdicts explains it
             found["skipped"] = (
                 f"step {step} changed nothing: in every group all answers scored the same, so there is no gradient. Other tasks "
-                "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warm start can give a spread"
+                "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warmup can give a spread"
             )
         elif row.get("advantage/std") and abs(row.get("loss", 1.0)) < 1e-6 < row.get("grad_norm", 0.0):
             found["loss"] = (
@@ -167,7 +167,7 @@ class UnusualMetricNotes(Callback):
             found["clipped"] = (
                 f"{clipped:.0%} of the answers of step {step} reached the length limit and were "
                 "judged as they were; raise rollout.max_new_tokens (and rollout.max_length, if that "
-                "is the limit), or teach the policy to stop with a warm start"
+                "is the limit), or teach the policy to stop with a warmup"
             )
         if row.get("unscored"):
             found["unscored"] = (

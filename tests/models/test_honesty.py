@@ -197,7 +197,7 @@ def test_a_wrong_sampler_stops_the_run_before_the_warm_start(tmp_path: Path, mon
     screen = io.StringIO()
     with pytest.raises(ConfigError, match="family llama cannot be trained: the sampler's tokens do not give the probabilities of a plain"):
         train(tiny_run(), out=tmp_path / "run", console=Console(file=screen))
-    assert "warm start" not in screen.getvalue() and not (tmp_path / "run").exists()
+    assert "warmup" not in screen.getvalue() and not (tmp_path / "run").exists()
 
 
 def test_a_sampler_that_fails_on_a_model_refuses_it_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_a_family_with_noise_of_its_own_has_the_gradient_of_evaluation_mode(
 def test_checkpointed_layers_are_computed_twice_and_copies_have_their_own() -> None:
     model = model_of("llama")
     enable_gradient_checkpointing(model)
-    enable_gradient_checkpointing(model)  # as a warm start and the training after it do
+    enable_gradient_checkpointing(model)  # as a warmup and the training after it do
     counts: list[int] = []
     model.model.layers[0].self_attn.register_forward_hook(lambda *_: counts.append(1))
     ids = torch.arange(1, 6)[None]
