@@ -91,7 +91,7 @@ class ServiceWorker:
         for verifier in self.verifiers.values():
             verifier.check_ready()
         told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if has_batch_verify(v)]}).encode()
-        self.send(b"R 0 %d\n" % len(told) + told)
+        self.send_to_server(b"R 0 %d\n" % len(told) + told)
         Thread(target=self._run_watchdog, name="watch", daemon=True).start()
         keys = 0
         while head := stream.readline().split():
@@ -111,7 +111,7 @@ class ServiceWorker:
                     self.abandoned_calls.discard(int(head[1]))
         self.stopping.set()
 
-    def send(self, message: bytes) -> None:
+    def send_to_server(self, message: bytes) -> None:
         """Send a message to the server."""
         with self.send_lock:
             try:
@@ -195,7 +195,7 @@ class ServiceWorker:
 
     def _send_lines(self, chunk: WorkerChunk, row: int, seconds: float, lines: Sequence[bytes]) -> None:
         body = b"\n".join([*lines, b""])
-        self.send(b"V %d %d %d %.6f %d\n" % (chunk.number, row, len(lines), seconds, len(body)) + body)
+        self.send_to_server(b"V %d %d %d %.6f %d\n" % (chunk.number, row, len(lines), seconds, len(body)) + body)
 
     def _run_call(self, number: int, line: bytes) -> None:
         body: dict[str, Any] = {}
@@ -212,7 +212,7 @@ class ServiceWorker:
         if left and body.get("what") == "open" and "error" not in said:  # the client already got a timeout, so the session has no owner
             self.session_host.handle_request({"what": "drop", "session": body["session"]})
         told = dumps(said, default=str).encode()
-        self.send(b"R %d %d\n" % (number, len(told)) + told)
+        self.send_to_server(b"R %d %d\n" % (number, len(told)) + told)
 
     # ---- time
 
@@ -241,7 +241,7 @@ class ServiceWorker:
                 os._exit(1)
             if now - beat >= HEARTBEAT_INTERVAL_S:
                 beat = now
-                self.send(b"H 0\n")
+                self.send_to_server(b"H 0\n")
 
     def _time_out_row(self, chunk_key: int, chunk: WorkerChunk) -> None:
         """Report a timed-out row as unscored, and verify the rows after it in another thread."""

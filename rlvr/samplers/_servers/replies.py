@@ -29,7 +29,7 @@ class BadServerReply(SamplerError):
     """Raised if a server replies incorrectly: with other weights than were sent, with an error, or with an invalid completion."""
 
 
-def describe_failure(server: HttpClient, path: str, reply: HttpResponse) -> str:
+def find_failure(server: HttpClient, path: str, reply: HttpResponse) -> str:
     """Describe what is wrong with the reply to a command; empty if nothing is."""
     if reply.status == 404 and path in WEIGHT_PATHS:
         return f"{server.url} has no {path}, so it cannot load weights; start it as `{SERVE_COMMAND}`"

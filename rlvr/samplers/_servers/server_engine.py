@@ -40,7 +40,7 @@ from rlvr.samplers._servers.replies import (
     LOAD_ADAPTER_PATH,
     RESUME_HINT,
     BadServerReply,
-    describe_failure,
+    find_failure,
     is_cache_reset,
     is_unavailable,
     parse_choice,
@@ -377,7 +377,7 @@ class ServerEngine:
                 if isinstance(reply, LostServerResult):
                     self.pool.mark_lost(reply.server, f"{reply.reason}, during {path}")
                     continue
-                faults[i] = describe_failure(servers[i], path, reply) if strict else ""
+                faults[i] = find_failure(servers[i], path, reply) if strict else ""
                 if not faults[i]:
                     replies[servers[i]] = reply
                 elif self._weights_name and is_unavailable(reply) and not self.pool.is_last(servers[i]):  # it has loaded weights before
