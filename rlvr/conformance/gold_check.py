@@ -54,7 +54,7 @@ def check_references(env: Environment) -> ReferenceCheck:
 
     >>> import rlvr
     >>> check_references(rlvr.make_env([{"question": "2+2=", "answer": "four"}], verifier="numeric", holdout=0)).problems
-    ["row 1: the reference 'four' is not a number"]
+    ["dataset/train/row 1: the reference 'four' is not a number"]
     """
     verifier = env.verifier
     if verifier.info.is_async or verifier.info.takes_transcript or getattr(verifier, "sandbox", None) is not None:
