@@ -25,8 +25,6 @@ from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
 
 RECIPE_FILE = "recipe.yaml"
-GOLD_CHECK_S = 10.0
-"""Time limit for checking the golds before a run; a long data set is checked in part."""
 MAX_LISTED_GOLDS = 5
 SIZE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {

@@ -207,7 +207,7 @@ class Trainer(Hinted):
                 self.restore(place)
                 if repeat_from is None:
                     steps = f"step {self.num_completed_steps} of {self.num_steps}"
-                    self._print(f"resumed from {place} after {steps}; later steps of the log are repeated")
+                    self._print(f"resumed from {place} after {steps}")
             else:
                 self.sync_weights()
                 if not is_new and repeat_from is None:
