@@ -242,6 +242,12 @@ def read_jsonl(path: Path) -> Iterable[dict[str, Any]]:
             yield row
 
 
+def read_metrics(folder: Path) -> Iterable[dict[str, Any]]:
+    """Read the metrics of a run's steps one by one; there are none before the first step has ended."""
+    path = folder / "metrics.jsonl"
+    return read_jsonl(path) if path.is_file() else ()
+
+
 def collect_versions() -> dict[str, str]:
     """Collect the versions of Python, the platform and the packages, to explain differences between runs."""
     found = {"rlvr": rlvr.__version__, "python": sys.version.split()[0], "platform": platform.platform()}

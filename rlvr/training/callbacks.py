@@ -19,7 +19,7 @@ from rich.console import Console
 
 from rlvr.runs import report as plots
 from rlvr.runs.progress import ProgressReporter
-from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_jsonl
+from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_metrics
 from rlvr.training.batch_sources import RolloutBatch
 from rlvr.training.processes import run_on_main
 from rlvr.training.task_sampling.canary import select_rewarded_canaries
@@ -171,7 +171,7 @@ class RewardCurve(Callback):
         """Draw the curve, and print how the run ended."""
         folder, before, after = trainer.folder, report.accuracy_before, report.accuracy_after
         run_on_main(trainer.accelerator, lambda: plots.save_reward_plot(folder / "reward.png", report.rewards, before, after))
-        steps = run_on_main(trainer.accelerator, lambda: list(read_jsonl(folder / "metrics.jsonl")))
+        steps = run_on_main(trainer.accelerator, lambda: list(read_metrics(folder)))
         if self.console.is_jupyter and (folder / "reward.png").is_file():
             _display_image(folder / "reward.png")
         else:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rlvr.config.config import RunConfig
 from rlvr.errors import CheckFailed, NotFound
 from rlvr.runs.folder_owner import create_owned_folder, remove_folder, remove_orphaned_folders
-from rlvr.runs.run_log import RunLog, read_jsonl
+from rlvr.runs.run_log import RunLog, read_jsonl, read_metrics
 from rlvr.training import checkpoint
 from rlvr.training.callbacks import RunLogWriter
 from rlvr.training.components import ComponentBuilder, build_components
@@ -66,7 +66,7 @@ def repeat_one_step(
 
 def find_repeatable_checkpoint(folder: Path) -> Path:
     """Find the newest checkpoint whose next step is in the logs."""
-    recorded = {row["step"] for row in read_jsonl(folder / "metrics.jsonl")}
+    recorded = {row["step"] for row in read_metrics(folder)}
     place = next((place for place in checkpoint.iter_complete_checkpoints(folder) if checkpoint.parse_step(place) + 1 in recorded), None)
     if place is None:
         raise NotFound(f"{folder} has no checkpoint with a recorded step after it, so there is nothing to compare; resume without --verify")
@@ -75,14 +75,14 @@ def find_repeatable_checkpoint(folder: Path) -> Path:
 
 def find_recorded_next_steps(folder: Path, after_step: int, max_steps: int) -> list[int]:
     """Return those of the next `max_steps` steps that are in the logs."""
-    return [row["step"] for row in read_jsonl(folder / "metrics.jsonl") if after_step < row["step"] <= after_step + max_steps]
+    return [row["step"] for row in read_metrics(folder) if after_step < row["step"] <= after_step + max_steps]
 
 
 def check_step_is_repeated(folder: Path, repeated_folder: Path, step: int, *, compare_episodes: bool, is_bitwise: bool = True) -> str:
     """Compare the log lines of one step in two run folders, bitwise or up to rounding; return a summary, or raise CheckFailed if they
     differ.
     """
-    before, again = (next(row for row in read_jsonl(home / "metrics.jsonl") if row["step"] == step) for home in (folder, repeated_folder))
+    before, again = (next(row for row in read_metrics(home) if row["step"] == step) for home in (folder, repeated_folder))
     same = operator.eq if is_bitwise else is_close
     differs = [key for key in sorted(before.keys() | again.keys()) if not same(before.get(key), again.get(key))]
     old, new = (_load_episodes(home, step) if compare_episodes else [] for home in (folder, repeated_folder))

@@ -38,7 +38,7 @@ from rlvr.rollout.rollout import derive_seed
 from rlvr.runs import report
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
-from rlvr.runs.run_log import RunLog, is_empty_run, lock_run_folder, read_jsonl
+from rlvr.runs.run_log import RunLog, is_empty_run, lock_run_folder, read_metrics
 from rlvr.training import checkpoint
 from rlvr.training.checkpoint import Progress
 from rlvr.training.components import build_optimization_settings
@@ -232,7 +232,7 @@ def finish_run(
         found["eval/accuracy"], found["eval/verifier_correlation"],
     )  # fmt: skip
     run.write_json("report.json", ended.to_dict())
-    curve = [row["accuracy"] for row in read_jsonl(run.folder / "metrics.jsonl")]
+    curve = [row["accuracy"] for row in read_metrics(run.folder)]
     console.print(report.plot_curve(curve, "pairs ranked right", encoding=console.encoding), highlight=False)
     right, goes = ("not measured" if v is None else f"{v:.2f}" for v in (ended.accuracy, ended.correlation))
     console.print(

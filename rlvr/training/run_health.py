@@ -18,7 +18,7 @@ from rich.console import Console
 
 from rlvr.config.config import RunConfig
 from rlvr.errors import CheckFailed
-from rlvr.runs.run_log import read_jsonl
+from rlvr.runs.run_log import read_metrics
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
 from rlvr.training.train_report import TrainReport
@@ -91,7 +91,7 @@ class RunHealth(Callback):
     def on_run_begin(self, trainer: Trainer) -> None:
         """Read the steps before a resume."""
         if trainer.is_resumed:
-            for row in run_on_main(trainer.accelerator, lambda: list(read_jsonl(trainer.folder / "metrics.jsonl"))):
+            for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))):
                 self.observe(row)
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:

@@ -43,7 +43,7 @@ from rlvr.models.numerics_check import format_check_results, has_experts
 from rlvr.runs.conversation_stats import compute_conversation_metrics
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
-from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_jsonl
+from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_metrics
 from rlvr.training import checkpoint
 from rlvr.training.batch_sources import RolloutBatch, check_sampling_supported, count_policy_tokens, make_batch_source
 from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, ProgressLine, RewardCurve, RunLogWriter, StepRecord
@@ -474,7 +474,7 @@ class Trainer(Hinted):
             self.batch_source.wait_until_idle()  # did not know that it was the last, and the sampler still has the weights of an older one
             self.sync_weights()
         episodes, accuracy = self._evaluate()
-        steps = run_on_main(self.accelerator, lambda: list(read_jsonl(self.folder / "metrics.jsonl")))
+        steps = run_on_main(self.accelerator, lambda: list(read_metrics(self.folder)))
         held_out, seen = count_held_out_and_contaminated(self.components)
         report = TrainReport(
             str(self.folder),

@@ -122,7 +122,7 @@ ENV_DEFECTS = [
     ("a task is a function of split and index", 'f"{split}/{index}"', 'f"{split}/{self.__dict__.setdefault(\'k\', next(COUNTER))}/{index}"', "not always the same"),
     ("another process gets the same tasks", 'f"{split}/{index}"', "hash(split) + index", "differ in another process"),
     ("no task is in two splits", 'random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)', "10000 + index", "would be trained on"),
-    ("every gold can be judged", PLAIN, lenient("0") + "; Lenient.lint = 1; Lenient.verify = lambda self, task, answer: Verdict(None, 'an odd gold', fault=Fault.TASK)", "cannot be scored"),
+    ("every gold can be judged", PLAIN, lenient("0") + "; Lenient.lint = 1; Lenient.verify = lambda self, task, answer: Verdict(None, 'an odd gold', fault=Fault.TASK)", "cannot be read"),
     ("the gold answer scores 1", "return task.reference", "return task.question", "scored 0"),
     ("the gold answer scores 1", "return task.reference", "return ' ' * 40 + task.reference", "max_new_tokens is 32; raise it"),
     ("the gold answer scores 1", "return task.reference", "return int(task.reference)", "it must be a string"),

@@ -29,11 +29,14 @@ from rlvr.runs.folder_owner import OWNER_FILE, get_pid_scope
 from rlvr.runs.run_log import RunLog, load_run_config, lock_run_folder, read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.training import checkpoint
+from rlvr.training.batch_sources import RolloutBatch
+from rlvr.training.callbacks import Callback
 from rlvr.training.components import build_components
 from rlvr.training.run_summary import build_run_table
 from rlvr.training.stop_signals import StopSignals
 from rlvr.training.train import train
 from rlvr.training.train_report import TrainReport
+from rlvr.training.trainer import Trainer
 from rlvr.training.update.learner import Learner, OptimizationSettings
 from tests.fixtures.tiny import MODEL, tiny_run
 
@@ -311,6 +314,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(finished: tuple[Pa
     (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "torn')
     run(tmp_path / "a", resume=True, **settings)
     assert same(weights(finished[0]), weights(tmp_path / "a"))
+
+
+def test_a_run_killed_in_its_first_step_resumes_from_the_checkpoint_before_it(tmp_path: Path) -> None:
+    class Killed(Callback):
+        def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
+            raise RuntimeError("killed")
+
+    settings: dict[str, Any] = {"train": {"steps": 1, "learning_rate": 1e-3}, "log": {"save_every": 1}}
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tiny_run(**settings), out=tmp_path, console=Console(file=io.StringIO()), callbacks=[Killed()])
+    assert (tmp_path / "checkpoints" / "last").readlink().name == "step-000000"
+    assert not (tmp_path / "metrics.jsonl").exists()
+    assert run(tmp_path, resume=True, **settings).steps == 1
 
 
 @pytest.mark.slow
