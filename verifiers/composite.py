@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierInfo
 from rlvr.errors import ConfigError, reject_non_text_answers
-from rlvr.registry.plugins import build_from_config
+from rlvr.registry.plugins import build_from_config, get_plugin_label
 from rlvr.task import Fault, Task, Verdict
 
 DEFAULT_COMPONENTS = {"numeric": {"verifier": "numeric"}}
@@ -27,17 +27,19 @@ class Composite(Verifier):
 
     examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
-    def __init__(self, *, components: Mapping[str, Any] = DEFAULT_COMPONENTS) -> None:
+    def __init__(self, *, components: Mapping[Any, Any] = DEFAULT_COMPONENTS) -> None:
         """Set the component verifiers and their weights.
 
         Args:
             components: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
-                or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}.
+                or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}. With a weight, a function, a
+                class or a verifier may stand for the name; its component has the name of the function or the class.
         """
         if not isinstance(components, Mapping) or not components:
             raise ConfigError(f"parts is {components!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
         components = {
-            name: {"verifier": name, "weight": part} if isinstance(part, int | float) else part for name, part in components.items()
+            name: {"verifier": part, "weight": weight} if isinstance(weight, int | float) else weight
+            for name, (part, weight) in zip(_name_components(components), components.items(), strict=True)
         }
         self.weights = {name: _parse_weight(name, part) for name, part in components.items()}
         if not sum(self.weights.values()):
@@ -92,6 +94,25 @@ class Composite(Verifier):
         """Close every component."""
         for part in self.components.values():
             part.close()
+
+
+def _name_components(parts: Iterable[Any]) -> list[str]:
+    """Return a name for each component; those of functions with one name, such as lambdas, are numbered: f, f_2.
+
+    >>> _name_components(["exact", lambda answer: 1, lambda answer: 0])
+    ['exact', 'lambda', 'lambda_2']
+    """
+    parts = list(parts)
+    taken, names = {part for part in parts if isinstance(part, str)}, list[str]()
+    for part in parts:
+        label = name = get_plugin_label(part)
+        number = 1
+        while name in taken and not isinstance(part, str):
+            number += 1
+            name = f"{label}_{number}"
+        taken.add(name)
+        names.append(name)
+    return names
 
 
 def _parse_weight(name: str, component: Any) -> float:

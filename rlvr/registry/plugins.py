@@ -12,6 +12,7 @@ plugins that `needs` names are built here.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -20,14 +21,13 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import rlvr
-from rlvr.contracts import Environment, Sampler, Sandbox, Verifier
+from rlvr.contracts import Environment, Plugin, Sampler, Sandbox, Verifier
 from rlvr.contracts.plugin import CONTRACT_VERSION
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
@@ -37,6 +37,8 @@ from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, build_with_tools_settings
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
+FUNCTION_KINDS = ("verifier", "tool")
+"""The kinds of plugin that a plain function can be."""
 FILE_MODULE_PREFIX = "_rlvr_plugin_"
 """The prefix of the module name of a user's file."""
 
@@ -216,7 +218,7 @@ def _find_factory_problem(factory: Callable[..., Any], kind: PluginKind) -> str:
 
 def is_function_plugin(factory: Any, kind: str) -> bool:
     """Return whether a plain function is itself a verifier or a tool: `f(answer, reference)`; a function without arguments makes one."""
-    if kind not in ("verifier", "tool") or not inspect.isfunction(factory) or hasattr(factory, "needs"):
+    if kind not in FUNCTION_KINDS or not inspect.isfunction(factory) or hasattr(factory, "needs"):
         return False
     positional = [spec for spec in get_parameters(factory).values() if spec.kind is not spec.KEYWORD_ONLY]
     return any(spec.default is spec.empty for spec in positional) or (
@@ -240,7 +242,7 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     if isinstance(plugin, str) and is_function_plugin(factory, k.name):
         return build(k.name, "function", function=factory, **kwargs)
     check_contract_version(factory, k.name, plugin)
-    name = plugin if isinstance(plugin, str) else getattr(plugin, "__name__", repr(plugin))
+    name = get_plugin_label(plugin)
     given = dict(kwargs)
     fields = get_parameters(factory)
     if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
@@ -294,12 +296,16 @@ def build_from_config(kind: str, config: Any) -> Any:
         if not config.get("name") or not (isinstance(config["name"], str) or callable(config["name"])):
             raise ConfigError(f"a {kind} needs a 'name'; got {dict(config)!r}; write {{name: ..., setting: value}}")
         return build(kind, config["name"], **{key: value for key, value in config.items() if key != "name"})
-    if inspect.isroutine(config) and kind in ("verifier", "tool"):
+    if kind in FUNCTION_KINDS and callable(config) and not isinstance(config, type | Plugin):
         return build(kind, "function", function=config)
     if isinstance(config, type):
         return build(kind, config)
     if kind == "env" and isinstance(config, list | tuple):
         raise ConfigError("an env is a list here; an environment of data is rlvr.make_env(rows, verifier='symbolic')")
+    if kind == "verifier" and isinstance(config, list | tuple) and config:
+        parts = [repr(part) if isinstance(part, str) else get_plugin_label(part) for part in config]
+        weights = ", ".join(f"{part}: {1 / len(parts):.2g}" for part in parts)
+        raise ConfigError(f"a mix of verifiers is a mapping with their weights; write rlvr.make_verifier({{{weights}}})")
     if config is None or isinstance(config, bool | int | float | list | tuple):
         raise ConfigError(
             f"the {kind} is {config!r:.80}; give a name or a mapping with a 'name'; `rlvr list {get_kind(kind).plural}` shows all"
@@ -307,10 +313,26 @@ def build_from_config(kind: str, config: Any) -> Any:
     return config
 
 
-def _is_verifier_mix(config: Mapping[str, Any]) -> bool:
+def _is_verifier_mix(config: Mapping[Any, Any]) -> bool:
     """Return whether a mapping gives weights of verifiers, in contrast to settings without a `name`."""
+    if any(not isinstance(key, str) for key in config):  # functions, classes, verifiers: no setting has such a name
+        return True
     known = {entry.name for entry in list_entries("verifier")}
     return any(name in known or ":" in name for name in config) and all(type(weight) in (int, float) for weight in config.values())
+
+
+def get_plugin_label(plugin: Any) -> str:
+    """Return the name by which its user knows a plugin that is given as a name, a function, a class or an object.
+
+    >>> get_plugin_label("numeric"), get_plugin_label(get_plugin_label), get_plugin_label(lambda answer: 1)
+    ('numeric', 'get_plugin_label', 'lambda')
+    """
+    if isinstance(plugin, str):
+        return plugin
+    while isinstance(plugin, functools.partial):
+        plugin = plugin.func
+    named = getattr(plugin, "__name__", None) or getattr(plugin, "name", None)
+    return named.strip("<>") if isinstance(named, str) else type(plugin).__name__
 
 
 def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -375,7 +397,7 @@ def _get_builtin_module_name(kind: PluginKind, name: str) -> str:
     return ".".join(("rlvr", *folder.split("/"), name))
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _read_summary(path: Path) -> str:
     """Read the first line of a file's docstring, without executing the file."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 import rlvr
 from rlvr import Fault, Task, Verdict, make_verifier, user
 from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, reject_non_text_answers
-from rlvr.registry.plugins import list_entries
+from rlvr.registry.plugins import build_from_config, list_entries
 from rlvr.verifiers._markup import MARKUP_RULES, strip_markup
 from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number, parse_statement
 
@@ -290,6 +291,52 @@ def test_a_part_that_cannot_be_built_closes_the_others() -> None:
     with pytest.raises(ConfigError):
         make_verifier("composite", components={"a": {"verifier": Watched()}, "b": {"verifier": "nothing"}})
     assert len(closed) == 1
+
+
+def correct(answer: str, reference: Any) -> bool:
+    return answer == reference
+
+
+def short(answer: str) -> float:
+    return float(len(answer) < 3)
+
+
+@pytest.mark.parametrize(
+    ("mix", "names"),
+    [
+        ({correct: 0.8, short: 0.2}, ["correct", "short"]),
+        ({"numeric": 0.8, short: 0.2}, ["numeric", "short"]),
+        ({short: 0.2, "numeric": 0.8}, ["short", "numeric"]),
+        ({Unable: 0, rlvr.make_verifier("numeric"): 1, rlvr.make_verifier(correct): 1}, ["Unable", "Numeric", "correct"]),
+        ({(lambda answer: 1): 1, (lambda answer: 0): 1, (lambda answer: 1): 2}, ["lambda", "lambda_2", "lambda_3"]),
+        ({partial(correct, reference="4"): 1, correct: 1}, ["correct", "correct_2"]),
+    ],
+)  # fmt: skip
+def test_a_mix_may_weigh_functions_classes_and_verifiers(mix: dict[Any, float], names: list[str]) -> None:
+    both = make_verifier(mix)
+    assert list(both.components) == names and list(both.weights.values()) == list(mix.values())
+    verdict = ask(both, "4", "4")
+    assert "0x" not in verdict.reason and (verdict.score is None or list(verdict.components) == names)
+
+
+def test_a_mix_in_an_environment_of_data_may_weigh_functions() -> None:
+    env = rlvr.make_env([{"question": "2+2=", "answer": "4"}], verifier={correct: 3, short: 1}, holdout=0)
+    verdict = env.verifier.verify(env.task("train", 0), "four")
+    assert verdict.score == 0.0 and verdict.components == {"correct": 0.0, "short": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("mix", "words"),
+    [
+        ({correct: "much"}, "part 'correct' is 'much'; it must be"),
+        ({correct: -1}, "the weight of 'correct' is -1"),
+        ({5: 1.0, "numeric": 1.0}, "the verifier is 5; give a name"),
+        ([correct, "numeric"], r"make_verifier\(\{correct: 0.5, 'numeric': 0.5\}\)"),
+    ],
+)
+def test_a_wrong_mix_names_its_parts_as_they_were_typed(mix: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build_from_config("verifier", mix)
 
 
 SENT_TO_THE_SANDBOX = {"code/driver.py", "code/checker.py", "code/dry_run.py"}
