@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlvr.contracts.plugin import Plugin
 from rlvr.errors import ConfigError
 
 ANSWER_ARGUMENTS = (
@@ -34,7 +35,7 @@ def adapt_reward_function(function: Any) -> RewardCall:
     >>> adapt_reward_function(lambda prompts, completions, **columns: [len(text) for text in completions])("four", "4", "2+2=", {})
     4
     """
-    if not callable(function):
+    if not callable(function) or isinstance(function, Plugin):
         raise ConfigError(f"a reward function is a {type(function).__name__}; give a function such as f(answer, reference) -> float")
     try:
         known = inspect.signature(function).parameters

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from rlvr.contracts.explanation import Explanation, explain_verdict
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
 from rlvr.contracts.session import Transcript
-from rlvr.task import Task, Verdict
+from rlvr.errors import ConfigError
+from rlvr.task import Message, Task, Verdict
 
 RunInThread = Callable[..., Awaitable[Any]]
 THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asyncio.to_thread)
@@ -86,6 +87,23 @@ class Verifier(Plugin, ABC):
     @abstractmethod
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score `answer` against `task.reference`."""
+
+    def __call__(self, answer: str, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Verdict:
+        """Score one answer by hand: the short form of `verify(Task(prompt, reference, meta=meta), answer)`.
+
+        Args:
+            answer: the completion of the policy, with the answer in it.
+            reference: the right answer.
+            prompt: the question, for verifiers that read it.
+            meta: further columns of the task, for verifiers that read them.
+
+        >>> import rlvr
+        >>> rlvr.make_verifier("numeric", tolerance=0.001)("it is 0.333", "1/3").score
+        1.0
+        """
+        if isinstance(answer, Task):
+            raise ConfigError("a verifier is called with the answer, then the reference; with a Task write verifier.verify(task, answer)")
+        return self.verify(Task(prompt, reference, meta=meta), answer)
 
     def explain(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the steps, and the function that decided. Slow: for looking at one answer.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlvr.chat.openai_calls import build_turn_with_calls
-from rlvr.contracts import Completion, Environment, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
+from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.registry.plugins import load_function
@@ -48,7 +48,7 @@ class FunctionSampler(Sampler):
         """
         if isinstance(function, str):
             function = load_function(function, "policy")
-        if not callable(function):
+        if not callable(function) or isinstance(function, Plugin):  # a verifier and a tool are callable, too
             raise ConfigError(f"the policy is a {type(function).__name__}; give a function from the text of a prompt to a completion")
         if concurrency < 1:
             raise ConfigError(f"concurrency is {concurrency}; it must be at least 1")
