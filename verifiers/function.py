@@ -41,6 +41,7 @@ class FunctionVerifier(Verifier):
             extractor: where the answer is in the completion, one of `rlvr.extraction`; whole: the function gets the whole text.
             score_range: the lowest and the highest value that the function returns, which become the scores 0 and 1.
         """
+        extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         low, high = score_range
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"score_range is {score_range!r}; it must be two numbers, the lowest and the highest, such as (0, 5)")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
+from rlvr.contracts.plugin import reject_unused_settings
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Task, Verdict
@@ -44,6 +45,12 @@ class RewardModelVerifier(Verifier):
             models: folders that `rlvr train reward_model` wrote (DIR/checkpoints/last).
             device: the device of the models, for example cuda:1; None: the accelerator, or the CPU if there is none.
         """
+        if not models:
+            reject_unused_settings(
+                RewardModelVerifier,
+                {"device": device},
+                "without models: no reward model is asked; give models=['RUN/checkpoints/last'] too",
+            )
         if isinstance(models, str):
             models = (models,)
         missing = [folder for folder in models if not Path(folder).is_dir()]

@@ -1,20 +1,23 @@
-"""Verify answers with an LLM judge behind an OpenAI-compatible endpoint, by a reference or by a rubric."""
+"""Verify answers with an LLM judge, behind an OpenAI-compatible endpoint or a function of yours, by a reference or by a rubric."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.fault_rule import AnswerAtFault, arepeat_beside_control
-from rlvr.errors import ConfigError
+from rlvr.contracts.plugin import reject_unused_settings
+from rlvr.errors import ConfigError, describe_exception
 from rlvr.extraction import strip_thinking
+from rlvr.registry.plugins import get_plugin_label
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._decoys import make_decoy_reference
 from rlvr.verifiers._endpoint import AsyncVerifier, EndpointUnavailable, post_json
@@ -51,7 +54,7 @@ class LLMJudge(AsyncVerifier):
 
     A reply without a verdict is retried and then counts as wrong, because an answer may cause it; so does an answer that the endpoint
     rejects while it accepts another one. An endpoint that fails gives no score. `verify_many` and `averify` wait in one thread for all
-    answers. An answer that `verifier` accepts is not sent to the model, and without `url` that verifier decides alone. Token counts and
+    answers. An answer that `verifier` accepts is not sent to the model, and without a model that verifier decides alone. Token counts and
     cost are in the verdict's detail; the verifier also keeps their totals.
 
     >>> import rlvr
@@ -68,7 +71,7 @@ class LLMJudge(AsyncVerifier):
         *,
         verifier: Verifier,
         url: str = "",
-        model: str = "",
+        model: str | Callable[[str], Any] = "",
         rubric: str = "",
         votes: int = 1,
         swap: bool = False,
@@ -81,12 +84,13 @@ class LLMJudge(AsyncVerifier):
         price: Sequence[float] = (0.0, 0.0),
         api_key_env: str = "OPENAI_API_KEY",
     ) -> None:
-        """Name the endpoint and the model.
+        """Name the endpoint and the model, or give a function.
 
         Args:
             verifier: accepts the plain cases without the model.
             url: the endpoint up to /v1, such as http://127.0.0.1:8000/v1.
-            model: the name of the model there.
+            model: the name of the model there; or, without a url, a function from the text of a prompt to the text of a reply, also a
+                coroutine function, that asks a model of yours. (A function that scores answers itself is a verifier: make_verifier(f).)
             rubric: what a right answer must meet; empty: compare with the reference only. All items of a list must be met: the canary
                 adds one, so a list of faults, of alternatives or of grades would change its meaning.
             votes: how many times each answer is judged; more than half must say right. Above 1 a temperature above 0 is needed.
@@ -101,12 +105,15 @@ class LLMJudge(AsyncVerifier):
             price: prices of a million input and output tokens.
             api_key_env: the environment variable with the API key.
         """
+        self._function = _check_model(locals())
         for value, name in ((votes, "votes"), (concurrency, "concurrency"), (max_tokens, "max_tokens")):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
-        if url and (not url.startswith(("http://", "https://")) or not model):
-            raise ConfigError(f"url is {url!r} and model {model!r}; give both, such as http://127.0.0.1:8000/v1 and the model's name there")
-        if votes > 1 and not temperature:
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise ConfigError(f"retries is {retries!r}; it must be a whole number of at least 0")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+            raise ConfigError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0")
+        if votes > 1 and not temperature and self._function is None:
             raise ConfigError(f"votes is {votes} and temperature 0, so that all votes are the same; set a temperature, such as 0.7")
         if len(price) != 2 or any(isinstance(p, bool) or not isinstance(p, int | float) or p < 0 for p in price):
             raise ConfigError(f"price is {price!r}; it must be two numbers: of a million input and output tokens")
@@ -121,7 +128,7 @@ class LLMJudge(AsyncVerifier):
 
     async def _averify_answer(self, task: Task, answer: str) -> Verdict:
         plain = await self.verifier.averify(task, answer)
-        if not self.url or plain.passed or (plain.fault is Fault.TASK and not self.rubric):
+        if not (self.url or self._function) or plain.passed or (plain.fault is Fault.TASK and not self.rubric):
             return plain
         shown = strip_thinking(answer)
         if shown is None or not shown.strip() or len(shown) > MAX_ANSWER_CHARS:
@@ -217,9 +224,12 @@ class LLMJudge(AsyncVerifier):
 
     async def _request_completion(self, body: dict[str, Any], usage_counter: Counter[str], *, retries: int | None = None) -> str:
         """Request a completion and return its text; the token usage is added up."""
-        key = os.environ.get(self.api_key_env, "")
-        retries = self.retries if retries is None else retries
-        reply = await post_json(f"{self.url}/chat/completions", body, api_key=key, timeout_s=self.timeout_s, retries=retries)
+        if self._function is not None:
+            reply = await _call_function(self._function, body["messages"], self.timeout_s)
+        else:
+            key = os.environ.get(self.api_key_env, "")
+            retries = self.retries if retries is None else retries
+            reply = await post_json(f"{self.url}/chat/completions", body, api_key=key, timeout_s=self.timeout_s, retries=retries)
         usage = reply.get("usage")
         told = [usage.get(name) if isinstance(usage, dict) else 0 for name in ("prompt_tokens", "completion_tokens")]
         counts = [count if isinstance(count, int) and 0 <= count < MAX_TOKEN_COUNT else 0 for count in told]
@@ -238,6 +248,47 @@ class LLMJudge(AsyncVerifier):
         self._semaphore = None
         self._loop.close()
         self.verifier.close()
+
+
+def _check_model(given: Mapping[str, Any]) -> Callable[[str], Any] | None:
+    """Check that the settings name a model, and none that has no effect; return the model if it is a function."""
+    url, model = given["url"], given["model"]
+    if callable(model):
+        if url:
+            raise ConfigError(
+                f"url is {url!r} and model is the function {get_plugin_label(model)}; give the function alone, or the model's name at the url"
+            )
+        of_endpoint = {name: given[name] for name in ("max_tokens", "temperature", "price", "api_key_env")}
+        reject_unused_settings(LLMJudge, of_endpoint, "where model is a function; set it in the function, which asks the model")
+        function: Callable[[str], Any] = model
+        return function
+    if not isinstance(model, str):
+        raise ConfigError(f"model is {model!r:.80}; it must be the name of a model at url, or a function from a prompt to a reply")
+    if url and (not url.startswith(("http://", "https://")) or not model):
+        raise ConfigError(f"url is {url!r} and model {model!r}; give both, such as http://127.0.0.1:8000/v1 and the model's name there")
+    if not url:
+        reject_unused_settings(
+            LLMJudge,
+            given,
+            "without url: no model is asked. Give the endpoint and its model, such as "
+            f"url='http://127.0.0.1:8000/v1', model={model or 'NAME'!r}; or model=f, a function from the text of a prompt to a reply",
+        )
+    return None
+
+
+async def _call_function(function: Callable[[str], Any], messages: Sequence[Mapping[str, str]], timeout_s: float) -> dict[str, Any]:
+    """Ask a function of the user, in a thread unless it is a coroutine function; its text in the form of an endpoint's reply."""
+    prompt = "\n\n".join(message["content"] for message in messages)
+    try:
+        called = function(prompt) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, prompt)
+        text = await asyncio.wait_for(called, timeout_s)
+    except TimeoutError as error:
+        raise EndpointUnavailable(f"the function {get_plugin_label(function)} gave no reply within {timeout_s:g} s") from error
+    except (Exception, SystemExit) as error:
+        raise EndpointUnavailable(f"the function {get_plugin_label(function)} raised {describe_exception(error)}") from error
+    if not isinstance(text, str):
+        raise EndpointUnavailable(f"the function {get_plugin_label(function)} returned {text!r:.80}; it must return the text of a reply")
+    return {"choices": [{"message": {"content": text}}]}
 
 
 def _build_messages(task: Task, answer: str, rubric: str, gold: str, nonce: str, answer_first: bool) -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rlvr.contracts import Verifier, VerifierExample
+from rlvr.contracts.plugin import reject_unused_settings
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers._endpoint import RETRIED_STATUSES, AsyncVerifier, EndpointUnavailable, send_request
@@ -63,6 +64,12 @@ class ServiceVerifier(AsyncVerifier):
             batch: how many answers one request has at most.
             concurrency: how many requests are open at once.
         """
+        if not url:
+            reject_unused_settings(
+                ServiceVerifier,
+                locals(),
+                "without url: no service is asked, and the answers are verified here; give url='http://HOST:8765' too",
+            )
         for value, name in ((batch, "batch"), (concurrency, "concurrency")):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")

@@ -84,6 +84,7 @@ class UnitTests(Verifier):
         """
         if score not in ("all", "fraction"):
             raise ConfigError(f"score is {score!r}; {format_suggestion(str(score), ['all', 'fraction'])}")
+        extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.sandbox, self.score, self.extractor = sandbox, score, extractor
         self.max_memory_mb: int | None = getattr(sandbox, "memory_mb", None)
         default = Limits() if self.max_memory_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.max_memory_mb))

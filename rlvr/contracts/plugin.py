@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from rlvr.errors import ConfigError
 from rlvr.hints import Hinted
 
 CONTRACT_VERSION = 1
@@ -27,6 +29,22 @@ def is_default_implementation(method: Callable[..., Any]) -> bool:
     (True, False)
     """
     return getattr(method, "is_default_implementation", False) is True
+
+
+def reject_unused_settings(plugin: type, given: Mapping[str, Any], reason: str) -> None:
+    """Raise ConfigError if settings that have no effect differ from their defaults: nothing that a user sets is ignored silently.
+
+    Args:
+        plugin: the class, whose constructor has the defaults.
+        given: the values of the settings that have no effect; other names, and settings without a default, are not looked at.
+        reason: goes on after "have no effect": without what, and what to do.
+    """
+    defaults = {name: spec.default for name, spec in inspect.signature(plugin).parameters.items() if spec.default is not spec.empty}
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    changed = [name for name, default in defaults.items() if name in plain and plain[name] != default]
+    if changed:
+        named = " and ".join(filter(None, (", ".join(changed[:-1]), changed[-1])))
+        raise ConfigError(f"{named} {'has' if len(changed) == 1 else 'have'} no effect {reason}")
 
 
 class Plugin(Hinted):

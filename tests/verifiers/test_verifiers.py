@@ -339,6 +339,14 @@ def test_a_wrong_mix_names_its_parts_as_they_were_typed(mix: Any, words: str) ->
         build_from_config("verifier", mix)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"), [("function", {"function": correct}), ("unit_tests", {"sandbox": {"name": "process", "trusted": True}})]
+)
+def test_an_unknown_extractor_is_told_before_the_first_answer(name: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="there is no extractor 'boxd'; did you mean 'boxed'"):
+        make_verifier(name, **settings, extractor="boxd")
+
+
 SENT_TO_THE_SANDBOX = {"code/driver.py", "code/checker.py", "code/dry_run.py"}
 """Programs of ours whose text runs inside the sandbox, beside the answer: running code is what they are for."""
 RUNS_ITS_OWN_CONSTANTS = {"bugfix.py"}

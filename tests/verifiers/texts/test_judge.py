@@ -288,3 +288,72 @@ def test_every_verifier_judges_many() -> None:
     assert [verdict.score for verdict in numeric.verify_many(tasks, ["0", "9", "2"])] == [1.0, 0.0, 1.0]
     with pytest.raises(ValueError, match="zip"):
         numeric.verify_many(tasks, ["0"])
+
+
+# ---- settings without effect, and a function as the model
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("llm_judge", {"model": "gpt-4o"}, r"model has no effect without url.*url='http.*model='gpt-4o'.*a function"),
+        ("llm_judge", {"rubric": "It names a city."}, r"rubric has no effect without url"),
+        ("llm_judge", {"model": "m", "votes": 3, "temperature": 0.7}, r"model, votes and temperature have no effect without url"),
+        ("llm_judge", {"verifier": "numeric", "swap": True}, r"swap has no effect without url"),
+        ("llm_judge", {"model": fair, "url": "http://x/v1"}, r"model is the function fair.*url"),
+        ("llm_judge", {"model": fair, "max_tokens": 5, "price": (1, 1)}, r"max_tokens and price have no effect.*function"),
+        ("llm_judge", {"model": 5, "url": "http://x/v1"}, r"model is 5; "),
+        ("llm_judge", {"url": "http://x/v1", "model": "m", "retries": -1}, r"retries is -1"),
+        ("llm_judge", {"url": "http://x/v1", "model": "m", "timeout_s": 0}, r"timeout_s is 0"),
+        ("remote", {"remote_name": "symbolic"}, r"remote_name has no effect without url"),
+        ("remote", {"token_env": "T", "timeout_s": 3.0}, r"token_env and timeout_s have no effect without url"),
+        ("learned", {"device": "cpu"}, r"device has no effect without models"),
+    ],
+)
+def test_a_setting_without_effect_is_refused_with_what_it_needs(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_verifier(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["llm_judge", "remote", "learned"])
+def test_the_default_of_a_setting_may_be_written(name: str) -> None:
+    given = {"llm_judge": {"model": "", "votes": 1}, "remote": {"retries": 4}, "learned": {"models": ()}}[name]
+    with make_verifier(name, verifier="numeric", **given) as verifier:
+        assert verifier("4.0", "4").score == 1.0
+
+
+def test_a_function_may_be_the_model() -> None:
+    prompts: list[str] = []
+
+    def model(prompt: str) -> str:
+        prompts.append(prompt)
+        code = re.search(r"VERDICT-(\w+):", prompt)
+        assert code is not None
+        found = re.search(rf"\[answer {code[1]}\]\n(.*)\n\[end of answer {code[1]}\]", prompt, re.DOTALL)
+        assert found is not None
+        return fair(prompt.replace(found[0], ""), found[1], 0).replace("CODE", code[1])
+
+    async def slow(prompt: str) -> str:
+        await asyncio.sleep(0)
+        return model(prompt)
+
+    for function in (model, slow):
+        prompts.clear()
+        with make_verifier("llm_judge", model=function) as verifier:
+            verdicts = verifier.verify_many([TASK] * 3, ["in paris", "in Rome", "Paris"])
+        assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 1.0] and len(prompts) == 3  # one is the canary's
+        assert verdicts[0].detail["requests"] == 2
+        assert prompts[0].startswith("You grade one answer") and "The capital of France?" in prompts[0]
+
+
+@pytest.mark.parametrize("reply", [1.0, True, None, ValueError("out of money")])
+def test_a_function_that_fails_or_returns_no_text_gives_no_score(reply: Any) -> None:
+    def model(prompt: str) -> Any:
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    with make_verifier("llm_judge", model=model) as verifier:
+        verdict = verifier.verify(TASK, "in Paris")
+    assert (verdict.score, verdict.fault) == (None, Fault.INFRA)
+    assert ("out of money" if isinstance(reply, Exception) else f"returned {reply!r}; it must return") in verdict.reason
