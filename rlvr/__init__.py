@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rlvr.api import (
         evaluate,
         list,
+        load_evaluation,
         load_model,
         load_run,
         load_tokenizer,
@@ -79,7 +80,18 @@ __version__ = "0.1.0"
 
 _SOURCES = {
     "rlvr.api": (
-        *("evaluate", "list", "load_model", "load_run", "load_tokenizer", "make", "make_algorithm", "make_env", "make_sampler"),
+        *(
+            "evaluate",
+            "list",
+            "load_evaluation",
+            "load_model",
+            "load_run",
+            "load_tokenizer",
+            "make",
+            "make_algorithm",
+            "make_env",
+            "make_sampler",
+        ),
         *("make_sandbox", "make_tool", "make_verifier", "train", "verify", "verify_many"),
     ),
     "rlvr.contracts": (
@@ -161,6 +173,7 @@ __all__ = [
     "VerifierExample",
     "evaluate",
     "list",
+    "load_evaluation",
     "load_model",
     "load_run",
     "load_tokenizer",

@@ -5,7 +5,7 @@
     make_env, ...      build a plugin from a name, a mapping, a class, or an object of yours
     load_model         a Hugging Face model with its tokenizer
     train, evaluate    whole runs
-    load_run           a run folder as data frames
+    load_run           a run folder as data frames; load_evaluation: the samples of an evaluation
 
 Everything here accepts names and objects alike. Heavy packages (torch, transformers) are imported when a function needs them.
 """
@@ -23,12 +23,13 @@ from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound
-from rlvr.hints import explain_call, explain_keyword
+from rlvr.hints import PLUGIN_WORDS, explain_call, explain_keyword
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, list_entries
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
     from rlvr.evaluation.report import EvalReport
+    from rlvr.evaluation.stored import StoredEvaluation
     from rlvr.mdp.env import TokenEnv
     from rlvr.runs.run import Run
     from rlvr.training.train_report import TrainReport
@@ -55,17 +56,17 @@ def list(kind: str | None = None) -> Any:
     """
     if kind is None:
         return {name: list(name) for name in PLUGIN_KINDS}
-    return [entry.name for entry in list_entries(kind)]
+    return [entry.name for entry in list_entries(PLUGIN_WORDS.get(kind, kind))]
 
 
 @explain_call
-def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokenizer: Any = "chars", **settings: Any) -> TokenEnv:
+def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokenizer: Any = None, **settings: Any) -> TokenEnv:
     """Make the token-level Gymnasium environment of an environment, as `gymnasium.make("rlvr/Arithmetic-v0")` does.
 
     Args:
         env: the environment, as in `make_env`.
-        tokenizer: the tokenizer: `chars`, a folder or a Hub id, or a tokenizer of transformers. Actions are its token ids.
-        settings: those of `TokenEnv`, such as max_new_tokens; all others are settings of the environment.
+        tokenizer: the tokenizer: `chars`, a folder or a Hub id, or a tokenizer of transformers. Actions are its token ids, or texts.
+        settings: those of `TokenEnv`, such as max_new_tokens, or obs="text" for observations as text; all others are settings of the environment.
 
     >>> make("arithmetic", levels=["1+1"]).action_space
     Discrete(100)
@@ -81,8 +82,8 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /,
     """Build an environment.
 
     Args:
-        env: a name (`rlvr.list("env")`), a mapping with a name and settings, a class, an environment, or data: a file, a list of dicts,
-            a data frame, or a `datasets.Dataset`.
+        env: a name (`rlvr.list("env")`), a mapping with a name and settings, a class, an environment, or data: a file, a list of dicts
+            or of `rlvr.Task`, a data frame, or a `datasets.Dataset`.
         settings: the settings of the environment, such as `levels=["2+2"]`; of data, such as `verifier="numeric"`.
 
     >>> make_env("arithmetic", levels=["1+1"]).task("train", 0).reference.isdigit()
@@ -96,6 +97,8 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /,
         env = str(env)
     if isinstance(env, str) and env not in list("env") and is_data_source(env):
         return _check_made(Environment, build("env", "dataset", path=env, **settings))
+    if _is_task_list(env):
+        return _make_task_list(env, **settings)
     if _is_rows(env):
         return _check_made(Environment, build("env", "dataset", rows=_to_rows(env), **settings))
     return _check_made(Environment, _make("env", env, settings))
@@ -196,6 +199,19 @@ def _is_rows(env: Any) -> bool:
     return not isinstance(env, str | Mapping | type | Environment | LoadedModel) and (
         isinstance(env, Sequence) or hasattr(env, "to_dict") or hasattr(env, "column_names")
     )
+
+
+def _is_task_list(env: Any) -> bool:
+    return isinstance(env, Sequence) and not isinstance(env, str) and len(env) > 0 and all(isinstance(task, Task) for task in env)
+
+
+def _make_task_list(tasks: Sequence[Task], *, verifier: Any = "symbolic", **settings: Any) -> Environment:
+    from rlvr.task_list import TaskList
+
+    if settings:
+        key = next(iter(settings))
+        raise ConfigError(f"{key} is a setting of data in rows; tasks are taken as they are, and their only setting is verifier=")
+    return TaskList(tasks, verifier=make_verifier(verifier))
 
 
 def _to_rows(data: Any) -> builtins.list[dict[str, Any]]:
@@ -437,12 +453,17 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     """Measure a policy on a suite or an environment.
 
     Args:
-        env: a suite or an environment by name, a YAML file, a mapping, an environment object, or data as in `make_env`.
+        env: a suite or an environment by name, a list of environments, a YAML file, a mapping, an environment object, or data as in
+            `make_env`.
         policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; the folder of a model, which is sampled with `hf`; a model object; or a
             function from the text of a prompt, or from `messages` and `tools`, to a turn. The policy may also come first.
         tokenizer: the tokenizer of a model object.
         verifier: with data: how answers are scored, as in `make_verifier`.
-        settings: `n` answers for each task, `tasks`, `temperature`, `out`, ...; see `rlvr.evaluation.evaluate.evaluate`.
+        settings: `n` answers for each task, `tasks` or `limit` (their number), `temperature`, `system`, `out`, ...; see
+            `rlvr.evaluation.evaluate.evaluate`.
+
+    Returns:
+        The report: `.accuracy`, `.samples`, `.table()`, `.to_pandas()`, `.compare(other)`.
 
     >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].avg.value
     1.0
@@ -454,19 +475,31 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         env, policy = policy, env
     if isinstance(policy, str | Path) and _is_model_folder(policy):
         policy = f"hf:{policy}"
-    for key in settings:
-        if hint := explain_keyword(key):
-            raise ConfigError(f"rlvr.evaluate has no setting {key!r}; {hint}")
-    if _is_rows(env):  # data to measure on: nothing is held out
+    if "limit" in settings:
+        if "tasks" in settings:
+            raise ConfigError("limit and tasks are both given, and mean the same: the number of tasks; give one of them")
+        settings = {"tasks": settings["limit"], **{key: value for key, value in settings.items() if key != "limit"}}
+    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key))]:
+        raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
+    scored = {} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}
+    if _is_suite(env):
+        env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
+        if verifier is not None:
+            raise ConfigError("verifier goes with data, and env is a list of environments; set it on each: {'name': ..., 'verifier': ...}")
+    elif _is_task_list(env):
+        settings = {"tasks": len(env), **settings}
+        env = make_env(env, **scored)
+        settings = {"split": env.splits[0], **settings}
+    elif _is_rows(env):  # data to measure on: nothing is held out
         rows = _to_rows(env)
-        env = make_env(rows, holdout=0, **({} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}))
+        env = make_env(rows, holdout=0, **scored)
         settings = {"split": env.splits[0], "tasks": len(rows), **settings}
     elif isinstance(env, type):
         env = make_env(env)
     elif verifier is not None:
         if not (isinstance(env, str | Path) and str(env) not in list("env") and is_data_source(str(env))):
             raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
-        env = make_env(env, holdout=0, verifier=_wrap_verifier_function(verifier))
+        env = make_env(env, holdout=0, **scored)
         settings = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}
     return run(env, policy, tokenizer=tokenizer, **settings)
 
@@ -487,6 +520,16 @@ def _is_model_folder(value: Any) -> bool:
     return isinstance(value, str | Path) and (Path(value) / "config.json").is_file()
 
 
+def _is_suite(value: Any) -> bool:
+    """Whether a value is a list of environments: names, or entries such as {"env": "gsm8k", "tasks": 200}."""
+    return (
+        isinstance(value, Sequence)
+        and not isinstance(value, str)
+        and len(value) > 0
+        and all(isinstance(item, str | Path) or (isinstance(item, Mapping) and "env" in item) for item in value)
+    )
+
+
 def _is_policy(value: Any) -> bool:
     """Whether a value can only be a policy: a function, a model, a sampler, SAMPLER:WHAT, or the folder of a model."""
     if isinstance(value, str) and value.partition(":")[0] in list("sampler") and ":" in value:
@@ -498,7 +541,15 @@ def _is_policy(value: Any) -> bool:
 
 @explain_call
 def load_run(folder: str | Path) -> Run:
-    """Open a run folder: `.metrics` and `.episodes` as data frames, `.config`, `.report`, `.plot()`."""
+    """Open the folder of a training run: `.metrics` and `.episodes` as data frames, `.config`, `.report`, `.plot()`."""
     from rlvr.runs.run import Run
 
     return Run(folder)
+
+
+@explain_call
+def load_evaluation(folder: str | Path) -> StoredEvaluation:
+    """Open the folder of an evaluation, written with `out=`: `.samples`, `.to_pandas()`, `.report`, `.compare(other)`."""
+    from rlvr.evaluation.stored import StoredEvaluation
+
+    return StoredEvaluation(folder)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlvr
 from rlvr.errors import ConfigError
+from rlvr.evaluation.rescore import rescore
 from rlvr.training.run_inputs import resolve_run_inputs
 
 TOKENIZER = "chars:0123456789+=\n"
@@ -132,7 +133,7 @@ def test_make_is_the_one_of_gymnasium() -> None:
     env = rlvr.make("arithmetic", tokenizer=TOKENIZER, levels=["1+1"], max_new_tokens=8)
     env.reset(seed=0)
     answer = env.state.task.reference if env.state else ""
-    _, reward, terminated, _, _ = env.step_text(answer)
+    _, reward, terminated, _, _ = env.step(answer)
     assert (reward, terminated) == (1.0, True)
     assert rlvr.make([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).reset(seed=0)
 
@@ -242,10 +243,39 @@ def test_train_by_recipe_and_on_data_with_a_function(tmp_path: Path) -> None:
     assert report.held_out_tasks == 2
 
 
+def test_tasks_lists_of_environments_and_reports_are_what_a_program_expects(tmp_path: Path) -> None:
+    tasks = [rlvr.Task(f"{a}+1=", str(a + 1), id=f"t{a}") for a in range(6)]
+    right = rlvr.evaluate(tasks, lambda prompt: str(int(prompt[0]) + 1), verifier="numeric")
+    wrong = rlvr.evaluate(tasks, lambda prompt: "3", verifier="numeric", n=1, limit=6)
+    assert [sample.task_id for sample in right.samples] == [task.id for task in tasks]
+    sample = wrong.samples[0]
+    assert (sample.prompt, sample.text, sample.reference, sample.score) == ("0+1=", "3", "1", 0.0) and "3" in sample.reason
+    assert list(wrong.to_pandas()["score"]) == [0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+    test = right.compare(wrong).envs["TaskList"].paired_test
+    assert (test.wins, test.losses, test.ties) == (5, 0, 1)
+    assert "100.0%" in str(right) and "accuracy=1, 6 samples" in repr(right)
+
+    both = rlvr.evaluate(["arithmetic", {"env": "countdown", "tasks": 2}], "scripted:gold", n=2, out=tmp_path / "e")
+    stored = rlvr.load_evaluation(tmp_path / "e")
+    assert list(both.envs) == ["arithmetic", "countdown"] and both.samples == stored.samples
+    assert stored.compare(both).envs["countdown"].paired_test.ties == 2 and set(stored.report["envs"]) == set(both.envs)
+    with pytest.raises(rlvr.RlvrError, match=r"write rlvr.load_evaluation"):
+        rlvr.load_run(tmp_path / "e")
+    with pytest.raises(rlvr.RlvrError, match="cannot be built again"):
+        rlvr.evaluate(tasks, lambda prompt: "3", verifier="numeric", out=tmp_path / "o")
+        rescore(tmp_path / "o")
+
+
+def test_a_function_of_the_prompt_is_told_the_system_prompt() -> None:
+    heard = []
+    rlvr.evaluate([rlvr.Task("2+2=", "4")], lambda prompt: heard.append(prompt) or "4", verifier="numeric", system="Be short.")  # type: ignore[func-returns-value]
+    assert heard == ["Be short.\n\n2+2="]
+
+
 def test_policies_are_names_models_samplers_and_functions(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = rlvr.load_tokenizer(TOKENIZER)
     by_model = rlvr.evaluate("arithmetic", policy=tiny_model(tokenizer), tokenizer=tokenizer, n=2, tasks=3)
-    assert by_model.envs["arithmetic"].samples == 6 and by_model.to_pandas()["tasks"].item() == 3
+    assert by_model.envs["arithmetic"].samples == 6 and list(by_model.to_pandas()["sample"]) == [0, 1] * 3
     by_model.table(width=80)
     assert "arithmetic" in capsys.readouterr().out
     by_function = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], policy=lambda prompt: "4", verifier="numeric")
@@ -255,7 +285,7 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 
 
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
-    (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env, /, \*, tokenizer='chars', \*\*settings\)"),  # type: ignore[call-arg]
+    (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env, /, \*, tokenizer=None, \*\*settings\)"),  # type: ignore[call-arg]
     (lambda: rlvr.verify("numeric", "4", answer="4"), TypeError, "got the answer twice"),  # type: ignore[call-overload]
     (lambda: rlvr.verify("4", "4", verifier="math"), rlvr.RlvrError, "did you mean 'symbolic'"),
     (lambda: rlvr.verify("numeric", "4", "4").reward, AttributeError, "write .score"),  # type: ignore[attr-defined]
@@ -267,11 +297,11 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
     (lambda: rlvr.train("quickstart", group_size=4), ConfigError, "write num_generations="),
     (lambda: rlvr.train("quickstart", max_steps=4), ConfigError, "write steps="),
-    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", limit=5), ConfigError, "write tasks="),
+    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", num_examples=5), ConfigError, "write tasks="),
     (lambda: rlvr.Task("2+2=", answer="4"), TypeError, "write reference="),  # type: ignore[call-arg]
     (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]
     (lambda: rlvr.make_verifier(["symbolic", "format"]), ConfigError, "a mapping with their weights"),  # type: ignore[arg-type]
-    (lambda: rlvr.make("arithmetic").step("7"), rlvr.RlvrError, "reset|step_text"),
+    (lambda: rlvr.make("arithmetic").step("7"), rlvr.RlvrError, "reset"),
     (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),
     (lambda: rlvr.evalute, AttributeError, "did you mean 'evaluate'"),
     (lambda: rlvr.train(model="x"), ConfigError, "no environment is given"),
@@ -283,6 +313,13 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.evaluate("arithmetic", policy=5), ConfigError, "the policy is a int"),
     (lambda: rlvr.make_verifier(rlvr.make_env("arithmetic")), ConfigError, "not an rlvr.Verifier"),  # type: ignore[arg-type]
     (lambda: rlvr.load_run("nowhere"), rlvr.RlvrError, "is not a run folder"),
+    (lambda: rlvr.evaluate("arithmetic", "scripted:gold", fail_on_erorr=False), ConfigError, "fail_on_erorr"),
+    (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1).episodes, AttributeError, "write .samples"),  # type: ignore[attr-defined]
+    (
+        lambda: rlvr.make_env([rlvr.Task("a", "b", id="x"), rlvr.Task("c", "d", id="x")]),
+        ConfigError,
+        "two tasks of the list have the id 'x'",
+    ),
     (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),  # type: ignore[list-item]
     (lambda: rlvr.verify_many("numeric", ["4", "5"], "45"), TypeError, "references is the text '45'"),
     (lambda: rlvr.verify("numeric", answer="4", refrence="4"), TypeError, "has no argument 'refrence'"),

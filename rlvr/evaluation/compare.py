@@ -6,7 +6,6 @@ runs in which more than 2 % of the samples have no pair.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,10 @@ from typing import Any
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.paired import PairedTest, apply_holm_correction, run_paired_test
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, iter_rows, load_plan, load_samples
+from rlvr.evaluation.report import EvalReport
+from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key
 from rlvr.evaluation.statistics import mean
+from rlvr.evaluation.stored import StoredEvaluation
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
 from rlvr.plugin_files import shorten_plugin_files
@@ -70,12 +71,13 @@ class EnvComparison:
 class RunComparison:
     """The comparison of two runs.
 
-    >>> RunComparison(Path("runs/a"), Path("runs/b"), {}).to_dict()["envs"]
+    >>> RunComparison("runs/a", "runs/b", {}).to_dict()["envs"]
     {}
     """
 
-    first: Path
-    second: Path
+    first: str
+    """The folder of the evaluation, or its policy if it was not stored."""
+    second: str
     envs: dict[str, EnvComparison]
     differences: list[str] = field(default_factory=list)
     """Why the runs do not match; empty unless the comparison was forced."""
@@ -88,35 +90,70 @@ class RunComparison:
         """Convert the comparison to plain JSON."""
         envs = {name: env.to_dict() for name, env in self.envs.items()}
         told = {"differences": self.differences, "alone": self.unshared_envs, "notes": self.warnings}
-        return {"first": str(self.first), "second": str(self.second), "envs": envs, **told}
+        return {"first": self.first, "second": self.second, "envs": envs, **told}
 
 
-def compare_evaluations(first: str | Path, second: str | Path, *, force: bool = False, seed: int = 0) -> RunComparison:
-    """Compare two folders that `rlvr eval --out` wrote."""
-    first, second = Path(first), Path(second)
-    plans = load_plan(first), load_plan(second)
-    names = [[item.name for item in plan.envs] for plan in plans]
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """One side of a comparison."""
+
+    label: str
+    plan: EvalPlan
+    samples: Mapping[Key, EvalSample]
+    num_tasks: Mapping[str, int]
+    """The number of tasks of each environment, where it is known."""
+    is_complete: bool
+    """Whether everything of the plan was sampled."""
+
+    @classmethod
+    def open(cls, evaluation: str | Path | EvalReport | StoredEvaluation) -> ComparedRun:
+        """Take the samples of a report, or read those of a folder."""
+        if isinstance(evaluation, EvalReport):
+            label = str(evaluation.run_folder or shorten_plugin_files(evaluation.plan.policy))
+            samples, num_tasks = {sample.key: sample for sample in evaluation.samples}, {n: env.tasks for n, env in evaluation.envs.items()}
+            return cls(label, evaluation.plan, samples, num_tasks, is_complete=True)
+        stored = evaluation if isinstance(evaluation, StoredEvaluation) else StoredEvaluation(evaluation)
+        samples = {sample.key: sample for sample in stored.samples}
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged report: the plan has the number
+            num_tasks = {name: int(env["tasks"]) for name, env in stored.report["envs"].items()}
+            return cls(str(stored.folder), stored.plan, samples, num_tasks, is_complete=True)
+        return cls(str(stored.folder), stored.plan, samples, {}, is_complete=(stored.folder / REPORT_FILE).is_file())
+
+    def get_item(self, name: str) -> SuiteItem:
+        """Return the item of the plan for an environment."""
+        return next(item for item in self.plan.envs if item.name == name)
+
+
+def compare_evaluations(
+    first: str | Path | EvalReport | StoredEvaluation,
+    second: str | Path | EvalReport | StoredEvaluation,
+    *,
+    force: bool = False,
+    seed: int = 0,
+) -> RunComparison:
+    """Compare two evaluations: reports, or folders that `rlvr.evaluate(..., out=)` or `rlvr eval --out` wrote."""
+    runs = ComparedRun.open(first), ComparedRun.open(second)
+    labels = [run.label for run in runs]
+    names = [[item.name for item in run.plan.envs] for run in runs]
     shared = [name for name in names[0] if name in names[1]]
     if not shared:
-        raise ConfigError(f"{first} has {', '.join(names[0])} and {second} has {', '.join(names[1])}: nothing to compare")
-    samples = load_samples(first), load_samples(second)
-    differences = find_plan_differences(plans, shared) + find_prompt_differences((first, second), samples, shared)
+        raise ConfigError(f"{labels[0]} has {', '.join(names[0])} and {labels[1]} has {', '.join(names[1])}: nothing to compare")
+    plans = runs[0].plan, runs[1].plan
+    differences = find_plan_differences(plans, shared) + find_prompt_differences(runs, shared)
     if differences and not force:
-        raise ConfigError(f"{first} and {second} cannot be compared: {'; '.join(differences)}. --force compares them anyway")
+        raise ConfigError(f"{labels[0]} and {labels[1]} cannot be compared: {'; '.join(differences)}. --force compares them anyway")
     found: dict[str, EnvComparison] = {}
-    unended = [
-        f"what {run} has not sampled yet (run the same command again to resume it)" for run in (first, second) if not _is_complete(run)
-    ]
+    unended = [f"what {run.label} has not sampled yet (run the same command again to resume it)" for run in runs if not run.is_complete]
     notes, gaps = [*unended], []
     for name in shared:
-        items = [_find_item(plan, name) for plan in plans]
-        tasks = _count_tasks((first, second), items)
+        items = [run.get_item(name) for run in runs]
+        tasks = _count_tasks(runs, name)
         asked = min(tasks) * min(plan.get_samples_per_task(item) for plan, item in zip(plans, items, strict=True))
         if tasks[0] != tasks[1]:
-            notes.append(f"{name}: {max(tasks) - min(tasks)} tasks that only {first if tasks[0] > tasks[1] else second} asks")
-        env = _compare_env(name, plans, samples, asked, seed)
+            notes.append(f"{name}: {max(tasks) - min(tasks)} tasks that only {labels[tasks[0] < tasks[1]]} asks")
+        env = _compare_env(name, runs, asked, seed)
         if env is None:
-            notes.append(f"{name}: no sample has a score in both runs ({_describe_unscored_samples(name, (first, second), samples)})")
+            notes.append(f"{name}: no sample has a score in both runs ({_describe_unscored_samples(name, runs)})")
             continue
         found[name] = env
         if env.num_unpaired:
@@ -130,7 +167,7 @@ def compare_evaluations(first: str | Path, second: str | Path, *, force: bool = 
         raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}--force compares the others")
     adjusted = apply_holm_correction([env.paired_test.p for env in found.values()])
     envs = {name: replace(env, adjusted_p=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
-    return RunComparison(first, second, envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
+    return RunComparison(labels[0], labels[1], envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
 
 
 def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequence[str]) -> list[str]:
@@ -161,66 +198,50 @@ def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 
 
-def find_prompt_differences(
-    runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], shared_envs: Sequence[str]
-) -> list[str]:
+def find_prompt_differences(runs: tuple[ComparedRun, ComparedRun], shared_envs: Sequence[str]) -> list[str]:
     """List the environments whose tasks differ between the runs, with the first different prompt of each."""
     found = []
     for name in shared_envs:
-        here, there = ({key[1]: sample.question_digest for key, sample in run.items() if key[0] == name} for run in samples)
-        other = sorted(index for index in here.keys() & there.keys() if here[index] != there[index])
+        here, there = ({key[1]: sample for key, sample in run.samples.items() if key[0] == name} for run in runs)
+        both = here.keys() & there.keys()
+        other = sorted(index for index in both if here[index].question_digest != there[index].question_digest)
         if other:
-            texts = [_load_question_text(run, name, other[0]) for run in runs]
+            texts = [_format_question(samples[other[0]]) for samples in (here, there)]
             at = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
             parts = " and ".join(repr(text[max(at - 20, 0) : at + 60]) for text in texts)
-            found.append(f"{name}: {len(other)} of {len(here.keys() & there.keys())} prompts or references differ, the first at {parts}")
+            found.append(f"{name}: {len(other)} of {len(both)} prompts or references differ, the first at {parts}")
     return found
 
 
-def _load_question_text(run: Path, name: str, index: int) -> str:
-    row = next(row for row in iter_rows(run) if (row["env"], row["index"]) == (name, index))
-    return "\n".join(message["content"] for message in row["prompt"]) + f"\n[{row['reference']}]"
+def _format_question(sample: EvalSample) -> str:
+    return "\n".join(message["content"] for message in sample.messages) + f"\n[{sample.reference}]"
 
 
 def _find_item(plan: EvalPlan, name: str) -> SuiteItem:
     return next(item for item in plan.envs if item.name == name)
 
 
-def _is_complete(run: Path) -> bool:
-    """Whether a run is complete: only a complete run has a report."""
-    return (run / REPORT_FILE).is_file()
-
-
-def _count_tasks(runs: tuple[Path, Path], items: Sequence[SuiteItem]) -> list[int]:
+def _count_tasks(runs: tuple[ComparedRun, ComparedRun], name: str) -> list[int]:
     """Count the tasks of each run: from its report, or without one from its plan, limited by the size of the split."""
-    told = [_load_reported_tasks(run, item) for run, item in zip(runs, items, strict=True)]
+    told, items = [run.num_tasks.get(name) for run in runs], [run.get_item(name) for run in runs]
     ends = [found for found, item in zip(told, items, strict=True) if found is not None and found < item.tasks]
     return [min([item.tasks, *ends]) if found is None else found for found, item in zip(told, items, strict=True)]
 
 
-def _load_reported_tasks(run: Path, item: SuiteItem) -> int | None:
-    try:
-        return int(json.loads((run / REPORT_FILE).read_text("utf-8"))["envs"][item.name]["tasks"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _describe_unscored_samples(name: str, runs: tuple[Path, Path], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]]) -> str:
+def _describe_unscored_samples(name: str, runs: tuple[ComparedRun, ComparedRun]) -> str:
     """Describe how many samples of an environment have no score in each run, and the most common reason."""
     told = []
-    for run, found in zip(runs, samples, strict=True):
-        mine = [sample for key, sample in found.items() if key[0] == name]
+    for run in runs:
+        mine = [sample for key, sample in run.samples.items() if key[0] == name]
         reasons = Counter(sample.reason for sample in mine if sample.score is None)
         why = f", mostly {reasons.most_common(1)[0][0][:80]!r}" if reasons else ""
-        told.append(f"{run}: {reasons.total()} of {len(mine)} without{why}")
+        told.append(f"{run.label}: {reasons.total()} of {len(mine)} without{why}")
     return "; ".join(told)
 
 
-def _compare_env(
-    name: str, plans: tuple[EvalPlan, EvalPlan], samples: tuple[dict[Key, EvalSample], dict[Key, EvalSample]], num_requested: int, seed: int
-) -> EnvComparison | None:
+def _compare_env(name: str, runs: tuple[ComparedRun, ComparedRun], num_requested: int, seed: int) -> EnvComparison | None:
     """Compare two runs on one environment; None if no sample has a score in both runs."""
-    scores = [{key: s.score for key, s in run.items() if key[0] == name and s.score is not None} for run in samples]
+    scores = [{key: s.score for key, s in run.samples.items() if key[0] == name and s.score is not None} for run in runs]
     both = sorted(scores[0].keys() & scores[1].keys())
     if not both:
         return None
@@ -228,11 +249,11 @@ def _compare_env(
     asks: dict[int, EvalSample] = {}
     for key in both:
         pairs.setdefault(key[1], []).append((scores[0][key], scores[1][key]))
-        asks[key[1]] = samples[0][key]
+        asks[key[1]] = runs[0].samples[key]
     means = {index: (mean([a for a, _ in found]), mean([b for _, b in found])) for index, found in pairs.items()}
     gaps = _compute_question_gaps(means, asks)
     greedy = all(
-        plan.get_samples_per_task(item) == 1 and plan.get_temperature(item) == 0 for plan in plans for item in [_find_item(plan, name)]
+        run.plan.get_samples_per_task(run.get_item(name)) == 1 and run.plan.get_temperature(run.get_item(name)) == 0 for run in runs
     )
     return EnvComparison(
         name=name,

@@ -50,7 +50,7 @@ NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
 
 
 def evaluate(
-    suite: str | Path | Mapping[str, Any] | Environment,
+    suite: str | Path | Mapping[str, Any] | Sequence[Any] | Environment,
     policy: Any,
     *,
     tokenizer: Any = None,
@@ -71,7 +71,7 @@ def evaluate(
     """Evaluate a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object).
 
     Args:
-        suite: the name of a suite or an environment, a YAML file, a mapping, or an environment.
+        suite: the name of a suite or an environment, a list of environments, a YAML file, a mapping, or an environment.
         policy: the policy, such as `hf:DIR`, or `player.py:play`, a function in a file; or a sampler, a model object, or a function from
             the text of a prompt, or from `messages` and `tools`, to a turn (see `rlvr.samplers.function`).
         tokenizer: the tokenizer of a model object.
@@ -90,7 +90,8 @@ def evaluate(
         item_settings: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
             episode_timeout_s, verify_timeout_s (see the fields of a suite item).
     """
-    _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in item_settings if name != "top_k"})
+    checked = (item_settings.keys() & SuiteItem.model_fields.keys()) - {"top_k"}  # an unknown name gets its own message
+    _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in checked})
     check_selector(select)
     if remote_sampling is not None and isinstance(suite, Environment):
         raise ConfigError(f"this {type(suite).__name__} is an object, and other processes build an environment by its name; give a mapping")
@@ -204,6 +205,7 @@ def make_report(
         tokens,
         num_new_samples,
         sample_file.torn_bytes,
+        [sample for _, sample in sorted(sample_file.samples.items())],
     )
     write_report(report)
     return report
@@ -359,10 +361,12 @@ def compute_mean_reward(episodes: Sequence[Episode]) -> float | None:
 
 
 def _resolve_suite(
-    suite: str | Mapping[str, Any] | Environment, settings: Mapping[str, Any] | None, item_settings: Mapping[str, float | str | None]
+    suite: str | Mapping[str, Any] | Sequence[Any] | Environment,
+    settings: Mapping[str, Any] | None,
+    item_settings: Mapping[str, float | str | None],
 ) -> tuple[Suite, Environment | None]:
     """Resolve the suite; the second value is the environment if an object was given."""
-    if isinstance(suite, str):
+    if isinstance(suite, str) or (isinstance(suite, Sequence) and not isinstance(suite, Environment)):
         return load_suite(suite, settings, **item_settings), None
     if isinstance(suite, Environment) and settings:
         raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")

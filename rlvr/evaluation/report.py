@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlvr.errors import ConfigError, MissingExtra
+from rlvr.errors import ConfigError
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.runner import TokenPrice
+from rlvr.evaluation.samples import EvalSample, samples_to_frame
 from rlvr.evaluation.statistics import Estimate, average_estimates, list_k_values
 from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
 from rlvr.hints import Hinted
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.tables import align_numbers, make_table
+
+if TYPE_CHECKING:
+    import pandas
+
+    from rlvr.evaluation.compare import RunComparison
 
 METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 MAX_PRINTED_REASONS = 3
@@ -33,20 +40,29 @@ TRUNCATION_MESSAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class EvalReport(Hinted):
-    """The results of an evaluation, by environment.
+    """The results of an evaluation: metrics by environment, and every sample. Printed, it is the table of `rlvr eval`.
 
     >>> EvalReport("quick", None, EvalPlan(suite="quick", policy="scripted:gold", envs=[]), {}).withheld_envs
     []
     """
 
     _hints = {
-        "metrics": "write .to_pandas(), .accuracy or .pass_at_k(4)",
-        "results": "write .to_pandas()",
+        "metrics": "write .accuracy, .pass_at_k(4), or .envs[NAME] for all of an environment",
+        "results": "write .samples, or .to_pandas()",
+        "episodes": "write .samples, or .to_pandas()",
+        "rollouts": "write .samples, or .to_pandas()",
+        "records": "write .samples, or .to_pandas()",
+        "summary": "write .table(), or .to_dict()",
+        "to_json": "write json.dumps(report.to_dict())",
         "score": "write .accuracy",
         "mean_reward": "write .accuracy",
-        "compare": "compare two stored evaluations with `rlvr compare FOLDER FOLDER`; give out= to store one",
+        "stderr": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
+        "ci": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
+        "errors": "write [sample.reason for sample in report.samples if sample.score is None]",
+        "unscored": "write [sample for sample in report.samples if sample.score is None]",
+        "retry": "give out= to rlvr.evaluate, and call it again with retry=True",
         "save": "give out= to rlvr.evaluate",
     }
     suite: str
@@ -61,6 +77,8 @@ class EvalReport(Hinted):
     """Number of samples that this call added; the others were already stored."""
     torn_bytes: int = 0
     """Bytes of an unfinished last line that a killed process left."""
+    samples: Sequence[EvalSample] = ()
+    """Every sample, in the order of the tasks: prompt, answer, score and reason."""
 
     @property
     def withheld_envs(self) -> list[str]:
@@ -91,13 +109,25 @@ class EvalReport(Hinted):
         """Print the table of results, as `rlvr eval` does."""
         print_report(Console(width=width), self)
 
-    def to_pandas(self) -> Any:
-        """Return the metrics as a data frame, one row for each environment."""
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise MissingExtra("pandas", "train") from error
-        return pandas.json_normalize([{"env": name, **row} for name, row in self.to_dict(allow_unscored=True)["envs"].items()])
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=100)
+        with console.capture() as captured:
+            print_report(console, self)
+        return captured.get().rstrip()
+
+    def __repr__(self) -> str:
+        accuracy = "withheld" if self.accuracy is None else f"{self.accuracy:.4g}"
+        return f"EvalReport({self.suite!r}, {shorten_plugin_files(self.plan.policy)!r}, accuracy={accuracy}, {len(self.samples)} samples)"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the samples as a data frame, one row for each; the metrics of the environments are in `to_dict`."""
+        return samples_to_frame(self.samples)
+
+    def compare(self, other: Any, *, force: bool = False) -> RunComparison:
+        """Compare with another evaluation, paired by task: a report, a stored evaluation, or its folder."""
+        from rlvr.evaluation.compare import compare_evaluations
+
+        return compare_evaluations(self, other, force=force)
 
     def compute_mean(self, *, allow_unscored: bool = False) -> Estimate | None:
         """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""

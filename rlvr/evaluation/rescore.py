@@ -33,7 +33,8 @@ from rlvr.mdp.state import ConversationState, find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
-from rlvr.registry.plugins import build_from_config
+from rlvr.plugin_files import FILE_PLUGIN_PATTERN
+from rlvr.registry.plugins import build_from_config, list_entries
 from rlvr.runs.plugin_record import warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict
@@ -62,6 +63,7 @@ def rescore(
     if out.resolve() == run:
         raise ConfigError(f"--out is {run} itself, which is not overwritten; choose another --out")
     warn_about_plugin_changes(run)
+    _check_envs_can_be_built(old)
     items = apply_env_settings(list(old.envs), settings or {})
     with ExitStack() as stack:
         environments: dict[str, Environment] = {item.name: stack.enter_context(build_from_config("env", item.env)) for item in items}
@@ -91,6 +93,17 @@ def rescore(
                 f"note: {UNKNOWN_STEP_REWARDS}, for {unknown} of {len(last) - had} answers", highlight=False, markup=False, soft_wrap=True
             )
         return make_report(plan, file, environments, out, select=select, num_new_samples=len(last) - had)
+
+
+def _check_envs_can_be_built(plan: EvalPlan) -> None:
+    """Raise ConfigError where an environment was given as an object, of which the plan has only the class."""
+    known = {entry.name for entry in list_entries("env")}
+    if wrong := [item for item in plan.envs if item.env["name"] not in known and not FILE_PLUGIN_PATTERN.fullmatch(str(item.env["name"]))]:
+        raise ConfigError(
+            f"{wrong[0].name} was evaluated from a Python object, so it cannot be built again to verify its answers; evaluate a file "
+            f"or a registered environment, or verify the answers in Python: rlvr.verify_many(verifier, answers, references) with those of "
+            f"rlvr.load_evaluation(folder).samples"
+        )
 
 
 def _is_already_rescored(row: Mapping[str, Any], plan: EvalPlan, environments: Mapping[str, Environment], file: SampleStore) -> bool:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,13 +25,14 @@ import yaml
 from rlvr.config.section import validate_section
 from rlvr.contracts.plugin import Plugin
 from rlvr.episode import StopReason
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import ConfigError, MissingExtra, NotFound
 from rlvr.evaluation.plan import EvalPlan, merge_plans
+from rlvr.hints import Hinted
 from rlvr.plugin_files import resolve_plugin_files
 from rlvr.runs.conversation_stats import ConversationStats, count_turns_and_calls
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.run_log import collect_versions, open_for_append, read_jsonl
-from rlvr.task import Task
+from rlvr.task import Message, Task
 
 PLAN_FILE, ROWS_FILE, TIMES_FILE, REPORT_FILE, VERSIONS_FILE = (
     "eval.yaml",
@@ -45,20 +46,37 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class EvalSample:
+class EvalSample(Hinted):
     """One sample without its tokens, from which the metrics are computed.
 
     >>> EvalSample(("gsm8k", 0, 0), "gsm8k/test/0", 1.0, "terminated", "4 equals 4", "#### 4", 12, 80, -0.2, "f00d").is_correct
     True
     """
 
+    _hints = {
+        "completion": "write .text",
+        "output": "write .text",
+        "response": "write .text",
+        "reward": "write .score",
+        "explanation": "write .reason",
+        "error": "write .reason",
+        "answer": "write .text, what the policy wrote, or .reference, the right answer",
+        "target": "write .reference",
+        "question": "write .prompt",
+        "input": "write .prompt",
+        "id": "write .task_id",
+    }
     key: Key
+    """The name of the environment, the index of the task, and the number of the sample among those of the task."""
     task_id: str
     score: float | None
+    """None: not scored, with the reason in `reason`."""
     finish: str
     """How the conversation ended: `terminated`, `truncated`, or `failed` if the policy gave no answer."""
     reason: str
+    """Why the score is what it is, or why there is none."""
     text: str
+    """The answer of the policy, as it was verified."""
     tokens: int
     """Number of generated tokens; for an endpoint, as reported in its usage, if it was."""
     prompt_tokens: int
@@ -71,6 +89,20 @@ class EvalSample:
     """Which limit was hit, if it was truncated: `turns`, `tokens` or `window`."""
     conversation_stats: ConversationStats = field(default_factory=ConversationStats)
     """Counts of turns, and of calls if there were tools."""
+    messages: Sequence[Message] = field(default=(), repr=False)
+    """The prompt, with a system message if there was one."""
+    reference: Any = None
+    """The right answer."""
+
+    @property
+    def env(self) -> str:
+        """The name of the environment."""
+        return self.key[0]
+
+    @property
+    def prompt(self) -> str:
+        """The text of the prompt."""
+        return "\n\n".join(message["content"] for message in self.messages)
 
     @property
     def is_correct(self) -> bool:
@@ -98,6 +130,8 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             verdict=verdict,
             truncated_by=row.get("truncated", "tokens" if row["finish"] == StopReason.TRUNCATED.value else ""),
             conversation_stats=count_turns_and_calls(row["turns"], row.get("session")),
+            messages=row["prompt"],
+            reference=row["reference"],
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
@@ -219,8 +253,24 @@ def load_plan(folder: Path) -> EvalPlan:
 
 
 def load_samples(folder: Path) -> dict[Key, EvalSample]:
-    """Load the samples of an evaluation; the last one of a key counts."""
-    return {sample.key: sample for sample in map(parse_sample, iter_rows(folder))}
+    """Load the samples of an evaluation; the last one of a key counts. The samples of a task share its prompt in memory."""
+    prompts = dict[str, Sequence[Message]]()
+    found = dict[Key, EvalSample]()
+    for row in iter_rows(folder):
+        sample = parse_sample(row)
+        found[sample.key] = replace(sample, messages=prompts.setdefault(sample.question_digest, sample.messages))
+    return found
+
+
+def samples_to_frame(samples: Iterable[EvalSample]) -> Any:
+    """Convert samples to a data frame, one row for each."""
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise MissingExtra("pandas", "train") from error
+    columns = ("env", "task_id", "sample", "score", "reason", "text", "prompt", "reference", "finish", "tokens", "prompt_tokens")
+    rows = [[sample.key[2] if name == "sample" else getattr(sample, name) for name in columns] for sample in samples]
+    return pandas.DataFrame(rows, columns=columns)
 
 
 def iter_rows(folder: Path) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ training run, which stands for the recipe's environment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -107,13 +107,14 @@ def list_suites() -> dict[str, Path]:
     return {path.stem: path for path in sorted(SUITES_FOLDER.glob("*.yaml"))}
 
 
-def load_suite(target: str, settings: Mapping[str, Any] | None = None, **item_settings: Any) -> Suite:
-    """Load a suite by name or from a file, or make one of a single environment.
+def load_suite(target: str | Sequence[Any], settings: Mapping[str, Any] | None = None, **item_settings: Any) -> Suite:
+    """Load a suite by name or from a file, or make one of an environment or of a list of them.
 
     `settings` are for the environment (`path`); in a suite of several environments the keys start with a name (`gsm8k.path`). The other
     keywords (tasks, split, n, temperature, max_new_tokens, ...) apply to every item; None keeps the value of the suite.
     """
-    rows = _load_rows(target)
+    rows = _load_rows(target) if isinstance(target, str) else [row for item in target for row in _load_list_entry(item)]
+    target = target if isinstance(target, str) else ", ".join(map(_format_list_entry, target))
     if not rows:
         raise ConfigError(f"{target} has no environments; a suite is a list such as [{{env: gsm8k, tasks: 200}}]")
     wanted = {key: value for key, value in item_settings.items() if value is not None}
@@ -140,6 +141,15 @@ def expand_mixture(item: SuiteItem) -> list[SuiteItem]:
         for name, part in envs.items()
     }
     return [validate_section(SuiteItem, {**item.model_dump(), "name": name, "env": env}, f"mixture, {name}") for name, env in inner.items()]
+
+
+def _load_list_entry(item: str | Mapping[str, Any]) -> list[Any]:
+    return _load_rows(item) if isinstance(item, str) else [parse_exponents(resolve_plugin_files(item))]
+
+
+def _format_list_entry(item: str | Mapping[str, Any]) -> str:
+    env = item if isinstance(item, str) else item["env"]
+    return str(env["name"] if isinstance(env, Mapping) and "name" in env else env)
 
 
 def _load_rows(target: str) -> list[Any]:

@@ -1,9 +1,10 @@
-"""TokenEnv: a task as a Gymnasium environment whose action is one token.
+"""TokenEnv: a task as a Gymnasium environment whose action is one token, or a whole turn as text.
 
 >>> import gymnasium
 >>> env = gymnasium.make("rlvr:rlvr/Arithmetic-v0", obs="ids")
 >>> observation, info = env.reset(seed=7)
 >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+>>> observation, reward, terminated, truncated, info = env.step("42")
 
 The reward is 0.0 until the episode ends, then the verifier's score, also if the verdict has step rewards (`Verdict.step_rewards`; the
 learner assigns them to their tokens). An episode that could not be verified ends truncated with reward 0.0 and `info["is_scored"]` False:
@@ -30,19 +31,38 @@ from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
 
-OBSERVATION_KINDS = ("dict", "ids", "onehot_ids")
+TOKEN_OBSERVATIONS = ("dict", "ids", "onehot_ids")
+OBSERVATION_KINDS = (*TOKEN_OBSERVATIONS, "text")
+MAX_SAMPLED_CHARACTERS = 16
+"""The length of a text that `action_space.sample()` draws; an action may be longer."""
 _ROLE_LABELS = {"user": "env"}
 NUM_PROCEDURAL_TASKS = 2**31
 """The number of indices that are drawn for an environment with endless tasks."""
 
 
+class AnyText(spaces.Text):
+    """A Gymnasium space of all texts; samples are short texts of its characters."""
+
+    def contains(self, x: Any) -> bool:
+        """Return whether `x` is a text."""
+        return isinstance(x, str)
+
+
 class TokenEnv(gymnasium.Env[Any, Any]):
     """A Gymnasium environment over one environment and one tokenizer; each step appends one token.
 
-    Observations, all padded on the right to `max_length`:
+    An action may also be a text: a whole turn of the policy, with the token that ends it.
+
+    Observations; those of tokens are padded on the right to `max_length`:
         dict          input_ids, attention_mask, loss_mask (1 at policy tokens), length
         ids           Box of ids; the pad id is V, one past the last action
         onehot_ids    the same ids as MultiDiscrete, which stable-baselines3 and others one-hot encode
+        text          what the environment said since the policy's last turn; actions are texts
+
+    >>> env = TokenEnv("arithmetic", obs="text")
+    >>> question, info = env.reset(seed=0)
+    >>> env.step("It is 7.")[4]["stop_reason"]
+    'terminated'
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
@@ -52,7 +72,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self,
         env: str | dict[str, Any] | Environment,
         *,
-        tokenizer: str | Tokenizer | Any = "chars",
+        tokenizer: str | Tokenizer | Any = None,
         obs: str = "dict",
         split: str = "",
         max_new_tokens: int | None = None,
@@ -67,7 +87,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"on_length is {on_length!r}; {format_suggestion(str(on_length), ('truncate', 'terminate'))}")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; allowed: ansi, or none")
-        self.tokenizer = load_tokenizer(tokenizer)
+        self.tokenizer = load_tokenizer(get_default_tokenizer(obs) if tokenizer is None else tokenizer)
         self.environment: Environment = build_from_config("env", env)
         try:
             self.mdp = TokenMDP(
@@ -82,10 +102,11 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise
         self.obs, self.split, self.on_length, self.render_mode = obs, split, on_length, render_mode
         self.pad_id = self.tokenizer.vocab_size
-        self.action_space = spaces.Discrete(self.tokenizer.vocab_size)
         self.observation_space = _build_observation_space(obs, self.pad_id, self.mdp.max_length)
+        self.action_space: Any = AnyText(MAX_SAMPLED_CHARACTERS) if obs == "text" else spaces.Discrete(self.tokenizer.vocab_size)
         self.state: ConversationState | None = None
         self.verdict: Verdict | None = None
+        self._num_seen_results = 0
         # observation buffers, updated token by token; every observation is a copy
         self._ids = np.full(self.mdp.max_length, self.pad_id, dtype=np.int64)
         self._attention = np.zeros(self.mdp.max_length, dtype=np.int8)
@@ -121,30 +142,29 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         return self._build_observation(), self._build_info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Append one token. At the end of the episode, the reward is the verifier's score."""
-        self.append_token(action)
+        """Append one token, or a whole turn as text. At the end of the episode, the reward is the verifier's score."""
+        self.append(action)
         if self.state is not None and self.state.stop_reason is not None:
             self.set_verdict(self.mdp.verify(self.state))
         return self.build_step_tuple()
 
-    def step_text(self, text: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Append the tokens of a text and the stop token that ends the turn; returns what the last step returned.
-
-        >>> env = TokenEnv("arithmetic", tokenizer="chars")
-        >>> _ = env.reset(seed=0)
-        >>> env.step_text("7")[2]
-        True
-        """
-        result = None
-        for token in [*self.tokenizer.encode(text), self.tokenizer.eos_id]:
-            result = self.step(token)
-            if result[2] or result[3]:
+    def append(self, action: Any) -> bool:
+        """Append a token, or a whole turn as text, without verification; return whether the episode is over. The first half of `step`."""
+        if self.state is not None:
+            self._num_seen_results = len(self.state.step_results)
+        if self.obs == "text" and not isinstance(action, str):
+            raise EnvError(
+                f"action {action!r} is a {type(action).__name__}; with obs='text' an action is a text, a whole turn of the policy"
+            )
+        if not isinstance(action, str) or self.state is None:
+            return self._append_token(action)
+        num_turns = len(self.state.turns)
+        for token in [*self.tokenizer.encode(action), self.tokenizer.eos_id]:
+            if self._append_token(token) or len(self.state.turns) > num_turns:  # a call in the text may end the turn
                 break
-        assert result is not None
-        return result
+        return self.state.stop_reason is not None
 
-    def append_token(self, action: Any) -> bool:
-        """Append a token, without verification; return whether the episode is over. The first half of `step`."""
+    def _append_token(self, action: Any) -> bool:
         state = self.state
         if state is None or state.stop_reason is not None:
             raise EnvError("step() was called with no episode under way; call reset() first")
@@ -153,9 +173,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         except TypeError:
             token = -1
         if not 0 <= token < self.pad_id:
-            raise EnvError(
-                f"action {action!r} is no token id; allowed: whole numbers from 0 to {self.pad_id - 1}; for a text use step_text()"
-            )
+            raise EnvError(f"action {action!r} is no token id; allowed: whole numbers from 0 to {self.pad_id - 1}, or a whole turn as text")
         before = len(state.tokens)
         self.mdp.step_token(state, token)
         self._update_buffers(before)
@@ -218,15 +236,25 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self._attention[start:end] = 1
 
     def _build_observation(self) -> Any:
+        assert self.state is not None
+        if self.obs == "text":
+            return self._format_news()
         if self.obs != "dict":
             return self._ids.copy()
-        assert self.state is not None
         return {
             "input_ids": self._ids.copy(),
             "attention_mask": self._attention.copy(),
             "loss_mask": self._action_mask.copy(),
             "length": np.array([len(self.state.tokens)], dtype=np.int64),
         }
+
+    def _format_news(self) -> str:
+        """Format what the environment said since the policy's last turn: at first the prompt, with a description of the tools."""
+        assert self.state is not None
+        if self.state.turns:
+            told = [message for result in self.state.step_results[self._num_seen_results :] for message in result.messages]
+            return "" if self.state.stop_reason is not None else "\n\n".join(message["content"] for message in told)
+        return self.mdp.format_prompt(self.state)
 
     def _build_info(self) -> dict[str, Any]:
         """Build the info dict, always with the same keys and types, so that vector environments can batch it."""
@@ -248,7 +276,14 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         }
 
 
+def get_default_tokenizer(obs: str) -> str:
+    """Return the tokenizer of a TokenEnv that names none: `bytes` for texts, because it can encode any of them."""
+    return "bytes" if obs == "text" else "chars"
+
+
 def _build_observation_space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:
+    if obs == "text":
+        return AnyText(MAX_SAMPLED_CHARACTERS)
     if obs == "onehot_ids":
         return spaces.MultiDiscrete(np.full(length, pad_id + 1, dtype=np.int64))
     ids = spaces.Box(0, pad_id, (length,), np.int64)

@@ -124,6 +124,15 @@ class TokenMDP:
             raise self._build_prompt_error(task, len(tokens))
         state.tokens, state.action_mask, state.turn_start = tokens, [False] * len(tokens), len(tokens)
 
+    def format_prompt(self, state: ConversationState) -> str:
+        """Format the opening of a conversation as plain text, without the marks of a chat template: for people, and for policies that read
+        text.
+        """
+        handle = state.session_handle
+        opening = [message["content"] for message in (*state.task.prompt, *(handle.initial_messages if handle else ()))]
+        tools = handle.tools if handle else ()
+        return "\n\n".join([*([self.tool_format.dialect.format_instructions(tools)] if tools else []), *opening])
+
     def preview_prompt(self, task: Task) -> ConversationState:
         """Render the prompt of a task without starting a conversation: with the tools of the first session, and no initial messages."""
         if self.has_sessions and self._preview_tools is None:

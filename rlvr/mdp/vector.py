@@ -26,7 +26,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.errors import ConfigError, EnvError, format_suggestion
-from rlvr.mdp.env import TokenEnv, split_token_env_settings
+from rlvr.mdp.env import TokenEnv, get_default_tokenizer, split_token_env_settings
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
@@ -50,7 +50,7 @@ class TokenVectorEnv(SyncVectorEnv):
         num_envs: int = 1,
         *,
         env: str | dict[str, Any] | Environment,
-        tokenizer: str | Tokenizer = "chars",
+        tokenizer: str | Tokenizer | Any = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         workers: int = 8,
         verify_timeout_s: float = 600.0,
@@ -62,7 +62,7 @@ class TokenVectorEnv(SyncVectorEnv):
             raise ConfigError(f"workers {workers} and verify_timeout_s {verify_timeout_s} must be above 0")
         mode = _parse_autoreset_mode(autoreset_mode)
         self.environment: Environment = build_from_config("env", env)
-        shared: Any = load_tokenizer(tokenizer)
+        shared: Any = load_tokenizer(get_default_tokenizer(settings.get("obs", "")) if tokenizer is None else tokenizer)
         try:
             self.token_envs = [TokenEnv(env=self.environment, tokenizer=shared, **settings) for _ in range(num_envs)]
         except Exception:
@@ -83,14 +83,18 @@ class TokenVectorEnv(SyncVectorEnv):
                 raise ConfigError(f"num_envs is {num_envs}, and there are {limiter.capacity} {limiter.name}s; {limiter.hint}")
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Append one token to every running episode, verify the finished ones in parallel, and return the batch."""
+        """Append one token or text to every running episode, verify the finished ones in parallel, and return the batch."""
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,):
-            raise EnvError(f"actions have the shape {chosen.shape}; allowed: one token id for each of the {self.num_envs} environments")
+            raise EnvError(f"actions have the shape {chosen.shape}; allowed: one action for each of the {self.num_envs} environments")
         if self.closed:
             raise EnvError("step() was called on closed environments; create new ones")
-        if chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() >= self.token_envs[0].pad_id:
-            raise EnvError(f"actions {actions!r:.200} are not token ids; allowed: whole numbers from 0 to {self.token_envs[0].pad_id - 1}")
+        largest = self.token_envs[0].pad_id - 1
+        if is_text := chosen.dtype.kind == "U":
+            chosen = np.array([str(action) for action in actions], dtype=object)  # numpy's own texts lose zero bytes at their end
+        elif chosen.dtype.kind not in "iu" or chosen.min() < 0 or chosen.max() > largest or self.token_envs[0].obs == "text":
+            allowed = "texts" if self.token_envs[0].obs == "text" else f"whole numbers from 0 to {largest}, or texts"
+            raise EnvError(f"actions {actions!r:.200} are no actions of these environments; allowed: {allowed}")
         resets = self.autoreset_mode is AutoresetMode.NEXT_STEP
         idle = [i for i, env in enumerate(self.token_envs) if env.state is None or (env.state.stop_reason is not None and not resets)]
         if idle:
@@ -98,12 +102,12 @@ class TokenVectorEnv(SyncVectorEnv):
         judged: dict[Future[Verdict], TokenEnv] = {}
         for env, action in zip(self.token_envs, chosen, strict=True):
             assert env.state is not None
-            if env.state.stop_reason is None and env.append_token(action):
+            if env.state.stop_reason is None and env.append(action):
                 judged[self._executor.submit(env.mdp.verify, env.state)] = env
         done, _ = wait(judged, timeout=self.verify_timeout_s)
         for verdict, env in judged.items():
             env.set_verdict(verdict.result() if verdict in done else self._build_timeout_verdict(verdict))
-        return super().step(chosen)
+        return super().step(tuple(chosen) if is_text else chosen)
 
     def _build_timeout_verdict(self, verdict: Future[Verdict]) -> Verdict:
         verdict.cancel()

@@ -56,7 +56,8 @@ class InterpreterWatch:
                 faulthandler.enable()
         with contextlib.suppress(OSError):  # a run that can start no process goes on unwatched
             command = [sys.executable, "-I", "-S", __file__, str(self.pid)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+            bare = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}  # no secrets
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, env=bare)
             threading.Thread(target=self._send_beats, name="interpreter watch", daemon=True).start()
 
     def add_limit(self, limit_s: float) -> None:

@@ -36,7 +36,9 @@ class Run(Hinted):
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not (self.folder / "config.yaml").is_file():
-            raise NotFound(f"{self.folder} is not a run folder: it has no config.yaml; give a folder that `rlvr train` wrote")
+            is_evaluation = (self.folder / "eval.yaml").is_file()
+            remedy = "it is an evaluation; write rlvr.load_evaluation(folder)" if is_evaluation else "give a folder that `rlvr train` wrote"
+            raise NotFound(f"{self.folder} is not a run folder: it has no config.yaml; {remedy}")
 
     @cached_property
     def config(self) -> RunConfig:

@@ -1,9 +1,9 @@
 """A Python function as a policy: for baselines, for players of games, for a system of your own, and for tests of an evaluation.
 
-`f(prompt: str)` gets the text of the last message; a function with a parameter `messages` gets the whole conversation, and one with a
-parameter `tools` the descriptions of the tools. It returns a text, a `Call` or a list of calls, or a message in OpenAI's format:
-`{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": {...}}}]}`. It may be a coroutine function; then the calls for
-different conversations run at the same time.
+`f(prompt: str)` gets the text of the last message, after the system prompt if there is one. A function with a parameter `messages`
+gets the whole conversation, and one with a parameter `tools` the descriptions of the tools. It returns a text, a `Call` or a list of
+calls, or a message in OpenAI's format: `{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": {...}}}]}`. It may be a
+coroutine function; then the calls for different conversations run at the same time.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class FunctionSampler(Sampler):
         else:
             return Completion([], [], "error", "a function needs the messages, and this conversation has only tokens")
         if not self._wanted:
-            return (messages[-1]["content"],), {}
+            told = [*(message for message in messages[:-1] if message["role"] == "system"), messages[-1]]
+            return ("\n\n".join(message["content"] for message in told),), {}
         tools = [spec.to_openai_format() for spec in _get_tools(request)]
         given = {"messages": [dict(message) for message in messages], "tools": tools}
         return (), {name: given[name] for name in self._wanted}

@@ -144,7 +144,7 @@ def test_the_episodes_are_those_of_one_process_for_any_number_of_rollout_workers
     found, transport, told = sampled(run_of(seconds=0.1), rollout_workers=rollout_workers)
     assert found == expected and not told
     workers = {order.worker for order, _ in transport.assigned}
-    assert min(rollout_workers, 2) <= len(workers) <= rollout_workers
+    assert 1 <= len(workers) <= rollout_workers  # on a busy machine one may have done all before another has started
 
 
 # ---- killed -------------------------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_a_rollout_and_the_gymnasium_environment_follow_the_rule() -> None:
     assert mdp.verify(again) == Verdict(0.0, episode.verdict.reason, fault=Fault.ANSWER) and environment.num_opened == before
     env = TokenEnv(env=environment, tokenizer="bytes")
     env.reset(seed=0)
-    _, reward, terminated, truncated, info = env.step_text("boom")
+    _, reward, terminated, truncated, info = env.step("boom")
     assert (reward, terminated, truncated, info["fault"]) == (0.0, True, False, "answer")
 
 

@@ -16,7 +16,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from rlvr.errors import ConfigError, EnvError
-from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
+from rlvr.mdp.env import OBSERVATION_KINDS, TOKEN_OBSERVATIONS, TokenEnv
 from rlvr.task import Task, user
 from tests.fixtures import worlds
 from tests.fixtures.worlds import TOKENS, Nonsense, Raises, Sums, Talk, Unable
@@ -55,7 +55,7 @@ def test_gymnasiums_own_checker_finds_nothing(obs: str, world: str) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
+@pytest.mark.parametrize("obs", TOKEN_OBSERVATIONS)
 def test_no_two_calls_share_memory(obs: str) -> None:
     env = TokenEnv(env=Talk(), tokenizer=TOKENS, obs=obs)
 
@@ -74,7 +74,7 @@ def test_no_two_calls_share_memory(obs: str) -> None:
             assert info is not other_info
 
 
-@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
+@pytest.mark.parametrize("obs", TOKEN_OBSERVATIONS)
 def test_observations_are_what_the_space_says_and_what_the_state_holds(obs: str) -> None:
     env = TokenEnv(env=Talk(), tokenizer=TOKENS, obs=obs)
     observation, _ = env.reset(seed=3)
@@ -93,6 +93,31 @@ def test_observations_are_what_the_space_says_and_what_the_state_holds(obs: str)
         if terminated or truncated:
             assert env.observation_space.contains(observation)
             observation, _ = env.reset()
+
+
+def test_with_texts_a_step_is_a_turn_and_an_observation_what_the_environment_said() -> None:
+    env = TokenEnv(env=Talk(), obs="text")
+    opening, _ = env.reset(seed=1, options={"index": 5})
+    assert env.state is not None
+    assert opening == "\n\n".join(message["content"] for message in env.state.task.prompt)
+    reply, reward, terminated, truncated, info = env.step("1")
+    assert reply == env.state.step_results[0].messages[0]["content"] and (reward, terminated, truncated) == (0.0, False, False)
+    while not (terminated or truncated):
+        reply, reward, terminated, truncated, info = env.step("1")
+    assert reply == "" and info["is_scored"]
+    with pytest.raises(EnvError, match="with obs='text' an action is a text"):
+        env.reset()
+        env.step(5)
+
+
+def test_a_text_is_a_turn_for_every_kind_of_observation_and_through_wrappers() -> None:
+    env = gymnasium.wrappers.TransformReward(
+        gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("rlvr/Arithmetic-v0")), lambda r: r - 1
+    )
+    env.reset(seed=7)
+    gold = env.unwrapped.state.task.reference  # type: ignore[attr-defined]
+    _, reward, terminated, truncated, info = env.step(gold)
+    assert (reward, terminated, truncated) == (0.0, True, False) and info["episode"]["r"] == 1.0 and info["text"] == gold
 
 
 def test_the_pad_id_is_no_action_and_stands_inside_the_observation_space() -> None:
@@ -198,7 +223,7 @@ def test_a_task_can_be_named() -> None:
         env.reset(options={"indx": 3})
 
 
-@pytest.mark.parametrize("action", [16, -1, 2.0, 3.5, "5", None, np.array([5]), float("nan")])
+@pytest.mark.parametrize("action", [16, -1, 2.0, 3.5, b"5", None, np.array([5]), float("nan")])
 def test_an_action_that_is_no_token_is_refused_and_changes_nothing(action: Any) -> None:
     env = TokenEnv(env=Sums(), tokenizer=TOKENS)
     env.reset(seed=0)

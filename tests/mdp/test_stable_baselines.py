@@ -12,7 +12,7 @@ import torch
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_checker import check_env
 
-from rlvr.mdp.env import OBSERVATION_KINDS
+from rlvr.mdp.env import TOKEN_OBSERVATIONS
 from tests.fixtures import worlds
 
 PARTIAL = f"{worlds.__file__}:Match"
@@ -64,7 +64,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("obs", OBSERVATION_KINDS)
+@pytest.mark.parametrize("obs", TOKEN_OBSERVATIONS)
 def test_its_checker_finds_nothing(obs: str) -> None:
     check_env(digits(obs).unwrapped, warn=True)
 

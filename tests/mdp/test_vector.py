@@ -185,7 +185,7 @@ def test_wrong_settings_and_actions_are_named() -> None:
     envs.reset(seed=0)
     actions: Any
     for actions in ([1], [[1, 2]], 3):
-        with pytest.raises(EnvError, match="one token id for each of the 2"):
+        with pytest.raises(EnvError, match="one action for each of the 2"):
             envs.step(actions)
     first = [list(env.state.tokens) for env in envs.token_envs if env.state]
     for actions in ([1, 16], [1, -1], [1.0, 2.5]):
