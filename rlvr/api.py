@@ -16,7 +16,7 @@ import builtins
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, overload
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlvr.runs.run import Run
     from rlvr.training.train_report import TrainReport
 
-Rows = Iterable[Mapping[str, Any]]
+Rows = Iterable[Mapping[str, Any]] | Sequence[Task]
 AnyVerifier = str | Mapping[str, Any] | type | Verifier | Callable[..., Any]
 VERIFY_CALL = "rlvr.verify('symbolic', answer=..., reference=...)"
 P = TypeVar("P")
@@ -201,7 +201,7 @@ def _is_rows(env: Any) -> bool:
     )
 
 
-def _is_task_list(env: Any) -> bool:
+def _is_task_list(env: Any) -> TypeGuard[Sequence[Task]]:
     return isinstance(env, Sequence) and not isinstance(env, str) and len(env) > 0 and all(isinstance(task, Task) for task in env)
 
 
@@ -479,7 +479,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if "tasks" in settings:
             raise ConfigError("limit and tasks are both given, and mean the same: the number of tasks; give one of them")
         settings = {"tasks": settings["limit"], **{key: value for key, value in settings.items() if key != "limit"}}
-    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key))]:
+    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
     scored = {} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}
     if _is_suite(env):

@@ -320,7 +320,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
         ConfigError,
         "two tasks of the list have the id 'x'",
     ),
-    (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),  # type: ignore[list-item]
+    (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),  # type: ignore[arg-type]
     (lambda: rlvr.verify_many("numeric", ["4", "5"], "45"), TypeError, "references is the text '45'"),
     (lambda: rlvr.verify("numeric", answer="4", refrence="4"), TypeError, "has no argument 'refrence'"),
     (lambda: rlvr.train("quickstart", resume="runs/first"), ConfigError, "the run to resume is named by out="),  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_observations_are_what_the_space_says_and_what_the_state_holds(obs: str)
             assert observation["length"].tolist() == [length]
             assert observation["attention_mask"].tolist() == [1] * length + [0] * (len(ids) - length)
             assert observation["loss_mask"].tolist() == [int(own) for own in acted] + [0] * (len(ids) - length)
-        observation, _, terminated, truncated, _ = env.step(int(rng.integers(env.action_space.n)))  # type: ignore[attr-defined]
+        observation, _, terminated, truncated, _ = env.step(int(rng.integers(env.action_space.n)))
         if terminated or truncated:
             assert env.observation_space.contains(observation)
             observation, _ = env.reset()
@@ -112,7 +112,7 @@ def test_with_texts_a_step_is_a_turn_and_an_observation_what_the_environment_sai
 
 def test_a_text_is_a_turn_for_every_kind_of_observation_and_through_wrappers() -> None:
     env = gymnasium.wrappers.TransformReward(
-        gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("rlvr/Arithmetic-v0")), lambda r: r - 1
+        gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make("rlvr/Arithmetic-v0")), lambda reward: float(reward) - 1
     )
     env.reset(seed=7)
     gold = env.unwrapped.state.task.reference  # type: ignore[attr-defined]
