@@ -10,7 +10,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.fault_rule import AnswerAtFault, arepeat_beside_control
@@ -65,6 +65,14 @@ class LLMJudge(AsyncVerifier):
     version = "3"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does
     needs = {"verifier": "exact"}
     examples = (VerifierExample("Paris", correct=("Paris",), incorrect=("Rome", "Paris or Rome", "")),)
+    setting_hints: ClassVar = {
+        **dict.fromkeys(
+            ("judge", "judge_model", "llm", "client"), "write model=, the name of the model at url=, or a function from a prompt to a reply"
+        ),
+        **dict.fromkeys(("base_url", "api_base", "endpoint"), "write url="),
+        "api_key": "the key is read from an environment variable, whose name is api_key_env='OPENAI_API_KEY'",
+        **dict.fromkeys(("criteria", "prompt", "judge_prompt", "instructions"), "write rubric=, what a right answer must meet"),
+    }
 
     def __init__(
         self,

@@ -14,9 +14,9 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from rlvr.contracts import Explanation, Verifier, VerifierExample
 from rlvr.contracts.explanation import explain_verdict, format_shortened
@@ -31,7 +31,7 @@ from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op
-from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathPolicy
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
 from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
@@ -52,6 +52,14 @@ class Symbolic(Verifier):
     """
 
     version = "8"  # 8: an answer must be worked out
+    setting_hints: ClassVar = {
+        **{name: f"write policy={{{name!r}: {value!r}}}" for name, value in asdict(MathPolicy()).items()},
+        **{
+            name: f"write policy={{{name!r}: {values[1]!r}}}; allowed: {', '.join(map(repr, values))}"
+            for name, values in ALLOWED_VALUES.items()
+        },
+        "tolerance": "write policy={'tolerance': 0.005} for how far an exact value may lie from a rounded gold; other decimals are exact",
+    }
     instruction = r"Reason step by step, and put your final answer within \boxed{}."
     examples = (
         VerifierExample(

@@ -25,7 +25,7 @@ from rlvr.python_source import parse_python
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code, insert_prelude
 from rlvr.verifiers.code.compare_text import is_same_text
-from rlvr.verifiers.code.reference import UnitTestSpec, override_limits, parse_reference
+from rlvr.verifiers.code.reference import EXAMPLES, UnitTestSpec, override_limits, parse_reference
 from rlvr.verifiers.code.test_analysis import PreparedTest
 
 CODE_DIR = Path(__file__).parent / "code"
@@ -46,10 +46,20 @@ MAX_CACHED_DRY_RUNS = 4096
 
 
 class UnitTests(Verifier):
-    """Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight)."""
+    """Run the tests of the task on the code of the answer. `score` is "all" (1 or 0) or "fraction" (by weight).
+
+    The reference is a text of assertions, such as "assert add(1, 2) == 3", or a mapping (see `rlvr.verifiers.code.reference`).
+    """
 
     needs: ClassVar = {"sandbox": "docker"}
-    version = "5"  # 5: tests of a class; a dry run without a result gives no score
+    version = "6"  # 6: a text of assertions is a reference; 5: tests of a class; a dry run without a result gives no score
+    setting_hints: ClassVar = {
+        **dict.fromkeys(("timeout", "timeout_s", "time_limit", "time_limit_s", "wall_s"), "write limits={'wall_s': 5}"),
+        **dict.fromkeys(("memory", "memory_mb", "memory_limit"), "write limits={'memory_mb': 128}"),
+        **dict.fromkeys(
+            ("test", "tests", "cases", "function", "entry_point", "language"), "the tests are the reference: " + EXAMPLES["asserts"]
+        ),
+    }
     examples = (
         VerifierExample(
             reference={"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9"}, {"stdin": "4", "stdout": "16"}]},

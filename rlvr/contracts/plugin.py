@@ -70,6 +70,9 @@ class Plugin(Hinted):
     tools needs it; otherwise it is None. A default of "" means that the argument is required.
     """
 
+    setting_hints: ClassVar[Mapping[str, str]] = {}
+    """What to write here for settings that the plugin does not have and users expect: {"timeout": "write limits={'wall_s': 5}"}."""
+
     def check_ready(self) -> None:
         """Raise an RlvrError if a dependency is not available. Called once, before long work begins."""
         for needed in (getattr(self, name, None) for name in self.needs):

@@ -39,6 +39,9 @@ from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 FUNCTION_KINDS = ("verifier", "tool")
 """The kinds of plugin that a plain function can be."""
+NO_HINTS: Mapping[str, str] = {}
+MAX_PLUGINS_SHOWN = 3
+"""How many plugins a message names that have a setting which another one lacks."""
 FILE_MODULE_PREFIX = "_rlvr_plugin_"
 """The prefix of the module name of a user's file."""
 
@@ -252,7 +255,7 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     if k.name == "env":
         apply_audit_setting(name, fields, get_needs(factory), given)
     if not getattr(factory, "validates_settings", False):  # a factory that checks its settings itself
-        check_settings(k.name, name, fields, given)
+        check_settings(k.name, name, fields, given, getattr(factory, "setting_hints", NO_HINTS))
     built: list[Any] = []
     try:
         build_dependencies(
@@ -347,12 +350,50 @@ def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in signature.parameters.items() if p.kind not in skip and name != "self"}
 
 
-def check_settings(kind: str, name: str, known_settings: Mapping[str, inspect.Parameter], settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError for an unknown setting, with the nearest known one."""
+def check_settings(
+    kind: str, name: str, known_settings: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], hints: Mapping[str, str] = NO_HINTS
+) -> None:
+    """Raise ConfigError for an unknown setting, with how it is written here (the plugin's `setting_hints`), or the nearest known one, or
+    the plugins of the kind that have it.
+    """
     for key in settings:
         if key not in known_settings:
-            hint = explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)
+            hint = hints.get(key) or explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)
+            others = [] if "did you mean" in hint else [f"`{other}`" for other in find_plugins_with_setting(kind, key)]
+            if len(others) > MAX_PLUGINS_SHOWN:
+                others[MAX_PLUGINS_SHOWN:] = [f"{len(others) - MAX_PLUGINS_SHOWN} more"]
+            if others:
+                named = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+                hint += f"; {named} {'has' if len(others) == 1 else 'have'} it"
             raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {hint}")
+
+
+def find_plugins_with_setting(kind: str, setting: str) -> list[str]:
+    """Find the built-in plugins whose constructor names a setting, without importing them.
+
+    >>> find_plugins_with_setting("verifier", "tolerance")
+    ['numeric', 'quantity', 'table']
+    """
+    return [path.stem for path in list_builtin_files(get_kind(kind)) if setting in _read_settings(path)]
+
+
+@functools.lru_cache(maxsize=256)
+def _read_settings(path: Path) -> frozenset[str]:
+    """Read the names of a plugin's settings from its file, as far as its class has a constructor of its own."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    made = {
+        node.value.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Name)
+        and any(isinstance(target, ast.Name) and target.id == "make" for target in node.targets)
+    }
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in made]
+    makers = [node for one in classes for node in one.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    return frozenset(argument.arg for maker in makers for argument in maker.args.kwonlyargs)
 
 
 def split_target(target: str) -> tuple[Path, str]:

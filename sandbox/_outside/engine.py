@@ -32,7 +32,10 @@ OUTAGE_POLL_INTERVAL_S, RETRY_INTERVAL_S = 0.5, 5.0
 """How often it is asked meanwhile; and for how long after the timeout nobody asks again."""
 MIN_API_VERSION = "1.40"
 BUILD_FOLDER = Path(__file__).parents[1]
-ENGINE_HINT = "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one"
+ENGINE_HINT = (
+    "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one; for code that you trust, no engine "
+    "is needed with sandbox={'name': 'process', 'trusted': True}; docs/sandbox.md has the other ways"
+)
 IMAGE_HINT = f"build it with `docker build -t {IMAGE} {BUILD_FOLDER}`"
 
 

@@ -131,6 +131,35 @@ def test_a_wrong_name_or_setting_is_answered_with_the_right_one(kind: str, name:
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "setting", "words"),
+    [
+        ("verifier", "numeric", "rubric", r"allowed: .*; `llm_judge` has it$"),
+        ("verifier", "exact", "tolerance", r"`numeric`, `quantity` and `table` have it$"),
+        ("verifier", "symbolic", "tolerance", r"policy=\{'tolerance': .*`numeric`, `quantity` and `table` have it$"),
+        ("verifier", "symbolic", "worked_out", r"write policy=\{'worked_out': 'lenient'\}; allowed: 'strict', 'lenient', 'off'$"),
+        ("verifier", "llm_judge", "judge", r"write model=.*url=.*or a function"),
+        ("verifier", "llm_judge", "api_key", r"api_key_env='OPENAI_API_KEY'"),
+        ("verifier", "exact", "extractors", r"did you mean 'extractor'\? Allowed: [\w, ]+$"),  # the nearest name is the answer
+        ("verifier", "exact", "nothing_has_this", r"allowed: [\w, ]+$"),
+        ("tool", "calculator", "sandbox", r"none are known$"),
+    ],
+)
+def test_a_setting_of_another_plugin_of_the_kind_names_that_plugin(kind: str, name: str, setting: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        build(kind, name, **{setting: 1})
+
+
+def test_plugins_with_a_setting_are_found_without_importing_them() -> None:
+    code = (
+        "import sys; from rlvr.registry.plugins import build\n"
+        "try: build('verifier', 'exact', models=[])\n"
+        "except Exception as error: assert '`learned` has it' in str(error), error\n"
+        "assert 'rlvr.verifiers.learned' not in sys.modules and 'sympy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Any:
     def write(source: str, name: str = "mine.py") -> str:

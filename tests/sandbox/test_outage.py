@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,16 @@ def test_a_machine_without_an_engine_is_told_at_once(home: Engine) -> None:
     with docker.DockerSandbox() as sandbox, pytest.raises(SandboxError, match="no Docker Engine replies"):
         sandbox.check_ready()
     assert time.monotonic() - began < 5
+
+
+def test_without_an_engine_the_message_says_what_else_there_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    with pytest.raises(
+        SandboxError, match=r"nothing.sock.*start Docker.*code that you trust.*sandbox=\{'name': 'process', 'trusted': True\}"
+    ):
+        engine.connect(1)
+    ((what, how),) = docker.DockerSandbox.find_problems()
+    assert "nothing.sock" in what and "process" not in what and "start Docker" in how
 
 
 def test_a_program_that_breaks_its_container_is_still_to_blame(home: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import Any
 
 import pytest
 
-from rlvr.contracts import Sandbox
+from rlvr import make_verifier
+from rlvr.contracts import Limits, Sandbox
 from rlvr.errors import ConfigError
 from rlvr.task import Fault, Task, Verdict, user
+from rlvr.verifiers.code.reference import parse_reference
 from rlvr.verifiers.code.test_analysis import prepare_test
 from rlvr.verifiers.unit_tests import UnitTests
 
@@ -154,3 +158,64 @@ def test_an_unfit_test_gives_no_score_to_any_answer(verifier: UnitTests, answer:
 def test_test_code_that_cannot_be_read_is_refused(test: str) -> None:
     with pytest.raises(ConfigError, match=r"compile|asserts nothing"):
         prepare_test(test, "", "f")
+
+
+# ---- a reference that is the text of the assertions
+
+
+@pytest.mark.parametrize("reference", [
+    "assert add(1, 2) == 3",
+    "assert add(1, 2) == 3\nassert add(0, 0) == 0",
+    "import math\nassert math.isclose(add(1, 2), 3) and set([add(1, 1)]) == {2}",
+    "for a in range(3):\n    assert add(a, 1) == a + 1",
+    "def check(candidate):\n    assert candidate(1, 2) == 3\n\ncheck(add)",
+    ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
+])  # fmt: skip
+def test_assertions_alone_are_a_reference(verifier: UnitTests, reference: Any) -> None:
+    assert verifier("```python\ndef add(a, b): return a + b\n```", reference).score == 1.0
+    assert verifier("```python\ndef add(a, b): return a - b\n```", reference).score == 0.0
+    assert verifier("```python\ndef sub(a, b): return a + b\n```", reference).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("Paris", "the text 'Paris' has no assertion"),
+        ("assert add(1, 2) = 3", "the text 'assert add.* is not Python"),
+        ("assert 1 == 1", "call no function of the answer"),
+        ("assert add(1, 2) == 3\nassert sub(3, 2) == 1", "add and sub.*'entry_point'"),
+        (["assert add(1, 2) == 3", 5], "a list"),
+        (5, "the reference is 5"),
+        (None, "the reference is None"),
+        ({"asserts": ["assert add(1, 2) == 3"]}, "has no 'kind'"),
+        ({"kind": "assert", "test": "assert add(1, 2) == 3"}, "did you mean 'asserts'"),
+        ({"kind": "asserts", "asserts": "assert add(1, 2) == 3"}, "has no 'asserts'"),
+        ({"kind": "asserts", "test": "assert add(1, 2) == 3"}, "needs 'test' and 'entry_point'"),
+    ],
+)
+def test_a_reference_that_is_none_is_answered_with_a_whole_one(verifier: UnitTests, reference: Any, words: str) -> None:
+    verdict = verifier("```python\ndef add(a, b): return a + b\n```", reference)
+    assert (verdict.score, verdict.fault) == (None, Fault.TASK) and re.search(words, verdict.reason), verdict.reason
+    assert verdict.reason.count("'entry_point': 'add', 'test': 'assert add(1, 2) == 3'") == 1
+
+
+@pytest.mark.parametrize("kind", ["calls", "stdio"])
+def test_the_whole_reference_is_of_the_kind_that_was_meant(verifier: UnitTests, kind: str) -> None:
+    verdict = verifier("```python\npass\n```", {"kind": kind})
+    shown = re.search(r"such as (\{.*\})$", verdict.reason)
+    assert shown is not None and ast.literal_eval(shown[1])["kind"] == kind
+    assert parse_reference(ast.literal_eval(shown[1]), Limits()).kind == kind
+
+
+@pytest.mark.parametrize("name", ["timeout", "timeout_s", "time_limit"])
+def test_a_timeout_is_a_limit(process_sandbox: Sandbox, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"has no setting '{name}'; write limits=\{{'wall_s': 5\}}"):
+        make_verifier("unit_tests", sandbox=process_sandbox, **{name: 5})
+    assert make_verifier("unit_tests", sandbox=process_sandbox, limits={"wall_s": 5}).limits.wall_s == 5  # type: ignore[attr-defined]
+
+
+def test_code_without_a_block_is_told_how_to_be_taken(process_sandbox: Sandbox, verifier: UnitTests) -> None:
+    code = "def add(a, b): return a + b"
+    verdict = verifier(code, "assert add(1, 2) == 3")
+    assert verdict.score == 0.0 and "```python ... ```" in verdict.reason and "extractor='whole'" in verdict.reason
+    assert UnitTests(sandbox=process_sandbox, extractor="whole")(code, "assert add(1, 2) == 3").score == 1.0

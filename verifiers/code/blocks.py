@@ -81,7 +81,7 @@ def extract_code(answer: str, language: str, function: str = "") -> Extraction:
     if found is None:
         return Extraction(None, "the last code block is not closed")
     if not found:
-        return Extraction(None, "there is no code block")
+        return Extraction(None, f"there is no code block (```{language} ... ```); with extractor='whole' the whole answer is the code")
     name = re.escape(function)
     defines = re.compile(rf"^(?:[ \t]*(?:async[ \t]+)?def[ \t]+{name}\b|class[ \t]+{name}\b|{name}[ \t]*(?:=[^=]|:))", re.MULTILINE)
     chosen = [block for block in found if function and defines.search(block.text)]

@@ -4,6 +4,9 @@ r"""Parse and validate the reference of a `unit_tests` task: three kinds of test
     {"kind": "calls", "function": "square", "cases": [{"args": [3], "expected": 9}]}
     {"kind": "asserts", "entry_point": "square", "test": "def check(candidate):\n    assert candidate(3) == 9"}
 
+A text of assertions alone, or a list of such texts, is a reference of kind asserts, whose entry point is the one function that it calls and
+neither Python nor the text defines: "assert square(3) == 9".
+
 Every kind takes "limits" (fields of `Limits`) and "prelude" (code put in front of the answer); stdio and calls take "checker"
 (a rule's name, or {"name": "tolerance", "absolute": 1e-6}), and a "weight" and a "name" in each case; stdio takes "language";
 asserts takes "setup" (code that only the checker sees) and "in_place". A case of calls may have "kwargs". Types that JSON lacks are written
@@ -29,7 +32,7 @@ from rlvr.contracts import Limits
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.verifiers.code.compare_text import TEXT_RULES
 from rlvr.verifiers.code.compare_values import VALUE_RULES
-from rlvr.verifiers.code.test_analysis import PreparedTest, prepare_test
+from rlvr.verifiers.code.test_analysis import PreparedTest, find_answer_names, prepare_test
 from rlvr.verifiers.code.wire import NotData, encode, find_non_data
 
 KEYS_BY_KIND: Mapping[str, frozenset[str]] = {
@@ -40,6 +43,12 @@ KEYS_BY_KIND: Mapping[str, frozenset[str]] = {
 COMMON_KEYS = frozenset({"kind", "limits", "prelude"})
 CASE_KEYS = {"stdio": frozenset({"stdin", "stdout"}), "calls": frozenset({"args", "expected", "kwargs"})}
 LANGUAGES = ("python", "cpp", "javascript")
+EXAMPLES: Mapping[str, str] = {
+    "asserts": "{'kind': 'asserts', 'entry_point': 'add', 'test': 'assert add(1, 2) == 3'}",
+    "calls": "{'kind': 'calls', 'function': 'add', 'cases': [{'args': [1, 2], 'expected': 3}]}",
+    "stdio": "{'kind': 'stdio', 'cases': [{'stdin': '1 2', 'stdout': '3'}]}",
+}
+"""One whole reference of each kind, for messages."""
 VALUE_TAGS = {"__tuple__", "__set__", "__dict__", "__bytes__", "__float__"}
 
 
@@ -91,19 +100,28 @@ class UnitTestSpec:
 
 def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
     """Parse the tests of a reference; ConfigError if it is not valid."""
-    kind: Any = reference.get("kind") if isinstance(reference, Mapping) else reference
-    if not isinstance(reference, Mapping) or not isinstance(kind, str) or kind not in KEYS_BY_KIND:
-        raise ConfigError(f"the reference's kind is {str(kind)[:80]!r}; {format_suggestion(str(kind)[:80], KEYS_BY_KIND)}")
+    if isinstance(reference, str | list | tuple):
+        reference = _parse_assertions(reference)
+    if not isinstance(reference, Mapping):
+        raise ConfigError(f"the reference is {reference!r:.80}; give a text of assertions, or a mapping{_such_as()}")
+    kind: Any = reference.get("kind")
+    if kind is None:
+        raise ConfigError(f"the reference {dict(reference)!r:.80} has no 'kind'; give {', '.join(sorted(KEYS_BY_KIND))}{_such_as()}")
+    if not isinstance(kind, str) or kind not in KEYS_BY_KIND:
+        raise ConfigError(f"the reference's kind is {kind!r:.80}; {format_suggestion(str(kind)[:80], KEYS_BY_KIND)}{_such_as()}")
     for key in reference:
         if key not in KEYS_BY_KIND[kind] | COMMON_KEYS:
             raise ConfigError(
                 f"a reference of kind {kind!r} has no {key!r}; {format_suggestion(str(key), KEYS_BY_KIND[kind] | COMMON_KEYS)}"
+                + _such_as(kind)
             )
     texts = {name: _get_text(reference, name) for name in ("prelude", "setup", "test", "function", "entry_point")}
     limits = override_limits(reference.get("limits", {}), default)
     if kind == "asserts":
         if not texts["test"].strip() or not texts["entry_point"].isidentifier():
-            raise ConfigError("a reference of kind 'asserts' needs 'test' (code) and 'entry_point' (the name of the answer's function)")
+            raise ConfigError(
+                f"a reference of kind 'asserts' needs 'test' and 'entry_point', code and the name of the answer's function{_such_as(kind)}"
+            )
         in_place = reference.get("in_place", False)
         if not isinstance(in_place, bool):
             raise ConfigError(f"in_place is {in_place!r}; true or false is needed")
@@ -111,13 +129,13 @@ def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
         given = UnitTestSpec("asserts", limits, function=texts["entry_point"], setup=texts["setup"], prelude=texts["prelude"])
         return replace(given, prepared=prepared, in_place=in_place)
     if kind == "calls" and not texts["function"].isidentifier():
-        raise ConfigError("a reference of kind 'calls' needs 'function', the name of the answer's function")
+        raise ConfigError(f"a reference of kind 'calls' needs 'function', the name of the answer's function{_such_as(kind)}")
     language = reference.get("language", "python")
     if language not in LANGUAGES:
         raise ConfigError(f"language is {language!r}; {format_suggestion(str(language), LANGUAGES)}")
     cases = reference.get("cases")
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
-        raise ConfigError(f"a reference of kind {kind!r} needs 'cases', a list of at least one")
+        raise ConfigError(f"a reference of kind {kind!r} needs 'cases', a list of at least one{_such_as(kind)}")
     parsed = tuple(_parse_case(kind, number, case) for number, case in enumerate(cases, 1))
     rule = _parse_rule(reference.get("checker"), kind)
     return UnitTestSpec(
@@ -129,6 +147,28 @@ def parse_reference(reference: Any, default: Limits) -> UnitTestSpec:
         prelude=texts["prelude"],
         language=language,
     )
+
+
+def _such_as(kind: str = "asserts") -> str:
+    return f", such as {EXAMPLES[kind]}"
+
+
+def _parse_assertions(given: str | Sequence[Any]) -> dict[str, str]:
+    """Turn a text of assertions, or a list of such texts, into a reference of kind asserts."""
+    if not isinstance(given, str) and not (given and all(isinstance(text, str) for text in given)):
+        raise ConfigError(f"the reference is {given!r:.80}, a list; it may be a list of assertions as texts, or a mapping{_such_as()}")
+    text = given if isinstance(given, str) else "\n".join(given)
+    try:
+        names = find_answer_names(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ConfigError(f"the text {text!r:.60} {error}; give assertions, or a mapping{_such_as()}") from None
+    if not names:
+        raise ConfigError(f"the assertions {text!r:.60} call no function of the answer; name it, with a mapping{_such_as()}")
+    if len(names) > 1:
+        raise ConfigError(
+            f"the assertions call {' and '.join(names)}, which they do not define; say which one is the answer's, with a mapping{_such_as()}"
+        )
+    return {"kind": "asserts", "entry_point": names[0], "test": text}
 
 
 def _parse_case(kind: str, number: int, case: Any) -> UnitTestCase:

@@ -64,6 +64,31 @@ def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
     return PreparedTest(text, count, bool(examined.check_functions), examined.is_class)
 
 
+@lru_cache(maxsize=1024)
+def find_answer_names(test: str) -> tuple[str, ...]:
+    """Find the names that only the answer of a test can define: those that it calls, else uses, and neither it nor Python defines.
+
+    Raises:
+        ValueError: the text is not Python, or has no assertion.
+
+    >>> find_answer_names("import math; assert math.floor(f(2.5)) == len(g)")
+    ('f',)
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = parse_python(test)
+    except SyntaxError as error:
+        raise ValueError(f"is not Python ({error.msg}, line {error.lineno})") from None
+    nodes = list(ast.walk(tree))
+    if not any(isinstance(node, ast.Assert) for node in nodes):
+        raise ValueError("has no assertion")
+    bound = {*_iter_bound_names(tree), *vars(builtins), "__name__"}
+    called = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    used = [node.id for node in nodes if isinstance(node, ast.Name)]
+    return tuple(dict.fromkeys(name for name in called if name not in bound) or dict.fromkeys(name for name in used if name not in bound))
+
+
 def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.stmt], int]:
     """Wrap every asserting statement in a `try` that records whether it passed; also return the next test index."""
     changed: list[ast.stmt] = []
