@@ -11,7 +11,7 @@ from typing import Literal, Self
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.hints import explain_constructor
+from rlvr.hints import Hinted, explain_constructor
 
 
 class ExitStatus(StrEnum):
@@ -85,13 +85,23 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutionResult:
-    """The result of running a program.
+class ExecutionResult(Hinted):
+    """The result of running a program. `text` is its output as a text; `stdout` has the bytes.
 
-    >>> ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"hello").status
-    <ExitStatus.OK: 'OK'>
+    >>> result = ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"hello")
+    >>> result.status, result.ok, result.text
+    (<ExitStatus.OK: 'OK'>, True, 'hello')
     """
 
+    _hints = {
+        **dict.fromkeys(("success", "succeeded", "passed", "is_ok"), "write .ok"),
+        **dict.fromkeys(("returncode", "return_code", "exitcode", "code"), "write .exit_code"),
+        **dict.fromkeys(("output", "out", "stdout_text", "result"), "write .text, or .stdout for the bytes"),
+        **dict.fromkeys(("error", "err", "exception", "stderr_text"), "write .stderr, or .reason for what the sandbox says"),
+        **dict.fromkeys(("timeout", "is_timeout"), "write .timed_out"),
+        **dict.fromkeys(("duration", "elapsed", "time"), "write .wall_s, or .cpu_s"),
+        "memory": "write .peak_mb",
+    }
     status: ExitStatus
     exit_code: int | None = None
     stdout: bytes = b""
@@ -108,6 +118,21 @@ class ExecutionResult:
     """A message to the policy about side effects in the session, such as lost variables of the Python interpreter."""
     unsupported: bool = False
     """With INTERNAL_ERROR: this sandbox can never run such a program (e.g. a limit above its own). The task is at fault."""
+
+    @property
+    def text(self) -> str:
+        """The standard output as a text; what is not UTF-8 is replaced."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program ended by itself with exit code 0."""
+        return self.status is ExitStatus.OK
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the program ran out of time."""
+        return self.status is ExitStatus.TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""The result of a program, as a user reads it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from rlvr.contracts import ExecutionResult, ExitStatus
+
+
+def test_the_output_is_read_as_text() -> None:
+    result = ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"42\n")
+    assert result.text == "42\n" and result.text.strip() == "42"
+    assert ExecutionResult(ExitStatus.OK, stdout=b"caf\xc3\xa9 \xff").text == "caf\xe9 \ufffd"
+
+
+@pytest.mark.parametrize("status", ExitStatus)
+def test_how_it_ended_is_asked_by_name(status: ExitStatus) -> None:
+    result = ExecutionResult(status)
+    assert result.ok is (status is ExitStatus.OK) and result.timed_out is (status is ExitStatus.TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("success", r"write \.ok"),
+        ("passed", r"write \.ok"),
+        ("returncode", r"write \.exit_code"),
+        ("output", r"write \.text"),
+        ("timeout", r"write \.timed_out"),
+        ("error", r"write \.stderr"),
+        ("duration", r"write \.wall_s"),
+        ("nothing", r"no attribute 'nothing'$"),
+    ],
+)
+def test_a_name_of_another_library_gets_ours(name: str, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        getattr(ExecutionResult(ExitStatus.OK), name)
+
+
+def test_it_is_still_a_plain_record() -> None:
+    result = ExecutionResult(ExitStatus.OK, stdout=b"1")
+    assert pickle.loads(pickle.dumps(result)) == copy.deepcopy(result) == replace(result) == result
