@@ -1,6 +1,7 @@
-"""What users of TRL, Gymnasium, verifiers and inspect type first, and the call that does it here: the table of error messages for them.
+"""What users of TRL, Gymnasium, verifiers, inspect and lm-eval type first, and the call that does it here: the tables of error messages.
 
-A name that this library has is not in the table, and nothing here makes a call work: it only makes the error say the right call.
+A name that this library has is not in a table, and nothing here makes a call work: it only makes the error say the right call.
+`tests/test_hints.py` holds that every call, key, plugin and command of a hint exists.
 """
 
 from __future__ import annotations
@@ -38,88 +39,371 @@ PLUGIN_WORDS: Mapping[str, str] = {
     "algo": "algorithm",
 }
 NAMES: Mapping[str, str] = {
-    "TrainerCallback": "subclass rlvr.Callback and pass callbacks=[...] to rlvr.train or rlvr.Trainer",
-    "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}) is a weighted mix of verifiers",
-    "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
-    "Model": "rlvr.load_model(folder) returns a transformers model and its tokenizer",
-    "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.evaluate(env, policy=...)",
     "Config": "settings are keywords: rlvr.train(model=..., env=..., steps=10, learning_rate=1e-6)",
+    "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
     "LLM": "rlvr.make_sampler('vllm', model=folder)",
-    "verify_batch": "rlvr.verify_many(verifier, answers, references)",
-    "score": "rlvr.verify(verifier, answer, reference).score",
-    "sample": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
-    "generate": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
-    "rollout": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+    "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
+    "MultiTurnEnv": "subclass rlvr.Environment, with `task`, and `reply` or `new_session`; `rlvr new env NAME --kind conversation` writes one",
+    "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.evaluate(env, policy=...)",
+    "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), a weighted mix of verifiers; a function is one too: "
+    "rlvr.make_verifier({function: 1.0, 'format': 0.2})",
+    "Sample": "rlvr.Task('2+2=', reference='4')",
+    "Scorer": "a scorer is a function f(answer, reference) that returns a score from 0 to 1: rlvr.make_verifier(function)",
+    "SingleTurnEnv": "rlvr.make_env(rows, verifier='symbolic')",
+    "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
+    "StatefulToolEnv": "subclass rlvr.Environment, with `task` and `new_session`; `rlvr new env NAME --kind tools` writes one",
+    "ToolEnv": "rlvr.make_env(rows, tools=[function], max_turns=4)",
+    "TrainerCallback": "subclass rlvr.Callback and pass callbacks=[...] to rlvr.train or rlvr.Trainer",
+    "compare": "report.compare(other), or `rlvr compare DIR DIR`",
     "eval": "rlvr.evaluate(env, policy=...)",
-    "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
+    "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
+    "generate": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
     "help": "help(rlvr.verify), or `rlvr show verifier symbolic` in a shell",
+    "load_eval": "rlvr.load_evaluation(DIR)",
+    "make_vec": "gymnasium.make_vec('rlvr/Arithmetic-v0', num_envs=4)",
+    "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
+    "read_eval_log": "rlvr.load_evaluation(DIR)",
+    "read_log": "rlvr.load_evaluation(DIR)",
+    "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
+    "retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
+    "rollout": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+    "sample": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+    "score": "rlvr.verify(verifier, answer, reference).score",
+    "scorer": "a scorer is a function f(answer, reference) that returns a score from 0 to 1: rlvr.make_verifier(function)",
+    "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
+    "verify_batch": "rlvr.verify_many(verifier, answers, references)",
+    "vllm": "rlvr.make_sampler('vllm', model=folder); a policy is 'vllm:DIR'",
 }
-"""Names in the module that do not exist."""
+"""Names in the module that do not exist, and a call, or a sentence with one."""
 NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"(?:GRPO|PPO|RLOO|DPO|SFT)Trainer", "rlvr.Trainer(model=..., env=..., algorithm='grpo') or rlvr.train(...)"),
     (r"\w*(?:Config|Args|Arguments)", NAMES["Config"]),
+    (r"EarlyStop\w*", "subclass rlvr.Callback and call trainer.stop(reason) in `on_evaluate`; rlvr.BestCheckpoint keeps the best model"),
     (r"\w+Env|\w*Environment", "subclass rlvr.Environment, or give data: rlvr.make_env([{'question': ..., 'answer': ...}])"),
     (r"(?:list|available|all)_(\w+)", "rlvr.list({kind!r})"),
-    (r"(?:register|add)_?\w*", "nothing is registered: pass the class, the object or the function itself, such as verifier=function"),
+    (r"(?:register|add)_?\w*", "nothing is registered: pass the class, the object or the function itself, such as rlvr.make_env(MyEnv)"),
     (r"(?:load|get|create|build)_(\w+)", "rlvr.make_{kind}(name, **settings)"),
 )
 """Patterns of such names; {kind} is the kind of plugin that the name speaks of."""
 PLUGINS: Mapping[str, str] = {
     "math": "symbolic",
     "math_verify": "symbolic",
+    "math_equal": "symbolic",
     "sympy": "symbolic",
     "exact_match": "exact",
     "equality": "exact",
+    "equals": "exact",
+    "match": "exact",
+    "string_match": "exact",
+    "em": "span",
+    "f1": "span",
+    "includes": "span",
+    "contains": "span",
+    "squad": "span",
+    "pattern": "regex",
+    "regexp": "regex",
+    "regex_match": "regex",
+    "number": "numeric",
+    "float_match": "numeric",
+    "multiple_choice": "choice",
+    "multichoice": "choice",
+    "mcq": "choice",
     "code": "unit_tests",
+    "code_execution": "unit_tests",
     "python_tests": "unit_tests",
     "judge": "llm_judge",
+    "llm": "llm_judge",
+    "llm_as_judge": "llm_judge",
+    "llm_as_a_judge": "llm_judge",
+    "model_graded": "llm_judge",
+    "model_graded_fact": "llm_judge",
+    "model_graded_qa": "llm_judge",
+    "ifeval": "instructions",
+    "json": "json_schema",
+    "reward_model": "learned",
     "transformers": "hf",
     "huggingface": "hf",
+    "endpoint": "openai",
+    "openai_api": "openai",
     "subprocess": "process",
     "local": "process",
+    "python_repl": "python",
+    "code_interpreter": "python",
+    "shell_tool": "bash",
+    "terminal": "bash",
 }
-"""Names of plugins in other libraries, and the plugin here."""
-KEYWORDS: Mapping[str, str] = {
-    "algo": "algorithm=",
-    "answer": "reference=, the right answer; the answer of the policy is given when it is verified",
-    "kl_coef": "beta=",
-    "num_tasks": "tasks=, the number of tasks",
-    "timeout": "the limit with the call: sandbox.run(code, timeout=5); in rlvr.Limits: wall_s=5",
-    "args": "keywords, such as steps=10, learning_rate=1e-6",
-    "batch_size": "prompts_per_step=, the number of prompts of one training step",
-    "config": "settings={'train.steps': 10}, or keywords such as steps=10",
-    "dataset": "data=",
-    "environment": "env=",
-    "epochs": "steps=",
-    "group_size": "num_generations=",
-    "gamma": "algorithm={'name': 'ppo', 'gamma': ...}",
-    "beta": "algorithm={'name': 'grpo', 'beta': ...}",
-    "epsilon": "algorithm={'name': 'grpo', 'epsilon': ...}",
-    "k": "n=, the number of answers for each task; pass@k is reported for every k up to n",
-    "limit": "tasks=, the number of tasks",
-    "log_dir": "out=",
-    "lr": "learning_rate=",
-    "max_steps": "steps=",
-    "max_tokens": "max_new_tokens=",
-    "max_completion_length": "max_new_tokens=",
-    "num_examples": "tasks=, the number of tasks",
-    "num_samples": "n=, the number of answers for each task",
-    "num_steps": "steps=",
-    "output_dir": "out=",
-    "policy_model": "policy=",
-    "resume_from": "out='runs/a', resume=True",
-    "resume_from_checkpoint": "out='runs/a', resume=True",
-    "reward_fn": "verifier=",
-    "reward_func": "verifier=",
-    "reward_funcs": "verifier=",
-    "rollouts_per_example": "n=, the number of answers for each task",
-    "rubric": "verifier=",
-    "scorer": "verifier=",
-    "train_dataset": "data=",
-    "weights": "one mapping: {'symbolic': 0.8, 'format': 0.2}",
+"""Names of plugins in other libraries, and the plugin here; of several similar ones, the one that is closest."""
+QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
+REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
+SOLUTION_COLUMNS = ("solution",)
+"""Usual names of the columns of data. A solution is the reference only if no column is named like an answer."""
+ANSWER_COLUMNS = ("completion", "response", "output", "prediction", "generation", "model_answer")
+"""Usual names of the column with what a model answered."""
+
+CONFIG_KEYS: Mapping[str, str] = {
+    "batch_size": "rollout.prompts_per_step, the prompts of one training step; num_generations is how often each is answered",
+    "beta": "algorithm.beta",
+    "bf16": "train.mixed_precision=bf16",
+    "clip_range": "algorithm.epsilon",
+    "epochs": "train.steps",
+    "epsilon": "algorithm.epsilon",
+    "eval_steps": "eval.every",
+    "eval_strategy": "eval.every, a number of steps; 0: a run is evaluated before and after training",
+    "evaluation_strategy": "eval.every, a number of steps; 0: a run is evaluated before and after training",
+    "fp16": "train.mixed_precision=fp16",
+    "gamma": "algorithm.gamma",
+    "gradient_accumulation_steps": "train.max_tokens_per_microbatch, the tokens of one forward pass; gradients are accumulated over a step",
+    "group_size": "rollout.num_generations",
+    "kl_coef": "algorithm.beta",
+    "lam": "algorithm.lam",
+    "lora": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "lora_config": "model.lora.rank",
+    "lora_r": "model.lora.rank",
+    "lora_rank": "model.lora.rank",
+    "lora_target_modules": "model.lora.target_modules",
+    "loss_type": "algorithm, such as dr_grpo or dapo",
+    "lr": "train.learning_rate",
+    "lr_scheduler_type": "train.lr_scheduler",
+    "max_completion_length": "rollout.max_new_tokens",
+    "max_prompt_length": "rollout.max_length, the tokens of prompt and completion together",
+    "max_response_length": "rollout.max_new_tokens",
+    "max_seq_length": "rollout.max_length",
+    "max_steps": "train.steps",
+    "max_tokens": "rollout.max_new_tokens",
+    "model_name_or_path": "model.path",
+    "num_iterations": "algorithm.num_iterations",
+    "num_return_sequences": "rollout.num_generations",
+    "num_samples_per_prompt": "rollout.num_generations",
+    "num_steps": "train.steps",
+    "num_train_epochs": "train.steps",
+    "peft_config": "model.lora.rank",
+    "per_device_train_batch_size": "rollout.prompts_per_step, of all devices together; num_generations is how often each is answered",
+    "ppo_epochs": "algorithm.num_iterations",
+    "processing_class": "tokenizer",
+    "ref_model": "reference.path",
+    "report_to": "log.report_to",
+    "save_steps": "log.save_every",
+    "save_total_limit": "log.save_total_limit",
+    "scale_rewards": "algorithm.scale_rewards",
+    "torch_dtype": "model.dtype",
+    "train_batch_size": "rollout.prompts_per_step, the prompts of one training step; num_generations is how often each is answered",
+    "use_vllm": "rollout.sampler=vllm",
+    "vllm_gpu_memory_utilization": "rollout.sampler.memory_fraction",
+    "vllm_mode": "rollout.sampler.placement",
+    "warmup_ratio": "train.warmup_steps, a number of steps",
 }
-"""Keywords of other libraries, and how they are written here."""
+"""Settings of a training run in other libraries: the key of the configuration here, perhaps with its value, and with a comment."""
+
+
+def _write_keyword(config_key: str) -> str:
+    """Write a key of the configuration as a keyword of `rlvr.train`, where the sections `train` and `rollout` are left out.
+
+    >>> _write_keyword("train.learning_rate"), _write_keyword("log.save_every"), _write_keyword("train.mixed_precision=bf16")
+    ('learning_rate=', "log={'save_every': ...}", "mixed_precision='bf16'")
+    """
+    key, comma, comment = config_key.partition(", ")
+    key, _, value = key.partition("=")
+    head, *rest = key.removeprefix("train.").removeprefix("rollout.").split(".")
+    text = f"'{value}'" if value else "..."
+    for part in reversed(rest):
+        text = f"{{'{part}': {text}}}"
+    if (
+        rest
+        and (first := {"algorithm": "'name': 'grpo'", "sampler": "'name': 'vllm'", "model": "'path': folder"}.get(head))
+        and rest != ["path"]
+    ):
+        text = f"{{{first}, {text[1:]}"
+    return f"{head}={'' if text == '...' else text}{comma}{comment}"
+
+
+_NUM_ANSWERS = "n=, the number of answers for each task; pass@k is reported for every k up to n"
+_NUM_TASKS = "tasks=, the number of tasks"
+_VERIFIER = "verifier="
+_FEW_SHOT = "rlvr.evaluate(rlvr.make_env(data, shots=5), policy=...)"
+_VERIFIED_LATER = "the answer and the reference are given when it is verified: rlvr.verify(verifier, answer=..., reference=...)"
+_SAMPLED_LATER = "how to sample is said where it is done: rlvr.evaluate(env, policy, temperature=0.7, max_new_tokens=512)"
+_PUSHED = "the trained model is a folder: rlvr.load_model(folder).model.push_to_hub(name)"
+KEYWORDS: Mapping[str, Mapping[str, str]] = {
+    "train": {
+        **{name: _write_keyword(key) for name, key in CONFIG_KEYS.items()},
+        **dict.fromkeys(("dataset", "train_dataset"), "data="),
+        **dict.fromkeys(("log_dir", "logging_dir", "output_dir", "run_name", "save_dir"), "out="),
+        **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "rubric", "scorer"), _VERIFIER),
+        **dict.fromkeys(("hub_model_id", "push_to_hub"), _PUSHED),
+        **dict.fromkeys(("resume_from", "resume_from_checkpoint"), "out='runs/a', resume=True"),
+        "algo": "algorithm=",
+        "args": "settings are keywords, such as steps=10, learning_rate=1e-6",
+        "config": "settings={'train.steps': 10}, or keywords such as steps=10",
+        "environment": "env=",
+        "eval_dataset": "rlvr.train(model=..., env=rlvr.make_env(data, test=held_out))",
+        "gamma": "algorithm={'name': 'ppo', 'gamma': ...}",
+        "lam": "algorithm={'name': 'ppo', 'lam': ...}",
+        "lora_alpha": "model={'path': folder, 'lora': {'rank': ..., 'alpha': ...}}",
+        "model_name_or_path": "model=",
+        "logging_steps": "every step is logged; leave it out",
+        "optim": "the optimizer is AdamW; leave it out",
+        "reward_weights": "verifier={'symbolic': 0.8, 'format': 0.2}, the weight of each",
+    },
+    "evaluate": {
+        "api_key": "the key is read from the variable OPENAI_API_KEY; sampler={'key_variable': 'MY_KEY'} names another",
+        "base_url": "policy='openai:URL#MODEL'",
+        "batch_size": "sampler={'batch_size': 8}",
+        "best_of": _NUM_ANSWERS,
+        "data": "env=",
+        "dataset": "env=",
+        "device": "sampler={'device': 'cuda:1'}",
+        "environment": "env=",
+        "epochs": _NUM_ANSWERS,
+        "fail_on_error": "a sample that failed has no score; the same call with out=DIR and retry=True samples it again",
+        "few_shot": _FEW_SHOT,
+        "fewshot": _FEW_SHOT,
+        "gen_kwargs": "how to sample is said by keywords, such as temperature=0.7, top_p=0.95",
+        "k": _NUM_ANSWERS,
+        "log_dir": "out=",
+        "log_samples": "every sample is in report.samples; out=DIR writes them too",
+        "max_completion_length": "max_new_tokens=",
+        "max_connections": "concurrency=",
+        "max_examples": _NUM_TASKS,
+        "max_retries": "sampler={'retries': 3}",
+        "max_samples": _NUM_TASKS,
+        "max_tokens": "max_new_tokens=",
+        "max_workers": "concurrency=",
+        "metric": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
+        "metrics": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
+        "model": "policy=",
+        "model_args": "policy='hf:DIR'",
+        "num_examples": _NUM_TASKS,
+        "num_fewshot": _FEW_SHOT,
+        "num_generations": _NUM_ANSWERS,
+        "num_problems": _NUM_TASKS,
+        "num_return_sequences": _NUM_ANSWERS,
+        "num_samples": _NUM_ANSWERS,
+        "num_tasks": _NUM_TASKS,
+        "num_workers": "concurrency=",
+        "output_dir": "out=",
+        "output_path": "out=",
+        "pass_at_k": _NUM_ANSWERS,
+        "policy_model": "policy=",
+        "prompt_template": "rlvr.evaluate(rlvr.make_env(data, question='Q: {input}'), policy=...), with columns of the data in braces",
+        "repeats": _NUM_ANSWERS,
+        "retry_on_error": "retry=True, with out= as before",
+        "reward_fn": _VERIFIER,
+        "rollouts_per_example": _NUM_ANSWERS,
+        "rubric": _VERIFIER,
+        "samples": _NUM_ANSWERS,
+        "save_results": "every sample is in report.samples; out=DIR writes them too",
+        "scorer": _VERIFIER,
+        "system_message": "system=",
+        "system_prompt": "system=",
+        "task": "env=",
+        "time_limit": "episode_timeout_s=",
+        "tools": "rlvr.evaluate(rlvr.make_env(env, tools=[function], max_turns=4), policy=...)",
+    },
+    "verify": {
+        **dict.fromkeys(ANSWER_COLUMNS, "answer=, what the policy wrote"),
+        **{name: "reference=, the right answer" for name in (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS) if name not in ("answer", "reference")},
+        **{name: "prompt=, the question" for name in QUESTION_COLUMNS if name != "prompt"},
+        "text": "answer=, what the policy wrote",
+        "reward_fn": _VERIFIER,
+        "scorer": _VERIFIER,
+        "rubric": _VERIFIER,
+    },
+    "verify_many": {
+        **dict.fromkeys(("completions", "responses", "outputs", "predictions", "answer"), "answers=, what the policy wrote"),
+        **dict.fromkeys(("targets", "golds", "labels", "solutions", "ground_truths", "reference"), "references=, the right answers"),
+        **dict.fromkeys(("questions", "problems", "inputs"), "prompts=, the questions"),
+        "reward_fn": _VERIFIER,
+        "scorer": _VERIFIER,
+        "rubric": _VERIFIER,
+    },
+    "Learner": {
+        "algo": "algorithm=",
+        "beta": "algorithm={'name': 'grpo', 'beta': 0.04}",
+        "epsilon": "algorithm={'name': 'grpo', 'epsilon': 0.2}",
+        "kl_coef": "algorithm={'name': 'grpo', 'beta': 0.04}",
+        "lr": "learning_rate=",
+        "lr_scheduler_type": "lr_scheduler=",
+        "max_completion_length": "max_new_tokens=",
+        "max_steps": "total_steps=",
+        "max_tokens": "max_new_tokens=",
+        "policy": "model=",
+        "ref_model": "reference=",
+        "steps": "total_steps=",
+    },
+    "Rollout": {
+        "env": "environment=",
+        "group_size": "the number of answers is given with the call: rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+        "n": "the number of answers is given with the call: rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+        "num_generations": "the number of answers is given with the call: rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+        "max_completion_length": "max_new_tokens=",
+        "max_tokens": "max_new_tokens=",
+        "model": "sampler=",
+        "policy": "sampler=",
+    },
+    "Task": {
+        **dict.fromkeys(("question", "problem", "input"), "prompt="),
+        **dict.fromkeys(("answer", "target", "label", "gold", "ground_truth", "solution"), "reference=, the right answer"),
+        **dict.fromkeys(("metadata", "info", "extra_info"), "meta="),
+    },
+    "SamplingParams": dict.fromkeys(("max_tokens", "max_new_tokens"), "the limit is given with the request: rlvr.Request(token_ids, 32)"),
+    "Limits": {
+        "memory": "memory_mb=",
+        "memory_limit": "memory_mb=",
+        "time_limit": "wall_s=5",
+        "timeout": "wall_s=5",
+        "timeout_s": "wall_s=5",
+    },
+    "make_env": {
+        **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
+        **dict.fromkeys(("num_fewshot", "few_shot", "fewshot", "n_shots"), "shots="),
+        **dict.fromkeys(("limit", "num_examples", "num_tasks", "max_samples"), "limit="),
+        **dict.fromkeys(("max_tokens", "max_completion_length", "max_new_tokens", "temperature"), _SAMPLED_LATER),
+        **dict.fromkeys(("prompt_template", "template", "prompt"), "question='Q: {input}', with columns of the data in braces"),
+        **dict.fromkeys(("rubric", "scorer", "reward_fn", "reward_func", "reward_funcs"), _VERIFIER),
+        **dict.fromkeys(("system_prompt", "system_message"), "system="),
+        **dict.fromkeys(("answer", "target", "ground_truth"), "reference="),
+        **dict.fromkeys(("eval_dataset", "test_dataset", "test_data"), "test="),
+    },
+    "make_verifier": {
+        **dict.fromkeys((*ANSWER_COLUMNS, "answer", "reference", "target", "gold", "ground_truth"), _VERIFIED_LATER),
+        "base_url": "url=",
+        "judge_model": "model=",
+        "tol": "tolerance=",
+        "weights": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), a mapping with the weight of each",
+    },
+    "make_algorithm": {
+        **dict.fromkeys(("kl_coef", "kl_beta", "init_kl_coef"), "beta="),
+        **dict.fromkeys(("clip_range", "cliprange", "clip_eps", "clip_ratio", "eps_clip"), "epsilon="),
+        **dict.fromkeys(("clip_ratio_high", "eps_clip_high"), "epsilon_high="),
+        **dict.fromkeys(("ent_coef", "entropy_coeff"), "entropy_coef="),
+        **dict.fromkeys(("gae_lambda", "lambda_"), "lam="),
+        **dict.fromkeys(("discount", "discount_factor"), "gamma="),
+        **dict.fromkeys(("ppo_epochs", "num_ppo_epochs", "update_epochs"), "num_iterations="),
+        **dict.fromkeys(("value_loss_coef", "vf_coeff"), "vf_coef="),
+        **dict.fromkeys(("lr", "learning_rate"), "the learning rate is the trainer's: rlvr.train(model=..., env=..., learning_rate=1e-6)"),
+    },
+    "make_sampler": {
+        **dict.fromkeys(("base_url", "api_base", "endpoint"), "url="),
+        **dict.fromkeys(("api_key_var", "api_key_env"), "key_variable="),
+        **dict.fromkeys(("max_retries", "num_retries"), "retries="),
+        **dict.fromkeys(("max_connections", "max_workers", "num_workers"), "concurrency="),
+        **dict.fromkeys(("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k"), _SAMPLED_LATER),
+        "api_key": "key_variable=, the name of the environment variable with the key",
+        "gpu_memory_utilization": "memory_fraction=",
+        "tp": "tensor_parallel_size=",
+    },
+    "make_sandbox": {
+        "timeout": "the limit is given with the call: rlvr.make_sandbox(name).run(code, timeout=5)",
+        "timeout_s": "the limit is given with the call: rlvr.make_sandbox(name).run(code, timeout=5)",
+    },
+}
+"""Keywords of other libraries, by the call that gets them: how they are written here, or a sentence."""
+SAME_KEYWORDS: Mapping[str, str] = {"Trainer": "train", "make": "make_env"}
+"""Calls that take the keywords of another one."""
+CODE = re.compile(r"(rlvr|gymnasium|report)\.\w|\w+=")
+"""How a hint begins that is code and not a sentence."""
 
 
 def explain_name(name: str) -> str:
@@ -129,35 +413,50 @@ def explain_name(name: str) -> str:
     "write rlvr.list('verifier')"
     """
     if found := NAMES.get(name):
-        return f"write {found}" if found.startswith("rlvr.") else found
+        return _advise(found)
     for pattern, call in NAME_PATTERNS:
         if match := re.fullmatch(pattern, name):
             kind = PLUGIN_WORDS.get(match.group(1).rpartition("_")[2], "") if match.groups() else ""
             if "{kind" in call and not kind:
                 continue
-            call = call.format(kind=kind) if kind else call
-            return f"write {call}" if call.startswith("rlvr.") else call
+            return _advise(call.format(kind=kind) if kind else call)
     return ""
 
 
-def explain_keyword(name: str) -> str:
-    """Return how a keyword of another library is written here, or "".
+def explain_keyword(name: str, call: str = "") -> str:
+    """Return how a keyword of another library is written in a call here, or ""; without a call: in `train`, else in `evaluate`.
 
-    >>> explain_keyword("group_size")
-    'write num_generations='
+    >>> explain_keyword("group_size", "train"), explain_keyword("epochs", "train")
+    ('write num_generations=', 'write steps=')
+    >>> explain_keyword("epochs", "evaluate")
+    'write n=, the number of answers for each task; pass@k is reported for every k up to n'
     """
-    return f"write {KEYWORDS[name]}" if name in KEYWORDS else ""
+    tables = [KEYWORDS.get(SAME_KEYWORDS.get(call, call), {})] if call else [KEYWORDS["train"], KEYWORDS["evaluate"]]
+    return next((_advise(table[name]) for table in tables if name in table), "")
+
+
+def explain_config_key(key: str) -> str:
+    """Return the key of a run's configuration that does what a key of another library does, with or without its section, or "".
+
+    >>> explain_config_key("lr"), explain_config_key("train.lr"), explain_config_key("use_vllm")
+    ('train.learning_rate', 'train.learning_rate', 'rollout.sampler=vllm')
+    """
+    return CONFIG_KEYS.get(key.rpartition(".")[2], "").partition(", ")[0]
 
 
 def explain_plugin_setting(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return how a setting of a plugin is written here, or "": a keyword of a training run is no help for a tool that lacks it.
+    """Return how a setting of a plugin is written here, or "": a setting that this plugin lacks is no help.
 
     >>> explain_plugin_setting("algorithm", "kl_coef", ["beta"]), explain_plugin_setting("tool", "limit", ["size"])
     ('write beta=', '')
     """
-    target = KEYWORDS.get(name, "").partition("=")[0]
-    applies = target in known or (kind, name) in (("sandbox", "timeout"), ("env", "max_tokens"))
-    return explain_keyword(name) if applies else ""
+    hint = KEYWORDS.get(f"make_{kind}", {}).get(name, "")
+    target = re.match(r"(\w+)=", hint)
+    return _advise(hint) if hint and (target is None or target.group(1) in known) else ""
+
+
+def _advise(hint: str) -> str:
+    return f"write {hint}" if CODE.match(hint) else hint
 
 
 def find_plugin(wanted: str, names: Iterable[str]) -> str:
@@ -178,13 +477,13 @@ def explain_call(function: Callable[P, R]) -> Callable[P, R]:
     TypeError: rlvr.explain_name: missing a required argument: 'name'; the call is rlvr.explain_name(name)
     """
     signature = inspect.signature(function)
-    own = f"rlvr.{function.__qualname__.removesuffix('.__init__')}"
+    call = function.__qualname__.removesuffix(".__init__")
 
     def explain(error: TypeError, kwargs: Mapping[str, Any]) -> TypeError:
-        wrong = next((key for key in kwargs if f"'{key}'" in str(error)), "")
-        hint = f" {explain_keyword(wrong)};" if explain_keyword(wrong) else ""
+        found = {key: hint for key in kwargs if key not in signature.parameters and (hint := explain_keyword(key, call))}
+        hints = [hint if f"'{key}'" in str(error) else f"{key}: {hint}" for key, hint in found.items()]
         shown = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
-        return TypeError(f"{own}: {error};{hint} the call is {own}{inspect.Signature(shown)}")
+        return TypeError("; ".join([f"rlvr.{call}: {error}", *hints, f"the call is rlvr.{call}{inspect.Signature(shown)}"]))
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

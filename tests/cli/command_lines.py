@@ -1,0 +1,36 @@
+"""Read a command line of a message without running it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import typer
+
+from rlvr.cli.commands import app
+
+
+def find_command_fault(line: str) -> str:
+    """Say why a command line of a message would be refused, or ""; words in capitals stand for values, and `...` for anything.
+
+    >>> find_command_fault("rlvr compare DIR DIR"), find_command_fault("rlvr compare DIR")
+    ('', "rlvr compare DIR: Missing argument 'B'")
+    """
+    group: Any = typer.main.get_command(app)
+    name, *words = [word for word in shlex.split(line)[1:] if word != "..."]
+    if name.startswith("-"):
+        known = {opt for parameter in group.params for opt in parameter.opts} | {"--help", "-h"}
+        return "" if name in known else f"{line}: no option {name}"
+    if name not in group.commands:
+        return f"{line}: no command {name}"
+    try:
+        group.commands[name].make_context(f"rlvr {name}", [_fill(word) for word in words], parent=group.context_class(group))
+    except Exception as error:  # any error of reading the arguments; Typer's classes are not the same in its versions
+        return "" if type(error).__name__ == "Exit" else f"{line}: {str(error).rstrip('.') or error.format_message().rstrip('.')}"  # type: ignore[attr-defined]
+    return ""
+
+
+def _fill(word: str) -> str:
+    """Put a number where `N` stands for one."""
+    return "1" if re.fullmatch(r"N", word) else word
