@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlvr.errors import ConfigError
@@ -47,16 +48,120 @@ def reject_unused_settings(plugin: type, given: Mapping[str, Any], reason: str) 
         raise ConfigError(f"{named} {'has' if len(changed) == 1 else 'have'} no effect {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class SmallestPlugin:
+    """A plugin of one kind that works, as short as it can be: what a message about an incomplete class shows.
+
+    >>> SMALLEST_PLUGINS["Verifier"].kind
+    'verifier'
+    """
+
+    kind: str
+    code: str
+    has_template: bool = True
+    """Whether `rlvr new` writes a package with one."""
+
+
+SMALLEST_PLUGINS: Mapping[str, SmallestPlugin] = {
+    "Environment": SmallestPlugin(
+        "env",
+        """\
+class MyEnv(rlvr.Environment):
+    needs = {"verifier": "numeric"}
+
+    def __init__(self, *, verifier):
+        self.verifier = verifier
+
+    def task(self, split, index):
+        return rlvr.Task(f"{index} + 1 =", reference=str(index + 1))""",
+    ),
+    "Verifier": SmallestPlugin(
+        "verifier",
+        """\
+class MyVerifier(rlvr.Verifier):
+    def verify(self, task, answer):
+        return rlvr.Verdict(float(answer.strip() == task.reference), f"compared with {task.reference!r}")""",
+    ),
+    "Sandbox": SmallestPlugin(
+        "sandbox",
+        """\
+class MySandbox(rlvr.Sandbox):
+    def run_program(self, program):
+        return rlvr.ExecutionResult(rlvr.ExitStatus.OK, exit_code=0, stdout=b"")""",
+        has_template=False,
+    ),
+    "Sampler": SmallestPlugin(
+        "sampler",
+        """\
+class MySampler(rlvr.Sampler):
+    def stream(self, requests, sampling):
+        for index, request in enumerate(requests):
+            yield index, rlvr.Completion(tokens=[0], logprobs=[0.0], finish="stop")""",
+        has_template=False,
+    ),
+    "Tool": SmallestPlugin(
+        "tool",
+        """\
+class MyTool(rlvr.Tool):
+    @rlvr.tool
+    def double(self, number: int) -> str:
+        "Double a number."
+        return str(2 * number)""",
+    ),
+    "Algorithm": SmallestPlugin(
+        "algorithm",
+        """\
+def advantage(answers):
+    return [[reward or 0.0 for reward in group] for group in answers.rewards]
+
+algorithm = rlvr.make_algorithm("grpo", advantage=advantage)""",
+    ),
+}
+"""The smallest plugin of each kind, by the name of its contract."""
+
+
+def describe_smallest(contract: str) -> str:
+    """Return the end of a message about a class that is no complete plugin: the smallest one that is, as code."""
+    smallest = SMALLEST_PLUGINS[contract]
+    more = f"\n\n`rlvr new {smallest.kind} NAME` writes a package with one and its test" if smallest.has_template else ""
+    return f"; the smallest {smallest.kind} that works:\n\n{smallest.code}{more}"
+
+
+def find_missing_methods(plugin: type) -> str:
+    """Say which methods of its contract a class lacks, with the smallest class that has them; "" if it lacks none.
+
+    >>> find_missing_methods(Plugin)
+    ''
+    """
+    missing = [f"`{name}`" for name in sorted(getattr(plugin, "__abstractmethods__", ()))]
+    contract = next((base for base in plugin.__mro__ if is_contract(base)), None) if missing else None
+    if contract is None:
+        return ""
+    kind = SMALLEST_PLUGINS[contract.__name__].kind
+    return (
+        f"{kind} {plugin.__name__!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}{describe_smallest(contract.__name__)}"
+    )
+
+
+def is_contract(plugin: type) -> bool:
+    """Return whether a class is the contract of a kind of plugin itself."""
+    return plugin.__module__.startswith("rlvr.contracts.") and plugin.__name__ in SMALLEST_PLUGINS
+
+
 class Plugin(Hinted):
     """The base class of all plugins. Declares the plugins that it needs, its availability check and its cleanup."""
 
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Refuse to build a contract itself: `rlvr.Sandbox("docker")` must say how a sandbox is built."""
-            if cls.__module__.startswith("rlvr.contracts.") and (args or kwargs):  # without arguments Python names what is abstract
-                maker = "make_env" if cls.__name__ == "Environment" else f"make_{cls.__name__.lower()}"
-                raise TypeError(f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it")
+            """Refuse to build a contract itself, or a class that lacks a method: the message says how one is built, and which is complete."""
+            missing = find_missing_methods(cls)
+            if is_contract(cls) and (args or kwargs or missing):
+                maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
+                about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
+                raise TypeError(about + describe_smallest(cls.__name__))
+            if missing:
+                raise TypeError(missing)
             return super().__new__(cls)
 
     contract_version: ClassVar[int | None] = None

@@ -28,7 +28,7 @@ from typing import Any
 
 import rlvr
 from rlvr.contracts import Environment, Plugin, Sampler, Sandbox, Verifier
-from rlvr.contracts.plugin import CONTRACT_VERSION
+from rlvr.contracts.plugin import CONTRACT_VERSION, describe_smallest, find_missing_methods
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
 from rlvr.hints import explain_plugin_setting, find_plugin
@@ -248,6 +248,8 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         return build(k.name, "function", function=factory, **kwargs)
     check_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
+    if isinstance(factory, type):
+        _check_class(factory, k, name)
     given = dict(kwargs)
     fields = get_parameters(factory)
     if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
@@ -265,10 +267,7 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         if missing:
             raise ConfigError(f"{k.name} {name!r} needs {', '.join(map(repr, missing))}; `rlvr show {k.name} {name}` explains it")
         made = factory(**given)
-        if k.contract is not None and not isinstance(made, k.contract):
-            raise PluginError(
-                f"{k.name} {name!r} is a {type(made).__name__}, not an rlvr.{k.contract.__name__}; derive its class from that one"
-            )
+        _check_class(type(made), k, name)
         return made
     except (Exception, SystemExit) as error:  # a constructor that calls sys.exit must not exit successfully
         for dependency in built:
@@ -278,6 +277,16 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         if isinstance(error, TypeError | ValueError):
             raise ConfigError(f"{k.name} {name!r} rejects its settings {_format_settings(kwargs)}: {error}") from error
         raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
+
+
+def _check_class(plugin: type, kind: PluginKind, name: str) -> None:
+    """Raise PluginError if a class is not derived from the contract of its kind, or lacks a method of it."""
+    if kind.contract is not None and not issubclass(plugin, kind.contract):
+        contract = kind.contract.__name__
+        wrong = f"{kind.name} {name!r} is a {plugin.__name__}, not an rlvr.{contract}; derive its class from that one"
+        raise PluginError(wrong + describe_smallest(contract))
+    if missing := find_missing_methods(plugin):
+        raise PluginError(missing)
 
 
 def check_contract_version(factory: Any, kind: str, name: Any) -> None:

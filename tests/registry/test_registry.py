@@ -210,10 +210,10 @@ def test_a_plugin_derives_from_the_class_of_its_kind(kind: str, contract: str, f
 
 def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
     path = file(
-        "from rlvr.contracts import Plugin\n"
-        "class Fussy(Plugin):\n    def __init__(self, *, n: int = 1):\n        raise ValueError(f'n is {n}')\n"
-        "class Broken(Plugin):\n    def __init__(self):\n        raise KeyError('gone')\n"
-        "class Wants(Plugin):\n    def __init__(self, *, a, b):\n        pass\n"
+        "from rlvr.contracts import Verifier\n"
+        "class Fussy(Verifier):\n    verify = None\n    def __init__(self, *, n: int = 1):\n        raise ValueError(f'n is {n}')\n"
+        "class Broken(Verifier):\n    verify = None\n    def __init__(self):\n        raise KeyError('gone')\n"
+        "class Wants(Verifier):\n    verify = None\n    def __init__(self, *, a, b):\n        pass\n"
     )
     with pytest.raises(ConfigError, match=r"rejects its settings \(n=3\): n is 3"):
         build("verifier", f"{path}:Fussy", n=3)
@@ -225,9 +225,9 @@ def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
 
 def test_what_was_built_for_a_plugin_that_refused_is_put_away(file: Any) -> None:
     path = file(
-        "from rlvr.contracts import Plugin, Verifier\nclosed = []\n"
+        "from rlvr.contracts import Environment, Verifier\nclosed = []\n"
         "class Judge(Verifier):\n    verify = None\n    def close(self):\n        closed.append(1)\n"
-        "class Env(Plugin):\n    needs = {'verifier': 'exact'}\n    def __init__(self, *, verifier, n=1):\n        raise ValueError('no')\n"
+        "class Env(Environment):\n    task, needs = None, {'verifier': 'exact'}\n    def __init__(self, *, verifier, n=1):\n        raise ValueError('no')\n"
     )
     with pytest.raises(ConfigError):
         build("env", f"{path}:Env", verifier={"name": f"{path}:Judge"})
