@@ -66,6 +66,17 @@ def check_catalog(kind: str, name: str, *, setting_pairs: Sequence[str], json: b
     return 1 if failed else 0
 
 
+def find_kind_to_check(name: str) -> str:
+    """Find the kind of a plugin that is named without it; ConfigError unless one kind has the name."""
+    from rlvr.cli.listing import YAML_KINDS, find_kind
+
+    kind = find_kind("check", name)
+    if kind in YAML_KINDS.values():
+        read = f"rlvr doctor --plan {name}" if kind == "recipe" else f"rlvr eval {name} --policy scripted:gold"
+        raise ConfigError(f"{name!r} is a {kind}, and plugins are checked; `{read}` reads it")
+    return kind
+
+
 def _run_kit(kind: str, name: str, settings: dict[str, Any]) -> list[CheckResult]:
     """Run the checks of one environment; an error in building it is a failed check, so the other environments are still checked."""
     found: list[CheckResult] = []

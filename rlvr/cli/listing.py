@@ -10,9 +10,12 @@ from typing import Any
 from rich.text import Text
 
 from rlvr.cli import screen
+from rlvr.cli.similar import find_similar
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.errors import ConfigError, NotFound, format_suggestion
+from rlvr.hints import find_plugin
+from rlvr.plugin_files import FILE_PLUGIN_PATTERN
 from rlvr.registry.plugins import (
     PACKAGE_FOLDER,
     PLUGIN_KINDS,
@@ -23,6 +26,7 @@ from rlvr.registry.plugins import (
     list_entries,
     list_entries_with_import_errors,
     load_factory,
+    load_function,
 )
 from rlvr.runs.tables import make_table
 from rlvr.task import to_plain_json
@@ -79,20 +83,7 @@ def show_plugin(kind_name: str, name: str, *, json: bool) -> None:
         _show_config(name, json=json)
         return
     if not name:
-        kinds = [kind.name for kind in PLUGIN_KINDS.values() if any(entry.name == kind_name for entry in list_entries(kind.name))]
-        kinds += [one for plural, one in YAML_KINDS.items() if (YAML_FOLDERS[plural] / f"{kind_name}.yaml").is_file()]
-        if kinds:
-            meant = " or ".join(f"`rlvr show {kind} {kind_name}`" for kind in kinds)
-            raise ConfigError(f"show takes a KIND and a NAME: {meant}")
-        one = next((one for one, plural in _list_kind_words().items() if kind_name in (one, plural)), "")
-        if not one:
-            known = [*_list_kind_words(), CONFIG_KIND]
-            raise NotFound(
-                f"there is neither a kind nor a plugin {kind_name!r}; {format_suggestion(kind_name, known)}; `rlvr list` shows all"
-            )
-        raise ConfigError(
-            f"show takes a KIND and a NAME: such as `rlvr show {one} NAME`; `rlvr list {_list_kind_words()[one]}` shows the names"
-        )
+        kind_name, name = find_kind("show", kind_name), kind_name
     if (plural := _to_plural_kind(kind_name)) in YAML_KINDS:
         _show_yaml(plural, name, json=json)
         return
@@ -117,6 +108,40 @@ def show_plugin(kind_name: str, name: str, *, json: bool) -> None:
     console.print(make_table(columns, cells) if cells else "It has no settings.")
     if idle:
         console.print(Text(f"\nUsed only together with other settings: {', '.join(idle)}", style="dim"))
+
+
+def find_kind(command: str, name: str) -> str:
+    """Find the kind of what is named without its kind, for `rlvr show NAME` and `rlvr check NAME`; ConfigError unless one kind has the name.
+
+    >>> find_kind("show", "gsm8k"), find_kind("show", "quickstart")
+    ('env', 'recipe')
+    """
+    one = next((one for one, plural in _list_kind_words().items() if name in (one, plural)), "")
+    if one:
+        plural = _list_kind_words()[one]
+        raise ConfigError(f"{command} takes a KIND and a NAME: such as `rlvr {command} {one} NAME`; `rlvr list {plural}` shows the names")
+    if FILE_PLUGIN_PATTERN.fullmatch(name):
+        loaded: Any = load_function(name, "plugin")
+        found = [
+            kind.name for kind in PLUGIN_KINDS.values() if kind.contract and isinstance(loaded, type) and issubclass(loaded, kind.contract)
+        ]
+        if not found:
+            raise ConfigError(
+                f"{name} does not show which kind of plugin it is; write `rlvr {command} KIND {name}`, such as verifier or tool"
+            )
+        return found[0]
+    names = {kind.name: [entry.name for entry in list_entries(kind.name)] for kind in PLUGIN_KINDS.values()}
+    names |= {one: [path.stem for path in sorted(YAML_FOLDERS[plural].glob("*.yaml"))] for plural, one in YAML_KINDS.items()}
+    kinds = [kind for kind, of_kind in names.items() if name in of_kind]
+    if len(kinds) == 1:
+        return kinds[0]
+    if kinds:
+        meant = " or ".join(f"`rlvr {command} {kind} {name}`" for kind in kinds)
+        raise ConfigError(f"{name!r} is the name of {len(kinds)} plugins of different kinds; write {meant}")
+    known = {word for of_kind in names.values() for word in of_kind} | {*_list_kind_words(), CONFIG_KIND}
+    near = find_plugin(name, known) or find_similar(name, known)
+    hint = f"did you mean {near!r}?" if near else f"the kinds are {', '.join([*_list_kind_words(), CONFIG_KIND])};"
+    raise NotFound(f"there is neither a kind nor a plugin {name!r}; {hint} `rlvr list` shows all")
 
 
 def _show_config(section: str, *, json: bool) -> None:

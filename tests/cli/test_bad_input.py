@@ -134,11 +134,15 @@ Case = tuple[str, list[str], list[str]]
 VERIFY = ["--reference", "4", "--answer", "4"]
 # what goes wrong; the command; words that the message must hold
 CASES: list[Case] = [
-    ("no such command", ["trian", "quickstart"], ["No such command 'trian'. Did you mean 'train'? see `rlvr --help`"]),
-    ("no such option", ["list", "--jsno"], ["'--jsno'; did you mean '--json'? see `rlvr list --help`"]),
+    ("no such command", ["trian", "quickstart"], ["there is no command 'trian'; did you mean 'train'? see `rlvr --help`"]),
+    ("no such option", ["list", "--jsno"], ["has no option '--jsno'; did you mean '--json'? write `rlvr list --json`"]),
     ("no such option at all", ["list", "--colour"], ["has no option '--colour'; see `rlvr list --help`"]),
     ("no such option before the command", ["--versoin"], ["did you mean '--version'? see `rlvr --help`"]),
-    ("a setting of a run as an option", ["train", "quickstart", "--steps", "5"], ["'--steps'", "train.steps=50;"]),
+    (
+        "a setting of a run as an option",
+        ["train", "quickstart", "--steps", "5"],
+        ["'--steps'", "write `rlvr train quickstart train.steps=5`"],
+    ),
     ("a missing argument", ["show", "env"], ["KIND and a NAME", "`rlvr show env NAME`"]),
     ("a name without its kind", ["show", "countdown"], ["`rlvr show env countdown` or `rlvr show verifier countdown`"]),
     ("no such setting of a run", ["show", "config", "train.step"], ["no setting 'train.step'", "train.steps", "rlvr show config"]),

@@ -32,7 +32,9 @@ def test_a_template_of_braces_is_a_text(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["show", "quickstart"], "`rlvr show recipe quickstart`"),
+        (["show", "countdown"], "`rlvr show env countdown` or `rlvr show verifier countdown`"),
+        (["check", "countdown"], "`rlvr check env countdown` or `rlvr check verifier countdown`"),
+        (["check", "quickstart"], "`rlvr doctor --plan quickstart`"),
         (["show", "cofig"], "did you mean 'config'?"),
         (["show", "envs"], "`rlvr show env NAME`; `rlvr list envs` shows the names"),
         (["verify", "numeric", "--answer", "4"], "verify lacks --reference;"),

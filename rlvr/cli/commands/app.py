@@ -70,7 +70,13 @@ def list_(
 
 @app.command()
 def show(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool, algorithm, recipe, suite or config.")],
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="env, verifier, sandbox, sampler, tool, algorithm, recipe, suite or config; not needed where one kind alone has the name.",
+        ),
+    ],
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object. Of config, a section such as train, or nothing.")
     ] = "",
@@ -119,8 +125,11 @@ def verify(
 
 @app.command()
 def check(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help="env, verifier, sandbox, tool or algorithm; not needed where one kind alone has the name."),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")] = "",
     settings: Settings = None,
     catalog: Annotated[bool, typer.Option("--catalog", help="Check each environment that `rlvr list envs --catalog NAME` lists.")] = False,
     json: Json = False,
@@ -128,6 +137,8 @@ def check(
     """Check one plugin against its contract; exit code 1 on failure."""
     from rlvr.cli import checking
 
+    if not name:
+        kind, name = checking.find_kind_to_check(kind), kind
     if catalog:
         return checking.check_catalog(kind, name, setting_pairs=settings or [], json=json)
     return checking.check_plugin(kind, name, setting_pairs=settings or [], json=json)
@@ -315,4 +326,4 @@ def run_command(arguments: Sequence[str]) -> int:
     except (Exception, SystemExit) as error:
         if os.environ.get("RLVR_TRACEBACK") and isinstance(error, Exception):
             raise
-        return report_exception(error)
+        return report_exception(error, arguments)

@@ -13,7 +13,7 @@ from rlvr.errors import ConfigError
 Whole = int | None
 Number = float | None
 Text = str | None
-Answers = Annotated[Whole, typer.Option("-n", help="Answers per task; default: the suite's, or 1.")]
+Answers = Annotated[Whole, typer.Option("-n", "--n", help="Answers per task; default: the suite's, or 1.")]
 Tasks = Annotated[Whole, typer.Option("--tasks", "--limit", help="How many tasks, from the first; default: the suite's, or 100.")]
 Split = Annotated[Text, typer.Option(help="The split; default: the suite's, or test.")]
 Temperature = Annotated[Number, typer.Option(help="0 is greedy; default: the suite's, or 0 for one answer per task, 1 for several.")]

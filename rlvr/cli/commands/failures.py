@@ -6,10 +6,10 @@ An error is one message on standard error, without a traceback; RLVR_TRACEBACK=1
 
 from __future__ import annotations
 
-import difflib
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ PATH_ERRORS = frozenset(
 PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 
 
-def report_exception(error: Exception | SystemExit) -> int:
-    """Print the message of an exception and return the exit code."""
+def report_exception(error: Exception | SystemExit, arguments: Sequence[str] = ()) -> int:
+    """Print the message of an exception of a command line and return the exit code."""
     if isinstance(error, RlvrError):
         return print_failure(f"error: {error}", error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -52,7 +52,9 @@ def report_exception(error: Exception | SystemExit) -> int:
     if type(error).__name__ == "Abort":
         return print_failure("stopped", EXIT_INTERRUPTED)
     if callable(getattr(error, "format_message", None)):  # Typer's own errors about the arguments
-        return print_failure(f"error: {_format_usage_error(error)}", 2)
+        from rlvr.cli.commands.usage_errors import format_usage_error
+
+        return print_failure(f"error: {format_usage_error(error, arguments)}", 2)
     return print_failure(
         f"internal error: {type(error).__name__}: {error}\nThis is a bug in rlvr; RLVR_TRACEBACK=1 shows the traceback.", 3
     )
@@ -63,21 +65,6 @@ def _is_outside_of_package(path: Any) -> bool:
     if not isinstance(path, str | bytes | os.PathLike):
         return False
     return not Path(os.fsdecode(path)).absolute().is_relative_to(PACKAGE_FOLDER)
-
-
-def _format_usage_error(error: Any) -> str:
-    """Describe an error in the arguments, with the closest valid option and the command that shows the help."""
-    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
-    path = context.command_path if context else "rlvr"
-    if not option:
-        said = str(error.format_message()).rstrip(".")
-        return f"{said}{'' if said.endswith('?') else ';'} see `{path} --help`"
-    known = {name.lstrip("-"): name for parameter in context.command.params for name in parameter.opts} if context else {}
-    near = difflib.get_close_matches(option.lstrip("-"), known, n=1, cutoff=0.7)
-    meant = f"; did you mean {known[near[0]]!r}?" if near else ";"
-    if path == "rlvr train" and not near:
-        meant = "; a setting of the run is written without dashes, such as train.steps=50;"
-    return f"`{path}` has no option {option!r}{meant} see `{path} --help`"
 
 
 def print_failure(message: str, exit_code: int) -> int:
