@@ -119,6 +119,12 @@ class StepReward:
             raise ValueError(f"turn {self.turn!r} and characters {self.characters!r} of {self!r} must be whole numbers, characters from 0")
 
 
+EXTRACTED_HINT = (
+    "what was extracted from the answer is shown by verifier.explain(task, answer).steps, or by `rlvr verify NAME --explain`; "
+    "rlvr.extraction.extract_answer(answer, 'auto').text extracts it alone"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict(Hinted):
     """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
@@ -130,13 +136,12 @@ class Verdict(Hinted):
     """
 
     _hints = {
-        "reward": "write .score",
-        "value": "write .score",
-        "correct": "write .passed",
-        "is_correct": "write .passed",
-        "details": "write .detail",
-        "explanation": "write .reason",
-        "message": "write .reason",
+        **dict.fromkeys(("reward", "value"), "write .score"),
+        **dict.fromkeys(("correct", "is_correct", "ok", "success"), "write .passed"),
+        **dict.fromkeys(("details", "metadata", "info"), "write .detail"),
+        **dict.fromkeys(("explanation", "message", "rationale", "feedback"), "write .reason"),
+        "error": "write .fault, and .reason",
+        **dict.fromkeys(("answer", "extracted", "extracted_answer", "prediction", "parsed"), EXTRACTED_HINT),
     }
     score: float | None
     reason: str = ""

@@ -108,9 +108,12 @@ class Verifier(Plugin, ABC):
     def explain(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the steps, and the function that decided. Slow: for looking at one answer.
 
-        The default finds the function that decided. Override it to name the functions whose results are steps (see `explain_call`).
+        The default finds the function that decided, and what was extracted from the answer. Override it to name further functions whose
+        results are steps.
         """
-        return explain_verdict(lambda: self.verify(task, answer))
+        from rlvr.extraction import extract_answer  # only here: it makes large tables
+
+        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer),))
 
     @mark_default_implementation
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:

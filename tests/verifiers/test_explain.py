@@ -79,6 +79,34 @@ def test_plain_verifiers_show_the_extracted_text_and_the_parsed_value(
     assert found.rule.endswith(".verify") and found.where.startswith(f"verifiers/{verifier}.py:")
 
 
+@pytest.mark.parametrize(
+    ("verifier", "reference", "answer", "extracted"),
+    [("span", "Paris", "The answer is Paris.", "Paris"), ("regex", "a.", "ab", "ab"), ("countdown", None, r"\boxed{1+2}", "1+2")],
+)
+def test_every_verifier_that_extracts_an_answer_shows_it(verifier: str, reference: Any, answer: str, extracted: str) -> None:
+    meta = {"numbers": [1, 2], "target": 3} if verifier == "countdown" else {}
+    found = explain(verifier, {"numbers": [1, 2], "target": 3} if reference is None else reference, answer, **meta)
+    assert dict(found.steps)["extracted"].startswith(f"{extracted}  ("), found
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("answer", r"verifier\.explain\(task, answer\)\.steps.*rlvr verify NAME --explain.*extract_answer\(answer, 'auto'\)\.text"),
+        ("extracted", r"verifier\.explain"),
+        ("prediction", r"verifier\.explain"),
+        ("explanation", r"write \.reason"),
+        ("metadata", r"write \.detail"),
+        ("rationale", r"write \.reason"),
+        ("ok", r"write \.passed"),
+        ("error", r"write \.fault"),
+    ],
+)
+def test_a_verdict_says_where_the_extracted_answer_is(name: str, words: str) -> None:
+    with pytest.raises(AttributeError, match=words):
+        getattr(rlvr.verify("numeric", answer="it is 4", reference="4"), name)
+
+
 class Parity(Verifier):
     """A verifier of somebody else, without an `explain` of its own."""
 
