@@ -40,7 +40,7 @@ class Dry(rlvr.Sampler):
     """Lacks `stream`."""
 
 
-class Lazy(rlvr.Algorithm):  # type: ignore[misc]
+class Lazy(rlvr.Algorithm):
     """Lacks everything."""
 
 
@@ -52,19 +52,20 @@ class Mute(rlvr.Tool):
     """Has no method with @tool."""
 
 
+MIX: Any = {Silent: 1.0}
 INCOMPLETE: list[tuple[str, Callable[[], Any], str]] = [
     ("env", lambda: rlvr.make_env(Reverse), "env 'Reverse' lacks the method `task`"),
     ("verifier", lambda: rlvr.make_verifier(Silent), "verifier 'Silent' lacks the method `verify`"),
-    ("verifier", lambda: rlvr.make_verifier({Silent: 1.0}), "verifier 'Silent' lacks the method `verify`"),
+    ("verifier", lambda: rlvr.make_verifier(MIX), "verifier 'Silent' lacks the method `verify`"),
     ("sandbox", lambda: rlvr.make_sandbox(Shut), "sandbox 'Shut' lacks the method `run_program`"),
     ("sampler", lambda: rlvr.make_sampler(Dry), "sampler 'Dry' lacks the method `stream`"),
     ("algorithm", lambda: rlvr.make_algorithm(Lazy), "algorithm 'Lazy' lacks the methods `compute_advantages`, "),
     ("env", lambda: rlvr.make_env(Gym), "env 'Gym' is a Gym, not an rlvr.Environment"),
     ("verifier", lambda: rlvr.make_verifier(Gym), "verifier 'Gym' is a Gym, not an rlvr.Verifier"),
     ("tool", lambda: rlvr.make_tool(Gym), "tool 'Gym' is a Gym, not an rlvr.Tool"),
-    ("env", Reverse, "env 'Reverse' lacks the method `task`"),  # type: ignore[abstract, list-item]
-    ("verifier", Silent, "verifier 'Silent' lacks the method `verify`"),  # type: ignore[abstract, list-item]
-    ("verifier", rlvr.Verifier, r"rlvr.Verifier is a base class; write rlvr.make_verifier\(name"),  # type: ignore[abstract, list-item]
+    ("env", Reverse, "env 'Reverse' lacks the method `task`"),
+    ("verifier", Silent, "verifier 'Silent' lacks the method `verify`"),
+    ("verifier", rlvr.Verifier, r"rlvr.Verifier is a base class; write rlvr.make_verifier\(name"),
 ]
 
 

@@ -313,7 +313,7 @@ def short(answer: str) -> float:
     ],
 )  # fmt: skip
 def test_a_mix_may_weigh_functions_classes_and_verifiers(mix: dict[Any, float], names: list[str]) -> None:
-    both = make_verifier(mix)
+    both: Any = make_verifier(mix)
     assert list(both.components) == names and list(both.weights.values()) == list(mix.values())
     verdict = ask(both, "4", "4")
     assert "0x" not in verdict.reason and (verdict.score is None or list(verdict.components) == names)

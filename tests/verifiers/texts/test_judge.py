@@ -317,8 +317,8 @@ def test_a_setting_without_effect_is_refused_with_what_it_needs(name: str, setti
 
 @pytest.mark.parametrize("name", ["llm_judge", "remote", "learned"])
 def test_the_default_of_a_setting_may_be_written(name: str) -> None:
-    given = {"llm_judge": {"model": "", "votes": 1}, "remote": {"retries": 4}, "learned": {"models": ()}}[name]
-    with make_verifier(name, verifier="numeric", **given) as verifier:
+    defaults: dict[str, dict[str, Any]] = {"llm_judge": {"model": "", "votes": 1}, "remote": {"retries": 4}, "learned": {"models": ()}}
+    with make_verifier(name, verifier="numeric", **defaults[name]) as verifier:
         assert verifier("4.0", "4").score == 1.0
 
 
