@@ -206,7 +206,7 @@ def _is_task_list(env: Any) -> TypeGuard[Sequence[Task]]:
 
 
 def _make_task_list(tasks: Sequence[Task], *, verifier: Any = "symbolic", **settings: Any) -> Environment:
-    from rlvr.task_list import TaskList
+    from rlvr.contracts.task_list import TaskList
 
     if settings:
         key = next(iter(settings))

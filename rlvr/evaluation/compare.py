@@ -6,21 +6,20 @@ runs in which more than 2 % of the samples have no pair.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.paired import PairedTest, apply_holm_correction, run_paired_test
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.report import EvalReport
-from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key
+from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, load_plan, load_samples
 from rlvr.evaluation.statistics import mean
-from rlvr.evaluation.stored import StoredEvaluation
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
 from rlvr.plugin_files import shorten_plugin_files
@@ -93,6 +92,14 @@ class RunComparison:
         return {"first": self.first, "second": self.second, "envs": envs, **told}
 
 
+class Comparable(Protocol):
+    """An evaluation that can be compared: a report, or a stored evaluation."""
+
+    def to_compared_run(self) -> ComparedRun:
+        """Return its samples with their plan."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
     """One side of a comparison."""
@@ -106,18 +113,16 @@ class ComparedRun:
     """Whether everything of the plan was sampled."""
 
     @classmethod
-    def open(cls, evaluation: str | Path | EvalReport | StoredEvaluation) -> ComparedRun:
-        """Take the samples of a report, or read those of a folder."""
-        if isinstance(evaluation, EvalReport):
-            label = str(evaluation.run_folder or shorten_plugin_files(evaluation.plan.policy))
-            samples, num_tasks = {sample.key: sample for sample in evaluation.samples}, {n: env.tasks for n, env in evaluation.envs.items()}
-            return cls(label, evaluation.plan, samples, num_tasks, is_complete=True)
-        stored = evaluation if isinstance(evaluation, StoredEvaluation) else StoredEvaluation(evaluation)
-        samples = {sample.key: sample for sample in stored.samples}
+    def open(cls, evaluation: str | Path | Comparable) -> ComparedRun:
+        """Take the samples of an evaluation, or read those of a folder."""
+        if not isinstance(evaluation, str | Path):
+            return evaluation.to_compared_run()
+        folder, num_tasks = Path(evaluation), dict[str, int]()
+        is_complete = (folder / REPORT_FILE).is_file()  # only a complete evaluation has a report
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged report: the plan has the number
-            num_tasks = {name: int(env["tasks"]) for name, env in stored.report["envs"].items()}
-            return cls(str(stored.folder), stored.plan, samples, num_tasks, is_complete=True)
-        return cls(str(stored.folder), stored.plan, samples, {}, is_complete=(stored.folder / REPORT_FILE).is_file())
+            report = json.loads((folder / REPORT_FILE).read_text("utf-8"))
+            num_tasks = {name: int(env["tasks"]) for name, env in report["envs"].items()}
+        return cls(str(folder), load_plan(folder), load_samples(folder), num_tasks, is_complete)
 
     def get_item(self, name: str) -> SuiteItem:
         """Return the item of the plan for an environment."""
@@ -125,11 +130,7 @@ class ComparedRun:
 
 
 def compare_evaluations(
-    first: str | Path | EvalReport | StoredEvaluation,
-    second: str | Path | EvalReport | StoredEvaluation,
-    *,
-    force: bool = False,
-    seed: int = 0,
+    first: str | Path | Comparable, second: str | Path | Comparable, *, force: bool = False, seed: int = 0
 ) -> RunComparison:
     """Compare two evaluations: reports, or folders that `rlvr.evaluate(..., out=)` or `rlvr eval --out` wrote."""
     runs = ComparedRun.open(first), ComparedRun.open(second)

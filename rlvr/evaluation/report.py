@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlvr.errors import ConfigError
+from rlvr.evaluation.compare import ComparedRun, RunComparison, compare_evaluations
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.runner import TokenPrice
 from rlvr.evaluation.samples import EvalSample, samples_to_frame
@@ -25,8 +26,6 @@ from rlvr.runs.tables import align_numbers, make_table
 
 if TYPE_CHECKING:
     import pandas
-
-    from rlvr.evaluation.compare import RunComparison
 
 METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
 MAX_PRINTED_REASONS = 3
@@ -125,9 +124,13 @@ class EvalReport(Hinted):
 
     def compare(self, other: Any, *, force: bool = False) -> RunComparison:
         """Compare with another evaluation, paired by task: a report, a stored evaluation, or its folder."""
-        from rlvr.evaluation.compare import compare_evaluations
-
         return compare_evaluations(self, other, force=force)
+
+    def to_compared_run(self) -> ComparedRun:
+        """Return the samples for a comparison."""
+        label = str(self.run_folder or shorten_plugin_files(self.plan.policy))
+        num_tasks = {name: env.tasks for name, env in self.envs.items()}
+        return ComparedRun(label, self.plan, {sample.key: sample for sample in self.samples}, num_tasks, is_complete=True)
 
     def compute_mean(self, *, allow_unscored: bool = False) -> Estimate | None:
         """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""

@@ -7,13 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlvr.evaluation.compare import ComparedRun, RunComparison, compare_evaluations
 from rlvr.evaluation.samples import REPORT_FILE, EvalSample, load_plan, load_samples, samples_to_frame
 from rlvr.hints import Hinted
 
 if TYPE_CHECKING:
     import pandas
-
-    from rlvr.evaluation.compare import RunComparison
 
 
 class StoredEvaluation(Hinted):
@@ -53,9 +52,11 @@ class StoredEvaluation(Hinted):
 
     def compare(self, other: Any, *, force: bool = False) -> RunComparison:
         """Compare with another evaluation, paired by task: a report, a stored evaluation, or its folder."""
-        from rlvr.evaluation.compare import compare_evaluations
-
         return compare_evaluations(self, other, force=force)
+
+    def to_compared_run(self) -> ComparedRun:
+        """Return the samples for a comparison."""
+        return ComparedRun.open(self.folder)
 
     def __repr__(self) -> str:
         return f"StoredEvaluation({str(self.folder)!r})"

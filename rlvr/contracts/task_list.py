@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlvr.contracts import Environment, Verifier
+from rlvr.contracts.environment import Environment
+from rlvr.contracts.verifier import Verifier
 from rlvr.errors import ConfigError
 from rlvr.task import Task
 
