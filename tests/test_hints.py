@@ -119,7 +119,8 @@ def find_plugin_faults(kind: str, value: ast.expr) -> Iterator[str]:
 def find_value_faults(call: str, key: str, value: ast.expr) -> Iterator[str]:
     """Yield what does not exist in the value of a keyword: a section's key, a plugin, a setting of one, the kind of a policy."""
     sections = {path: set(kind.model_fields) for path, kind in iter_sections(RunConfig)}
-    texts = {part.value: inner for part, inner in zip(value.keys, value.values, strict=True)} if isinstance(value, ast.Dict) else {}
+    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
+    texts = {str(part.value): inner for part, inner in pairs if isinstance(part, ast.Constant)}
     if key in ("algorithm", "sampler") and (texts or isinstance(value, ast.Constant)):
         name = texts.get("name", value)
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
@@ -142,10 +143,10 @@ def find_value_faults(call: str, key: str, value: ast.expr) -> Iterator[str]:
             if part not in sections[key]:
                 yield f"the section {key} has no key {part}"
             if isinstance(inner, ast.Dict):
-                names = {name.value for name in inner.keys if isinstance(name, ast.Constant)}
+                names = {str(name.value) for name in inner.keys if isinstance(name, ast.Constant)}
                 yield from (f"the section {key}.{part} has no key {name}" for name in names - sections[f"{key}.{part}"])
     elif key in TrainConfig.model_fields and isinstance(value, ast.Constant) and value.value is not Ellipsis:
-        TrainConfig(**{key: value.value})
+        TrainConfig.model_validate({key: value.value})
 
 
 def find_faults(hint: str, call: str = "") -> list[str]:
@@ -282,16 +283,19 @@ def test_the_columns_are_those_of_the_environment_of_data() -> None:
     ("call", "words"),
     [
         (
-            lambda: rlvr.Task("2+2=", target="4", info={}),
+            lambda api: api.Task("2+2=", target="4", info={}),
             "'target'; write reference=, the right answer; info: write meta=; the call is rlvr.Task(",
-        ),  # type: ignore[call-arg]
-        (lambda: rlvr.Limits(timeout=3), "write wall_s=5; the call is rlvr.Limits("),  # type: ignore[call-arg]
-        (lambda: rlvr.evaluate(dataset=[], model="hf:x"), "dataset: write env=; model: write policy=; the call is rlvr.evaluate("),  # type: ignore[call-arg]
+        ),
+        (lambda api: api.Limits(timeout=3), "write wall_s=5; the call is rlvr.Limits("),
+        (
+            lambda api: api.evaluate(dataset=[], model="hf:x"),
+            "dataset: write env=; model: write policy=; the call is rlvr.evaluate(",
+        ),
     ],
 )
 def test_a_call_with_foreign_keywords_gets_one_message_with_all_of_them(call: Any, words: str) -> None:
     with pytest.raises(TypeError, match=re.escape(words)):
-        call()
+        call(rlvr)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlvr.cli import screen
+from rlvr.cli.settings import find_config_key
 from rlvr.config.config import RunConfig, find_recipes, validate_config
 from rlvr.config.data_source import HUB_PREFIX, is_data_source
 from rlvr.config.overrides import apply_overrides
@@ -85,7 +86,8 @@ def prepare_data_run(
     asked = own.get("env") if isinstance(own.get("env"), dict) else {}
     for key in own.keys() - RunConfig.model_fields.keys():
         of_data = key in get_parameters(load_factory("env", "dataset"))
-        hint = f"write env.{key}=..., it is a setting of the data" if of_data else format_suggestion(key, RunConfig.model_fields)
+        meant = f"did you mean {known!r}?" if (known := find_config_key(key)) else format_suggestion(key, RunConfig.model_fields)
+        hint = f"write env.{key}=..., it is a setting of the data" if of_data else meant
         raise ConfigError(f"there is no key {key!r}; {hint}")
     env = {
         "name": "dataset",
@@ -123,6 +125,11 @@ def prepare_data_run(
 def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
     """Write a first recipe (`rlvr init`); prompt for missing options if there is a terminal."""
     place = Path(recipe_file)
+    if place.suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{place} is not the name of a YAML file, and init writes a recipe; write {place}.yaml, or for a template of an environment "
+            f"`rlvr new env {place.name}`"
+        )
     if place.exists() and not force:
         raise ConfigError(f"{place} exists and is not overwritten; choose another file, or give --force")
     data = data or _prompt_user("Questions: a data file or folder, hf:ORG/NAME, or an environment's name", "gsm8k", "--data")

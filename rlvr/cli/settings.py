@@ -14,6 +14,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.overrides import parse_exponents, parse_value
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound
+from rlvr.hints import explain_config_key
 
 SETTING_KEY = r"([\w-]+\.)?[^\W\d]\w*"
 """A setting, optionally prefixed with the name of its environment."""
@@ -38,6 +39,21 @@ def parse_settings(setting_pairs: Sequence[str], option_name: str = "--set") -> 
         except yaml.YAMLError as error:
             raise ConfigError(f"{option_name} {text!r} has a value that is not YAML: {' '.join(str(error).split())}") from error
     return found
+
+
+def find_config_key(word: str) -> str:
+    """Find the key of a run's configuration that a word of this or of another library means, with its section; "" if there is none.
+
+    >>> find_config_key("learning_rate"), find_config_key("train.lr"), find_config_key("batch_size"), find_config_key("colour")
+    ('train.learning_rate', 'train.learning_rate', 'rollout.prompts_per_step', '')
+    """
+    from rlvr.config.config import RunConfig  # every command reads this module, and only an error needs these
+    from rlvr.config.key_reference import iter_sections
+
+    sections = {path: kind.model_fields for path, kind in iter_sections(RunConfig)}
+    usual = [f"{path}.{word}".strip(".") for path in ("", "train", "rollout") if word in sections[path]]
+    others = [f"{path}.{word}" for path in sections if word in sections[path]]
+    return next(iter(usual), "") or explain_config_key(word) or next(iter(others), "")
 
 
 def make_cluster_overrides(cluster_option: str) -> list[str]:

@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +21,7 @@ from rlvr.cli.settings import parse_settings
 from rlvr.conformance.check_runner import BLOCKED_TIMEOUT_S
 from rlvr.contracts import Explanation, Verifier
 from rlvr.errors import ConfigError, NotFound
+from rlvr.hints import ANSWER_COLUMNS, QUESTION_COLUMNS, REFERENCE_COLUMNS, SOLUTION_COLUMNS
 from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build
@@ -38,6 +39,13 @@ VERIFY_TIMEOUT_S = 600.0
 
 ROW_KEYS = frozenset({"id", "prompt", "reference", "answer", "meta"})
 """The keys of a row of a file of answers."""
+USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
+    "reference": (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS),
+    "answer": ANSWER_COLUMNS,
+    "prompt": QUESTION_COLUMNS,
+}
+"""Names under which other tools write the same."""
+ROW_FORM = 'each line must be {"reference": ..., "answer": "..."}, with "id": ..., "prompt": "..." and "meta": {...} where they are needed'
 
 
 def verify_one(
@@ -159,31 +167,28 @@ def _read_rows(file: Path, noted_keys: set[str]) -> Iterator[dict[str, Any]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     some = True
-                    yield _parse_row(line, f"{file}:{number}", noted_keys)
+                    yield _parse_row(line, number, f"{file}:{number}", noted_keys)
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file}:{number + 1}: this is not UTF-8 text ({error.reason}); write the file as UTF-8") from error
         if not some:
-            raise ConfigError(f'{file} has no lines; each must be {{"id": ..., "reference": ..., "answer": "..."}}')
+            raise ConfigError(f"{file} has no lines; {ROW_FORM}")
 
 
-def _parse_row(line: str, where: str, noted_keys: set[str]) -> dict[str, Any]:
-    form = 'each line must be {"id": ..., "reference": ..., "answer": "..."}, with "prompt": "..." and "meta": {...} for verifiers that read them'
+def _parse_row(line: str, number: int, where: str, noted_keys: set[str]) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"{where}: this is not JSON ({error}); {form}") from error
+        raise ConfigError(f"{where}: this is not JSON ({error}); {ROW_FORM}") from error
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: this is a {type(row).__name__}, not an object; {form}")
-    missing = [key for key in ("id", "reference", "answer") if key not in row]
-    if missing:
-        raise ConfigError(f"{where}: {' and '.join(map(repr, missing))} {'is' if len(missing) == 1 else 'are'} missing; {form}")
+        raise ConfigError(f"{where}: this is a {type(row).__name__}, not an object; {ROW_FORM}")
+    row = {"id": number} | _take_usual_names(row, where, noted_keys)
     for key in sorted(set(row) - ROW_KEYS - noted_keys):
         if meant := difflib.get_close_matches(key, ROW_KEYS - set(row), n=1, cutoff=0.7):
-            raise ConfigError(f"{where}: there is no key {key!r}; did you mean {meant[0]!r}? {form}")
+            raise ConfigError(f"{where}: there is no key {key!r}; did you mean {meant[0]!r}? {ROW_FORM}")
         noted_keys.add(key)
         logger.warning('%s: the key %r is not read; what a verifier shall read beside the answer stands in "meta"', where, key)
     if not isinstance(row["answer"], str):
-        raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a string; {form}")
+        raise ConfigError(f"{where}: the answer is {row['answer']!r:.60}; it must be a string; {ROW_FORM}")
     try:
         Task(row.get("prompt") or "?")
     except (TypeError, ValueError) as error:
@@ -191,8 +196,35 @@ def _parse_row(line: str, where: str, noted_keys: set[str]) -> dict[str, Any]:
             f"{where}: the prompt is {row['prompt']!r:.60}; it must be a text, or a list of messages {{role, content}}"
         ) from error
     if not isinstance(row.get("meta") or {}, dict):
-        raise ConfigError(f"{where}: meta is {row['meta']!r:.60}; it must be an object; {form}")
+        raise ConfigError(f"{where}: meta is {row['meta']!r:.60}; it must be an object; {ROW_FORM}")
     return row
+
+
+def _take_usual_names(row: dict[str, Any], where: str, noted_keys: set[str]) -> dict[str, Any]:
+    """Read columns that other tools name otherwise, such as `completion` and `target`, where one column alone can be meant.
+
+    >>> _take_usual_names({"question": "2+2=", "target": "4", "completion": "it is 4"}, "a.jsonl:1", set())
+    {'prompt': '2+2=', 'reference': '4', 'answer': 'it is 4'}
+    """
+    found = {key: [name for name in row if name.lower() in names and name not in ROW_KEYS] for key, names in USUAL_NAMES.items()}
+    if len(found["reference"]) > 1:  # a solution is the reference only if no other column is
+        found["reference"] = [name for name in found["reference"] if name.lower() not in SOLUTION_COLUMNS]
+    taken = {names[0]: key for key, names in found.items() if key not in row and len(names) == 1}
+    if missing := [key for key in ("reference", "answer") if key not in row and key not in taken.values()]:
+        unclear = [f"the {key} may be {' or '.join(map(repr, found[key]))}" for key in missing if found[key]]
+        lacking = [key for key in missing if not found[key]]
+        unclear += [f"{' and '.join(map(repr, lacking))} {'is' if len(lacking) == 1 else 'are'} missing"] if lacking else []
+        columns = ", ".join(map(repr, row)) or "none"
+        rename = (
+            "; 'answer' is what was answered: rename it to 'reference' if it is the right answer"
+            if missing == ["reference"] and "answer" in row
+            else ""
+        )
+        raise ConfigError(f"{where}: {', and '.join(unclear)}; the columns are {columns}{rename}; {ROW_FORM}")
+    if new := {name: key for name, key in taken.items() if name not in noted_keys}:
+        noted_keys.update(new)
+        logger.info("%s: %s", where.rpartition(":")[0], ", ".join(f"the column {name!r} is read as the {key}" for name, key in new.items()))
+    return {taken.get(name, name): value for name, value in row.items()}
 
 
 def _parse_reference(text: str) -> Any:

@@ -94,7 +94,7 @@ def verify(
     reference: Annotated[str | None, typer.Option(help="The right answer; JSON if it starts with {, [ or a quote.")] = None,
     answer: Annotated[str | None, typer.Option(help="The answer to verify.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help='JSONL lines {"id", "reference", "answer", "prompt"?, "meta"?}; - is standard input.')
+        Path | None, typer.Option(help='JSONL lines {"reference", "answer", "id"?, "prompt"?, "meta"?}; - is standard input.')
     ] = None,
     prompt: Annotated[str, typer.Option(help="The question, for verifiers that read it, with --answer.")] = "",
     meta: Annotated[str, typer.Option(help="The task's meta as a JSON object, with --answer.")] = "",

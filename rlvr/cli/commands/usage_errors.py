@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlvr import hints
+from rlvr.cli.settings import find_config_key
 from rlvr.cli.similar import find_similar
 
 _CHECK = "`rlvr check KIND NAME` checks a plugin against its contract"
@@ -24,7 +25,7 @@ _PLAY = "`rlvr play ENV` is a conversation with an environment in which you are 
 _SAMPLE = "`rlvr eval SUITE --policy POLICY --out DIR` samples answers, verifies and stores them, and `rlvr view DIR` shows them"
 _SERVE_MODEL = "a model is served by its engine, such as vLLM, and is then a policy: `rlvr eval SUITE --policy openai:URL#MODEL`"
 _SHOW = "`rlvr show KIND NAME` explains a plugin, and `rlvr show config` the settings of a run"
-_TRAIN = "`rlvr train RECIPE` trains, and `rlvr list recipes` lists the recipes"
+_TRAIN = "`rlvr train RECIPE` trains, on a recipe of `rlvr list recipes` or on a data file"
 _VERIFY = (
     "`rlvr verify NAME --answer ANSWER --reference REFERENCE` verifies one answer, `rlvr verify NAME --file FILE` a file of them, and "
     "`rlvr eval --rescore RUN` the answers of an evaluation again"
@@ -48,11 +49,11 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("generate", "rollout", "rollouts", "sample"), _SAMPLE),
     **dict.fromkeys(("grade", "judge", "reward", "rescore", "score"), _VERIFY),
     **dict.fromkeys(("health", "env-info", "status"), "`rlvr doctor` checks the installation"),
-    **dict.fromkeys(("lint", "validate"), f"{_CHECK}, and `rlvr doctor --plan RECIPE` reads a recipe"),
+    **dict.fromkeys(("lint", "validate"), f"{_CHECK}, and `rlvr doctor --plan RECIPE` checks a recipe"),
     **dict.fromkeys(("ls", "env", "envs", "environments", "plugins", "search"), _LIST),
     "help": "`rlvr --help` lists the commands, and `rlvr eval --help` the options of one",
     "model": _SERVE_MODEL,
-    "run": f"{_EVAL}, and {_TRAIN}",
+    "run": f"{_EVAL}, {_TRAIN}",
     "test": f"{_CHECK}, {_EVAL}, and `rlvr doctor` checks the installation",
     "version": "`rlvr --version` shows the version",
 }
@@ -113,7 +114,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "export-env": {**_OUT, **dict.fromkeys(("n", "limit", "num-tasks", "tasks"), "--count"), "format": "--to", "target": "--to"},
     "new": {**_OUT, "type": "--kind", "template": "--kind"},
     "play": {"i": "--index", "task-id": "--index"},
-    "serve": {**dict.fromkeys(("m", "model"), _SERVE_MODEL), "p": "--port", "verifier": "[VERIFIER]..."},
+    "serve": {**dict.fromkeys(("m", "model"), _SERVE_MODEL), "p": "--port", "verifier": "VERIFIER"},
     "init": {
         **dict.fromkeys(("config", "o", "out", "output", "recipe"), "FILE"),
         "env": "--data",
@@ -335,8 +336,8 @@ def _explain_option(command: Any, option: str, context: Any) -> Wrong:
         made.target = f"{kind} NAME"
     elif context is not None and context.parent is not None and option in _list_options(context.parent.command):
         made.about = f"it stands before the command: `rlvr {option} {command.name} ...`"
-    elif target := _find_keyword_target(command, word.replace("-", "_"), known, arguments):
-        made.target, made.about = target
+    elif (translated := _find_keyword_target(command, word.replace("-", "_"), known, arguments)) is not None:
+        made.target, made.about = translated
     elif near := find_similar(word, known):
         made.target, made.is_slip = known[near], True
     return made
@@ -360,21 +361,6 @@ def _find_keyword_target(command: Any, word: str, known: Mapping[str, str], argu
 
 LIST_KEYS = ("log.report_to", "model.lora.target_modules")
 """Keys of a run whose value is a list."""
-
-
-def find_config_key(word: str) -> str:
-    """Find the key of a run's configuration that a word of this or of another library means, with its section; "" if there is none.
-
-    >>> find_config_key("learning_rate"), find_config_key("lr"), find_config_key("train.lr"), find_config_key("colour")
-    ('train.learning_rate', 'train.learning_rate', 'train.learning_rate', '')
-    """
-    from rlvr.config.config import RunConfig
-    from rlvr.config.key_reference import iter_sections
-
-    sections = {path: kind.model_fields for path, kind in iter_sections(RunConfig)}
-    order = sorted(sections, key=lambda path: (path not in ("", "train", "rollout"), path.count(".")))
-    own = [f"{path}.{word}".strip(".") for path in order if word in sections[path]]
-    return own[0] if own else hints.explain_config_key(word)
 
 
 def describe_wrong_options(line: Line, path: str) -> str:
@@ -464,12 +450,12 @@ def compose_line(line: Line, path: str) -> str:
     front: list[str] = []
     for metavar, argument in arguments.items():
         if argument.nargs == -1:
-            front, words = [*front, *words], []
+            front, words = [*front, *([named[metavar]] if metavar in named else []), *words], []
         elif metavar in named:
             front.append(named[metavar])
         elif words:
             front.append(words.pop(0))
-        elif argument.required or (command.name == "eval" and "--rescore" not in options):
+        elif argument.required or metavar == "NAME" or (command.name == "eval" and "--rescore" not in options):
             front.append(metavar)
     for parameter in command.params:
         if parameter.required and parameter.param_type_name == "option" and not {*parameter.opts} & {*options}:
