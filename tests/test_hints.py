@@ -1,4 +1,4 @@
-"""Every call, key, plugin, file kind and command that a hint names exists: whoever follows a hint does not get the next error."""
+"""Every call, key, plugin and command that a hint names exists: whoever follows a hint does not get the next error."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from rlvr.contracts.session import Session
 from rlvr.envs._data import columns
 from rlvr.evaluation.evaluate import evaluate as evaluate_function
 from rlvr.evaluation.report import EvalReport
+from rlvr.evaluation.samples import EvalSample
+from rlvr.evaluation.stored import StoredEvaluation
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.registry.plugins import PLUGIN_KINDS, get_parameters, list_entries, load_factory
 from rlvr.training.update.optimization import OptimizationSettings
 from tests.cli.command_lines import find_command_fault
 
 CODE = re.compile(r"(?<![\w.`'])(rlvr|gymnasium|report|trainer)\.\w")
-PLACES: Mapping[str, Any] = {"rlvr": rlvr, "report": EvalReport, "trainer": rlvr.Trainer}
+PLACES: Mapping[str, Any] = {"rlvr": rlvr, "report": EvalReport, "trainer": rlvr.Trainer, "env": rlvr.Environment}
 WORDS_OF_CODE = {"messages", "tools", "datasets.Dataset"}
 """Words in backquotes that are no names of rlvr: the arguments of a policy, and a class of `datasets`."""
 
@@ -61,18 +63,20 @@ def find_code(text: str) -> Iterator[str]:
         yield text[start.start() : end].rstrip(".")
 
 
-def resolve(node: ast.expr) -> Any:
+def resolve(node: ast.expr, here: Any = None) -> Any:
     """Return what an expression of a hint refers to, or Any where types do not say; a call gives the class of its result."""
     if isinstance(node, ast.Name):
-        return PLACES[node.id]
+        return here if node.id == "here" else PLACES[node.id]
     if isinstance(node, ast.Attribute):
-        owner = resolve(node.value)
+        owner = resolve(node.value, here)
         if owner is Any:
             return Any
         if node.attr in getattr(owner, "__annotations__", {}):  # a field
             return Any
         if hasattr(owner, node.attr):
             return getattr(owner, node.attr)
+        if inspect.isclass(owner) and re.search(rf"self\.{node.attr}\b[^=\n]*=", inspect.getsource(owner)):
+            return Any
         raise AttributeError(f"{getattr(owner, '__name__', owner)} has no {node.attr}")
     if isinstance(node, ast.Call):
         target = resolve(node.func)
@@ -202,6 +206,23 @@ def test_a_hint_for_a_name_names_what_exists(name: str, hint: str) -> None:
     assert find_faults(hint) == []
 
 
+HINTED = (
+    *(rlvr.Environment, rlvr.ExecutionResult, rlvr.Rollout, rlvr.Run, rlvr.Sampler, rlvr.Sandbox, rlvr.Trainer),
+    *(rlvr.Verdict, rlvr.Verifier, EvalReport, EvalSample, StoredEvaluation),
+)
+"""The classes that explain attributes of other libraries."""
+
+
+@pytest.mark.parametrize("hinted", HINTED, ids=lambda hinted: hinted.__name__)
+def test_a_hint_for_an_attribute_names_what_exists(hinted: Any) -> None:
+    assert hinted._hints and issubclass(hinted, hints.Hinted)
+    assert [name for name in hinted._hints if hasattr(hinted, name)] == []
+    assert {name: faults for name, hint in hinted._hints.items() if (faults := find_faults(hint))} == {}
+    for hint in hinted._hints.values():
+        for attribute in re.findall(r"(?:write |, | or )\.(\w+)", hint):
+            assert resolve(ast.Attribute(ast.Name("here"), attribute), here=hinted) is not None, hint
+
+
 @pytest.mark.parametrize("call", hints.KEYWORDS)
 def test_a_hint_for_a_keyword_names_what_exists(call: str) -> None:
     found = {name: faults for name, hint in hints.KEYWORDS[call].items() if (faults := find_faults(hint, call))}
@@ -288,8 +309,8 @@ def test_the_columns_are_those_of_the_environment_of_data() -> None:
         ),
         (lambda api: api.Limits(timeout=3), "write wall_s=5; the call is rlvr.Limits("),
         (
-            lambda api: api.evaluate(dataset=[], model="hf:x"),
-            "dataset: write env=; model: write policy=; the call is rlvr.evaluate(",
+            lambda api: api.Rollout(env="arithmetic", max_tokens=5),
+            "env: write environment=; max_tokens: write max_new_tokens=; the call is rlvr.Rollout(",
         ),
     ],
 )

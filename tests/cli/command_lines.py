@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Any
 
 import typer
 
 from rlvr.cli.commands import app
-
 
 GROUP: Any = typer.main.get_command(app)
 
@@ -27,13 +25,8 @@ def find_command_fault(line: str) -> str:
     if name not in GROUP.commands:
         return f"{line}: no command {name}"
     try:
-        GROUP.commands[name].make_context(f"rlvr {name}", [_fill(word) for word in words], parent=GROUP.context_class(GROUP))
+        GROUP.commands[name].make_context(f"rlvr {name}", words, parent=GROUP.context_class(GROUP))
     except Exception as error:  # any error of reading the arguments; Typer's classes are not the same in its versions
         said: Any = getattr(error, "format_message", error.__str__)
         return "" if type(error).__name__ == "Exit" else f"{line}: {said().rstrip('.')}"
     return ""
-
-
-def _fill(word: str) -> str:
-    """Put a number where `N` stands for one."""
-    return "1" if re.fullmatch(r"N", word) else word
