@@ -154,7 +154,7 @@ def list_entries_with_import_errors(kind: str) -> list[PluginEntry]:
     return rows
 
 
-def load_factory(kind: str, name: str | Callable[..., Any]) -> Callable[..., Any]:
+def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable[..., Any]:
     """Import one plugin and return its factory (usually its class). A class or a function is its own factory."""
     k = get_kind(kind)
     if isinstance(name, Plugin):
@@ -307,7 +307,8 @@ def build_from_config(kind: str, config: Any) -> Any:
     if isinstance(config, Mapping):
         if kind == "verifier" and _is_verifier_mix(config):
             return build("verifier", "composite", components=config)  # {symbolic: 0.9, format: 0.1}
-        if not config.get("name") or not (isinstance(config["name"], str | Plugin) or callable(config["name"])):
+        named: Any = config.get("name")
+        if not named or not (isinstance(named, str | Plugin) or callable(named)):
             raise ConfigError(f"a {kind} needs a 'name'; got {dict(config)!r}; write {{name: ..., setting: value}}")
         return build(kind, config["name"], **{key: value for key, value in config.items() if key != "name"})
     if kind in FUNCTION_KINDS and callable(config) and not isinstance(config, type | Plugin):

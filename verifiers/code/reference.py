@@ -164,11 +164,12 @@ def _parse_assertions(given: str | Sequence[Any]) -> dict[str, str]:
         raise ConfigError(f"the text {text!r:.60} {error}; give assertions, or a mapping{_such_as()}") from None
     if not names:
         raise ConfigError(f"the assertions {text!r:.60} call no function of the answer; name it, with a mapping{_such_as()}")
-    if len(names) > 1:
+    name, *others = names
+    if others:
         raise ConfigError(
             f"the assertions call {' and '.join(names)}, which they do not define; say which one is the answer's, with a mapping{_such_as()}"
         )
-    return {"kind": "asserts", "entry_point": names[0], "test": text}
+    return {"kind": "asserts", "entry_point": name, "test": text}
 
 
 def _parse_case(kind: str, number: int, case: Any) -> UnitTestCase:
