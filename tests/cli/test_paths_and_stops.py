@@ -106,7 +106,7 @@ def test_rows_of_verify_with_keys_that_nothing_reads(tmp_path: Path, capsys: Sai
     assert said.err.count("the key 'label' is not read") == 1 and said.out.count("score") == 3
     file.write_text('{"answer": "4"}\n')
     assert run_command(["verify", "numeric", "--file", str(file)]) == 2
-    assert "'id' and 'reference' are missing" in capsys.readouterr().err
+    assert "'reference' is missing; the columns are 'answer';" in capsys.readouterr().err
 
 
 def test_comparing_training_runs_names_the_command_that_does(tmp_path: Path, capsys: Said) -> None:
