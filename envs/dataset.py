@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from rlvr.envs._data.splits import build_prompt, hold_out, load_data_source, mak
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Message, Task
 
+COLUMN_NAME_PATTERN = re.compile(r"\w+")
+"""Columns whose names can be keywords of a function."""
 EXTRACT_MODES = ("auto", "whole", "hash", "boxed")
 MAX_LISTED_ROWS = 5
 """Number of bad rows that a message lists."""
@@ -217,7 +220,10 @@ class Dataset(Environment):
         own = {name: template.text for name, template in made.items() if not {**self._column_settings, **self._prompt_settings}.get(name)}
         self.guessed_columns = {name: text for name, text in own.items() if not self._warnings or self.guessed_columns.get(name) == text}
         made |= {f"verifier.{key}": ColumnTemplate.parse(text, columns, f"verifier.{key}") for key, text in self._verifier_columns.items()}
-        made |= {f"meta.{name}": ColumnTemplate.parse(f"{{{name}}}", columns, "meta") for name in self._meta}
+        read = columns if "*" in self.verifier.columns else [name for name in self.verifier.columns if name in columns]
+        shown = {column for name in ("question", "reference") if name in made for column in made[name].columns}
+        meta = dict.fromkeys((*self._meta, *(name for name in read if name not in shown and COLUMN_NAME_PATTERN.fullmatch(name))))
+        made |= {f"meta.{name}": ColumnTemplate.parse(f"{{{name}}}", columns, "meta") for name in meta}
         seen = {column for name in ("question", "system", "instruction") if name in made for column in made[name].columns}
         if "reference" in made and seen.issuperset(secret := made["reference"].columns):
             raise ConfigError(

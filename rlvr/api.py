@@ -16,7 +16,7 @@ import builtins
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
@@ -24,7 +24,9 @@ from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound
 from rlvr.hints import PLUGIN_WORDS, explain_call, explain_keyword
+from rlvr.mdp.task_data import is_data, is_data_file, is_rows, is_task_list, make_data_env, to_verifier, to_verifier_setting
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, list_entries
+from rlvr.synonyms import accept_synonyms
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from rlvr.training.train_report import TrainReport
 
 Rows = Iterable[Mapping[str, Any]] | Sequence[Task]
-AnyVerifier = str | Mapping[str, Any] | type | Verifier | Callable[..., Any]
+AnyVerifier = str | Mapping[Any, Any] | Sequence[Any] | type | Verifier | Callable[..., Any]
 VERIFY_CALL = "rlvr.verify('symbolic', answer=..., reference=...)"
 P = TypeVar("P")
 
@@ -77,6 +79,7 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
     return TokenEnv(make_env(env, **rest), tokenizer=tokenizer, **own)
 
 
+@accept_synonyms
 @explain_call
 def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /, **settings: Any) -> Environment:
     """Build an environment.
@@ -91,17 +94,11 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /,
     >>> make_env([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).task("train", 0).reference
     '4'
     """
-    from rlvr.config.data_source import is_data_source
-
-    if isinstance(env, Path):
-        env = str(env)
-    if isinstance(env, str) and env not in list("env") and is_data_source(env):
-        return _check_made(Environment, build("env", "dataset", path=env, **settings))
-    if _is_task_list(env):
-        return _make_task_list(env, **settings)
-    if _is_rows(env):
-        return _check_made(Environment, build("env", "dataset", rows=_to_rows(env), **settings))
-    return _check_made(Environment, _make("env", env, settings))
+    if is_data(env):
+        return _check_made(Environment, make_data_env(env, **settings))
+    if "verifier" in settings:
+        settings["verifier"] = to_verifier_setting(settings["verifier"])
+    return _check_made(Environment, _make("env", str(env) if isinstance(env, Path) else env, settings))
 
 
 @explain_call
@@ -110,18 +107,16 @@ def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
 
     Args:
         verifier: a name (`rlvr.list("verifier")`), a mapping with a name and settings or with weights ({"symbolic": 0.9, "format": 0.1}),
-            a class, a verifier, or a function: `f(answer, reference)`, or TRL's `f(prompts, completions, **columns)`.
-        settings: the settings of the verifier, such as `tolerance=0.01`.
+            a list (equal weights), a class, a verifier, or a function: `f(answer, reference)`, or TRL's
+            `f(prompts, completions, **columns)`. The score of several is their weighted mean.
+        settings: the settings of the verifier, such as `tolerance=0.01`; of a function, its own keywords.
 
     >>> make_verifier("numeric", tolerance=0.1).verify(Task("?", "3"), "3.05").score
     1.0
     """
-    if isinstance(verifier, Sequence) and not isinstance(verifier, str):
-        parts = ", ".join(f"{name!r}: {1 / len(verifier):.2g}" for name in verifier)
-        raise ConfigError(f"a mix of verifiers is a mapping with their weights; write rlvr.make_verifier({{{parts}}})")
-    if not isinstance(verifier, str | Mapping | type | Verifier) and callable(verifier):
-        return _check_made(Verifier, build("verifier", "function", function=verifier, **settings))
-    return _check_made(Verifier, _make("verifier", verifier, settings))
+    if isinstance(verifier, Environment | Tool | Sampler | Sandbox):
+        return _check_made(Verifier, verifier)
+    return _check_made(Verifier, to_verifier(verifier, settings))
 
 
 @explain_call
@@ -182,47 +177,12 @@ def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
     return build_from_config(kind, wanted)
 
 
-def _wrap_verifier_function(verifier: Any) -> Any:
-    """Turn a function into a verifier; names, mappings and verifiers stay as they are."""
-    return verifier if isinstance(verifier, str | Mapping | Verifier) else make_verifier(verifier)
-
-
 def _check_made(contract: Callable[..., P], made: Any) -> P:
     kind: Any = contract
     if not isinstance(made, kind):
         raise ConfigError(f"{made!r:.80} is a {type(made).__name__}, not an rlvr.{kind.__name__}; derive its class from that one")
     checked: P = made
     return checked
-
-
-def _is_rows(env: Any) -> bool:
-    return not isinstance(env, str | Mapping | type | Environment | LoadedModel) and (
-        isinstance(env, Sequence) or hasattr(env, "to_dict") or hasattr(env, "column_names")
-    )
-
-
-def _is_task_list(env: Any) -> TypeGuard[Sequence[Task]]:
-    return isinstance(env, Sequence) and not isinstance(env, str) and len(env) > 0 and all(isinstance(task, Task) for task in env)
-
-
-def _make_task_list(tasks: Sequence[Task], *, verifier: Any = "symbolic", **settings: Any) -> Environment:
-    from rlvr.contracts.task_list import TaskList
-
-    if settings:
-        key = next(iter(settings))
-        raise ConfigError(f"{key} is a setting of data in rows; tasks are taken as they are, and their only setting is verifier=")
-    return TaskList(tasks, verifier=make_verifier(verifier))
-
-
-def _to_rows(data: Any) -> builtins.list[dict[str, Any]]:
-    """Convert a data frame, a `datasets.Dataset` or a list of mappings to rows."""
-    if hasattr(data, "column_names"):
-        return [dict(row) for row in data]
-    if hasattr(data, "to_dict"):
-        return [{str(key): value for key, value in row.items()} for row in data.to_dict("records")]
-    if wrong := [row for row in data if not isinstance(row, Mapping)]:
-        raise ConfigError(f"a row of the data is {wrong[0]!r:.80}; each must be a dict such as {{'question': ..., 'answer': ...}}")
-    return [dict(row) for row in data]
 
 
 # ---- one answer -------------------------------------------------------------------------------------------------------
@@ -383,6 +343,7 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
 # ---- runs -------------------------------------------------------------------------------------------------------------
 
 
+@accept_synonyms
 @explain_call
 def train(
     recipe: str | Path | Mapping[str, Any] | None = None,
@@ -424,21 +385,14 @@ def train(
         raise ConfigError("the second argument is data, and the first is a recipe; write rlvr.train(model=..., data=..., verifier=...)")
     if recipe is not None and model is None and _is_model_folder(recipe):
         raise ConfigError(f"the recipe {str(recipe)!r} is the folder of a model; write rlvr.train(model={str(recipe)!r}, env=...)")
-    if data is not None:
-        if env is not None:
-            raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
-        scored = {} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}
-        named = isinstance(data, str | Path) and not isinstance(scored.get("verifier"), Verifier)
-        env = {"name": "dataset", "path": str(data), **scored} if named else make_env(data, **scored)
-        _check_references(env)
-    elif verifier is not None:
-        raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
     with Trainer(
         recipe,
         settings,
         model=model,
         tokenizer=tokenizer,
         env=env,
+        data=data,
+        verifier=verifier,
         algorithm=algorithm,
         callbacks=callbacks,
         out=out,
@@ -448,6 +402,7 @@ def train(
         return trainer.fit()
 
 
+@accept_synonyms
 @explain_call
 def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = None, **settings: Any) -> EvalReport:
     """Measure a policy on a suite or an environment.
@@ -468,52 +423,27 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].avg.value
     1.0
     """
-    from rlvr.config.data_source import is_data_source
+    from rich.console import Console
+
     from rlvr.evaluation.evaluate import evaluate as run
 
+    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
+        raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
     if _is_policy(env) and not _is_policy(policy):
         env, policy = policy, env
     if isinstance(policy, str | Path) and _is_model_folder(policy):
         policy = f"hf:{policy}"
-    if "limit" in settings:
-        if "tasks" in settings:
-            raise ConfigError("limit and tasks are both given, and mean the same: the number of tasks; give one of them")
-        settings = {"tasks": settings["limit"], **{key: value for key, value in settings.items() if key != "limit"}}
-    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
-        raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
-    scored = {} if verifier is None else {"verifier": _wrap_verifier_function(verifier)}
     if _is_suite(env):
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
-        if verifier is not None:
-            raise ConfigError("verifier goes with data, and env is a list of environments; set it on each: {'name': ..., 'verifier': ...}")
-    elif _is_task_list(env):
-        settings = {"tasks": len(env), **settings}
-        env = make_env(env, **scored)
-        settings = {"split": env.splits[0], **settings}
-    elif _is_rows(env):  # data to measure on: nothing is held out
-        rows = _to_rows(env)
-        env = make_env(rows, holdout=0, **scored)
-        settings = {"split": env.splits[0], "tasks": len(rows), **settings}
+    elif is_data(env) and not (is_data_file(env) and verifier is None):  # data to measure on: nothing is held out
+        held = {} if is_task_list(env) else {"holdout": 0}
+        env = make_data_env(env, verifier=verifier, **held)
+        settings, verifier = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}, None
     elif isinstance(env, type):
         env = make_env(env)
-    elif verifier is not None:
-        if not (isinstance(env, str | Path) and str(env) not in list("env") and is_data_source(str(env))):
-            raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
-        env = make_env(env, holdout=0, **scored)
-        settings = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}
-    return run(env, policy, tokenizer=tokenizer, **settings)
-
-
-def _check_references(env: Any) -> None:
-    """Raise ConfigError if the verifier can read no reference of the data."""
-    from rlvr.conformance.gold_check import check_references
-
-    made = make_env(env)
-    try:
-        check_references(made).raise_if_useless()
-    finally:
-        if made is not env:
-            made.close()
+    if verifier is not None:
+        raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
+    return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
 
 
 def _is_model_folder(value: Any) -> bool:
@@ -534,7 +464,7 @@ def _is_policy(value: Any) -> bool:
     """Whether a value can only be a policy: a function, a model, a sampler, SAMPLER:WHAT, or the folder of a model."""
     if isinstance(value, str) and value.partition(":")[0] in list("sampler") and ":" in value:
         return True
-    if isinstance(value, type | Environment) or _is_rows(value):
+    if isinstance(value, type | Environment | Verifier) or is_rows(value):
         return False
     return callable(value) or isinstance(value, Sampler | LoadedModel) or _is_model_folder(value)
 

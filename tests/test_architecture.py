@@ -26,7 +26,7 @@ LAYERS: Mapping[str, int] = {
         (
             ("hints",),
             ("errors", "task", "turns", "plugin_files", "python_source"),
-            ("episode", "extraction"),
+            ("episode", "extraction", "synonyms"),
             ("contracts",),
             ("registry", "config"),
             ("chat",),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas
 import pytest
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import rlvr
@@ -272,6 +273,40 @@ def test_a_function_of_the_prompt_is_told_the_system_prompt() -> None:
     assert heard == ["Be short.\n\n2+2="]
 
 
+def test_words_of_trl_and_inspect_are_taken_as_they_are(tmp_path: Path) -> None:
+    def correct(completions: list[str], answer: list[str], **columns: Any) -> list[float]:
+        return [float(gold in text) for text, gold in zip(completions, answer, strict=True)]
+
+    def short(completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(text) < 3) for text in completions]
+
+    tokenizer = rlvr.load_tokenizer("chars")
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
+    settings: dict[str, Any] = {"max_steps": 1, "group_size": 2, "prompts_per_step": 2, "max_completion_length": 4, "beta": 0.04}
+    shared: dict[str, Any] = {"model": tiny_model(tokenizer), "processing_class": tokenizer, "train_dataset": rows}
+    with rlvr.Trainer(
+        **shared,
+        reward_funcs=[correct, short],
+        algo="rloo",
+        output_dir=tmp_path / "a",
+        report_to=["tensorboard"],
+        eval={"tasks": 2},
+        **settings,
+    ) as trainer:
+        report = trainer.fit()
+    config = rlvr.load_run(tmp_path / "a").config
+    assert report.steps == 1 and config.algorithm == {"name": "rloo", "beta": 0.04} and config.log.report_to == ["tensorboard"]
+    lone = [{"prompt": "say something short"}, {"prompt": "and again"}]
+    words: dict[str, Any] = {"dataset": lone, "model": lambda prompt: "ab", "reward_funcs": short, "epochs": 2, "num_examples": 2}
+    assert rlvr.evaluate(**words).accuracy == 1.0
+    assert rlvr.verify(r"\boxed{4}", "4", verifier="math").score == 1.0
+
+    def close(answer: str, reference: str, tol: float = 0.0) -> bool:
+        return abs(float(answer) - float(reference)) <= tol
+
+    assert rlvr.make_verifier(close, tol=0.2)("4.1", "4").score == 1.0 and rlvr.make_verifier(close)("4.1", "4").score == 0.0
+
+
 def test_policies_are_names_models_samplers_and_functions(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = rlvr.load_tokenizer(TOKENIZER)
     by_model = rlvr.evaluate("arithmetic", policy=tiny_model(tokenizer), tokenizer=tokenizer, n=2, tasks=3)
@@ -287,7 +322,6 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env, /, \*, tokenizer=None, \*\*settings\)"),  # type: ignore[call-arg]
     (lambda: rlvr.verify("numeric", "4", answer="4"), TypeError, "got the answer twice"),  # type: ignore[call-overload]
-    (lambda: rlvr.verify("4", "4", verifier="math"), rlvr.RlvrError, "did you mean 'symbolic'"),
     (lambda: rlvr.verify("numeric", "4", "4").reward, AttributeError, "write .score"),  # type: ignore[attr-defined]
     (lambda: rlvr.list_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
     (lambda: rlvr.GRPOTrainer, AttributeError, "write rlvr.Trainer"),
@@ -295,12 +329,19 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.register_verifier, AttributeError, "nothing is registered"),
     (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.make"),  # type: ignore[attr-defined]
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
-    (lambda: rlvr.train("quickstart", group_size=4), ConfigError, "write num_generations="),
-    (lambda: rlvr.train("quickstart", max_steps=4), ConfigError, "write steps="),
-    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", num_examples=5), ConfigError, "write tasks="),
+    (lambda: rlvr.train("quickstart", num_samples_per_prompt=4), ConfigError, "write num_generations="),
+    (lambda: rlvr.train("quickstart", num_train_epochs=4), ConfigError, "write steps="),
+    (lambda: rlvr.train("quickstart", max_steps=4, steps=4), ConfigError, "got max_steps and steps, which mean the same"),
+    (
+        lambda: rlvr.train("quickstart", callbacks=[transformers.TrainerCallback()]),
+        ConfigError,
+        "give an object of a subclass of rlvr.Callback",
+    ),
+    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", max_samples=5), ConfigError, "write tasks="),
+    (lambda: rlvr.evaluate("quickstart", "scripted:gold"), rlvr.RlvrError, "is a recipe for training; its environment is arithmetic"),
     (lambda: rlvr.Task("2+2=", answer="4"), TypeError, "write reference="),  # type: ignore[call-arg]
     (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]
-    (lambda: rlvr.make_verifier(["symbolic", "format"]), ConfigError, "a mapping with their weights"),  # type: ignore[arg-type]
+    (lambda: rlvr.make_verifier([]), ConfigError, "the list of verifiers is empty"),
     (lambda: rlvr.make("arithmetic").step("7"), rlvr.RlvrError, "reset"),
     (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),
     (lambda: rlvr.evalute, AttributeError, "did you mean 'evaluate'"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.contracts.reward_function import adapt_reward_function
+from rlvr.contracts.reward_function import RewardSignature, adapt_reward_function
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
@@ -48,6 +48,8 @@ class FunctionVerifier(Verifier):
         self.function, self.extractor, self.score_range = function, extractor, (float(low), float(high))
         self.name = getattr(function, "__name__", type(function).__name__)
         self._call = adapt_reward_function(function)
+        known = RewardSignature.read(function)
+        self.needs_reference, self.columns = bool(known.reference), known.list_columns()
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:

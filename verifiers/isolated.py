@@ -59,7 +59,7 @@ class IsolatedVerifier(Verifier):
             what = "reads whole conversations" if inner.info.takes_transcript else "waits for another process"
             inner.close()
             raise ConfigError(f"the verifier {verifier!r} {what}, and cannot be isolated; use it without")
-        self.needs_reference, self.instruction = inner.needs_reference, inner.instruction
+        self.needs_reference, self.columns, self.instruction = inner.needs_reference, inner.columns, inner.instruction
         inner.close()
         self._known: dict[str, Any] | None = None
         """The last request that got a verdict: it tells whether a failure is the answer's."""

@@ -46,7 +46,7 @@ class AuditedVerifier(Verifier):
         self.info = VerifierInfo(
             is_async=verifier.info.is_async or self.audit_verifier.info.is_async, takes_transcript=True, has_batch_method=True
         )
-        self.needs_reference, self.instruction = verifier.needs_reference, verifier.instruction
+        self.needs_reference, self.columns, self.instruction = verifier.needs_reference, verifier.columns, verifier.instruction
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:

@@ -176,12 +176,12 @@ def _read_rows(file: Path, noted_keys: set[str]) -> Iterator[dict[str, Any]]:
 
 def _parse_row(line: str, number: int, where: str, noted_keys: set[str]) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        parsed = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where}: this is not JSON ({error}); {ROW_FORM}") from error
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: this is a {type(row).__name__}, not an object; {ROW_FORM}")
-    row = {"id": number} | _take_usual_names(row, where, noted_keys)
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{where}: this is a {type(parsed).__name__}, not an object; {ROW_FORM}")
+    row: dict[str, Any] = {"id": number, **_take_usual_names(parsed, where, noted_keys)}
     for key in sorted(set(row) - ROW_KEYS - noted_keys):
         if meant := difflib.get_close_matches(key, ROW_KEYS - set(row), n=1, cutoff=0.7):
             raise ConfigError(f"{where}: there is no key {key!r}; did you mean {meant[0]!r}? {ROW_FORM}")

@@ -254,7 +254,7 @@ class RemoteVerifier(Verifier):
 
     def __init__(self, inner: Verifier, desk: VerifierClient) -> None:
         self.inner, self.client = inner, desk
-        self.instruction, self.needs_reference = inner.instruction, inner.needs_reference
+        self.instruction, self.needs_reference, self.columns = inner.instruction, inner.needs_reference, inner.columns
         self.info = VerifierInfo(is_async=True, takes_transcript=True)
 
     def check_ready(self) -> None:

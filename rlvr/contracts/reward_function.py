@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlvr.contracts.plugin import Plugin
@@ -24,6 +25,58 @@ RewardCall = Callable[[str, Any, str, Mapping[str, Any]], Any]
 """Call a reward function for one answer: (answer, reference, question, meta) -> whatever the function returns for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class RewardSignature:
+    """Which arguments a reward function takes, and what each of them is."""
+
+    names: tuple[str, ...]
+    answer: str
+    reference: str
+    """The argument that gets the reference; "": the function needs none."""
+    is_batched: bool
+    """Whether it is called as TRL does, with lists."""
+    takes_columns: bool
+    """Whether it takes any further keywords, which are columns of the data."""
+
+    @classmethod
+    def read(cls, function: Any) -> RewardSignature:
+        """Read the arguments of a function; raise ConfigError if it cannot be a reward function.
+
+        >>> RewardSignature.read(lambda completions, **columns: [1.0]).reference
+        ''
+        """
+        if not callable(function) or isinstance(function, Plugin):
+            raise ConfigError(f"a reward function is a {type(function).__name__}; give a function such as f(answer, reference) -> float")
+        try:
+            known = inspect.signature(function).parameters
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the arguments of {function!r:.80} cannot be read; wrap it in a Python function f(answer, reference)"
+            ) from error
+        names = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        is_batched = "completions" in names
+        answer = next((name for name in ANSWER_ARGUMENTS if name in names), names[0] if names else "")
+        if not answer:
+            raise ConfigError(
+                f"{getattr(function, '__name__', function)!s} takes no named argument; write it as f(answer, reference) -> float"
+            )
+        reference = next((name for name in REFERENCE_ARGUMENTS if name in names and name != answer), "")
+        if not reference and not is_batched:
+            others = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
+            reference = others[0] if others else ""
+        takes_columns = any(p.kind is p.VAR_KEYWORD for p in known.values())
+        return cls(tuple(names), answer, reference, is_batched, takes_columns)
+
+    def list_columns(self) -> tuple[str, ...]:
+        """List the columns of the data that the function takes; "*": all of them.
+
+        >>> RewardSignature.read(lambda completions, answer, level: [1.0]).list_columns()
+        ('level',)
+        """
+        known = (self.answer, self.reference, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)
+        return ("*",) if self.is_batched and self.takes_columns else tuple(name for name in self.names if name not in known)
+
+
 def adapt_reward_function(function: Any) -> RewardCall:
     """Return a call for one answer of a plain function, recognized by the names of its arguments.
 
@@ -35,32 +88,18 @@ def adapt_reward_function(function: Any) -> RewardCall:
     >>> adapt_reward_function(lambda prompts, completions, **columns: [len(text) for text in completions])("four", "4", "2+2=", {})
     4
     """
-    if not callable(function) or isinstance(function, Plugin):
-        raise ConfigError(f"a reward function is a {type(function).__name__}; give a function such as f(answer, reference) -> float")
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the arguments of {function!r:.80} cannot be read; wrap it in a Python function f(answer, reference)") from error
-    names = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    is_batched = "completions" in names
-    answer = next((name for name in ANSWER_ARGUMENTS if name in names), names[0] if names else "")
-    if not answer:
-        raise ConfigError(f"{getattr(function, '__name__', function)!s} takes no named argument; write it as f(answer, reference) -> float")
-    reference = next((name for name in REFERENCE_ARGUMENTS if name in names and name != answer), "")
-    if not reference and not is_batched:
-        others = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
-        reference = others[0] if others else ""
-    takes_columns = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    known = RewardSignature.read(function)
+    names, answer, reference = known.names, known.answer, known.reference
 
     def call(text: str, expected: Any, question: str, meta: Mapping[str, Any]) -> Any:
-        given: dict[str, Any] = {name: value for name, value in meta.items() if name in names or (is_batched and takes_columns)}
+        given: dict[str, Any] = {name: value for name, value in meta.items() if name in names or (known.is_batched and known.takes_columns)}
         given |= {answer: text, **{name: value for name, value in VERL_ARGUMENTS.items() if name in names}}
         given |= {name: question for name in QUESTION_ARGUMENTS if name in names}
         if reference:
             given[reference] = expected
-        elif takes_columns:
+        elif known.takes_columns:
             given |= {name: expected for name in REFERENCE_ARGUMENTS if name != answer}
-        if not is_batched:
+        if not known.is_batched:
             return function(**given)
         given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
         returned = function(**given)

@@ -69,6 +69,8 @@ class Verifier(Plugin, ABC):
     """Cases that `check_verifier` runs with the default settings; at least one, with a correct and an incorrect answer."""
     needs_reference: bool = True
     """True if every task needs a reference. False for verifiers that check only the form of an answer."""
+    columns: Sequence[str] = ()
+    """Columns of data that it reads from `task.meta`; "*": all of them."""
     instruction: str = ""
     """An instruction about the answer format, appended to questions by environments whose questions come from data."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from rlvr.config.config import RunConfig
+from rlvr.config.config import RunConfig, find_recipes
 from rlvr.config.data_source import is_data_source
 from rlvr.config.overrides import parse_exponents
 from rlvr.config.section import Section, normalize_plugin, validate_section
@@ -158,6 +158,13 @@ def _load_rows(target: str) -> list[Any]:
         known = [entry.name for entry in list_entries("env")]
         if target not in known and target not in list_suites() and is_data_source(target):
             return [{"name": Path(target).name.partition(".")[0], "env": {"name": "dataset", "test": target}, "tasks": ALL_TASKS}]
+        if target not in known and target in find_recipes():
+            env = read_yaml(find_recipes()[target])["env"]
+            name = env["name"] if isinstance(env, Mapping) else env
+            raise NotFound(
+                f"{target!r} is a recipe for training; its environment is {name}, and the recipe's file is a suite of its own: "
+                f"{find_recipes()[target]}"
+            )
         if target not in known and ":" not in target:
             raise NotFound(
                 f"there is no suite or env {target!r}; {format_suggestion(target, [*list_suites(), *known], max_names=24)}. "

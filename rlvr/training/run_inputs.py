@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlvr.config.config import RunConfig, load_config, validate_config
+from rlvr.config.config import LogConfig, RunConfig, load_config, validate_config
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.training import TrainConfig
-from rlvr.contracts import Environment, Tokenizer
+from rlvr.conformance.gold_check import check_references
+from rlvr.contracts import Environment, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.hints import explain_keyword
+from rlvr.mdp.task_data import DATA_ENV, list_data_settings, make_data_env, to_verifier_setting
+from rlvr.registry.plugins import get_parameters, load_factory
 
 OBJECT_PREFIX = "object:"
 """How a configuration names an object that was given from Python; a run with one cannot be repeated from its configuration alone."""
@@ -55,6 +58,8 @@ def resolve_run_inputs(
     model: Any = None,
     tokenizer: Any = None,
     env: Any = None,
+    data: Any = None,
+    verifier: Any = None,
     algorithm: Any = None,
     **sections: Any,
 ) -> RunInputs:
@@ -66,10 +71,25 @@ def resolve_run_inputs(
         model: a folder or a Hub id, a mapping (the section `model`), or a model object.
         tokenizer: a name, a folder, a Hub id, or a tokenizer object.
         env: a name, a mapping, or an environment object.
+        data: data instead of an environment, as in `make_data_env`; or a mapping, the section `data`.
+        verifier: with data: how answers are scored.
         algorithm: a name, a mapping, or an algorithm object.
-        sections: sections of the configuration, such as train={"steps": 5}, or seed=1; and keys of the sections `train` and `rollout`,
-            such as steps=5, learning_rate=1e-6, num_generations=8.
+        sections: sections of the configuration, such as train={"steps": 5}, or seed=1; and keys without their section: of `train`,
+            `rollout` and `log` (steps=5, num_generations=8), of the algorithm (beta=0.04), with data those of its environment
+            (tools=[...]), and `lora`, the adapter of the model.
     """
+    if isinstance(data, Mapping):
+        sections, data = {"data": data, **sections}, None
+    sections = dict(sections)
+    if data is not None:
+        if env is not None:
+            raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
+        env = _make_env_of_data(data, verifier, _take(sections, list_data_settings()))
+    elif verifier is not None:
+        raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
+    algorithm = _add_algorithm_settings(algorithm, sections)
+    if (lora := sections.pop("lora", None)) is not None:
+        sections["model"] = {"lora": _read_lora(lora)}
     overrides, objects = list[str](), dict[str, Any]()
     if isinstance(model, LoadedModel):
         model, tokenizer = model.model, model.tokenizer if tokenizer is None else tokenizer
@@ -110,12 +130,59 @@ def resolve_run_inputs(
     return RunInputs(_load(recipe, overrides), **objects)
 
 
+def _take(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Remove the keys of that name, except sections of the configuration, and return them."""
+    return {name: given.pop(name) for name in names if name in given and name not in RunConfig.model_fields}
+
+
+def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> Any:
+    """Make the environment of data: a mapping where a configuration can hold it, else an object. Its references must be readable."""
+    wanted = None if verifier is None else to_verifier_setting(verifier)
+    made = make_data_env(data, verifier=wanted, **settings)
+    check_references(made).raise_if_useless()
+    plain = isinstance(data, str | Path) and not isinstance(wanted, Verifier)
+    if not plain or not _is_plain(settings):
+        return made
+    made.close()
+    return {"name": DATA_ENV, "path": str(data), **({} if wanted is None else {"verifier": wanted}), **settings}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _add_algorithm_settings(algorithm: Any, sections: dict[str, Any]) -> Any:
+    """Move settings of the algorithm that are given as keywords, such as beta=0.04, to the algorithm."""
+    if not isinstance(algorithm, str | Mapping):
+        return algorithm
+    name = algorithm if isinstance(algorithm, str) else algorithm.get("name", "grpo")
+    known = get_parameters(load_factory("algorithm", name))
+    reserved = {*TrainConfig.model_fields, *RolloutConfig.model_fields, *LogConfig.model_fields}
+    own = _take(sections, [key for key in known if key not in reserved])
+    return {**({"name": name} if isinstance(algorithm, str) else algorithm), **own} if own else algorithm
+
+
+def _read_lora(lora: Any) -> Any:
+    """Read the settings of an adapter, also from a LoraConfig of peft."""
+    if isinstance(lora, Mapping) or not hasattr(lora, "r"):
+        return lora
+    if getattr(lora, "lora_dropout", 0):
+        raise ConfigError(f"lora_dropout is {lora.lora_dropout}; adapters are trained without dropout, so set it to 0")
+    targets = None if lora.target_modules is None or isinstance(lora.target_modules, str) else sorted(lora.target_modules)
+    return {"rank": lora.r, "alpha": lora.lora_alpha, **({} if targets is None else {"target_modules": targets})}
+
+
 def _find_section(key: str) -> str:
-    """Return the section of a key that is given without one: `train` or `rollout`."""
-    for section, fields in (("train", TrainConfig.model_fields), ("rollout", RolloutConfig.model_fields)):
+    """Return the section of a key that is given without one: `train`, `rollout` or `log`."""
+    sections = {"train": TrainConfig.model_fields, "rollout": RolloutConfig.model_fields, "log": LogConfig.model_fields}
+    for section, fields in sections.items():
         if key in fields:
             return section
-    known = [*RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields]
+    known = [*RunConfig.model_fields, *(field for fields in sections.values() for field in fields)]
     raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key) or format_suggestion(key, known)}")
 
 

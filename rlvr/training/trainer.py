@@ -44,6 +44,7 @@ from rlvr.runs.conversation_stats import compute_conversation_metrics
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_metrics
+from rlvr.synonyms import accept_synonyms
 from rlvr.training import checkpoint
 from rlvr.training.batch_sources import RolloutBatch, check_sampling_supported, count_policy_tokens, make_batch_source
 from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, ProgressLine, RewardCurve, RunLogWriter, StepRecord
@@ -100,6 +101,7 @@ class Trainer(Hinted):
         "add_callback": "write .callbacks.append(callback), or give callbacks=[...]",
     }
 
+    @accept_synonyms
     @explain_call
     def __init__(
         self,
@@ -109,6 +111,8 @@ class Trainer(Hinted):
         model: Any = None,
         tokenizer: Any = None,
         env: Any = None,
+        data: Any = None,
+        verifier: Any = None,
         algorithm: Any = None,
         callbacks: Sequence[Callback] = (),
         out: str | Path | None = None,
@@ -127,6 +131,9 @@ class Trainer(Hinted):
             model: a folder, a Hub id, or a model object, which is trained in place.
             tokenizer: a name or a tokenizer object.
             env: a name, a mapping, or an environment object, which the caller closes.
+            data: questions with answers instead of an environment: a file, a list of dicts or of tasks, a data frame, a
+                `datasets.Dataset`; or the section `data` of the configuration, a stored run.
+            verifier: with `data`: how answers are scored, as in `rlvr.make_verifier`.
             algorithm: a name, a mapping, or an algorithm object.
             callbacks: called after the shipped ones, in order; see `Callback`.
             out: the run folder; by default one in `runs/` with the time in its name.
@@ -136,11 +143,15 @@ class Trainer(Hinted):
             component_builder: builds the components; a cluster passes its own.
             repeat_from: a checkpoint of the run in `out` whose next steps are repeated: the run folder is only read, and `step` is called
                 instead of `fit`. See `rlvr.training.repeat_step`.
-            sections: sections of the configuration, such as train={"steps": 5}.
+            sections: sections of the configuration, such as train={"steps": 5}; and keys without their section: those of train, rollout and
+                log, of the algorithm (beta=0.04), and with `data` those of the environment (tools=[...], max_turns=3).
         """
         transformers.utils.logging.disable_progress_bar()  # only our own progress bar
         self._started_at, self._seconds_before = time.monotonic(), 0.0
-        inputs = resolve_run_inputs(recipe, settings, model=model, tokenizer=tokenizer, env=env, algorithm=algorithm, **sections)
+        check_callbacks(callbacks)
+        inputs = resolve_run_inputs(
+            recipe, settings, model=model, tokenizer=tokenizer, env=env, data=data, verifier=verifier, algorithm=algorithm, **sections
+        )
         self.config = config = inputs.config
         check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
         with ExitStack() as outer:  # closes everything again if the preparation fails
@@ -561,6 +572,18 @@ def make_run_folder_path(config: RunConfig) -> Path:
     """Return the default run folder."""
     env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
     return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise ConfigError for a callback of transformers, whose methods have other arguments."""
+    for callback in callbacks:
+        if isinstance(callback, transformers.TrainerCallback | type):
+            what = "class" if isinstance(callback, type) else "transformers.TrainerCallback"
+            raise ConfigError(
+                f"the callback {getattr(callback, '__name__', type(callback).__name__)!r} is a {what}; give an object of a subclass of "
+                "rlvr.Callback, with methods such as on_step_end(self, trainer, step, record), where record.metrics has the figures and "
+                "trainer.stop(reason) ends the run"
+            )
 
 
 def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, has_custom_builder: bool) -> None:

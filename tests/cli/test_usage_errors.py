@@ -41,6 +41,7 @@ LINES: list[tuple[str, str]] = [
     ("eval quick --policy scripted:gold --temp 0.5", "eval quick --policy scripted:gold --temperature 0.5"),
     ("eval --rescore runs/a --output b", "eval --rescore runs/a --out b"),
     ("train quickstart --steps 5", "train quickstart train.steps=5"),
+    ("train --bf16 true --use-vllm quickstart", "train quickstart train.mixed_precision=bf16 rollout.sampler=vllm"),
     (
         "train --model M --dataset d.jsonl --lr 1e-5 --output_dir runs/a --lora-r 16 --bf16 --report_to wandb",
         "train d.jsonl train.learning_rate=1e-5 model.lora.rank=16 train.mixed_precision=bf16 'log.report_to=[wandb]' --model M --out runs/a",

@@ -138,6 +138,7 @@ ENV_DEFECTS = [
     ("Gymnasium's own check passes, obs=dict", PLAIN, PLAIN + "\n        self.max_new_tokens = 1", "at least 2"),
     ("Gymnasium's own check passes, obs=ids", "    def gold", "    max_prompt_tokens = 1\n    max_new_tokens = 2\n\n    def gold", "raise max_length"),
     ("Gymnasium's own check passes, obs=onehot_ids", 'f"{split}/{index}"', "time.perf_counter()", "determinis"),
+    ("Gymnasium's own check passes, obs=text", 'f"{split}/{index}"', "time.perf_counter()", "determinis"),
     ("the same seed gives the same episode", 'random.Random(f"{split}/{index}")', "random", "two different episodes"),
     ("SyncVectorEnv and AsyncVectorEnv agree", 'f"{split}/{index}"', "hash(split) + index", "observations differ"),
     ("stepping gives the same result as sampling", PLAIN, lenient("next(COUNTER) % 2"), "the reward is"),

@@ -128,14 +128,13 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 is written without an option, a setting of a run, `{value}` if the value stands alone, or a sentence."""
 CALLS: Mapping[str, str] = {"verify": "verify", "eval": "evaluate", "train": "train"}
 """The call of the library whose keywords are options of a command; its foreign keywords are foreign options, too."""
-PLACEHOLDERS = {"to": "FORMAT", "out": "DIR"}
+PLACEHOLDERS: Mapping[str, str] = {"to": "FORMAT", "out": "DIR"}
 """Words for the values of options that a command needs."""
 NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "verify": (("--answer", "--reference"), ("--file",)),
     "eval": (("--policy",), ("--rescore",)),
 }
 """Options that a command needs unless another one is given."""
-
 POLICY_PATTERN = re.compile(r"(hf|vllm|openai|scripted):|.*\.py(:|$)")
 """How a policy begins that is written as it is here."""
 
@@ -181,12 +180,9 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
         return describe_wrong_options(line, path)
     if type(error).__name__ == "MissingParameter":
         missing = error.param
-        if (
-            line.words
-            and line.words[0] not in hints.PLUGIN_WORDS
-            and {"kind", "name"} <= {one.name for one in _list_arguments(line.command)}
-        ):
-            missing = line.command.params[0]  # the name alone was given
+        positional = _list_arguments(line.command)
+        if [one.name for one in positional[:2]] == ["kind", "name"] and line.words and line.words[0] not in hints.PLUGIN_WORDS:
+            missing = positional[0]  # the name alone was given
         about = str(missing.help or "").strip().rstrip(".")
         return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{compose_line(line, path)}`"
     if said.startswith("Got unexpected extra argument"):
@@ -277,10 +273,10 @@ def read_line(command: Any, words: Sequence[str], context: Any = None) -> Line:
                 line.options.append(rest.pop(0))
         else:
             made = _explain_option(command, name, context)
-            is_flag = getattr(known.get(made.target), "is_flag", False)
+            is_flag = getattr(known.get(made.target), "is_flag", False) or re.search(r"=\w", made.target) is not None
             if equals:
                 made.value = inline
-            elif rest and not is_flag and not re.match(r"-\D", rest[0]):
+            elif rest and not re.match(r"-\D", rest[0]) and (not is_flag or rest[0].lower() in ("true", "false")):
                 made.value = rest.pop(0)
             line.wrong.append(made)
     return line

@@ -1,0 +1,123 @@
+"""Environments from data in memory or in a file, and verifiers from functions: what a program gives where a recipe has names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from rlvr.config.data_source import is_data_source
+from rlvr.contracts import Environment, Verifier
+from rlvr.contracts.task_list import TaskList
+from rlvr.contracts.tokenizer import LoadedModel
+from rlvr.errors import ConfigError
+from rlvr.registry.plugins import build, get_parameters, list_entries, load_factory
+from rlvr.synonyms import VERIFIERS
+from rlvr.task import Task
+
+DATA_ENV = "dataset"
+"""The environment that reads data."""
+
+
+def is_data(value: Any) -> bool:
+    """Return whether a value is data: a file with data, tasks, or rows in memory."""
+    return is_data_file(value) or is_rows(value)
+
+
+def is_data_file(value: Any) -> TypeGuard[str | Path]:
+    """Return whether a value names a file, a folder or a Hub data set with rows, and no environment."""
+    return isinstance(value, str | Path) and str(value) not in (entry.name for entry in list_entries("env")) and is_data_source(str(value))
+
+
+def is_rows(value: Any) -> bool:
+    """Return whether a value is rows in memory: a list, a data frame or a `datasets.Dataset`."""
+    return not isinstance(value, str | Mapping | type | Environment | LoadedModel) and (
+        isinstance(value, Sequence) or hasattr(value, "to_dict") or hasattr(value, "column_names")
+    )
+
+
+def is_task_list(value: Any) -> TypeGuard[Sequence[Task]]:
+    """Return whether a value is a list of tasks."""
+    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0 and all(isinstance(task, Task) for task in value)
+
+
+def make_data_env(data: Any, *, verifier: Any = None, **settings: Any) -> Environment:
+    """Build the environment of data: of tasks as they are, or of rows with a question and a reference."""
+    if is_task_list(data):
+        if settings:
+            key = next(iter(settings))
+            raise ConfigError(f"{key} is a setting of data in rows; tasks are taken as they are, and their only setting is verifier=")
+        return TaskList(data, verifier=to_verifier("symbolic" if verifier is None else verifier))
+    scored = {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
+    source = {"path": str(data)} if isinstance(data, str | Path) else {"rows": to_rows(data)}
+    made: Environment = build("env", DATA_ENV, **source, **scored, **settings)
+    return made
+
+
+def list_data_settings() -> list[str]:
+    """List the settings of an environment of data."""
+    return [name for name in get_parameters(load_factory("env", DATA_ENV)) if name not in ("path", "rows", "verifier")]
+
+
+def to_rows(data: Any) -> list[dict[str, Any]]:
+    """Convert a data frame, a `datasets.Dataset` or a list of mappings to rows."""
+    if hasattr(data, "column_names"):
+        return [dict(row) for row in data]
+    if hasattr(data, "to_dict"):
+        return [{str(key): value for key, value in row.items()} for row in data.to_dict("records")]
+    if wrong := [row for row in data if not isinstance(row, Mapping)]:
+        raise ConfigError(
+            f"a row of the data is {wrong[0]!r:.80}; each must be a dict such as {{'question': ..., 'answer': ...}}, or each an rlvr.Task"
+        )
+    return [dict(row) for row in data]
+
+
+def to_verifier_setting(verifier: Any) -> Any:
+    """Turn functions and lists into a verifier; names and mappings stay as they are, so that a configuration can hold them."""
+    if isinstance(verifier, str):
+        return VERIFIERS.get(verifier, verifier)
+    has_objects = isinstance(verifier, Mapping) and not all(isinstance(key, str) for key in verifier)
+    return verifier if isinstance(verifier, Verifier) or (isinstance(verifier, Mapping) and not has_objects) else to_verifier(verifier)
+
+
+def to_verifier(verifier: Any, settings: Mapping[str, Any] | None = None) -> Any:
+    """Build a verifier from a function, a list of verifiers with equal weights, a name, a mapping or a class."""
+    settings = settings or {}
+    if isinstance(verifier, str):
+        verifier = VERIFIERS.get(verifier, verifier)
+    if isinstance(verifier, Sequence) and not isinstance(verifier, str):
+        if not verifier:
+            raise ConfigError("the list of verifiers is empty; give at least one")
+        return to_verifier(verifier[0] if len(verifier) == 1 else dict.fromkeys(verifier, 1.0), settings)
+    if isinstance(verifier, str | type):
+        return build("verifier", verifier, **settings)
+    if isinstance(verifier, Mapping):
+        from rlvr.registry.plugins import build_from_config
+
+        return build_from_config("verifier", {**verifier, **settings})
+    if isinstance(verifier, Verifier):
+        if settings:
+            key = next(iter(settings))
+            raise ConfigError(f"{key} is given for a verifier that is built already ({type(verifier).__name__}); set it when you build it")
+        return verifier
+    if not callable(verifier):
+        raise ConfigError(
+            f"the verifier is a {type(verifier).__name__}; give a name, a mapping, a verifier, or a function f(answer, reference)"
+        )
+    own, rest = _split_function_settings(verifier, settings)
+    return build(
+        "verifier", "function", function=functools.wraps(verifier)(functools.partial(verifier, **own)) if own else verifier, **rest
+    )
+
+
+def _split_function_settings(function: Callable[..., Any], settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split settings into keywords of the function itself and settings of the verifier `function`."""
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        known = {}  # type: ignore[assignment]
+    taken = get_parameters(load_factory("verifier", "function"))
+    own = {name: value for name, value in settings.items() if name in known and name not in taken}
+    return own, {name: value for name, value in settings.items() if name not in own}

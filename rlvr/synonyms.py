@@ -1,0 +1,87 @@
+"""The words of TRL, verifiers, inspect and lm-eval that calls from Python take as they are, because they mean exactly a word of this library.
+
+What means something else, or needs another value, is not here: `rlvr.hints` says how it is written. Recipes and the command line have
+one word for each thing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from rlvr.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_VERIFIER = dict.fromkeys(("reward_func", "reward_funcs", "reward_fn", "rubric", "scorer"), "verifier")
+_LENGTH = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
+SYNONYMS: Mapping[str, Mapping[str, str]] = {
+    "train": {
+        **_VERIFIER,
+        **_LENGTH,
+        "algo": "algorithm",
+        "dataset": "data",
+        "environment": "env",
+        "group_size": "num_generations",
+        "lr": "learning_rate",
+        "max_steps": "steps",
+        "num_steps": "steps",
+        "output_dir": "out",
+        "peft_config": "lora",
+        "processing_class": "tokenizer",
+        "save_steps": "save_every",
+        "train_dataset": "data",
+    },
+    "evaluate": {
+        **_VERIFIER,
+        **_LENGTH,
+        "data": "env",
+        "dataset": "env",
+        "environment": "env",
+        "epochs": "n",
+        "limit": "tasks",
+        "log_dir": "out",
+        "max_connections": "concurrency",
+        "model": "policy",
+        "num_examples": "tasks",
+        "num_generations": "n",
+        "output_dir": "out",
+        "rollouts_per_example": "n",
+        "system_message": "system",
+        "system_prompt": "system",
+        "task": "env",
+    },
+    "make_env": {**_VERIFIER},
+}
+"""Calls, with the words that they take and the word of this library."""
+VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "math": "symbolic", "math_verify": "symbolic"}
+"""Names of verifiers elsewhere, and the same verifier here."""
+
+
+def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a call take the words of other libraries, as its outermost decorator."""
+    call = {"Trainer.__init__": "train"}.get(function.__qualname__, function.__qualname__)
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if kwargs.keys() & SYNONYMS[call].keys():
+            kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
+        return function(*args, **kwargs)
+
+    return called
+
+
+def translate_keywords(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of a call with the words of this library.
+
+    >>> translate_keywords("train", {"max_steps": 5, "learning_rate": 1e-5})
+    {'steps': 5, 'learning_rate': 1e-05}
+    """
+    words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()
+    for name, value in given.items():
+        own = words.get(name, name)
+        if own in found:
+            raise ConfigError(f"rlvr.{call} got {said[own]} and {name}, which mean the same; give one of them")
+        found[own], said[own] = value, name
+    return found
