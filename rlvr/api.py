@@ -318,7 +318,8 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
     """Load a causal language model and its tokenizer.
 
     Args:
-        model: a folder, an id of the Hugging Face Hub such as Qwen/Qwen2.5-0.5B-Instruct, or a model that is loaded already.
+        model: a folder, also that of a training run, an id of the Hugging Face Hub such as Qwen/Qwen2.5-0.5B-Instruct, or a model that is
+            loaded already.
         tokenizer: its tokenizer; None: the one in the model's folder.
         dtype: float32 or bfloat16, of a model that is loaded here.
 
@@ -330,6 +331,8 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
     from rlvr.models.model_loading import load_model as load
 
     if isinstance(model, str | Path):
+        if not _is_model_folder(model) and _is_model_folder(Path(model) / "checkpoints" / "last"):
+            model = Path(model) / "checkpoints" / "last"
         config = ModelConfig.model_validate({"path": str(model), "dtype": dtype})
         return LoadedModel(load(config).to(resolve_device()), load_tokenizer(str(model) if tokenizer is None else tokenizer))
     if tokenizer is None:
@@ -433,6 +436,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         env, policy = policy, env
     if isinstance(policy, str | Path) and _is_model_folder(policy):
         policy = f"hf:{policy}"
+    elif isinstance(policy, str | Path) and _is_model_folder(Path(policy) / "checkpoints" / "last"):
+        policy = f"hf:{Path(policy) / 'checkpoints' / 'last'}"
     if _is_suite(env):
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
     elif is_data(env) and not (is_data_file(env) and verifier is None):  # data to measure on: nothing is held out

@@ -1,6 +1,7 @@
 """What users of TRL, Gymnasium, verifiers, inspect and lm-eval type first, and the call that does it here: the tables of error messages.
 
-A name that this library has is not in a table, and nothing here makes a call work: it only makes the error say the right call.
+A name that this library has is not in a table, and nothing here makes a call work: it only makes the error say the right call. The words
+that a call takes as they are stand in `rlvr.synonyms`.
 `tests/test_hints.py` holds that every call, key, plugin and command of a hint exists.
 """
 
@@ -251,53 +252,34 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "base_url": "policy='openai:URL#MODEL'",
         "batch_size": "sampler={'batch_size': 8}",
         "best_of": _NUM_ANSWERS,
-        "data": "env=",
-        "dataset": "env=",
         "device": "sampler={'device': 'cuda:1'}",
-        "environment": "env=",
-        "epochs": _NUM_ANSWERS,
         "fail_on_error": "a sample that failed has no score; the same call with out=DIR and retry=True samples it again",
         "few_shot": _FEW_SHOT,
         "fewshot": _FEW_SHOT,
         "gen_kwargs": "how to sample is said by keywords, such as temperature=0.7, top_p=0.95",
         "k": _NUM_ANSWERS,
-        "log_dir": "out=",
         "log_samples": "every sample is in report.samples; out=DIR writes them too",
-        "max_completion_length": "max_new_tokens=",
-        "max_connections": "concurrency=",
         "max_examples": _NUM_TASKS,
         "max_retries": "sampler={'retries': 3}",
         "max_samples": _NUM_TASKS,
-        "max_tokens": "max_new_tokens=",
         "max_workers": "concurrency=",
         "metric": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
         "metrics": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
-        "model": "policy=",
         "model_args": "policy='hf:DIR'",
-        "num_examples": _NUM_TASKS,
         "num_fewshot": _FEW_SHOT,
-        "num_generations": _NUM_ANSWERS,
         "num_problems": _NUM_TASKS,
         "num_return_sequences": _NUM_ANSWERS,
         "num_samples": _NUM_ANSWERS,
         "num_tasks": _NUM_TASKS,
         "num_workers": "concurrency=",
-        "output_dir": "out=",
         "output_path": "out=",
         "pass_at_k": _NUM_ANSWERS,
         "policy_model": "policy=",
         "prompt_template": "rlvr.evaluate(rlvr.make_env(data, question='Q: {input}'), policy=...), with columns of the data in braces",
         "repeats": _NUM_ANSWERS,
         "retry_on_error": "retry=True, with out= as before",
-        "reward_fn": _VERIFIER,
-        "rollouts_per_example": _NUM_ANSWERS,
-        "rubric": _VERIFIER,
         "samples": _NUM_ANSWERS,
         "save_results": "every sample is in report.samples; out=DIR writes them too",
-        "scorer": _VERIFIER,
-        "system_message": "system=",
-        "system_prompt": "system=",
-        "task": "env=",
         "time_limit": "episode_timeout_s=",
         "tools": "rlvr.evaluate(rlvr.make_env(env, tools=[function], max_turns=4), policy=...)",
     },
@@ -428,7 +410,7 @@ def explain_keyword(name: str, call: str = "") -> str:
 
     >>> explain_keyword("group_size", "train"), explain_keyword("epochs", "train")
     ('write num_generations=', 'write steps=')
-    >>> explain_keyword("epochs", "evaluate")
+    >>> explain_keyword("num_samples", "evaluate")
     'write n=, the number of answers for each task; pass@k is reported for every k up to n'
     """
     tables = [KEYWORDS.get(SAME_KEYWORDS.get(call, call), {})] if call else [KEYWORDS["train"], KEYWORDS["evaluate"]]

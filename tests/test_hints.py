@@ -24,6 +24,7 @@ from rlvr.evaluation.samples import EvalSample
 from rlvr.evaluation.stored import StoredEvaluation
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.registry.plugins import PLUGIN_KINDS, get_parameters, list_entries, load_factory
+from rlvr.synonyms import SYNONYMS
 from rlvr.training.update.optimization import OptimizationSettings
 from tests.cli.command_lines import find_command_fault
 
@@ -276,6 +277,7 @@ def test_no_table_has_a_name_that_exists() -> None:
     assert [(call, name) for call in plain for name in hints.KEYWORDS[call] if name in list_arguments(call)] == []
     both = {*hints.KEYWORDS["train"], *hints.KEYWORDS["evaluate"]}  # these are looked up where a caller does not name the call
     assert [name for name in both if name in list_arguments("evaluate")] == []
+    assert hints.KEYWORDS["evaluate"].keys() & SYNONYMS["evaluate"].keys() == set()
     assert {*hints.KEYWORDS, *hints.SAME_KEYWORDS} <= set(rlvr.__all__)
 
 
@@ -336,8 +338,8 @@ def test_the_setting_of_a_plugin_is_one_that_the_plugin_has(kind: str, name: str
 
 
 def test_one_keyword_has_another_answer_in_each_call() -> None:
-    assert hints.explain_keyword("epochs", "train") == "write steps="
-    assert hints.explain_keyword("epochs", "Trainer") == "write steps="
-    assert hints.explain_keyword("epochs", "evaluate").startswith("write n=, ")
-    assert hints.explain_keyword("epochs", "verify") == ""
+    assert hints.explain_keyword("num_return_sequences", "train") == "write num_generations="
+    assert hints.explain_keyword("num_return_sequences", "Trainer") == "write num_generations="
+    assert hints.explain_keyword("num_return_sequences", "evaluate").startswith("write n=, ")
+    assert hints.explain_keyword("num_return_sequences", "verify") == ""
     assert hints.explain_keyword("lr") == "write learning_rate=" and hints.explain_keyword("metrics").startswith("the report has")

@@ -267,6 +267,14 @@ def test_tasks_lists_of_environments_and_reports_are_what_a_program_expects(tmp_
         rescore(tmp_path / "o")
 
 
+def test_the_folder_of_a_run_is_a_model_and_a_policy(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer("chars")
+    rlvr.LoadedModel(tiny_model(tokenizer), tokenizer).model.save_pretrained(tmp_path / "checkpoints" / "last")
+    assert rlvr.load_model(tmp_path, tokenizer).model.num_parameters() > 0
+    with pytest.raises(AttributeError, match="write .model.generate"):
+        _ = rlvr.LoadedModel(None, tokenizer).generate
+
+
 def test_a_function_of_the_prompt_is_told_the_system_prompt() -> None:
     heard = []
     rlvr.evaluate([rlvr.Task("2+2=", "4")], lambda prompt: heard.append(prompt) or "4", verifier="numeric", system="Be short.")  # type: ignore[func-returns-value]

@@ -51,6 +51,10 @@ class LoadedModel(NamedTuple):
     model: Any
     tokenizer: Tokenizer
 
+    def __getattr__(self, name: str) -> Any:
+        hint = "; write .model.generate(...) of transformers, or sample with rlvr.Rollout or rlvr.evaluate" if name == "generate" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model and its tokenizer to a folder that transformers, vLLM and `load_model` can load."""
         self.model.save_pretrained(folder)

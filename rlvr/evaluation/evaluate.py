@@ -332,7 +332,7 @@ def make_eval_requests(environment: Environment, split: str, max_tasks: int, n: 
 def count_available_tasks(environment: Environment, split: str, max_tasks: int) -> int:
     """Count how many of the requested tasks a split has; an empty split is an error."""
     if split not in environment.splits:
-        only = f"; give --split {environment.splits[0]}, or in a file split: {environment.splits[0]}"
+        only = f"; choose it with split={environment.splits[0]!r}, or --split {environment.splits[0]} in a shell"
         raise ConfigError(f"split is {split!r}; {format_suggestion(split, environment.splits)}{only}")
     size = get_num_tasks(environment, split)
     if size == 0:

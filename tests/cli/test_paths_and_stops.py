@@ -119,4 +119,4 @@ def test_comparing_training_runs_names_the_command_that_does(tmp_path: Path, cap
 
 def test_a_split_that_is_not_there_names_the_option(capsys: Said) -> None:
     assert run_command(["eval", "gymnasium", "--set", "id=CliffWalking", "--policy", "scripted:noop"]) == 2
-    assert "split is 'test'; allowed: train; give --split train, or in a file split: train" in capsys.readouterr().err
+    assert "split is 'test'; allowed: train; choose it with split='train', or --split train in a shell" in capsys.readouterr().err

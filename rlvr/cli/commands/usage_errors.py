@@ -15,6 +15,7 @@ from typing import Any
 from rlvr import hints
 from rlvr.cli.settings import find_config_key
 from rlvr.cli.similar import find_similar
+from rlvr.synonyms import SYNONYMS
 
 _CHECK = "`rlvr check KIND NAME` checks a plugin against its contract"
 _EVAL = "`rlvr eval SUITE --policy POLICY` measures a policy"
@@ -347,8 +348,9 @@ def _find_keyword_target(command: Any, word: str, known: Mapping[str, str], argu
     """Find the option, or the key of a run, for a keyword of the library or of another one; with a comment."""
     if command.name == "train" and (key := find_config_key(word)):
         return (key if "=" in key else f"{key}=[{{value}}]" if key in LIST_KEYS else f"{key}=", "")
-    hint = hints.KEYWORDS.get(CALLS.get(command.name, ""), {}).get(word, "")
-    key = match[1] if (match := re.match(r"(\w+)=", hint)) else ""
+    call = CALLS.get(command.name, "")
+    hint = hints.KEYWORDS.get(call, {}).get(word, "")
+    key = SYNONYMS.get(call, {}).get(word, "") or (match[1] if (match := re.match(r"(\w+)=", hint)) else "")
     option = known.get(key.replace("_", "-"), "")
     if not option and key not in arguments:
         return None
