@@ -6,6 +6,7 @@ runs in which more than 2 % of the samples have no pair.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections import Counter
@@ -14,6 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
 
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.paired import PairedTest, apply_holm_correction, run_paired_test
@@ -24,8 +28,11 @@ from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.registry.plugins import get_parameters, load_factory
+from rlvr.runs.tables import align_numbers, make_table
 from rlvr.task import to_plain_json
 
+MAX_NAMED_TASKS = 3
+"""The maximum of won and lost tasks that are named."""
 SAMPLING_SETTINGS = ("split", "top_p", "top_k", "max_new_tokens", "max_turn_tokens", "max_length", "episode_timeout_s")
 """Settings that both runs must share besides the environment's own, because they do not show in a prompt."""
 
@@ -68,7 +75,7 @@ class EnvComparison:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """The comparison of two runs.
+    """The comparison of two runs. Printed, it is the table of `rlvr compare`.
 
     >>> RunComparison("runs/a", "runs/b", {}).to_dict()["envs"]
     {}
@@ -84,6 +91,16 @@ class RunComparison:
     """Environments that only one of the runs has."""
     warnings: list[str] = field(default_factory=list)
     """Samples and environments that are left out, with reasons."""
+
+    def table(self, *, width: int | None = None) -> None:
+        """Print the table of the comparison, as `rlvr compare` does."""
+        print_comparison(Console(width=width), self)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=100)
+        with console.capture() as captured:
+            print_comparison(console, self)
+        return captured.get().rstrip()
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the comparison to plain JSON."""
@@ -282,3 +299,61 @@ def _sort_tasks_by_gap(gaps: Mapping[str, float], sample_by_task: Mapping[int, E
     for sample in sample_by_task.values():
         names.setdefault(sample.question_digest, sample.task_id)
     return [names[question] for question, gap in sorted(gaps.items(), key=lambda pair: -sign * pair[1]) if sign * gap > 0]
+
+
+def print_comparison(console: Console, found: RunComparison) -> None:
+    """Print a line for each environment, then the tasks that were won and lost."""
+    console.print(Text.assemble(("A  ", "bold"), str(found.first)))
+    console.print(Text.assemble(("B  ", "bold"), str(found.second)))
+    console.print()
+    p = "p, Holm" if len(found.envs) > 1 else "p"
+    head = ("environment", "A", "B", "A - B", "95 %", p, "won", "lost", "MDE")
+    console.print(align_numbers(make_table(head, [_format_row(env) for env in found.envs.values()])))
+    console.print()
+    for env in found.envs.values():
+        console.print(
+            Text(
+                f"{env.name}: A is better on {_format_tasks(env.win_tasks)}; worse on {_format_tasks(env.loss_tasks)}; equal on {env.paired_test.ties}"
+            )
+        )
+    for line in [f"differs: {line}" for line in found.differences] + [f"left out: {line}" for line in found.warnings]:
+        console.print(Text(line, style="yellow"))
+    if found.unshared_envs:
+        console.print(Text(f"in one run only: {', '.join(found.unshared_envs)}", style="yellow"))
+    console.print(Text(describe_methods(found), style="dim"))
+
+
+def describe_methods(found: RunComparison) -> str:
+    """Describe how the metrics were computed."""
+    tests = " and ".join(sorted({env.paired_test.test for env in found.envs.values()})).replace("mcnemar", "McNemar's exact test")
+    return (
+        f"Paired by task; tasks with the same question count as one pair. Intervals by resampling tasks, p by {tests}. "
+        "MDE, the minimum detectable effect: the true difference that this many tasks show in 4 of 5 comparisons."
+    )
+
+
+def _format_tasks(tasks: Sequence[str]) -> str:
+    if not tasks:
+        return "none"
+    return f"{len(tasks)} ({', '.join(tasks[:MAX_NAMED_TASKS])}{', ...' if len(tasks) > MAX_NAMED_TASKS else ''})"
+
+
+def _format_row(env: EnvComparison) -> list[str | Text]:
+    paired = env.paired_test
+    clear = env.adjusted_p < 0.05
+    style = ("bold green" if paired.difference > 0 else "bold red") if clear else ""
+    return [
+        env.name,
+        f"{env.first:.1%}",
+        f"{env.second:.1%}",
+        Text(f"{100 * paired.difference:+.1f}", style=style),
+        f"{100 * paired.low:+.1f}, {100 * paired.high:+.1f}",
+        _format_p(env.adjusted_p),
+        str(paired.wins),
+        str(paired.losses),
+        f"{100 * paired.detectable:.1f}",
+    ]
+
+
+def _format_p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -46,6 +46,10 @@ LINES: list[tuple[str, str]] = [
         "train --model M --dataset d.jsonl --lr 1e-5 --output_dir runs/a --lora-r 16 --bf16 --report_to wandb",
         "train d.jsonl train.learning_rate=1e-5 model.lora.rank=16 train.mixed_precision=bf16 'log.report_to=[wandb]' --model M --out runs/a",
     ),
+    (
+        "train --train-dataset d.jsonl --reward-funcs numeric --environment gsm8k --processing-class chars",
+        "train d.jsonl env=gsm8k tokenizer=chars --verifier numeric",
+    ),
     ("train quickstart --set train.steps=4 --algorithm ppo", "train quickstart train.steps=4 algorithm=ppo"),
     ("check --env gsm8k", "check env gsm8k"),
     ("check", "check KIND NAME"),

@@ -129,6 +129,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 is written without an option, a setting of a run, `{value}` if the value stands alone, or a sentence."""
 CALLS: Mapping[str, str] = {"verify": "verify", "eval": "evaluate", "train": "train"}
 """The call of the library whose keywords are options of a command; its foreign keywords are foreign options, too."""
+FIRST_WORDS: Mapping[tuple[str, str], str] = {("train", "data"): "recipe", ("eval", "env"): "suite"}
+"""Keywords of those calls that are the first word of the command."""
 PLACEHOLDERS: Mapping[str, str] = {"to": "FORMAT", "out": "DIR"}
 """Words for the values of options that a command needs."""
 NEEDED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -351,10 +353,10 @@ def _find_keyword_target(command: Any, word: str, known: Mapping[str, str], argu
     call = CALLS.get(command.name, "")
     hint = hints.KEYWORDS.get(call, {}).get(word, "")
     key = SYNONYMS.get(call, {}).get(word, "") or (match[1] if (match := re.match(r"(\w+)=", hint)) else "")
-    option = known.get(key.replace("_", "-"), "")
-    if not option and key not in arguments:
-        return None
-    return option or arguments[key], hint.partition(", ")[2].partition("; ")[0]
+    target = known.get(key.replace("_", "-"), "") or arguments.get(FIRST_WORDS.get((command.name, key), key), "")
+    if not target and command.name == "train" and find_config_key(key):
+        target = f"{find_config_key(key)}="
+    return (target, hint.partition(", ")[2].partition("; ")[0]) if target else None
 
 
 LIST_KEYS = ("log.report_to", "model.lora.target_modules")
