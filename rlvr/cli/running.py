@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from rlvr.cli import screen
 from rlvr.errors import ConfigError, MissingExtra
+from rlvr.registry.plugins import build_from_config
 
 
 def train_run(
@@ -38,6 +40,8 @@ def train_run(
         raise ConfigError(f"--test and --verifier go with a data file, and {recipe!r} is a recipe; set env.test=... or env.verifier=...")
     else:
         config = load_config(recipe, [*starting.make_model_overrides(model), *overrides])
+    with suppress(ModuleNotFoundError):  # reported below
+        build_from_config("algorithm", config.algorithm)  # a wrong setting is reported before the slow imports
     try:
         import torch  # noqa: F401 -- imported first: without torch, transformers only warns and fails later
 

@@ -35,7 +35,10 @@ def _format_problem(model: type[Section], problem: Any) -> str:
             section = _get_subsection(section, str(part))
         if len(problem["loc"]) == 1 and (inner := _find_nested_keys(model, where)):
             return f"there is no key {where!r}; did you mean {' or '.join(map(repr, inner))}?"
-        return f"there is no key {where!r}; {format_suggestion(str(problem['loc'][-1]), section.model_fields, max_names=20)}"
+        prefix = "".join(f"{part}." for part in problem["loc"][:-1])
+        suggestion = format_suggestion(str(problem["loc"][-1]), section.model_fields, max_names=20)
+        suggestion = suggestion.replace("did you mean '", f"did you mean '{prefix}", 1)
+        return f"there is no key {where!r}; {suggestion}"
     if problem["type"] == "missing":
         return f"the key {where!r} is missing"
     if problem["type"] == "list_type" and isinstance(problem["input"], str):

@@ -236,7 +236,7 @@ CASES: list[Case] = [
     ("a recipe that is no YAML", ["train", "no_yaml.yaml"], ["no_yaml.yaml", "not valid YAML"]),
     ("a recipe that is a list", ["train", "list.yaml"], ["not a mapping"]),
     ("a recipe without an environment", ["train", "no_env.yaml"], ["'env' is missing"]),
-    ("an unknown key", ["train", "quickstart", "train.step=5"], ["train.step", "did you mean 'steps'"]),
+    ("an unknown key", ["train", "quickstart", "train.step=5"], ["train.step", "did you mean 'train.steps'"]),
     ("an unknown section", ["train", "quickstart", "trian.steps=5"], ["did you mean 'train'"]),
     ("a wrong type", ["train", "quickstart", "train.steps=many"], ["train.steps", "many"]),
     ("a group of 1", ["train", "quickstart", "rollout.num_generations=1"], ["num_generations", "1"]),

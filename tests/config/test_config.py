@@ -64,7 +64,7 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     ("overrides", "told"),
     [
         (["trian.steps=3"], r"no key 'trian'; did you mean 'train'"),
-        (["train.step=3"], r"no key 'train.step'; did you mean 'steps'"),
+        (["train.step=3"], r"no key 'train.step'; did you mean 'train.steps'"),
         (["train.steps=many"], r"train.steps: input should be a valid integer, got 'many'"),
         (["train.steps=0"], r"train.steps: .*greater than or equal to 1, got 0"),
         (["rollout.num_generations=0"], r"rollout.num_generations: .*1, got 0"),
