@@ -159,8 +159,13 @@ def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], 
 
 
 @explain_call
-def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox, /, **settings: Any) -> Sandbox:
+def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "", /, **settings: Any) -> Sandbox:
     """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`."""
+    if sandbox == "":
+        raise ConfigError(
+            "no sandbox is named; write rlvr.make_sandbox('docker') for code that a model wrote, or "
+            "rlvr.make_sandbox('process', trusted=True) for code of your own"
+        )
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
 
 
@@ -207,7 +212,7 @@ def verify(
         given: the verifier, the answer and the reference, in this order, without those that are given by keyword.
         verifier: the verifier, as in `make_verifier`.
         answer: the completion of the policy, with the answer in it.
-        reference: the right answer.
+        reference: the right answer; or an `rlvr.Task`, which has it.
         prompt: the question, for verifiers that read it.
         meta: further columns of the task.
         settings: the settings of the verifier.
@@ -238,8 +243,11 @@ def verify(
         if not typos:
             raise
         raise TypeError(f"rlvr.verify has no argument {typos[0]!r}; the call is {VERIFY_CALL}") from error
+    task = values["reference"]
+    if not isinstance(task, Task):
+        task = Task(prompt, reference=task, meta=meta or {})
     try:
-        return made.verify(Task(prompt, reference=values["reference"], meta=meta or {}), values["answer"])
+        return made.verify(task, values["answer"])
     finally:
         if made is not values["verifier"]:
             made.close()

@@ -41,6 +41,7 @@ PLUGIN_WORDS: Mapping[str, str] = {
 }
 NAMES: Mapping[str, str] = {
     "Config": "settings are keywords: rlvr.train(model=..., env=..., steps=10, learning_rate=1e-6)",
+    "Env": "an environment derives from rlvr.Environment and makes tasks; `rlvr new env NAME` writes one",
     "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
     "LLM": "rlvr.make_sampler('vllm', model=folder)",

@@ -208,7 +208,7 @@ def test_a_hint_for_a_name_names_what_exists(name: str, hint: str) -> None:
 
 
 HINTED = (
-    *(rlvr.Environment, rlvr.ExecutionResult, rlvr.Rollout, rlvr.Run, rlvr.Sampler, rlvr.Sandbox, rlvr.Trainer),
+    *(rlvr.Environment, rlvr.ExecutionResult, rlvr.Learner, rlvr.Rollout, rlvr.Run, rlvr.Sampler, rlvr.Sandbox, rlvr.Trainer),
     *(rlvr.Verdict, rlvr.Verifier, EvalReport, EvalSample, StoredEvaluation),
 )
 """The classes that explain attributes of other libraries."""

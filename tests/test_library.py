@@ -271,7 +271,7 @@ def test_the_folder_of_a_run_is_a_model_and_a_policy(tmp_path: Path) -> None:
     tokenizer = rlvr.load_tokenizer("chars")
     rlvr.LoadedModel(tiny_model(tokenizer), tokenizer).model.save_pretrained(tmp_path / "checkpoints" / "last")
     assert rlvr.load_model(tmp_path, tokenizer).model.num_parameters() > 0
-    with pytest.raises(AttributeError, match="write .model.generate"):
+    with pytest.raises(AttributeError, match=r"write \.model\.generate"):
         _ = rlvr.LoadedModel(None, tokenizer).generate
 
 
@@ -335,7 +335,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.GRPOTrainer, AttributeError, "write rlvr.Trainer"),
     (lambda: rlvr.load_environment, AttributeError, "write rlvr.make_env"),
     (lambda: rlvr.register_verifier, AttributeError, "nothing is registered"),
-    (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.make"),  # type: ignore[attr-defined]
+    (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
     (lambda: rlvr.train("quickstart", num_samples_per_prompt=4), ConfigError, "write num_generations="),
     (lambda: rlvr.train("quickstart", num_train_epochs=4), ConfigError, "write steps="),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlvr.errors import ConfigError, format_suggestion
+from rlvr.hints import explain_config_key
 
 
 class Section(BaseModel):
@@ -33,7 +34,11 @@ def _format_problem(model: type[Section], problem: Any) -> str:
         section: Any = model
         for part in problem["loc"][:-1]:
             section = _get_subsection(section, str(part))
-        if len(problem["loc"]) == 1 and (inner := _find_nested_keys(model, where)):
+        inner = _find_nested_keys(model, where) if len(problem["loc"]) == 1 else []
+        known = explain_config_key(str(problem["loc"][-1]))
+        if known and known.partition(".")[0] in model.model_fields:
+            inner = [known, *(key for key in inner if key != known)]
+        if inner:
             return f"there is no key {where!r}; did you mean {' or '.join(map(repr, inner))}?"
         prefix = "".join(f"{part}." for part in problem["loc"][:-1])
         suggestion = format_suggestion(str(problem["loc"][-1]), section.model_fields, max_names=20)

@@ -68,8 +68,8 @@ class Environment(Plugin, ABC):
     """
 
     _hints = {
-        "reset": "an environment makes tasks; the Gymnasium environment of one is rlvr.make('arithmetic', tokenizer='chars'), or rlvr.TokenEnv(env)",
-        "step": "an environment makes tasks; the Gymnasium environment of one is rlvr.make('arithmetic', tokenizer='chars'), or rlvr.TokenEnv(env)",
+        "reset": "an environment makes tasks; its Gymnasium environment is rlvr.TokenEnv(env), or rlvr.TokenEnv(env, obs='text') for texts",
+        "step": "an environment makes tasks; its Gymnasium environment is rlvr.TokenEnv(env), or rlvr.TokenEnv(env, obs='text') for texts",
         "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         "dataset": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         "evaluate": "write rlvr.evaluate(env, policy=...)",

@@ -103,6 +103,10 @@ class Verifier(Plugin, ABC):
         >>> rlvr.make_verifier("numeric", tolerance=0.001)("it is 0.333", "1/3").score
         1.0
         """
+        if words := meta.keys() & {"completion", "completions", "response", "target", "gold", "ground_truth"}:
+            raise ConfigError(
+                f"a verifier is called as verifier(answer, reference), where the answer is what the policy wrote; got {min(words)!r}"
+            )
         if isinstance(answer, Task):
             raise ConfigError("a verifier is called with the answer, then the reference; with a Task write verifier.verify(task, answer)")
         return self.verify(Task(prompt, reference, meta=meta), answer)

@@ -50,13 +50,14 @@ def register_environments() -> list[PluginEntry]:
         if entry.error or not GYM_NAME_PATTERN.fullmatch(entry.name):
             continue  # it cannot be made under this name; `rlvr list envs` says why
         found.append(entry)
-        if format_gym_id(entry.name) not in gymnasium.registry:
-            gymnasium.register(
-                format_gym_id(entry.name),
-                entry_point="rlvr.mdp.env:make_token_env",
-                vector_entry_point="rlvr.mdp.vector:make_token_vector_env",
-                kwargs={"name": entry.name},
-            )
+        for name in (format_gym_id(entry.name), f"rlvr/{entry.name}-v0"):  # Gymnasium's form, and the name as it is everywhere else
+            if name not in gymnasium.registry:
+                gymnasium.register(
+                    name,
+                    entry_point="rlvr.mdp.env:make_token_env",
+                    vector_entry_point="rlvr.mdp.vector:make_token_vector_env",
+                    kwargs={"name": entry.name},
+                )
     return found
 
 

@@ -27,7 +27,7 @@ from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.hints import explain_call
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
-from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.mdp.tokenizers import ByteTokenizer, load_tokenizer
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
 
@@ -87,7 +87,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"on_length is {on_length!r}; {format_suggestion(str(on_length), ('truncate', 'terminate'))}")
         if render_mode not in (None, "ansi"):
             raise ConfigError(f"render_mode is {render_mode!r}; allowed: ansi, or none")
-        self.tokenizer = load_tokenizer(get_default_tokenizer(obs) if tokenizer is None else tokenizer)
+        self.tokenizer = load_default_tokenizer(obs) if tokenizer is None else load_tokenizer(tokenizer)
         self.environment: Environment = build_from_config("env", env)
         try:
             self.mdp = TokenMDP(
@@ -106,7 +106,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.action_space: Any = AnyText(MAX_SAMPLED_CHARACTERS) if obs == "text" else spaces.Discrete(self.tokenizer.vocab_size)
         self.state: ConversationState | None = None
         self.verdict: Verdict | None = None
-        self._num_seen_results = 0
+        self._num_seen_results, self._opening = 0, ""
         # observation buffers, updated token by token; every observation is a copy
         self._ids = np.full(self.mdp.max_length, self.pad_id, dtype=np.int64)
         self._attention = np.zeros(self.mdp.max_length, dtype=np.int8)
@@ -138,6 +138,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self._ids.fill(self.pad_id)
         self._attention.fill(0)
         self._action_mask.fill(0)
+        self._opening = self.mdp.format_prompt(state)
         self._update_buffers(0)
         return self._build_observation(), self._build_info()
 
@@ -254,7 +255,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         if self.state.turns:
             told = [message for result in self.state.step_results[self._num_seen_results :] for message in result.messages]
             return "" if self.state.stop_reason is not None else "\n\n".join(message["content"] for message in told)
-        return self.mdp.format_prompt(self.state)
+        return self._opening
 
     def _build_info(self) -> dict[str, Any]:
         """Build the info dict, always with the same keys and types, so that vector environments can batch it."""
@@ -262,6 +263,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         verdict = self.verdict
         return {
             "task_id": self.state.task.id,
+            "prompt": self._opening,
             "turns": len(self.state.completions),
             "text": self.mdp.get_verified_answer(self.state) if verdict else "",
             "stop_reason": ""
@@ -276,9 +278,13 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         }
 
 
-def get_default_tokenizer(obs: str) -> str:
-    """Return the tokenizer of a TokenEnv that names none: `bytes` for texts, because it can encode any of them."""
-    return "bytes" if obs == "text" else "chars"
+def load_default_tokenizer(obs: str) -> Tokenizer:
+    """Load the tokenizer of a TokenEnv that names none. For texts: `bytes`, which can encode any of them, with tool calls as JSON in tags."""
+    if obs != "text":
+        return load_tokenizer("chars")
+    tokenizer = ByteTokenizer()
+    tokenizer.dialect = "hermes"
+    return tokenizer
 
 
 def _build_observation_space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:

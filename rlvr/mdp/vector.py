@@ -26,7 +26,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlvr.contracts import Environment, Tokenizer
 from rlvr.errors import ConfigError, EnvError, format_suggestion
-from rlvr.mdp.env import TokenEnv, get_default_tokenizer, split_token_env_settings
+from rlvr.mdp.env import TokenEnv, load_default_tokenizer, split_token_env_settings
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
@@ -62,7 +62,7 @@ class TokenVectorEnv(SyncVectorEnv):
             raise ConfigError(f"workers {workers} and verify_timeout_s {verify_timeout_s} must be above 0")
         mode = _parse_autoreset_mode(autoreset_mode)
         self.environment: Environment = build_from_config("env", env)
-        shared: Any = load_tokenizer(get_default_tokenizer(settings.get("obs", "")) if tokenizer is None else tokenizer)
+        shared: Any = load_default_tokenizer(settings.get("obs", "")) if tokenizer is None else load_tokenizer(tokenizer)
         try:
             self.token_envs = [TokenEnv(env=self.environment, tokenizer=shared, **settings) for _ in range(num_envs)]
         except Exception:

@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlvr.chat.dialects.table import get_dialect
+from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT
 from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
@@ -66,10 +68,11 @@ class FunctionSampler(Sampler):
             )
         self.function, self.concurrency, self._wanted = function, concurrency, wanted
         self._tokenizer: Tokenizer | None = None
+        self._dialect = DEFAULT_DIALECT
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
-        """Store the tokenizer."""
-        self._tokenizer = tokenizer
+        """Store the tokenizer, and the form of tool calls in a text."""
+        self._tokenizer, self._dialect = tokenizer, environment.dialect or str(getattr(tokenizer, "dialect", DEFAULT_DIALECT))
 
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request, in order."""
@@ -115,7 +118,9 @@ class FunctionSampler(Sampler):
             return Completion([], [], "error", "a function needs the messages, and this conversation has only tokens")
         if not self._wanted:
             told = [*(message for message in messages[:-1] if message["role"] == "system"), messages[-1]]
-            return ("\n\n".join(message["content"] for message in told),), {}
+            specs = _get_tools(request)
+            about = [get_dialect(self._dialect).format_instructions(specs)] if specs and not request.turn else []  # said once
+            return ("\n\n".join([*about, *(message["content"] for message in told)]),), {}
         tools = [spec.to_openai_format() for spec in _get_tools(request)]
         given = {"messages": [dict(message) for message in messages], "tools": tools}
         return (), {name: given[name] for name in self._wanted}

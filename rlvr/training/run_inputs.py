@@ -183,7 +183,7 @@ def _find_section(key: str) -> str:
         if key in fields:
             return section
     known = [*RunConfig.model_fields, *(field for fields in sections.values() for field in fields)]
-    raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key) or format_suggestion(key, known)}")
+    raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key, 'train') or format_suggestion(key, known)}")
 
 
 def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:

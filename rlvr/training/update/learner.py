@@ -72,7 +72,9 @@ CONSTANT_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
 def _make_optimization(settings: Mapping[str, Any]) -> OptimizationSettings:
     names = [field.name for field in fields(OptimizationSettings)]
     if unknown := [name for name in settings if name not in names]:
-        raise ConfigError(f"Learner has no setting {unknown[0]!r}; {explain_keyword(unknown[0]) or format_suggestion(unknown[0], names)}")
+        raise ConfigError(
+            f"Learner has no setting {unknown[0]!r}; {explain_keyword(unknown[0], 'Learner') or format_suggestion(unknown[0], names)}"
+        )
     return OptimizationSettings(**settings)
 
 
@@ -88,8 +90,8 @@ class Learner(Hinted):
         "train_step": "write .update(groups)",
         "forward_backward": "write .update(groups): gradient and optimizer step in one",
         "optim_step": "write .update(groups): gradient and optimizer step in one",
-        "save": "write .model.save_pretrained(folder)",
-        "save_model": "write .model.save_pretrained(folder)",
+        "save": "write .gather_model().save_pretrained(folder)",
+        "save_model": "write .gather_model().save_pretrained(folder)",
     }
 
     @explain_call
