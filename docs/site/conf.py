@@ -7,6 +7,7 @@ extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = "rlvr"
 html_show_sphinx = False
+smartquotes = False  # commands and JSON are copied from the pages
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}

@@ -54,13 +54,30 @@ def page_name(module: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: what is aligned, indented or an example is shown as it is written."""
+    """A docstring as Markdown: sections are lists; what is aligned, indented or an example is shown as it is written."""
     blocks = re.split(r"\n\s*\n", inspect.cleandoc(text)) if text else []
     made = []
     for block in filter(str.strip, blocks):
-        literal = re.search(r"^\s+|>>>|\S {2,}\S", block, re.MULTILINE)
-        made.append(f"```text\n{textwrap.dedent(block)}\n```" if literal else escaped(block))
+        block = re.sub(r" +# doctest:.*", "", block)
+        if section := re.fullmatch(r"(Args|Returns|Raises|Yields):\n(.+)", block, re.DOTALL):
+            made.append(section_list(section[1], textwrap.dedent(section[2])))
+        elif ">>>" in block:
+            made.append(f"```pycon\n{textwrap.dedent(block)}\n```")
+        elif re.search(r"^\s+|\S {2,}\S", block, re.MULTILINE):
+            made.append(f"```text\n{textwrap.dedent(block)}\n```")
+        else:
+            made.append(escaped(block))
     return "\n\n".join(made)
+
+
+def section_list(title: str, text: str) -> str:
+    """A section of a docstring as a list: one entry for each argument or error."""
+    entries = [" ".join(entry.split()) for entry in re.split(r"\n(?=\S)", text)]
+    named = [re.match(r"([*\w, ]+): (.*)", entry) for entry in entries]
+    lines = [
+        f"- `{found[1]}`: {escaped(found[2])}" if found else f"- {escaped(entry)}" for found, entry in zip(named, entries, strict=True)
+    ]
+    return f"**{title}**\n\n" + "\n".join(lines)
 
 
 def escaped(text: str) -> str:
