@@ -273,7 +273,7 @@ class Dataset(Environment):
             if files != [source_name]
             else ""
         )
-        self._warnings.append(f"{source_name}: {len(rows)} rows{names}, {', '.join(used)}{less}")
+        self._warnings.append(f"{source_name or 'the data'}: {len(rows)} rows{names}, {', '.join(used)}{less}")
 
     def _finalize_splits(self, made: dict[str, list[Task]]) -> dict[str, list[Task]]:
         """Give each task its final id, remove training rows whose question is held out, and add warnings about duplicates."""

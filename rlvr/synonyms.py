@@ -7,7 +7,7 @@ one word for each thing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
@@ -65,11 +65,22 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs.keys() & SYNONYMS[call].keys():
+        if kwargs.keys() & SYNONYMS[call].keys():  # the weights of reward_funcs go with them
             kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
         return function(*args, **kwargs)
 
     return called
+
+
+def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Join TRL's two lists, of reward functions and of their weights, to a mapping."""
+    weights, functions = given.get("reward_weights"), given.get("reward_funcs")
+    if call != "train" or weights is None or not isinstance(functions, Sequence) or isinstance(functions, str):
+        return given
+    if len(weights) != len(functions):
+        raise ConfigError(f"there are {len(functions)} reward_funcs and {len(weights)} reward_weights; give a weight for each function")
+    rest = {name: value for name, value in given.items() if name != "reward_weights"}
+    return {**rest, "reward_funcs": dict(zip(functions, weights, strict=True))}
 
 
 def translate_keywords(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +89,7 @@ def translate_keywords(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
     >>> translate_keywords("train", {"max_steps": 5, "learning_rate": 1e-5})
     {'steps': 5, 'learning_rate': 1e-05}
     """
+    given = _join_weights(call, given)
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()
     for name, value in given.items():
         own = words.get(name, name)

@@ -271,7 +271,7 @@ def test_the_folder_of_a_run_is_a_model_and_a_policy(tmp_path: Path) -> None:
     tokenizer = rlvr.load_tokenizer("chars")
     rlvr.LoadedModel(tiny_model(tokenizer), tokenizer).model.save_pretrained(tmp_path / "checkpoints" / "last")
     assert rlvr.load_model(tmp_path, tokenizer).model.num_parameters() > 0
-    with pytest.raises(AttributeError, match=r"write \.model\.generate"):
+    with pytest.raises(AttributeError, match=r"write model\.generate"):
         _ = rlvr.LoadedModel(None, tokenizer).generate
 
 
@@ -288,6 +288,10 @@ def test_words_of_trl_and_inspect_are_taken_as_they_are(tmp_path: Path) -> None:
     def short(completions: list[str], **columns: Any) -> list[float]:
         return [float(len(text) < 3) for text in completions]
 
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
     tokenizer = rlvr.load_tokenizer("chars")
     rows = [{"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
     settings: dict[str, Any] = {"max_steps": 1, "group_size": 2, "prompts_per_step": 2, "max_completion_length": 4, "beta": 0.04}
@@ -295,9 +299,12 @@ def test_words_of_trl_and_inspect_are_taken_as_they_are(tmp_path: Path) -> None:
     with rlvr.Trainer(
         **shared,
         reward_funcs=[correct, short],
+        reward_weights=[1.0, 0.5],
+        tools=[double],
+        max_turns=2,
         algo="rloo",
         output_dir=tmp_path / "a",
-        report_to=["tensorboard"],
+        report_to="tensorboard",
         eval={"tasks": 2},
         **settings,
     ) as trainer:
@@ -346,6 +353,8 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
         "give an object of a subclass of rlvr.Callback",
     ),
     (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", max_samples=5), ConfigError, "write tasks="),
+    (lambda: rlvr.train("quickstart", logging_steps=1, num_train_epochs=2), ConfigError, "'logging_steps'; every step.*and no 'num_train"),
+    (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1)["accuracy"], TypeError, "write report.accuracy"),  # type: ignore[index]
     (lambda: rlvr.evaluate("quickstart", "scripted:gold"), rlvr.RlvrError, "is a recipe for training; its environment is arithmetic"),
     (lambda: rlvr.Task("2+2=", answer="4"), TypeError, "write reference="),  # type: ignore[call-arg]
     (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]

@@ -68,7 +68,8 @@ class FunctionVerifier(Verifier):
         if not low <= number <= high:  # NaN too
             return Verdict(
                 None,
-                f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or set score_range to its lowest and highest value",
+                f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or say its lowest and highest value: "
+                f"rlvr.make_verifier({self.name}, score_range=({min(number, low):g}, {max(number, high):g}))",
                 fault=Fault.INFRA,
             )
         return Verdict((number - low) / (high - low), f"{self.name} returned {number:g}")

@@ -24,6 +24,7 @@ from rlvr.config.overrides import apply_overrides
 from rlvr.conformance.gold_check import check_references
 from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
+from rlvr.synonyms import VERIFIERS
 
 RECIPE_FILE = "recipe.yaml"
 MAX_LISTED_GOLDS = 5
@@ -171,7 +172,7 @@ def report_finished_data_run(folder: Path, console: Console) -> None:
 
 def parse_verifier(text: str) -> Any:
     """Parse a verifier of the command line: a name, or YAML such as {symbolic: 0.9, format: 0.1}."""
-    return apply_overrides({}, [f"v={text}"])["v"]
+    return apply_overrides({}, [f"v={VERIFIERS.get(text, text)}"])["v"]
 
 
 def detect_machine_kind() -> str:

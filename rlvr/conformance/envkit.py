@@ -209,6 +209,10 @@ class _EnvChecks:
                 if env.mdp.max_new_tokens < 2:
                     return f"max_new_tokens is {env.mdp.max_new_tokens}; an answer and its end need at least 2"
                 gymnasium_check(env)
+            except AssertionError as error:
+                # with texts a step is a turn, and a conversation may reach its limit of turns with the first
+                if form != "text" or "truncates after 1 step" not in str(error):
+                    raise
             finally:
                 env.close()
         return ""

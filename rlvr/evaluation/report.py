@@ -108,6 +108,9 @@ class EvalReport(Hinted):
         """Print the table of results, as `rlvr eval` does."""
         print_report(Console(width=width), self)
 
+    def __getitem__(self, name: str) -> Any:
+        raise TypeError(f"a report is no mapping; write report.{name}, or report.to_dict()[{name!r}]")
+
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=100)
         with console.capture() as captured:

@@ -103,7 +103,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self.obs, self.split, self.on_length, self.render_mode = obs, split, on_length, render_mode
         self.pad_id = self.tokenizer.vocab_size
         self.observation_space = _build_observation_space(obs, self.pad_id, self.mdp.max_length)
-        self.action_space: Any = AnyText(MAX_SAMPLED_CHARACTERS) if obs == "text" else spaces.Discrete(self.tokenizer.vocab_size)
+        self.action_space: Any = AnyText(self._count_sampled_characters()) if obs == "text" else spaces.Discrete(self.tokenizer.vocab_size)
         self.state: ConversationState | None = None
         self.verdict: Verdict | None = None
         self._num_seen_results, self._opening = 0, ""
@@ -220,6 +220,10 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         """Close the session and the environment with its verifier."""
         self._close_session()
         self.environment.close()
+
+    def _count_sampled_characters(self) -> int:
+        """Count the characters of the longest sampled text, which with the token that ends it must fit a turn."""
+        return max(1, min(MAX_SAMPLED_CHARACTERS, self.mdp.max_new_tokens - 1, self.mdp.max_turn_tokens - 1))
 
     def _close_session(self) -> None:
         if self.state is not None:

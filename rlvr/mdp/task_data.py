@@ -57,8 +57,9 @@ def make_data_env(data: Any, *, verifier: Any = None, **settings: Any) -> Enviro
 
 
 def list_data_settings() -> list[str]:
-    """List the settings of an environment of data."""
-    return [name for name in get_parameters(load_factory("env", DATA_ENV)) if name not in ("path", "rows", "verifier")]
+    """List the settings of an environment of data, with those of tools."""
+    names = [*get_parameters(load_factory("env", DATA_ENV)), *get_parameters(load_factory("env", "with_tools"))]
+    return [name for name in dict.fromkeys(names) if name not in ("path", "rows", "verifier", "env", "sandbox", "max_new_tokens")]
 
 
 def to_rows(data: Any) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class InterpreterWatch:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._limits: list[float] = []
-        self._never = threading.Event()
+        self._never, self._send_lock = threading.Event(), threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         if not Path("/proc/self/stat").exists():
             return
@@ -78,7 +78,8 @@ class InterpreterWatch:
         if self._process is None or self._process.stdin is None:
             return False
         try:
-            os.write(self._process.stdin.fileno(), f"{max(self._limits, default=math.inf)}\n".encode())
+            with self._send_lock:  # otherwise a beat of one thread with the limit of before could follow that of another
+                os.write(self._process.stdin.fileno(), f"{max(self._limits, default=math.inf)}\n".encode())
         except (OSError, ValueError):  # the process was killed, or this one ends
             return False
         return True

@@ -90,11 +90,11 @@ class RunLog:
 
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
-        """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for the sections cluster and health."""
+        """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for the sections cluster, health and log."""
         changed = list_config_differences(adopt_changeable_settings(load_run_config(folder), config), config)
         if changed:
-            longer = len(changed) == 1 and changed[0].startswith("train.steps")
-            further = f" and continue training with model.path={folder / 'checkpoints' / 'last'}" if longer else ""
+            longer = any(difference.startswith("train.steps") for difference in changed)
+            further = f"; a new run from its weights has model.path={folder / 'checkpoints' / 'last'}" if longer else ""
             raise ConfigError(
                 f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same one, "
                 f"or choose another --out{further}"
@@ -260,10 +260,11 @@ def collect_versions() -> dict[str, str]:
 
 
 def adopt_changeable_settings(old: RunConfig, new: RunConfig) -> RunConfig:
-    """Return the old configuration with those new settings that a resumed run may change: the bounds of its health, and the cluster,
-    except `groups_per_task`, which affects the samples.
+    """Return the old configuration with those new settings that a resumed run may change: the bounds of its health, checkpoints and
+    trackers, and the cluster, except `groups_per_task`, which affects the samples.
     """
-    changed: dict[str, Any] = {"health": new.health}
+    log = new.log.model_copy(update={"episodes": old.log.episodes})
+    changed: dict[str, Any] = {"health": new.health, "log": log}
     if old.cluster is not None and new.cluster is not None:
         changed["cluster"] = new.cluster.model_copy(update={"groups_per_task": old.cluster.groups_per_task})
     return old.model_copy(update=changed)

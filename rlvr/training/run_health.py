@@ -306,7 +306,9 @@ class RunHealth(Callback):
             return "The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it"
         reward, cut = _mean(rows, "reward"), _mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
-            return "No answer has a score: the verifier or its sandbox fails, and the reasons are in episodes.jsonl"
+            reasons = self._unscored_reasons.most_common(1)
+            why = f" Most often: {' '.join(reasons[0][0].split())[:200]}" if reasons else ""
+            return f"No answer has a score: the verifier or its sandbox fails, and the reasons are in episodes.jsonl.{why}"
         changes = _describe_changes(earlier[-WINDOW_STEPS:], rows[-WINDOW_STEPS:]) if earlier else []
         if changes:
             return f"The answers have changed: {'; '.join(changes)}. {self._explain_change(int(rows[0]['step']))}"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,8 @@ def resolve_run_inputs(
     elif verifier is not None:
         raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
     algorithm = _add_algorithm_settings(algorithm, sections)
+    if isinstance(sections.get("report_to"), str):
+        sections["report_to"] = [sections["report_to"]]
     if (lora := sections.pop("lora", None)) is not None:
         sections["model"] = {"lora": _read_lora(lora)}
     overrides, objects = list[str](), dict[str, Any]()
@@ -114,17 +116,18 @@ def resolve_run_inputs(
     elif tokenizer is not None:
         objects["tokenizer"] = tokenizer
         overrides.append(f"tokenizer={json.dumps(_name_object(tokenizer))}")
+    section_of = _find_sections(key for key in sections if key not in RunConfig.model_fields)
     for section, value in sections.items():
-        if section not in RunConfig.model_fields:
-            overrides.append(f"{_find_section(section)}.{section}={json.dumps(value)}")
+        if section in section_of:
+            overrides.append(f"{section_of[section]}.{section}={json.dumps(value)}")
         elif isinstance(value, Mapping):
             overrides += [f"{section}.{key}={json.dumps(inner)}" for key, inner in value.items()]
         else:
             overrides.append(f"{section}={json.dumps(value)}")
     if isinstance(settings, Mapping):
+        section_of = _find_sections(key for key in settings if "." not in key and key not in RunConfig.model_fields)
         for key, value in settings.items():
-            known = "." in key or key in RunConfig.model_fields
-            overrides.append(f"{key if known else f'{_find_section(key)}.{key}'}={json.dumps(value)}")
+            overrides.append(f"{section_of[key]}.{key}={json.dumps(value)}" if key in section_of else f"{key}={json.dumps(value)}")
     else:
         overrides += list(settings or ())
     return RunInputs(_load(recipe, overrides), **objects)
@@ -176,14 +179,15 @@ def _read_lora(lora: Any) -> Any:
     return {"rank": lora.r, "alpha": lora.lora_alpha, **({} if targets is None else {"target_modules": targets})}
 
 
-def _find_section(key: str) -> str:
-    """Return the section of a key that is given without one: `train`, `rollout` or `log`."""
+def _find_sections(keys: Iterable[str]) -> dict[str, str]:
+    """Return the section of each key that is given without one: `train`, `rollout` or `log`; one error names all unknown keys."""
     sections = {"train": TrainConfig.model_fields, "rollout": RolloutConfig.model_fields, "log": LogConfig.model_fields}
-    for section, fields in sections.items():
-        if key in fields:
-            return section
-    known = [*RunConfig.model_fields, *(field for fields in sections.values() for field in fields)]
-    raise ConfigError(f"there is no setting {key!r}; {explain_keyword(key, 'train') or format_suggestion(key, known)}")
+    found = {key: next((name for name, fields in sections.items() if key in fields), "") for key in keys}
+    if unknown := [key for key, section in found.items() if not section]:
+        known = [*RunConfig.model_fields, *(field for fields in sections.values() for field in fields)]
+        told = [f"{key!r}; {explain_keyword(key, 'train') or format_suggestion(key, known)}" for key in unknown]
+        raise ConfigError(f"there is no setting {'; and no '.join(told)}")
+    return found
 
 
 def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:
