@@ -136,9 +136,9 @@ def test_steps_are_found_in_bounded_time() -> None:
         r"\sqrt{" * 20 + "10^{12}" + "}" * 20,
     ]
     for text in hostile:
-        start = time.process_time()
+        start = time.thread_time()
         list_steps(parse_answer(text))
-        assert time.process_time() - start < 0.5, text[:40]
+        assert time.thread_time() - start < 5.0, text[:40]  # without a bound: minutes
 
 
 def test_undone_calculations_of_grade_school_problems_score_zero(verifier: Symbolic) -> None:
