@@ -38,10 +38,12 @@ def test_no_more_threads_than_the_quota_allows(
 
 CODE = """
 import os, sys
+from types import SimpleNamespace
 from rlvr.cli import running
 class Stop(Exception): pass
 def loaded(*args):
     assert "torch" not in sys.modules
+    return SimpleNamespace(algorithm="grpo")
 import rlvr.config.config
 rlvr.config.config.load_config = loaded
 import rlvr.training
