@@ -190,7 +190,7 @@ def test_each_checkpoint_has_the_adapter_as_peft_reads_it(tmp_path: Path) -> Non
 def test_what_cannot_be_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"model.lora.rank: input should be greater than or equal to 1, got 0"):
         load_config("quickstart", ["model.lora.rank=0"])
-    with pytest.raises(ConfigError, match=r"no key 'model.lora.rang'; did you mean 'rank'"):
+    with pytest.raises(ConfigError, match=r"no key 'model.lora.rang'; did you mean 'model.lora.rank'"):
         load_config("quickstart", ["model.lora.rang=8"])
     with pytest.raises(ConfigError, match=r"'q_prj', which is not a linear layer .*; did you mean 'q_proj'\? Allowed: down_proj"):
         wrong = {"config": MODEL, "lora": {"rank": 1, "target_modules": ["v_proj", "q_prj"]}}
