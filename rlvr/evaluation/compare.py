@@ -143,7 +143,7 @@ class ComparedRun:
 
     def get_item(self, name: str) -> SuiteItem:
         """Return the item of the plan for an environment."""
-        return next(item for item in self.plan.envs if item.name == name)
+        return _find_item(self.plan, name)
 
 
 def compare_evaluations(
@@ -303,8 +303,8 @@ def _sort_tasks_by_gap(gaps: Mapping[str, float], sample_by_task: Mapping[int, E
 
 def print_comparison(console: Console, found: RunComparison) -> None:
     """Print a line for each environment, then the tasks that were won and lost."""
-    console.print(Text.assemble(("A  ", "bold"), str(found.first)))
-    console.print(Text.assemble(("B  ", "bold"), str(found.second)))
+    console.print(Text.assemble(("A  ", "bold"), found.first))
+    console.print(Text.assemble(("B  ", "bold"), found.second))
     console.print()
     p = "p, Holm" if len(found.envs) > 1 else "p"
     head = ("environment", "A", "B", "A - B", "95 %", p, "won", "lost", "MDE")

@@ -13,7 +13,7 @@ from rlvr.contracts import Environment, Verifier
 from rlvr.contracts.task_list import TaskList
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError
-from rlvr.registry.plugins import build, get_parameters, list_entries, load_factory
+from rlvr.registry.plugins import build, build_from_config, get_parameters, list_entries, load_factory
 from rlvr.synonyms import VERIFIERS
 from rlvr.task import Task
 
@@ -95,8 +95,6 @@ def to_verifier(verifier: Any, settings: Mapping[str, Any] | None = None) -> Any
     if isinstance(verifier, str | type):
         return build("verifier", verifier, **settings)
     if isinstance(verifier, Mapping):
-        from rlvr.registry.plugins import build_from_config
-
         return build_from_config("verifier", {**verifier, **settings})
     if isinstance(verifier, Verifier):
         if settings:
