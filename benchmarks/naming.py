@@ -1,6 +1,7 @@
 """A quiz of names: what does a reader who has never seen the project think that a class, a function or a setting is?
 
-Draws names at random from the source, and prints them with their signatures and without their docstrings; `--key` writes the docstrings to a
+Draws names at random from the source, and prints them with their signatures (as an editor shows them: decorators, the parameters of a
+constructor, the values that a setting may have) and without their docstrings; `--key` writes the docstrings to a
 file. One reader writes down what each does; another one scores that against the key. Names of tests, private names, special methods, and
 names without a docstring are left out.
 """
@@ -22,6 +23,7 @@ from rlvr.config.config import RunConfig  # noqa: E402
 from rlvr.config.key_reference import iter_sections, list_keys  # noqa: E402
 
 FOLDERS = ("rlvr", "envs", "verifiers", "sandbox")
+DESCRIBED_DECORATORS = ("property", "cached_property", "classmethod", "staticmethod", "contextmanager", "overload")
 
 
 def read_names() -> Iterator[tuple[str, str]]:
@@ -41,18 +43,32 @@ def read_body(body: list[ast.stmt], place: str) -> Iterator[tuple[str, str]]:
         about = (ast.get_docstring(node) or "").partition("\n\n")[0].replace("\n", " ")
         if isinstance(node, ast.ClassDef):
             bases = ", ".join(ast.unparse(base) for base in node.bases)
-            yield f"{place}: class {node.name}({bases})", about
+            yield f"{place}: class {node.name}({bases}){describe_constructor(node)}", about
             yield from read_body(node.body, f"{place}: {node.name}")
         else:
             returned = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-            yield f"{place}: {node.name}({ast.unparse(node.args)}){returned}", about
+            kind = "".join(f"@{text} " for text in map(ast.unparse, node.decorator_list) if text in DESCRIBED_DECORATORS)
+            yield f"{place}: {kind}{node.name}({ast.unparse(node.args)}){returned}", about
+
+
+def describe_constructor(node: ast.ClassDef) -> str:
+    """What an editor shows of a constructor: the parameters of `__init__`, or the fields of a dataclass."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return f": __init__({ast.unparse(item.args)})"
+    fields = [
+        f"{ast.unparse(item.target)}: {ast.unparse(item.annotation)}"
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and "ClassVar" not in ast.unparse(item.annotation)
+    ]
+    return f": {', '.join(fields)}" if fields else ""
 
 
 def read_settings() -> Iterator[tuple[str, str]]:
     """Every key of a recipe with its description."""
     for path, section in iter_sections(RunConfig):
         for key in list_keys(section):
-            yield f"setting {path}.{key.name} (default {key.default_text})", key.description
+            yield f"setting {path}.{key.name} ({'; '.join(filter(None, [f'default {key.default_text}', key.limits]))})", key.description
 
 
 def main() -> int:

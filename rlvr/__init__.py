@@ -23,6 +23,7 @@ if not os.path.isdir(os.path.join(__path__[0], "envs")) and os.path.isfile(os.pa
 if TYPE_CHECKING:
     from rlvr.api import (
         evaluate,
+        generate,
         list,
         load_evaluation,
         load_model,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         make_sampler,
         make_sandbox,
         make_tool,
+        make_vec,
         make_verifier,
         train,
         verify,
@@ -82,6 +84,7 @@ _SOURCES = {
     "rlvr.api": (
         *(
             "evaluate",
+            "generate",
             "list",
             "load_evaluation",
             "load_model",
@@ -92,7 +95,7 @@ _SOURCES = {
             "make_env",
             "make_sampler",
         ),
-        *("make_sandbox", "make_tool", "make_verifier", "train", "verify", "verify_many"),
+        *("make_sandbox", "make_tool", "make_vec", "make_verifier", "train", "verify", "verify_many"),
     ),
     "rlvr.contracts": (
         *(
@@ -172,6 +175,7 @@ __all__ = [
     "Verifier",
     "VerifierExample",
     "evaluate",
+    "generate",
     "list",
     "load_evaluation",
     "load_model",
@@ -183,6 +187,7 @@ __all__ = [
     "make_sampler",
     "make_sandbox",
     "make_tool",
+    "make_vec",
     "make_verifier",
     "tool",
     "train",
@@ -195,10 +200,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
-        from rlvr.errors import format_suggestion
-        from rlvr.hints import explain_name
+        from rlvr.hints import explain_name, suggest_name
 
-        hint = explain_name(name) or f"{format_suggestion(name, _MODULE_OF)}. `help(rlvr)` lists all names"
+        hint = explain_name(name) or suggest_name(name, _MODULE_OF)
         raise AttributeError(f"rlvr has no {name!r}; {hint}", name=name, obj=None)
     try:
         value = getattr(importlib.import_module(module), name)

@@ -1,9 +1,10 @@
 """The front door: what `import rlvr` offers as functions. Each is a short call into the package that does the work.
 
     verify             score one answer; verify_many: score several
-    make               a Gymnasium environment by name
+    make, make_vec     a Gymnasium environment by name, or several of them as one
     make_env, ...      build a plugin from a name, a mapping, a class, or an object of yours
     load_model         a Hugging Face model with its tokenizer
+    generate           what a policy answers to prompts
     train, evaluate    whole runs
     load_run           a run folder as data frames; load_evaluation: the samples of an evaluation
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -22,22 +24,36 @@ from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, NotFound
-from rlvr.hints import PLUGIN_WORDS, explain_call, explain_keyword
-from rlvr.mdp.task_data import is_data, is_data_file, is_rows, is_task_list, make_data_env, to_verifier, to_verifier_setting
+from rlvr.errors import ConfigError, NotFound, RlvrError
+from rlvr.hints import PLUGIN_WORDS, PLUGINS, explain_call, explain_keyword
+from rlvr.mdp.answer_faults import check_first_verdict
+from rlvr.mdp.task_data import (
+    is_data,
+    is_data_file,
+    is_rows,
+    is_task_list,
+    list_data_settings,
+    make_data_env,
+    to_verifier,
+    to_verifier_setting,
+    unwrap_environment,
+)
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, list_entries
-from rlvr.synonyms import accept_synonyms
+from rlvr.synonyms import VERIFIERS, accept_synonyms, translate_keywords
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
     from rlvr.evaluation.report import EvalReport
     from rlvr.evaluation.stored import StoredEvaluation
     from rlvr.mdp.env import TokenEnv
+    from rlvr.mdp.vector import TokenVectorEnv
     from rlvr.runs.run import Run
     from rlvr.training.train_report import TrainReport
 
 Rows = Iterable[Mapping[str, Any]] | Sequence[Task]
 AnyVerifier = str | Mapping[Any, Any] | Sequence[Any] | type | Verifier | Callable[..., Any]
+DEFAULT_VERIFIER = "symbolic"
+"""What `verify` takes for an answer and a reference without a verifier."""
 VERIFY_CALL = "rlvr.verify('symbolic', answer=..., reference=...)"
 P = TypeVar("P")
 
@@ -63,20 +79,57 @@ def list(kind: str | None = None) -> Any:
 
 @explain_call
 def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokenizer: Any = None, **settings: Any) -> TokenEnv:
-    """Make the token-level Gymnasium environment of an environment, as `gymnasium.make("rlvr/Arithmetic-v0")` does.
+    """Make the Gymnasium environment of an environment: with texts, or with the tokens of a tokenizer.
 
     Args:
         env: the environment, as in `make_env`.
-        tokenizer: the tokenizer: `chars`, a folder or a Hub id, or a tokenizer of transformers. Actions are its token ids, or texts.
-        settings: those of `TokenEnv`, such as max_new_tokens, or obs="text" for observations as text; all others are settings of the environment.
+        tokenizer: None: observations and actions are texts, whole turns. `chars`, a folder or a Hub id, or a tokenizer of transformers:
+            observations are token ids; an action is one of them, or a text.
+        settings: those of `TokenEnv`, such as max_new_tokens and obs; all others are settings of the environment.
 
-    >>> make("arithmetic", levels=["1+1"]).action_space
+    >>> env = make("arithmetic", levels=["1+1"])
+    >>> question, info = env.reset(seed=0)
+    >>> env.step("17")[1]
+    0.0
+    >>> make("arithmetic", tokenizer="chars").action_space
     Discrete(100)
     """
-    from rlvr.mdp.env import TokenEnv, split_token_env_settings
+    from rlvr.mdp.env import TokenEnv
+
+    own, rest = _split_token_env_settings(tokenizer, settings)
+    return TokenEnv(make_env(env, **rest), **own)
+
+
+@explain_call
+def make_vec(
+    env: str | Mapping[str, Any] | Environment | Rows | Path, /, num_envs: int = 1, *, tokenizer: Any = None, **settings: Any
+) -> TokenVectorEnv:
+    """Make several Gymnasium environments that are stepped as one, and whose answers are verified in parallel.
+
+    Args:
+        env: the environment, as in `make_env`.
+        num_envs: their number.
+        tokenizer: as in `make`.
+        settings: as in `make`, and those of `TokenVectorEnv`: autoreset_mode, workers, verify_timeout_s.
+
+    >>> envs = make_vec("arithmetic", 3)
+    >>> questions, infos = envs.reset(seed=0)
+    >>> envs.step(["1", "2", "3"])[2].tolist()
+    [True, True, True]
+    """
+    from rlvr.mdp.vector import TokenVectorEnv
+
+    vector = {name: settings.pop(name) for name in ("autoreset_mode", "workers", "verify_timeout_s") if name in settings}
+    own, rest = _split_token_env_settings(tokenizer, settings)
+    return TokenVectorEnv(num_envs, env=make_env(env, **rest), **vector, **own)
+
+
+def _split_token_env_settings(tokenizer: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split settings into those of TokenEnv and those of the wrapped environment; without a tokenizer, observations are texts."""
+    from rlvr.mdp.env import split_token_env_settings
 
     own, rest = split_token_env_settings(settings)
-    return TokenEnv(make_env(env, **rest), tokenizer=tokenizer, **own)
+    return {**({"obs": "text"} if tokenizer is None else {}), "tokenizer": tokenizer, **own}, rest
 
 
 @accept_synonyms
@@ -196,7 +249,8 @@ def _check_made(contract: Callable[..., P], made: Any) -> P:
 @overload
 def verify(verifier: AnyVerifier, /, answer: str, reference: Any = None, **settings: Any) -> Verdict: ...
 @overload
-def verify(answer: str, reference: Any = None, /, *, verifier: AnyVerifier, **settings: Any) -> Verdict: ...
+def verify(answer: str, reference: Any = None, /, *, verifier: AnyVerifier = "symbolic", **settings: Any) -> Verdict: ...
+@explain_call
 def verify(
     *given: Any,
     verifier: Any = None,
@@ -210,7 +264,8 @@ def verify(
 
     Args:
         given: the verifier, the answer and the reference, in this order, without those that are given by keyword.
-        verifier: the verifier, as in `make_verifier`.
+        verifier: the verifier, as in `make_verifier`; two texts, of which the first names none, are an answer and a reference for
+            `symbolic`.
         answer: the completion of the policy, with the answer in it.
         reference: the right answer; or an `rlvr.Task`, which has it.
         prompt: the question, for verifiers that read it.
@@ -221,9 +276,13 @@ def verify(
     1.0
     >>> verify("it is 4", "4", verifier="numeric").score
     1.0
+    >>> verify("it is 0.50", "1/2").score  # an answer and a reference alone: as mathematics
+    1.0
     """
     names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
+    if _are_answer_and_reference(given, values):
+        given = (DEFAULT_VERIFIER, *given)
     for name, value in zip(names, given, strict=False):
         if values[name] is not None:
             raise TypeError(
@@ -237,7 +296,7 @@ def verify(
     try:
         made = make_verifier(values["verifier"], **settings)
     except NotFound as error:
-        raise NotFound(f"{error}; the call is {VERIFY_CALL}") from None
+        raise NotFound(f"{error}; the call is {VERIFY_CALL}" if "no verifier" in str(error) else str(error)) from None
     except ConfigError as error:
         typos = [key for key in settings if difflib.get_close_matches(key, ("answer", "reference", "verifier", "prompt", "meta"), 1, 0.75)]
         if not typos:
@@ -253,6 +312,15 @@ def verify(
             made.close()
 
 
+def _are_answer_and_reference(given: Sequence[Any], values: Mapping[str, Any]) -> bool:
+    """Whether the arguments in order are two texts and no verifier: the first is not even close to the name of one."""
+    if len(given) != 2 or not all(isinstance(text, str) for text in given) or any(value is not None for value in values.values()):
+        return False
+    if re.search(r"\.py(:|$)", given[0]):
+        return False
+    return not difflib.get_close_matches(given[0], [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6)
+
+
 @overload
 def verify_many(
     verifier: AnyVerifier, /, answers: Sequence[str], references: Sequence[Any], *, prompts: Sequence[Any] | None = None, **settings: Any
@@ -261,6 +329,7 @@ def verify_many(
 def verify_many(
     answers: Sequence[str], references: Sequence[Any], /, *, verifier: AnyVerifier, prompts: Sequence[Any] | None = None, **settings: Any
 ) -> builtins.list[Verdict]: ...
+@explain_call
 def verify_many(
     *given: Any,
     verifier: Any = None,
@@ -413,20 +482,83 @@ def train(
         return trainer.fit()
 
 
+@explain_call
+def generate(
+    policy: Any,
+    prompts: str | Sequence[str | Sequence[Message]],
+    *,
+    n: int = 1,
+    tokenizer: Any = None,
+    max_new_tokens: int = 256,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    system: str = "",
+    sampler: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return what a policy answers to prompts: `n` texts for one prompt, a list of `n` texts for each of several.
+
+    Args:
+        policy: as in `evaluate`: the folder of a model, `hf:DIR`, `vllm:DIR`, `openai:URL#MODEL`, a model object, or a function.
+        prompts: a text, which is one user message; a list of them, or of lists of messages.
+        n: the number of answers to each prompt.
+        tokenizer: the tokenizer of a model object.
+        max_new_tokens: the largest number of tokens of an answer.
+        temperature: 0 is greedy.
+        top_p: sample from the likeliest tokens of this total probability.
+        top_k: sample from so many of the likeliest tokens; 0: all.
+        seed: the seed of all randomness; the same call returns the same texts.
+        system: a system message before each prompt.
+        sampler: settings of the policy's sampler.
+
+    >>> generate(lambda prompt: prompt.upper(), ["one", "two"], n=2)
+    [['ONE', 'ONE'], ['TWO', 'TWO']]
+    """
+    is_single = isinstance(prompts, str)
+    asked: Any = [prompts] if is_single else prompts
+    tasks = [Task(prompt, id=str(number)) for number, prompt in enumerate(asked)]
+    if not tasks:
+        return []
+    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "system": system}
+    report = evaluate(
+        tasks,
+        policy,
+        tokenizer=tokenizer,
+        verifier=_accept_any_text,
+        n=n,
+        seed=seed,
+        sampler=sampler,
+        console=None,
+        **{name: value for name, value in sampling.items() if value not in ("", None)},
+    )
+    texts: builtins.list[builtins.list[str]] = [[] for _ in tasks]
+    for sample in sorted(report.samples, key=lambda sample: sample.key):
+        if sample.score is None:
+            raise RlvrError(f"there is no answer to the prompt {sample.task_id}: {sample.reason}")
+        texts[sample.key[1]].append(sample.text)
+    return texts[0] if is_single else texts
+
+
+def _accept_any_text(completion: str) -> float:
+    """Return the full score: what is only read needs no verifier."""
+    return 1.0
+
+
 @accept_synonyms
 @explain_call
 def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = None, **settings: Any) -> EvalReport:
     """Measure a policy on a suite or an environment.
 
     Args:
-        env: a suite or an environment by name, a list of environments, a YAML file, a mapping, an environment object, or data as in
-            `make_env`.
+        env: a suite or an environment by name, a list of environments, a YAML file, a mapping, an environment object (also as a Gymnasium
+            environment), or data as in `make_env`.
         policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; the folder of a model, which is sampled with `hf`; a model object; or a
             function from the text of a prompt, or from `messages` and `tools`, to a turn. The policy may also come first.
         tokenizer: the tokenizer of a model object.
         verifier: with data: how answers are scored, as in `make_verifier`.
-        settings: `n` answers for each task, `tasks` or `limit` (their number), `temperature`, `system`, `out`, ...; see
-            `rlvr.evaluation.evaluate.evaluate`.
+        settings: `n` answers for each task, `tasks` or `limit` (their number), `temperature`, `system`, `out`, ..., see
+            `rlvr.evaluation.evaluate.evaluate`; and with data those of its environment, such as tools=[...], max_turns=4.
 
     Returns:
         The report: `.accuracy`, `.samples`, `.table()`, `.to_pandas()`, `.compare(other)`.
@@ -438,8 +570,9 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
 
     from rlvr.evaluation.evaluate import evaluate as run
 
-    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
-        raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
+    if isinstance(sampling := settings.pop("sampling_args", None), Mapping):
+        settings = {**translate_keywords("evaluate", sampling), **settings}
+    env, policy = unwrap_environment(env), unwrap_environment(policy)
     if _is_policy(env) and not _is_policy(policy):
         env, policy = policy, env
     if isinstance(policy, str | Path) and _is_model_folder(policy):
@@ -450,13 +583,23 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
     elif is_data(env) and not (is_data_file(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
-        env = make_data_env(env, verifier=verifier, **held)
+        of_data = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
+        env = make_data_env(env, verifier=verifier, **held, **of_data)
         settings, verifier = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}, None
     elif isinstance(env, type):
         env = make_env(env)
-    if verifier is not None:
-        raise ConfigError("verifier goes with data, and env is no data; set it on the environment: make_env(name, verifier=...)")
+    if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
+        check_first_verdict(env, split)
+    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
+        raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
+    for name in ["verifier"] * (verifier is not None) + [name for name in list_evaluated_data_settings() if name in settings]:
+        raise ConfigError(f"{name} goes with data, and env is no data; set it on the environment: rlvr.make_env(name, {name}=...)")
     return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
+
+
+def list_evaluated_data_settings() -> builtins.list[str]:
+    """List the settings of an environment of data that `evaluate` takes: all except those that it has itself, or that hold rows back."""
+    return [name for name in list_data_settings() if name not in ("system", "split", "limit", "holdout", "test")]
 
 
 def _is_model_folder(value: Any) -> bool:

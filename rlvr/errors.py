@@ -45,6 +45,8 @@ class ConfigError(RlvrError, ValueError):
     """A setting, an argument or a file is wrong; raised before any work begins."""
 
     exit_code = 2
+    says_everything = True
+    """The message is for the caller, and the frames of the library below the call add nothing: see `rlvr.hints.shorten_traceback`."""
 
 
 class NotFound(ConfigError):

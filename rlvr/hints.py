@@ -7,8 +7,10 @@ that a call takes as they are stand in `rlvr.synonyms`.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
+_PACKAGE = __file__.rpartition("hints.py")[0]
+"""The folder of the package, to which the frames of the library belong."""
 
 PLUGIN_WORDS: Mapping[str, str] = {
     "env": "env",
@@ -41,15 +45,17 @@ PLUGIN_WORDS: Mapping[str, str] = {
 }
 NAMES: Mapping[str, str] = {
     "Config": "settings are keywords: rlvr.train(model=..., env=..., steps=10, learning_rate=1e-6)",
-    "Env": "an environment derives from rlvr.Environment and makes tasks; `rlvr new env NAME` writes one",
+    "Env": "an environment derives from rlvr.Environment and makes tasks, which a verifier scores; rlvr.make(MyEnv) has reset and step, "
+    "and `rlvr new env NAME` writes one",
     "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
-    "LLM": "rlvr.make_sampler('vllm', model=folder)",
+    "LLM": "rlvr.generate('vllm:DIR', prompts, n=4, max_new_tokens=64), which returns texts",
     "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
     "MultiTurnEnv": "subclass rlvr.Environment, with `task`, and `reply` or `new_session`; `rlvr new env NAME --kind conversation` writes one",
-    "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.evaluate(env, policy=...)",
-    "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), a weighted mix of verifiers; a function is one too: "
-    "rlvr.make_verifier({function: 1.0, 'format': 0.2})",
+    "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
+    "its texts, and rlvr.evaluate(env, policy=...) scores them",
+    "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
+    "rlvr.make_verifier({function: 1.0, 'format': 0.2}), whose completion and answer are texts",
     "Sample": "rlvr.Task('2+2=', reference='4')",
     "Scorer": "a scorer is a function f(answer, reference) that returns a score from 0 to 1: rlvr.make_verifier(function)",
     "SingleTurnEnv": "rlvr.make_env(rows, verifier='symbolic')",
@@ -57,20 +63,36 @@ NAMES: Mapping[str, str] = {
     "StatefulToolEnv": "subclass rlvr.Environment, with `task` and `new_session`; `rlvr new env NAME --kind tools` writes one",
     "ToolEnv": "rlvr.make_env(rows, tools=[function], max_turns=4)",
     "TrainerCallback": "subclass rlvr.Callback and pass callbacks=[...] to rlvr.train or rlvr.Trainer",
+    **dict.fromkeys(
+        ("Parser", "ThinkParser", "XMLParser", "parse", "parser"),
+        "rlvr.verify('symbolic', answer=..., reference=...): verifiers read boxes and <answer> tags themselves, so nothing is parsed before",
+    ),
+    **dict.fromkeys(
+        ("check_code", "execute", "run_code", "verify_code", "CodeVerifier"),
+        "rlvr.verify('unit_tests', answer=code, reference=['assert add(1, 2) == 3'])",
+    ),
+    **dict.fromkeys(
+        ("evals_df", "list_eval_logs", "load_report", "load_results", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"
+    ),
+    **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
+    "SamplingArgs": "sampling settings are keywords: rlvr.generate(policy, prompts, n=4, temperature=0.7, max_new_tokens=64)",
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
-    "eval": "rlvr.evaluate(env, policy=...)",
+    "eval": "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'): the rows are the dataset, the verifier "
+    "is the scorer, the policy is model and solver",
+    "evaluate_policy": "rlvr.evaluate(env, policy=function, tasks=5).accuracy",
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
-    "generate": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+    "load_dataset": "data is given as it is, as a file, a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
+    "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
+    "use_tools": "rlvr.evaluate(rows, policy=..., tools=[function], max_turns=4)",
     "help": "help(rlvr.verify), or `rlvr show verifier symbolic` in a shell",
     "load_eval": "rlvr.load_evaluation(DIR)",
-    "make_vec": "gymnasium.make_vec('rlvr/Arithmetic-v0', num_envs=4)",
     "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
     "read_eval_log": "rlvr.load_evaluation(DIR)",
     "read_log": "rlvr.load_evaluation(DIR)",
     "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
     "retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "rollout": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
-    "sample": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
+    "sample": "rlvr.generate(policy, prompts, n=8) for texts, or rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8) for scored episodes",
     "score": "rlvr.verify(verifier, answer, reference).score",
     "scorer": "a scorer is a function f(answer, reference) that returns a score from 0 to 1: rlvr.make_verifier(function)",
     "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
@@ -79,8 +101,14 @@ NAMES: Mapping[str, str] = {
 }
 """Names in the module that do not exist, and a call, or a sentence with one."""
 NAME_PATTERNS: tuple[tuple[str, str], ...] = (
-    (r"(?:GRPO|PPO|RLOO|DPO|SFT)Trainer", "rlvr.Trainer(model=..., env=..., algorithm='grpo') or rlvr.train(...)"),
-    (r"\w*(?:Config|Args|Arguments)", NAMES["Config"]),
+    (
+        r"(?:GRPO|PPO|RLOO|DPO|SFT)Trainer",
+        "rlvr.train(model=..., data=rows, verifier=function, steps=10), or the same keywords in rlvr.Trainer(...).fit(); "
+        "TRL's words reward_funcs=, train_dataset=, output_dir=, max_steps= and those of GRPOConfig are keywords there",
+    ),
+    (r"GRPO|PPO|RLOO|DAPO|DPO|SFT|KTO|Reinforce", "rlvr.train(model=..., env=..., algorithm='grpo', steps=10)"),
+    (r"\w*(?:Config|Args|Arguments|_defaults)", NAMES["Config"]),
+    (r"\w*_reward|\w*_scorer", "rlvr.list('verifier') has the names of what scores answers; a function is a verifier too"),
     (r"EarlyStop\w*", "subclass rlvr.Callback and call trainer.stop(reason) in `on_evaluate`; rlvr.BestCheckpoint keeps the best model"),
     (r"\w+Env|\w*Environment", "subclass rlvr.Environment, or give data: rlvr.make_env([{'question': ..., 'answer': ...}])"),
     (r"(?:list|available|all)_(\w+)", "rlvr.list({kind!r})"),
@@ -89,7 +117,9 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
 )
 """Patterns of such names; {kind} is the kind of plugin that the name speaks of."""
 PLUGINS: Mapping[str, str] = {
-    "math": "symbolic",
+    **dict.fromkeys(("accuracy", "accuracy_reward", "math"), "symbolic"),
+    "format_reward": "format",
+    "think_format_reward": "format",
     "math_verify": "symbolic",
     "math_equal": "symbolic",
     "sympy": "symbolic",
@@ -241,6 +271,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "environment": "env=",
         "eval_dataset": "rlvr.train(model=..., env=rlvr.make_env(data, test=held_out))",
         "gamma": "algorithm={'name': 'ppo', 'gamma': ...}",
+        "verbose": "progress is shown on standard error; leave it out",
         "lam": "algorithm={'name': 'ppo', 'lam': ...}",
         "lora_alpha": "model={'path': folder, 'lora': {'rank': ..., 'alpha': ...}}",
         "model_name_or_path": "model=",
@@ -282,7 +313,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "samples": _NUM_ANSWERS,
         "save_results": "every sample is in report.samples; out=DIR writes them too",
         "time_limit": "episode_timeout_s=",
-        "tools": "rlvr.evaluate(rlvr.make_env(env, tools=[function], max_turns=4), policy=...)",
+        "solver": "policy=, a model or a function from `messages` and `tools` to a turn",
     },
     "verify": {
         **dict.fromkeys(ANSWER_COLUMNS, "answer=, what the policy wrote"),
@@ -329,8 +360,24 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("question", "problem", "input"), "prompt="),
         **dict.fromkeys(("answer", "target", "label", "gold", "ground_truth", "solution"), "reference=, the right answer"),
         **dict.fromkeys(("metadata", "info", "extra_info"), "meta="),
+        **dict.fromkeys(
+            ("dataset", "scorer", "solver"),
+            "an rlvr.Task is one question; a benchmark is rows or a list of tasks: "
+            "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact')",
+        ),
     },
-    "SamplingParams": dict.fromkeys(("max_tokens", "max_new_tokens"), "the limit is given with the request: rlvr.Request(token_ids, 32)"),
+    "SamplingParams": {
+        **dict.fromkeys(("max_tokens", "max_new_tokens"), "the limit is given with the request: rlvr.Request(token_ids, 32)"),
+        **dict.fromkeys(("n", "seed"), "rlvr.generate(policy, prompts, n=4, seed=1, temperature=0.8) takes prompts as texts"),
+    },
+    "generate": {
+        **dict.fromkeys(("max_tokens", "max_length", "max_completion_length"), "max_new_tokens="),
+        **dict.fromkeys(("num_return_sequences", "num_samples", "num_generations"), "n="),
+        "do_sample": "temperature=1.0 samples, temperature=0 does not",
+        "sampling_params": "sampling settings are keywords: rlvr.generate(policy, prompts, n=4, temperature=0.7, max_new_tokens=64)",
+        "model": "policy=",
+        "messages": "prompts=",
+    },
     "Limits": {
         "memory": "memory_mb=",
         "memory_limit": "memory_mb=",
@@ -383,7 +430,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Keywords of other libraries, by the call that gets them: how they are written here, or a sentence."""
-SAME_KEYWORDS: Mapping[str, str] = {"Trainer": "train", "make": "make_env"}
+SAME_KEYWORDS: Mapping[str, str] = {"Trainer": "train", "make": "make_env", "make_vec": "make_env"}
 """Calls that take the keywords of another one."""
 CODE = re.compile(r"(rlvr|gymnasium|report)\.\w|\w+=")
 """How a hint begins that is code and not a sentence."""
@@ -404,6 +451,19 @@ def explain_name(name: str) -> str:
                 continue
             return _advise(call.format(kind=kind) if kind else call)
     return ""
+
+
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message about a name that the module lacks: one that is written almost like it, and the main ones.
+
+    >>> suggest_name("evaluat", ["evaluate", "verify"])[:23]
+    "did you mean 'evaluate'"
+    """
+    near = difflib.get_close_matches(name, list(names), 1, 0.8)
+    main = (
+        "rlvr.verify, evaluate, generate, train, make_env, make_verifier, load_model, load_run; rlvr.Environment, Verifier, Task, Trainer"
+    )
+    return (f"did you mean {near[0]!r}? " if near else "") + f"the main names are {main}; `help(rlvr)` lists all"
 
 
 def explain_keyword(name: str, call: str = "") -> str:
@@ -472,6 +532,9 @@ def explain_call(function: Callable[P, R]) -> Callable[P, R]:
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
+        except ValueError as error:
+            shorten_traceback(error)
+            raise
         except TypeError:  # the arguments are only looked at again after an error: the call itself costs nothing
             try:
                 signature.bind(*args, **kwargs)
@@ -480,6 +543,24 @@ def explain_call(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return called
+
+
+def shorten_traceback(error: Exception) -> None:
+    """Remove the library's own frames and causes from an error about an argument, so that a notebook shows the call and the message.
+
+    An error through code of the user keeps them all. Logged in full at the level DEBUG.
+    """
+    if not getattr(error, "says_everything", False):
+        return
+    frame = error.__traceback__
+    while frame is not None:
+        if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            return
+        frame = frame.tb_next
+    logging.getLogger(__name__).debug("the error in full", exc_info=error)
+    error.__cause__ = None
+    error.__suppress_context__ = True
+    error.__traceback__ = None
 
 
 def explain_constructor(made: type[C]) -> type[C]:
@@ -502,6 +583,6 @@ class Hinted:
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property that raised AttributeError: raise its own error again
             hint = type(self)._hints.get(name)
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}" + (f"; {hint}" if hint else ""), name=name, obj=self
-            )
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            # with a name, Python adds the attribute that is spelled most alike, which misleads beside a hint
+            raise AttributeError(f"{message}; {hint}") if hint else AttributeError(message, name=name, obj=self)

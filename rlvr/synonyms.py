@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
+from rlvr.hints import shorten_traceback
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +44,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "limit": "tasks",
         "log_dir": "out",
         "max_connections": "concurrency",
+        "n_eval_episodes": "tasks",
         "model": "policy",
         "num_examples": "tasks",
         "num_generations": "n",
@@ -52,7 +54,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "system_prompt": "system",
         "task": "env",
     },
-    "make_env": {**_VERIFIER},
+    "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""
 VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "math": "symbolic", "math_verify": "symbolic"}
@@ -65,9 +67,13 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if kwargs.keys() & SYNONYMS[call].keys():  # the weights of reward_funcs go with them
-            kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
-        return function(*args, **kwargs)
+        try:
+            if kwargs.keys() & SYNONYMS[call].keys():  # the weights of reward_funcs go with them
+                kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
+            return function(*args, **kwargs)
+        except ConfigError as error:
+            shorten_traceback(error)
+            raise
 
     return called
 

@@ -189,6 +189,12 @@ class Verdict(Hinted):
         """Whether the score is the full score, 1."""
         return self.score == 1.0
 
+    def __bool__(self) -> bool:
+        """Raise an error: `if verdict:` would hold for a wrong answer, or would take an unscored one for a wrong one."""
+        raise TypeError(
+            f"a verdict is neither true nor false, and this one has the score {self.score}; write verdict.passed, or compare verdict.score"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON, for logs and the command line."""
         row: dict[str, Any] = {"score": self.score, "reason": self.reason, "fault": self.fault.value}

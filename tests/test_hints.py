@@ -12,6 +12,7 @@ import pytest
 
 import rlvr
 from rlvr import hints
+from rlvr.api import list_evaluated_data_settings
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections
 from rlvr.config.rollout import RolloutConfig
@@ -48,7 +49,7 @@ def list_arguments(call: str) -> set[str]:
     known = set(inspect.signature(getattr(rlvr, call)).parameters)
     more: Mapping[str, Any] = {
         "train": [*RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields],
-        "evaluate": [*inspect.signature(evaluate_function).parameters, *SuiteItem.model_fields],
+        "evaluate": [*inspect.signature(evaluate_function).parameters, *SuiteItem.model_fields, *list_evaluated_data_settings()],
         "Learner": OptimizationSettings.__dataclass_fields__,
     }
     return known | set(more.get(call, ()))

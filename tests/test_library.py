@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,122 @@ def test_make_is_the_one_of_gymnasium() -> None:
     assert rlvr.make([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).reset(seed=0)
 
 
+def test_without_a_tokenizer_the_environment_of_make_is_one_of_texts() -> None:
+    env = rlvr.make("arithmetic", levels=["1+1"])
+    question, info = env.reset(seed=0)
+    assert question == info["prompt"] and question.endswith("=")
+    assert env.state is not None and env.step(str(env.state.task.reference))[1:3] == (1.0, True)
+    envs = rlvr.make_vec("arithmetic", 3, levels=["1+1"], workers=2)
+    questions, _ = envs.reset(seed=0)
+    assert len(questions) == 3 and envs.step(["x"] * 3)[1].tolist() == [0.0] * 3
+    envs.close()
+
+
+def test_a_gymnasium_environment_is_taken_where_an_environment_is() -> None:
+    gym = rlvr.make("arithmetic")
+    assert rlvr.evaluate(gym, lambda prompt: "4", n_eval_episodes=3).envs["Arithmetic"].samples == 3
+    assert isinstance(rlvr.Rollout(gym, TOKENIZER, "scripted").mdp.environment, type(gym.environment))
+    assert rlvr.Trainer("quickstart", env=gym).environment is gym.environment
+
+
+def test_generate_returns_the_texts_of_each_prompt() -> None:
+    told: list[str] = []
+
+    def policy(messages: Any) -> str:
+        told.append(messages[-1]["content"])
+        return messages[-1]["content"].upper()
+
+    prompts: list[Any] = ["one", [{"role": "user", "content": "two"}]]
+    assert rlvr.generate(policy, prompts, n=2) == [["ONE", "ONE"], ["TWO", "TWO"]]
+    assert rlvr.generate(policy, "one") == ["ONE"] and rlvr.generate(policy, []) == []
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    loaded = rlvr.LoadedModel(tiny_model(tokenizer), tokenizer)
+    once, again = (rlvr.generate(loaded, "1+1=", n=3, max_new_tokens=5, seed=2) for _ in range(2))
+    assert once == again and len(once) == 3 and len({*once}) > 1 and all(len(text) <= 5 for text in once)
+    with pytest.raises(rlvr.RlvrError, match=r"no answer to the prompt 0: .*division by zero"):
+        rlvr.generate(lambda prompt: 1 / 0, "one")
+
+
+def test_an_answer_and_a_reference_alone_are_compared_as_mathematics() -> None:
+    assert rlvr.verify(r"so it is \boxed{\frac12}", "0.5").score == 1.0
+    assert rlvr.verify("5", "4").score == 0.0
+    for typo in ("symbolc", "exect", "Exact"):
+        with pytest.raises(rlvr.RlvrError, match="no verifier is called"):
+            rlvr.verify(typo, "4")
+
+
+def test_a_verdict_is_neither_true_nor_false() -> None:
+    with pytest.raises(TypeError, match=r"has the score 0.0; write verdict.passed"):
+        assert rlvr.verify("5", "4")
+
+
+def test_data_to_evaluate_on_takes_the_settings_of_its_environment() -> None:
+    seen: list[Any] = []
+
+    def policy(messages: Any, tools: Any) -> str:
+        seen.append([tool["function"]["name"] for tool in tools])
+        return "4"
+
+    rows = [{"q": "2+2", "a": "4"}, {"q": "1+1", "a": "4"}]
+    sampling = {"max_tokens": 8}
+    report = rlvr.evaluate(
+        rows, policy, verifier="numeric", tools=["calculator"], max_turns=3, question="q", reference="a", sampling_args=sampling
+    )
+    assert report.accuracy == 1.0 and seen == [["calculator"]] * 2 and report.plan.envs[0].max_new_tokens == 8
+    with pytest.raises(rlvr.RlvrError, match=r"tools goes with data, .* rlvr.make_env\(name, tools=...\)"):
+        rlvr.evaluate("arithmetic", policy, tools=["calculator"])
+
+
+def of_messages(completion: Any, answer: str, **columns: Any) -> float:
+    return float(answer in completion[-1]["content"])
+
+
+def below_zero(completions: list[str], **columns: Any) -> list[float]:
+    return [-float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (of_messages, r"of_messages in line \d+ \(return float\(answer in .*\) raised TypeError: .*`completion` is a text"),
+        (below_zero, r"below_zero returned -1, outside of 0 to 1; .*score_range=\(LOWEST, HIGHEST\)"),
+    ],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_function_that_can_score_nothing_is_told_before_anything_is_sampled(function: Any, said: str, mixed: bool) -> None:
+    verifier = {function: 1.0, "format": 0.5} if mixed else function
+    rows = [{"question": "2+2=", "answer": "4"}] * 4
+    with pytest.raises(rlvr.RlvrError, match=said):
+        rlvr.evaluate(rows, lambda prompt: pytest.fail("it was sampled"), verifier=verifier)
+    with pytest.raises(rlvr.RlvrError, match=said):
+        rlvr.Trainer(model="no/such-model", data=rows, verifier=verifier)
+
+
+def test_an_environment_shows_its_size_and_its_verifier() -> None:
+    rows = [{"question": str(number), "answer": "4"} for number in range(10)]
+    assert repr(rlvr.make_env(rows, verifier="exact", holdout=0.2, tools=["calculator"])) == (
+        "<WithTools: train 8, test 2, verifier Exact, tools Calculator>"
+    )
+    assert repr(rlvr.make_env("arithmetic")) == "<Arithmetic: train generated, test generated, verifier Numeric>"
+
+
+def test_an_error_about_an_argument_shows_the_call_and_no_insides() -> None:
+    with pytest.raises(rlvr.RlvrError) as caught:
+        rlvr.evaluate("arithmetic", lambda prompt: "4", samplng=3)
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert files[0] == "test_library.py" and set(files[1:]) <= {"synonyms.py", "hints.py"} and caught.value.__cause__ is None
+
+    class Own(rlvr.Environment):
+        verifier = rlvr.make_verifier("exact")
+
+        def task(self, split: str, index: int) -> rlvr.Task:
+            raise ConfigError("the file is gone")
+
+    with pytest.raises(rlvr.RlvrError, match="the file is gone") as caught:
+        rlvr.evaluate(Own(), lambda prompt: "4")
+    assert "task" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]  # the user's own code stays
+
+
 def test_settings_of_training_need_no_section() -> None:
     config = resolve_run_inputs("quickstart", steps=3, num_generations=4, learning_rate=0.5, eval={"tasks": 7}).config
     assert (config.train.steps, config.rollout.num_generations, config.train.learning_rate, config.eval.tasks) == (3, 4, 0.5, 7)
@@ -271,7 +388,7 @@ def test_the_folder_of_a_run_is_a_model_and_a_policy(tmp_path: Path) -> None:
     tokenizer = rlvr.load_tokenizer("chars")
     rlvr.LoadedModel(tiny_model(tokenizer), tokenizer).model.save_pretrained(tmp_path / "checkpoints" / "last")
     assert rlvr.load_model(tmp_path, tokenizer).model.num_parameters() > 0
-    with pytest.raises(AttributeError, match=r"write model\.generate"):
+    with pytest.raises(AttributeError, match=r"write rlvr\.generate\(loaded"):
         _ = rlvr.LoadedModel(None, tokenizer).generate
 
 
@@ -336,11 +453,23 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env, /, \*, tokenizer=None, \*\*settings\)"),  # type: ignore[call-arg]
-    (lambda: rlvr.verify("numeric", "4", answer="4"), TypeError, "got the answer twice"),  # type: ignore[call-overload]
+    (lambda: rlvr.verify("numeric", "4", answer="4"), TypeError, "got the answer twice"),
     (lambda: rlvr.verify("numeric", "4", "4").reward, AttributeError, "write .score"),  # type: ignore[attr-defined]
     (lambda: rlvr.list_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
-    (lambda: rlvr.GRPOTrainer, AttributeError, "write rlvr.Trainer"),
+    (lambda: rlvr.GRPOTrainer, AttributeError, r"write rlvr.train\(model=..., data=rows, verifier=function"),
     (lambda: rlvr.load_environment, AttributeError, "write rlvr.make_env"),
+    (lambda: rlvr.PPO, AttributeError, r"write rlvr.train\(model="),
+    (lambda: rlvr.parse, AttributeError, "nothing is parsed before"),
+    (lambda: rlvr.nothing_like_it, AttributeError, r"the main names are rlvr.verify, evaluate, generate, train"),
+    (lambda: rlvr.Task(dataset=[]), TypeError, "an rlvr.Task is one question; a benchmark is rows"),  # type: ignore[call-arg]
+    (lambda: rlvr.Environment(dataset=[]), TypeError, "for questions with answers write rlvr.make_env"),  # type: ignore[abstract, call-arg]
+    (lambda: type("Own", (rlvr.Environment,), {"env_response": 1})(), TypeError, "smallest conversation that works"),
+    (lambda: type("Own", (rlvr.Environment,), {"step": 1})(), TypeError, "a verifier gives the reward"),
+    (
+        lambda: rlvr.evaluate("arithmetic", lambda prompt: "4", tasks=1)["rewards"],
+        TypeError,
+        r"\[sample.score for sample in report.samples\]",
+    ),
     (lambda: rlvr.register_verifier, AttributeError, "nothing is registered"),
     (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]

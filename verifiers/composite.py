@@ -54,7 +54,10 @@ class Composite(Verifier):
 
         self.needs_reference = any(part.needs_reference for part in self.components.values())
         self.columns = tuple(dict.fromkeys(column for part in self.components.values() for column in part.columns))
-        self.info = VerifierInfo(is_async=any(part.info.is_async for part in self.components.values()), takes_transcript=True)
+        self.info = VerifierInfo(
+            is_async=any(part.info.is_async for part in self.components.values()),
+            takes_transcript=any(part.info.takes_transcript for part in self.components.values()),
+        )
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 
     @reject_non_text_answers

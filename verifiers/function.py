@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.reward_function import RewardSignature, adapt_reward_function
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, RlvrError, describe_exception, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
@@ -16,6 +17,10 @@ from rlvr.task import Fault, Task, Verdict
 def match_exactly(answer: str, reference: str | None) -> bool | None:
     """Return whether the answer is the reference, character by character, or None without one: the function of the verifier's own examples."""
     return None if reference is None else answer == reference
+
+
+class RewardFunctionError(RlvrError):
+    """Raised if a function of the user raises; the message says where, and what the function was given."""
 
 
 class FunctionVerifier(Verifier):
@@ -57,7 +62,10 @@ class FunctionVerifier(Verifier):
         text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text
         if text is None:
             return Verdict(0.0, f"no answer was found (extractor {self.extractor})")
-        returned = self._call(text, task.reference, task.question, task.meta)
+        try:
+            returned = self._call(text, task.reference, task.question, task.meta)
+        except (AttributeError, LookupError, NameError, TypeError) as error:  # those of a wrong idea of the arguments
+            raise RewardFunctionError(self._describe_error(error)) from error
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         low, high = self.score_range
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
@@ -68,11 +76,21 @@ class FunctionVerifier(Verifier):
         if not low <= number <= high:  # NaN too
             return Verdict(
                 None,
-                f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or say its lowest and highest value: "
-                f"rlvr.make_verifier({self.name}, score_range=({min(number, low):g}, {max(number, high):g}))",
+                f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or give the lowest and the highest value that it "
+                f"can return: rlvr.make_verifier({self.name}, score_range=(LOWEST, HIGHEST)), which become the scores 0 and 1",
                 fault=Fault.INFRA,
             )
         return Verdict((number - low) / (high - low), f"{self.name} returned {number:g}")
+
+    def _describe_error(self, error: Exception) -> str:
+        """Describe what the function raised, with its last line in the function's own file, and what its argument for the answer is."""
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(getattr(self.function, "__code__", None), "co_filename", "")
+        own = [frame for frame in frames if frame.filename == file] or frames[-1:]
+        where = f" in line {own[-1].lineno} ({own[-1].line})" if own and own[-1].line else ""
+        known = RewardSignature.read(self.function)
+        given = f"`{known.answer}` is {'a list of texts' if known.is_batched else 'a text'}: what the policy wrote, without roles"
+        return f"the function {self.name}{where} raised {describe_exception(error)}; {given}"
 
 
 make = FunctionVerifier

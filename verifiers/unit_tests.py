@@ -115,7 +115,7 @@ class UnitTests(Verifier):
                 raise ConfigError(f"limits: {self._format_memory_error(tests.limits)}")
         except ConfigError as error:
             return Verdict(None, f"the task cannot be verified: {error}", fault=Fault.TASK)
-        if unfit := self._find_invalid_test_verdict(tests):
+        if (unfit := self._find_invalid_test_verdict(tests)) is not None:
             return unfit
         found = (
             extract_code(answer, tests.language, tests.function)
@@ -270,7 +270,7 @@ def _resource_usage(outcome: ExecutionResult) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _driver_source() -> str:
-    return _join_sources("wire", "driver") + "\nserve_checker()\n"
+    return _join_sources("wire", "driver") + "\nserve_checker_calls()\n"
 
 
 @lru_cache(maxsize=1)

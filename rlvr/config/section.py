@@ -25,7 +25,7 @@ def validate_section(model: type[S], data: Any, source: str) -> S:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(f"{source}: " + "; ".join(_format_problem(model, problem) for problem in error.errors())) from error
+        raise ConfigError(f"{source}: " + "; ".join(_format_problem(model, problem) for problem in error.errors())) from None
 
 
 def _format_problem(model: type[Section], problem: Any) -> str:

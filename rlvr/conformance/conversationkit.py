@@ -12,7 +12,7 @@ from rlvr.conformance.check_runner import CheckSkipped, Steps, format_verdict, s
 from rlvr.conformance.hostile_player import play_hostile_conversations
 from rlvr.conformance.toolkit import iter_bad_arguments
 from rlvr.contracts import Environment, StepResult
-from rlvr.mdp.sessions import SessionHandle, verify_transcript_safely
+from rlvr.mdp.sessions import LazySession, verify_transcript_safely
 from rlvr.task import Task, Verdict
 from rlvr.turns import Call, ToolResult, ToolSpec, Turn
 
@@ -32,7 +32,7 @@ class PlayedConversation:
     step_results: list[StepResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.session_handle = SessionHandle(self.environment, self.task, seed=0)
+        self.session_handle = LazySession(self.environment, self.task, seed=0)
         try:
             self.session_handle.open()
         except BaseException:

@@ -30,7 +30,7 @@ from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import format_gym_id
 from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
 from rlvr.mdp.limits import get_num_tasks, validate_environment_limits
-from rlvr.mdp.sessions import SessionHandle, verify_answer_safely
+from rlvr.mdp.sessions import LazySession, verify_answer_safely
 from rlvr.registry.plugins import build
 from rlvr.rollout.replay import find_mismatch
 from rlvr.task import Task, Verdict
@@ -82,6 +82,7 @@ class _EnvChecks:
 
     def __init__(self, name: str, settings: dict[str, Any], env: Environment) -> None:
         self.name, self.settings, self.env = name, settings, env
+        self._read_tasks: dict[tuple[str, int], Task] = {}
 
     # ---- tasks
 
@@ -113,7 +114,7 @@ class _EnvChecks:
         with build("env", self.name, **self.settings) as other:
             for split in self.env.splits:
                 once = [task_to_text(task) for _, task in self._iter_tasks(split, NUM_COMPARED_TASKS)]
-                again = [task_to_text(task) for _, task in self._iter_tasks(split, NUM_COMPARED_TASKS)]
+                again = [task_to_text(self.env.task(split, index)) for index in range(len(once))]
                 backwards = [task_to_text(other.task(split, index)) for index in reversed(range(len(once)))][::-1]
                 for index, (a, b, c) in enumerate(zip(once, again, backwards, strict=True)):
                     if not a == b == c:
@@ -272,7 +273,7 @@ class _EnvChecks:
         if not self.env.info.has_sessions:
             return False
         began = time.monotonic()
-        handle = SessionHandle(self.env, self.env.task(self.env.splits[0], 0), seed=0)
+        handle = LazySession(self.env, self.env.task(self.env.splits[0], 0), seed=0)
         try:
             handle.open()
         finally:
@@ -280,9 +281,12 @@ class _EnvChecks:
         return time.monotonic() - began > SLOW_OPENING_S
 
     def _iter_tasks(self, split: str, count: int) -> Iterator[tuple[int, Task]]:
+        """Yield the first tasks of a split. Each is made once: to make a task may take milliseconds, and most checks read the same ones."""
         size = self.env.num_tasks(split)
         for index in range(count if size is None else min(count, size)):
-            yield index, self.env.task(split, index)
+            if (split, index) not in self._read_tasks:
+                self._read_tasks[split, index] = self.env.task(split, index)
+            yield index, self._read_tasks[split, index]
 
     def _iter_sample_tasks(self, count: int = NUM_COMPARED_TASKS) -> Iterator[Task]:
         for split in self.env.splits:

@@ -18,7 +18,7 @@ from rlvr.conformance.toolkit import fill_arguments, iter_bad_arguments
 from rlvr.contracts import Environment, ToolSession
 from rlvr.contracts.sandbox_files_session import SandboxFilesSession
 from rlvr.mdp.answer_faults import FAILURE, verify_conversation
-from rlvr.mdp.sessions import SessionHandle, build_failure_verdict
+from rlvr.mdp.sessions import LazySession, build_failure_verdict
 from rlvr.mdp.state import ConversationState
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
@@ -92,7 +92,7 @@ class HostilePlay:
 def play_hostile_conversations(environment: Environment, task: Task) -> Iterator[HostilePlay]:
     """Play every hostile conversation of a task, and yield the verdicts."""
     began = time.monotonic()
-    handle = SessionHandle(environment, task, seed=0)
+    handle = LazySession(environment, task, seed=0)
     try:
         handle.open()
         specs, paths = handle.tools, _list_artifact_paths(handle)
@@ -171,7 +171,7 @@ def _step(mdp: TokenMDP, state: ConversationState, tokens: Sequence[int]) -> Non
 
 def _play_turns(environment: Environment, task: Task, turns: Sequence[Turn]) -> Verdict:
     """Play turns against a session, and verify the conversation like a rollout does."""
-    handle = SessionHandle(environment, task, seed=0)
+    handle = LazySession(environment, task, seed=0)
     results = []
     failed: Verdict | None = None
     try:
@@ -195,7 +195,7 @@ def _call_bash(command: str) -> Turn:
     return Turn(command, calls=(Call("0.0", "bash", {"command": command}),))
 
 
-def _list_artifact_paths(handle: SessionHandle) -> list[str]:
+def _list_artifact_paths(handle: LazySession) -> list[str]:
     """List the files of an open session that may be read at its end."""
     session = handle.session
     if not isinstance(session, ToolSession) or session.sandbox_session is None:

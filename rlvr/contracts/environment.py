@@ -68,8 +68,10 @@ class Environment(Plugin, ABC):
     """
 
     _hints = {
-        "reset": "an environment makes tasks; its Gymnasium environment is rlvr.TokenEnv(env), or rlvr.TokenEnv(env, obs='text') for texts",
-        "step": "an environment makes tasks; its Gymnasium environment is rlvr.TokenEnv(env), or rlvr.TokenEnv(env, obs='text') for texts",
+        **dict.fromkeys(
+            ("reset", "step"),
+            "an environment makes tasks; its Gymnasium environment is rlvr.make(env), or rlvr.TokenEnv(env) for token ids",
+        ),
         "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         "dataset": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         "evaluate": "write rlvr.evaluate(env, policy=...)",
@@ -91,6 +93,17 @@ class Environment(Plugin, ABC):
     max_turns: int = 1  # the maximum number of policy turns
     max_prompt_tokens: int = 96  # the default prompt limit, for a character tokenizer; tool descriptions are added to it
     max_new_tokens: int = 32  # the default limit on the policy's tokens, over all turns
+
+    def __repr__(self) -> str:
+        """Show the class, the size of each split, the verifier and the tools."""
+        try:
+            sizes = {split: self.num_tasks(split) for split in self.splits}
+            parts = [f"{split} {'generated' if size is None else format(size, ',')}" for split, size in sizes.items()]
+            parts.append(f"verifier {type(self.verifier).__name__}")
+            parts += [f"tools {', '.join(type(tool).__name__ for tool in self.tools)}"] if self.tools else []
+            return f"<{type(self).__name__}: {', '.join(parts[:-1])}, {parts[-1]}>"
+        except Exception:  # an object that is not complete yet must be shown too, in a debugger
+            return object.__repr__(self)
 
     @property
     def info(self) -> EnvironmentInfo:

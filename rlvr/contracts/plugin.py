@@ -120,6 +120,32 @@ algorithm = rlvr.make_algorithm("grpo", advantage=advantage)""",
 """The smallest plugin of each kind, by the name of its contract."""
 
 
+SMALLEST_CONVERSATION = SmallestPlugin(
+    "env",
+    """\
+class MyEnv(rlvr.Environment):
+    needs = {"verifier": "numeric"}
+    max_turns = 2
+
+    def __init__(self, *, verifier):
+        self.verifier = verifier
+
+    def task(self, split, index):
+        return rlvr.Task(f"{index} + 1 =", reference=str(index + 1))
+
+    def reply(self, task, completions):
+        return "Are you sure?" if len(completions) < 2 else None  # None ends the conversation""",
+)
+"""The smallest environment that answers the policy."""
+METHODS_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("env_response", "is_completed", "setup_state"), "what it answers to a turn is returned by `reply`, or by a `Session`"),
+    **dict.fromkeys(
+        ("reset", "step"), "`reset` and `step` are those of its Gymnasium environment rlvr.make(MyEnv), and a verifier gives the reward"
+    ),
+}
+"""Methods of environments of other libraries, and what there is instead."""
+
+
 def describe_smallest(contract: str) -> str:
     """Return the end of a message about a class that is no complete plugin: the smallest one that is, as code."""
     smallest = SMALLEST_PLUGINS[contract]
@@ -138,9 +164,11 @@ def find_missing_methods(plugin: type) -> str:
     if contract is None:
         return ""
     kind = SMALLEST_PLUGINS[contract.__name__].kind
-    return (
-        f"{kind} {plugin.__name__!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}{describe_smallest(contract.__name__)}"
-    )
+    elsewhere = dict.fromkeys(METHODS_ELSEWHERE[name] for name in vars(plugin) if kind == "env" and name in METHODS_ELSEWHERE)
+    about = "; ".join([f"{kind} {plugin.__name__!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}", *elsewhere])
+    if "env_response" in vars(plugin):
+        return f"{about}; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}"
+    return about + describe_smallest(contract.__name__)
 
 
 def is_contract(plugin: type) -> bool:
@@ -159,6 +187,8 @@ class Plugin(Hinted):
             if is_contract(cls) and (args or kwargs or missing):
                 maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
                 about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
+                if cls.__name__ == "Environment":
+                    about += "; for questions with answers write rlvr.make_env(data, verifier='exact')"
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)

@@ -190,7 +190,7 @@ class Sampler(Plugin, ABC):
     """
 
     _hints = {
-        "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8), or .sample([rlvr.Request(token_ids, 32)], rlvr.SamplingParams())",
+        "generate": "write rlvr.generate(sampler, prompts, n=8) for texts, or .sample([rlvr.Request(token_ids, 32)], rlvr.SamplingParams()) for tokens",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
     }
     info: SamplerInfo = SamplerInfo()

@@ -52,14 +52,7 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer
 
     def __getattr__(self, name: str) -> Any:
-        hint = (
-            (
-                "; with transformers write model.generate(**tokenizer.tokenizer(texts, return_tensors='pt')); or "
-                "rlvr.evaluate(data, policy=loaded, n=3).samples"
-            )
-            if name == "generate"
-            else ""
-        )
+        hint = "; write rlvr.generate(loaded, prompts, n=3), which returns texts" if name == "generate" else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -49,6 +49,8 @@ class EvalReport(Hinted):
 
     _hints = {
         "metrics": "write .accuracy, .pass_at_k(4), or .envs[NAME] for all of an environment",
+        "rewards": "write [sample.score for sample in report.samples]",
+        "reward": "write .accuracy, or [sample.score for sample in report.samples]",
         "results": "write .samples, or .to_pandas()",
         "episodes": "write .samples, or .to_pandas()",
         "rollouts": "write .samples, or .to_pandas()",
@@ -109,7 +111,9 @@ class EvalReport(Hinted):
         print_report(Console(width=width), self)
 
     def __getitem__(self, name: str) -> Any:
-        raise TypeError(f"a report is no mapping; write report.{name}, or report.to_dict()[{name!r}]")
+        known = name if hasattr(type(self), str(name)) or name in self.__dataclass_fields__ else ""
+        hint = f"write report.{known}" if known else self._hints.get(str(name), "write .accuracy, .samples, or .to_dict()")
+        raise TypeError(f"a report is no mapping and has no [{name!r}]; {hint}")
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=100)

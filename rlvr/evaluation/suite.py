@@ -166,6 +166,11 @@ def _load_rows(target: str) -> list[Any]:
                 f"{find_recipes()[target]}"
             )
         if target not in known and ":" not in target:
+            if ".py" in target:
+                raise NotFound(
+                    f"there is no suite or env {target!r}; an environment in a Python file is named FILE.py:CLASS, a class that derives from "
+                    f"rlvr.Environment; questions with answers are a file such as FILE.jsonl; your own suite is a YAML file"
+                )
             raise NotFound(
                 f"there is no suite or env {target!r}; {format_suggestion(target, [*list_suites(), *known], max_names=24)}. "
                 f"`rlvr list suites` and `rlvr list envs` show all; your own suite is a YAML file"

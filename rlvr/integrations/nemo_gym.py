@@ -149,7 +149,9 @@ class NemoSessions:
                 if text and not conversation.done:
                     conversation.step(Turn(text, content=text))
                 seat.verdict, seat.conversation = conversation.finish_and_verify(), None
-        return seat.verdict or Verdict(None, "the session was closed before it was verified", fault=Fault.INFRA)
+        if seat.verdict is None:
+            return Verdict(None, "the session was closed before it was verified", fault=Fault.INFRA)
+        return seat.verdict
 
     def close_session(self, session_id: str) -> None:
         """Close a session if it is open; may be called repeatedly."""

@@ -19,7 +19,7 @@ from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import wait_for_permit
 from rlvr.errors import ConfigError, EnvError, SandboxError
 from rlvr.mdp.answer_faults import decide_fault, verify_conversation
-from rlvr.mdp.sessions import SessionHandle, build_failure_verdict, verify_answer_safely
+from rlvr.mdp.sessions import LazySession, build_failure_verdict, verify_answer_safely
 from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
@@ -201,7 +201,7 @@ class TextConversation:
         """The verdict without a score on a step that raised."""
         self._verdict: Verdict | None = None
         self._step_lock = Lock()
-        self._session = SessionHandle(runner.environment, task, seed=seed)
+        self._session = LazySession(runner.environment, task, seed=seed)
         self._open_session()
 
     @property

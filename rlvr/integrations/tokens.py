@@ -66,7 +66,7 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
     [6]
     """
     start = episode.prompt_length
-    verdict = episode.verdict or Verdict(None, episode.error or "no verdict", fault=Fault.INFRA)
+    verdict = Verdict(None, episode.error or "no verdict", fault=Fault.INFRA) if episode.verdict is None else episode.verdict
     prompt = episode.tokens[:start] or [pad_id]
     if start == len(episode.tokens):
         return TokenRow(prompt, [pad_id], [0], [0.0], verdict, episode.stop_reason.value, episode.turns, episode.text)

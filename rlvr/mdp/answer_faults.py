@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from rlvr.contracts import Environment, StepResult, Transcript
+from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.fault_rule import AnswerAtFault, repeat_beside_control
-from rlvr.errors import SandboxUnavailable
-from rlvr.mdp.sessions import RAISED, SessionHandle, verify_transcript_safely
+from rlvr.errors import ConfigError, RlvrError, SandboxUnavailable, describe_exception
+from rlvr.mdp.sessions import RAISED, LazySession, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Call, Turn
 
@@ -25,6 +25,30 @@ FAILURE = "failure"
 """The detail of an answer's own 0: the failure that only this answer causes."""
 _logger = logging.getLogger(__name__)
 _logged_failures = set[tuple[str, str]]()
+
+
+def check_first_verdict(env: Environment, split: str) -> None:
+    """Raise ConfigError if the verifier raises an error for two harmless answers to the first task: then no answer would get a score.
+
+    A function of the user with a wrong idea of its arguments is found before a model is loaded. Verifiers that run code, read a conversation
+    or ask another machine are not called.
+    """
+    verifier = getattr(env, "verifier", None)
+    if not isinstance(verifier, Verifier):
+        return  # what checks environments says it
+    if verifier.info.is_async or verifier.info.takes_transcript or getattr(verifier, "sandbox", None) is not None:
+        return
+    task = env.task(split, 0)
+    for answer in (HARMLESS_TEXT, "1"):
+        try:
+            verdict = verifier.verify(task, answer)
+        except Exception as error:
+            failure = str(error) if isinstance(error, RlvrError) else describe_exception(error)
+        else:
+            if not isinstance(verdict, Verdict) or verdict.fault is not Fault.INFRA:
+                return
+            failure = verdict.reason
+    raise ConfigError(f"the verifier cannot score an answer to the first task, {task.id}: {failure}")
 
 
 class _ControlFailed(Exception):
@@ -118,7 +142,7 @@ def play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_
     """Play turns in a new session, of which the session receives the first `num_steps`; raise if it fails."""
     if not environment.info.is_interactive:
         return Transcript(turns[-1].text if turns else "", turns=tuple(turns), step_results=(StepResult(done=True),) * min(1, len(turns)))
-    handle = SessionHandle(environment, task, seed=seed)
+    handle = LazySession(environment, task, seed=seed)
     results: list[StepResult] = []
     try:
         handle.open()

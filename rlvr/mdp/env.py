@@ -214,7 +214,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
                 ]
         if self.state.stop_reason is None:
             lines.append(f"policy: {self.tokenizer.decode(self.state.tokens[self.state.turn_start :])}")
-        return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict else [])])
+        return "\n".join([*lines, *([f"verdict: {self.verdict.reason}"] if self.verdict is not None else [])])
 
     def close(self) -> None:
         """Close the session and the environment with its verifier."""
@@ -269,16 +269,16 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             "task_id": self.state.task.id,
             "prompt": self._opening,
             "turns": len(self.state.completions),
-            "text": self.mdp.get_verified_answer(self.state) if verdict else "",
+            "text": self.mdp.get_verified_answer(self.state) if verdict is not None else "",
             "stop_reason": ""
             if self.state.stop_reason is None
             else "failed"
-            if verdict and not verdict.is_scored
+            if verdict is not None and not verdict.is_scored
             else self.state.stop_reason.value,
-            "is_scored": bool(verdict and verdict.is_scored),
-            "score": float(verdict.score or 0.0) if verdict else 0.0,
-            "fault": verdict.fault.value if verdict else "",
-            "reason": verdict.reason if verdict else "",
+            "is_scored": verdict is not None and verdict.is_scored,
+            "score": float(verdict.score or 0.0) if verdict is not None else 0.0,
+            "fault": verdict.fault.value if verdict is not None else "",
+            "reason": verdict.reason if verdict is not None else "",
         }
 
 

@@ -34,7 +34,7 @@ RAISED = "raised"
 """The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
 
 
-class SessionHandle:
+class LazySession:
     """The handle of one conversation's session. Creates it on first use, and closes it exactly once."""
 
     def __init__(self, environment: Environment, task: Task, *, seed: int, session: Session | None = None) -> None:
@@ -226,7 +226,7 @@ class RecordedSession(Session):
 
 
 def build_session_record(
-    session_handle: SessionHandle, turns: Sequence[Turn], step_results: Sequence[StepResult], collected: Transcript | Verdict | None
+    session_handle: LazySession, turns: Sequence[Turn], step_results: Sequence[StepResult], collected: Transcript | Verdict | None
 ) -> dict[str, Any]:
     """Build the record of a session as plain JSON, for `RecordedSession`."""
     record: dict[str, Any] = {"seed": session_handle.seed} | (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rlvr.contracts import StepResult, Tokenizer, Transcript
 from rlvr.episode import StopReason
-from rlvr.mdp.sessions import SessionHandle
+from rlvr.mdp.sessions import LazySession
 from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
 
@@ -27,7 +27,7 @@ class ConversationState:
     """The policy's decoded turns so far."""
     step_results: list[StepResult] = field(default_factory=list)
     """The session's reply to each completed turn."""
-    session_handle: SessionHandle | None = field(default=None, compare=False)
+    session_handle: LazySession | None = field(default=None, compare=False)
     """The handle of the conversation's session; None if the environment is not interactive."""
     collected: Transcript | Verdict | None = None
     """The transcript to verify, collected before the session is closed; a verdict if it could not be collected."""

@@ -21,6 +21,17 @@ DATA_ENV = "dataset"
 """The environment that reads data."""
 
 
+def unwrap_environment(value: Any) -> Any:
+    """Return the environment of a Gymnasium environment of this library, also through wrappers; anything else as it is.
+
+    >>> import rlvr
+    >>> type(unwrap_environment(rlvr.make("arithmetic"))).__name__
+    'Arithmetic'
+    """
+    inner = getattr(getattr(value, "unwrapped", None), "environment", None)
+    return inner if isinstance(inner, Environment) else value
+
+
 def is_data(value: Any) -> bool:
     """Return whether a value is data: a file with data, tasks, or rows in memory."""
     return is_data_file(value) or is_rows(value)

@@ -27,7 +27,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxUnavailable
 from rlvr.mdp.answer_faults import decide_fault
 from rlvr.mdp.limits import validate_environment_limits
-from rlvr.mdp.sessions import SessionHandle, build_failure_verdict, build_session_record, verify_transcript_safely
+from rlvr.mdp.sessions import LazySession, build_failure_verdict, build_session_record, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
 from rlvr.mdp.state import ConversationState as ConversationState
 from rlvr.task import Fault, Message, Task, Verdict
@@ -109,7 +109,7 @@ class TokenMDP:
         """Create a conversation without opening its session and without a prompt."""
         asked = self.is_interactive or session is not None
         return ConversationState(
-            task, [], [], session_handle=SessionHandle(self.environment, task, seed=seed, session=session) if asked else None
+            task, [], [], session_handle=LazySession(self.environment, task, seed=seed, session=session) if asked else None
         )
 
     def render_prompt(self, state: ConversationState) -> None:
@@ -318,8 +318,9 @@ class TokenMDP:
             return self._collect_and_close(state, state.session_handle)
         return Transcript(state.turns[-1].text if state.turns else "", turns=tuple(state.turns), step_results=tuple(state.step_results))
 
-    def _collect_and_close(self, state: ConversationState, session_handle: SessionHandle) -> Transcript | Verdict:
-        state.collected = state.collected or session_handle.collect_transcript(tuple(state.turns), tuple(state.step_results))
+    def _collect_and_close(self, state: ConversationState, session_handle: LazySession) -> Transcript | Verdict:
+        if state.collected is None:
+            state.collected = session_handle.collect_transcript(tuple(state.turns), tuple(state.step_results))
         session_handle.close()
         return state.collected
 
@@ -410,7 +411,7 @@ class TokenMDP:
             | (self._build_session_meta(state, state.session_handle) if state.session_handle else {}),
         )
 
-    def _build_session_meta(self, state: ConversationState, session_handle: SessionHandle) -> dict[str, Any]:
+    def _build_session_meta(self, state: ConversationState, session_handle: LazySession) -> dict[str, Any]:
         """Build the metadata of a session: warnings, the turns with malformed calls, and the session record."""
         meta: dict[str, Any] = {"trouble": session_handle.warnings} if session_handle.warnings else {}
         if malformed := [index for index, turn in enumerate(state.turns) if turn.has_malformed_call]:

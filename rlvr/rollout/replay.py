@@ -138,7 +138,7 @@ def find_mismatch(
         return f"the action mask differs: {_describe_first_difference(env.state.action_mask, [bool(own) for own in action_mask])}"
     if last != stop_reason:
         return f"stepping ended {last}, recorded {stop_reason}" + (
-            f" ({env.verdict.reason})" if env.verdict and not env.verdict.is_scored else ""
+            f" ({env.verdict.reason})" if env.verdict is not None and not env.verdict.is_scored else ""
         )
     return "" if paid == reward else f"the reward is {paid!r}, recorded {reward!r}"
 

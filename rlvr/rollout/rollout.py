@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.hints import Hinted, explain_call
+from rlvr.mdp.task_data import unwrap_environment
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor
@@ -27,6 +28,9 @@ from rlvr.rollout.session_scheduler import SessionRolloutScheduler
 from rlvr.rollout.timing import RolloutTiming as RolloutTiming
 from rlvr.rollout.timing import measure_covered_time as measure_covered_time
 from rlvr.task import Task
+
+if TYPE_CHECKING:
+    from rlvr.mdp.env import TokenEnv
 
 DEFAULT_CALL_TIMEOUT_S = 600.0
 """The default timeout of one verification or one session call."""
@@ -57,7 +61,7 @@ class Rollout(Hinted):
     @explain_call
     def __init__(
         self,
-        environment: TokenMDP | Environment | str | Mapping[str, Any],
+        environment: TokenMDP | Environment | TokenEnv | str | Mapping[str, Any],
         tokenizer: Tokenizer | str | None = None,
         sampler: Sampler | str | Mapping[str, Any] = "hf",
         *,
@@ -75,7 +79,8 @@ class Rollout(Hinted):
         """Create the rollout with its thread pools.
 
         Args:
-            environment: the environment, by name, as a mapping or as an object; or a `TokenMDP`, which has its own tokenizer and limits.
+            environment: the environment, by name, as a mapping, as an object or as a Gymnasium environment; or a `TokenMDP`, which has its
+                own tokenizer and limits.
             tokenizer: the tokenizer of the policy: an object, a folder, a Hub id, or `chars`.
             sampler: the sampler of the policy.
             max_new_tokens: the maximum number of tokens of the policy in one episode; None: the environment's default.
@@ -223,8 +228,11 @@ def make_group_requests(tasks: Sequence[Task], n: int, seed: int) -> list[Rollou
 
 
 def _make_mdp(
-    environment: TokenMDP | Environment | str | Mapping[str, Any], tokenizer: Tokenizer | str | None, limits: Mapping[str, int | None]
+    environment: TokenMDP | Environment | TokenEnv | str | Mapping[str, Any],
+    tokenizer: Tokenizer | str | None,
+    limits: Mapping[str, int | None],
 ) -> TokenMDP:
+    environment = unwrap_environment(environment)
     if isinstance(environment, TokenMDP):
         if tokenizer is not None or any(value is not None for value in limits.values()):
             raise ConfigError("a TokenMDP has its own tokenizer and limits; give the environment instead, or leave them out")

@@ -22,7 +22,7 @@ from weakref import ref
 from rlvr.contracts import CapacityLimiter, Completion
 from rlvr.contracts.admission import Permit, request_permit, withdraw_request
 from rlvr.contracts.sampler import NumberedRequests
-from rlvr.mdp.sessions import SessionHandle
+from rlvr.mdp.sessions import LazySession
 from rlvr.mdp.verifier_executor import TimedFuture
 from rlvr.rollout.conversation import Conversation, Phase
 from rlvr.rollout.rollout_request import RolloutRequest
@@ -199,7 +199,7 @@ class SessionRolloutScheduler(RolloutScheduler):
                 (len(other.state.turns) for other in group if other.phase is Phase.DONE and not other.error), default=0
             )
 
-    def _close_session(self, session_handle: SessionHandle) -> Future[Any] | None:
+    def _close_session(self, session_handle: LazySession) -> Future[Any] | None:
         """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""
         if not session_handle.is_idle:
             session_handle.close()  # not open, or closed later by the thread that uses it

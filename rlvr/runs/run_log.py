@@ -179,7 +179,7 @@ def episode_to_json(step: int, episode: Episode, advantages: Sequence[float], lo
         "stop_reason": episode.stop_reason.value,
         "turns": episode.turns,
         "policy_version": episode.policy_version,
-        "verdict": episode.verdict.to_dict() if episode.verdict else None,
+        "verdict": episode.verdict.to_dict() if episode.verdict is not None else None,
         "error": episode.error,
         "tokens": episode.tokens,
         "action_mask": [int(flag) for flag in episode.action_mask],

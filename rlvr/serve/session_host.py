@@ -10,12 +10,12 @@ from typing import Any, Literal
 from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.openai_calls import build_turn_with_calls
-from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult
+from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
 from rlvr.contracts.admission import request_permit
 from rlvr.errors import ConfigError, SandboxUnavailable, format_suggestion
 from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
-from rlvr.mdp.sessions import SessionHandle, build_failure_verdict
+from rlvr.mdp.sessions import LazySession, build_failure_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
@@ -28,7 +28,7 @@ MAX_RUN_S, MAX_RUN_MEMORY_MB = 60.0, 1024
 class WorkerSession:
     """A worker's record of an open session: its environment session, and the turns with their replies."""
 
-    session_handle: SessionHandle
+    session_handle: LazySession
     dialect: Dialect
     task: Task
     turns: list[Turn] = field(default_factory=list)
@@ -94,7 +94,7 @@ class SessionHost:
         dialect, seed = get_dialect(str(request.get("dialect") or env.dialect or "fenced")), request.get("seed", 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; it must be a whole number")
-        session_handle = SessionHandle(env, task, seed=seed)
+        session_handle = LazySession(env, task, seed=seed)
         limiters = session_handle.get_limiters()
         admission = request_permit(limiters)
         if admission.cancel():  # not granted; this thread must not wait, because the open sessions need it to go on
@@ -137,7 +137,9 @@ class SessionHost:
         try:
             if not with_verdict:
                 return {"closed": True}
-            ending = held.failure or handle.collect_transcript(tuple(held.turns), tuple(held.step_results))
+            ending: Transcript | Verdict = (
+                handle.collect_transcript(tuple(held.turns), tuple(held.step_results)) if held.failure is None else held.failure
+            )
         finally:
             handle.close()
         num_steps = len(held.step_results) + (held.failure is not None)

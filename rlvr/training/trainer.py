@@ -94,6 +94,7 @@ class Trainer(Hinted):
 
     _hints = {
         "train": "write .fit()",
+        "learn": "write .fit(); the number of steps is steps= of the trainer",
         "run": "write .fit()",
         "train_step": "write .step()",
         "metrics": "write rlvr.load_run(trainer.folder).metrics, or use a callback",

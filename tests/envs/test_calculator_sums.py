@@ -23,7 +23,10 @@ def scores(env: Any, policy: str, tasks: int = 20) -> list[float | None]:
     sampler.setup(env, mdp.tokenizer)
     with Rollout(mdp, sampler=sampler) as rollout:
         draws = [RolloutRequest(env.task("test", index), str(index), index) for index in range(tasks)]
-        return [e.verdict.score if e.verdict else None for e in rollout.collect(draws, SamplingParams(stop_ids=mdp.tokenizer.stop_ids))]
+        return [
+            e.verdict.score if e.verdict is not None else None
+            for e in rollout.collect(draws, SamplingParams(stop_ids=mdp.tokenizer.stop_ids))
+        ]
 
 
 def test_the_numbers_have_as_many_digits_as_asked_and_each_pair_is_in_one_split() -> None:

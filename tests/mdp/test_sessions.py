@@ -13,7 +13,7 @@ from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifie
 from rlvr.episode import StopReason
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import SessionHandle, build_session_record, load_recorded_transcript, to_plain_artifacts
+from rlvr.mdp.sessions import LazySession, build_session_record, load_recorded_transcript, to_plain_artifacts
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
@@ -241,7 +241,7 @@ def test_a_session_that_is_closed_while_a_thread_is_in_it_is_closed_when_the_thr
             assert go.wait(20)
 
     boards = Boards(happens=happens)
-    lease = SessionHandle(boards, boards.task("train", 1), seed=0)
+    lease = LazySession(boards, boards.task("train", 1), seed=0)
     thread = threading.Thread(target=lease.step, args=(Turn("1"),))
     thread.start()
     assert inside.wait(20)
@@ -266,7 +266,7 @@ def test_a_session_that_is_closed_while_it_is_opened_is_closed_too() -> None:
             assert go.wait(20)
 
     boards = Boards(happens=happens)
-    lease = SessionHandle(boards, boards.task("train", 1), seed=0)
+    lease = LazySession(boards, boards.task("train", 1), seed=0)
     thread = threading.Thread(target=lease.open)
     thread.start()
     assert inside.wait(20)
@@ -398,7 +398,7 @@ def test_artifacts_that_cannot_be_stored_are_a_fault_of_the_world_unless_only_th
 
 def test_a_recorded_session_is_judged_with_its_evidence() -> None:
     boards = Boards()
-    lease = SessionHandle(boards, boards.task("train", 1), seed=7)
+    lease = LazySession(boards, boards.task("train", 1), seed=7)
     ending = load_recorded_transcript(
         build_session_record(lease, [Turn("4", content="4")], [StepResult(done=True)], Transcript("4", {"log": b"x", "n": 3}))
     )

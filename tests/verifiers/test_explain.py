@@ -33,7 +33,7 @@ def explain(verifier: str, reference: Any, answer: str, **meta: Any) -> Explanat
         ("12", r"\boxed{13}", "compare_integers"),
         ("|x-1|", r"\boxed{|1-x|}", "compare_unitless_values"),
         ("(1, 2)", r"\boxed{(1, 3)}", "_compare_in_order"),
-        (r"\{1, 2\}", r"\boxed{1}", "compare_members"),
+        (r"\{1, 2\}", r"\boxed{1}", "match_members"),
         ("3 km", r"\boxed{3 \text{ kg}}", "_compare_with_units"),
         ("12", r"\boxed{\foo}", "AnswerParser.parse_command"),
         (r"\foo", "12", "AnswerParser.parse_command"),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlvr.algorithms.functions.surrogate import LOG_RATIO_LIMIT, pool_by_row
+from rlvr.algorithms.functions.surrogate import LOG_RATIO_LIMIT, spread_row_sums
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,9 @@ def compute_mismatch_correction(
     """Compute the correction factor of each token's policy loss, without a gradient."""
     gap = (old_logprobs - sampler_logprobs).detach()
     if mode.startswith("sequence"):
-        gap = pool_by_row(gap, row_indices, num_rows, mean=False)
+        gap = spread_row_sums(gap, row_indices, num_rows, mean=False)
     elif mode == "geometric_mask":
-        gap = pool_by_row(gap, row_indices, num_rows, mean=True)
+        gap = spread_row_sums(gap, row_indices, num_rows, mean=True)
     ratio = gap.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     inside = ((ratio >= min_ratio) & (ratio <= max_ratio)).to(ratio.dtype)
     if mode in ("token_truncate", "sequence_truncate"):

@@ -33,7 +33,7 @@ class SurrogateLoss(NamedTuple):
     """1.0 where the upper bound stopped the gradient (for `compute_capped_ratio_loss`: where the weight was capped)."""
 
 
-def pool_by_row(values: Tensor, row_indices: Tensor, num_rows: int, *, mean: bool) -> Tensor:
+def spread_row_sums(values: Tensor, row_indices: Tensor, num_rows: int, *, mean: bool) -> Tensor:
     """Compute the sum or mean over each row's entries, repeated for every entry."""
     sums = values.new_zeros(num_rows).index_add(0, row_indices, values)
     if mean:
@@ -51,8 +51,8 @@ def compute_log_ratio(new: Tensor, old: Tensor, row_indices: Tensor, num_rows: i
 def _compute_row_log_ratio(log_ratios: Tensor, new: Tensor, row_indices: Tensor, num_rows: int, level: str) -> Tensor:
     """Compute one log ratio for all tokens of a row."""
     if level == "completion":
-        return pool_by_row(log_ratios, row_indices, num_rows, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    pooled = pool_by_row(log_ratios, row_indices, num_rows, mean=True)
+        return spread_row_sums(log_ratios, row_indices, num_rows, mean=False).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    pooled = spread_row_sums(log_ratios, row_indices, num_rows, mean=True)
     if level == "sequence":
         return pooled
     if level == "sequence_token":

@@ -442,7 +442,7 @@ def compose_line(line: Line, path: str) -> str:
             options += [] if {*given} & {*options} and not one.target.endswith("=") else added
         elif one.target:
             settings += _write_target(one)
-    words = list(line.words)
+    words = [word for word in line.words if word not in named]  # RECIPE, copied from an earlier message
     if {"KIND", "NAME"} <= arguments.keys() and len(words) == 1 and words[0] not in hints.PLUGIN_WORDS:
         named["KIND"] = named.get("KIND", "KIND")
     if command.name == "eval" and len(words) > 1 and POLICY_PATTERN.match(words[0]):  # in the other order

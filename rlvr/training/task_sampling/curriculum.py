@@ -51,7 +51,11 @@ class Curriculum:
 
     def update_from_group(self, task: Task, group: Sequence[Episode]) -> None:
         """Update the solve rate with a group; a group without any score is ignored."""
-        scores = [e.verdict.score for e in group if e.is_scored and not e.meta.get("greedy") and e.verdict and e.verdict.score is not None]
+        scores = [
+            e.verdict.score
+            for e in group
+            if e.is_scored and not e.meta.get("greedy") and e.verdict is not None and e.verdict.score is not None
+        ]
         if scores:
             self.update_solve_rate(self.get_rate_key(task), sum(scores) / len(scores))
 

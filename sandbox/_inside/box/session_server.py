@@ -48,10 +48,10 @@ class PythonSession:
 
 
 @dataclass
-class WaitingShell:
+class PreparedShell:
     """A shell that waits for its call: its process, its control group, its descriptors, and where its source is written.
 
-    >>> WaitingShell(ChildProcess(1), None, calls.CallDescriptors(), -1, -1).process.has_exited
+    >>> PreparedShell(ChildProcess(1), None, calls.CallDescriptors(), -1, -1).process.has_exited
     False
     """
 
@@ -87,7 +87,7 @@ class SessionServer:
         self.tools, self.processes = tools, SessionProcesses(tools)
         self.limits: dict[str, Any] = {}
         self.python_session: PythonSession | None = None
-        self.next_shell: WaitingShell | None = None
+        self.next_shell: PreparedShell | None = None
         self.is_open, self.shell_state, self.pending_message, self.fatal_error = False, b"", "", ""
         self.background_fds: list[int] = []
 
@@ -196,7 +196,7 @@ class SessionServer:
             self.shell_state = kept
         call.state.exit_code = get_exit_code(shell.process) if ended is None else ended
 
-    def _start_shell(self) -> WaitingShell:
+    def _start_shell(self) -> PreparedShell:
         ports = calls.CallDescriptors()
         ports.add_input(0, b"")
         ports.add_input(calls.STATE_IN_FD, self.shell_state + b"\0")
@@ -206,7 +206,7 @@ class SessionServer:
             ports.add_output(place, name)
         limit = None if self.processes.uid is None else int(self.limits["processes"])
         born, group = self.processes.start_process(ports, calls.build_bash_command(limit), EXTRA_SHELL_PROCESSES)
-        return WaitingShell(born, group, ports, source, go)
+        return PreparedShell(born, group, ports, source, go)
 
     def _run_python(self, call: RunningCall, source: bytes, began: float) -> None:
         if self.python_session and self.python_session.process.has_exited:  # ended by another process of the session

@@ -564,7 +564,7 @@ def _compare_inequalities(gold: Tree, answer: Tree, context: CompareContext) -> 
 MAX_MEMBERS = 60
 
 
-def compare_members(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
+def match_members(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare a list or a set: every member must match exactly one member, in order or in any order."""
     if gold[0] == "list" and any(arg[0] == "rel" for arg in gold[1:]):
         spans = parse_region(gold)
@@ -1124,8 +1124,8 @@ def drop_restatement(tree: Tree) -> Tree:
 
 
 COMPARERS: dict[str, Callable[[Tree, Tree, CompareContext], Comparison]] = {
-    "list": compare_members,
-    "set": compare_members,
+    "list": match_members,
+    "set": match_members,
     "tuple": compare_tuples,
     "matrix": compare_matrices,
     "interval": compare_number_sets,
