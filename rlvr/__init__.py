@@ -202,7 +202,7 @@ def __getattr__(name: str) -> Any:
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.hints import explain_name, suggest_name
 
-        hint = explain_name(name) or suggest_name(name, _MODULE_OF)
+        hint = explain_name(name) or suggest_name(name, __all__)
         raise AttributeError(f"rlvr has no {name!r}; {hint}", name=name, obj=None)
     try:
         value = getattr(importlib.import_module(module), name)

@@ -108,7 +108,7 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     ),
     (r"GRPO|PPO|RLOO|DAPO|DPO|SFT|KTO|Reinforce", "rlvr.train(model=..., env=..., algorithm='grpo', steps=10)"),
     (r"\w*(?:Config|Args|Arguments|_defaults)", NAMES["Config"]),
-    (r"\w*_reward|\w*_scorer", "rlvr.list('verifier') has the names of what scores answers; a function is a verifier too"),
+    (r"\w*Vec(?:tor)?Env", "rlvr.make_vec(env, num_envs=4)"),
     (r"EarlyStop\w*", "subclass rlvr.Callback and call trainer.stop(reason) in `on_evaluate`; rlvr.BestCheckpoint keeps the best model"),
     (r"\w+Env|\w*Environment", "subclass rlvr.Environment, or give data: rlvr.make_env([{'question': ..., 'answer': ...}])"),
     (r"(?:list|available|all)_(\w+)", "rlvr.list({kind!r})"),
@@ -116,6 +116,50 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"(?:load|get|create|build)_(\w+)", "rlvr.make_{kind}(name, **settings)"),
 )
 """Patterns of such names; {kind} is the kind of plugin that the name speaks of."""
+TOPICS: tuple[tuple[str, str], ...] = (
+    ("tool tools", "rlvr.make_tool(function), or a name of rlvr.list('tool')"),
+    ("sandbox docker container execute exec python code", "rlvr.make_sandbox('docker').run(code), or rlvr.list('sandbox') for the others"),
+    ("recipe recipes", "rlvr.train('quickstart'); a shell lists them: `rlvr list recipes`"),
+    ("suite suites benchmark benchmarks bench", "rlvr.evaluate('quick', policy='hf:DIR'); a shell lists the suites: `rlvr list suites`"),
+    ("compare", "report.compare(other), or `rlvr compare DIR DIR`"),
+    ("resume restart", "rlvr.train(recipe, out='runs/a', resume=True)"),
+    ("save export push", "rlvr.load_model(folder).save_pretrained(other)"),
+    (
+        "checkpoint",
+        "rlvr.load_model(folder): the folder of a run is a model, and rlvr.load_run(folder).checkpoint is the path of its weights",
+    ),
+    ("metrics history log logs curve plot figures", "rlvr.load_run(folder).metrics, a data frame; .plot() draws it"),
+    ("result results report reports", "rlvr.load_evaluation(folder) for an evaluation, rlvr.load_run(folder) for a training run"),
+    ("train training fit learn finetune grpo ppo rloo trainer", "rlvr.train(model=..., env=..., algorithm='grpo', steps=10)"),
+    ("eval evals evaluate evaluation evaluator", "rlvr.evaluate(env, policy='hf:DIR', tasks=100)"),
+    (
+        "generation generate generator sample samples completion completions complete chat infer inference predict",
+        "rlvr.generate('hf:DIR', prompts, n=4), which returns texts",
+    ),
+    ("rollout rollouts episode episodes trajectory collect", "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)"),
+    (
+        "verifier verifiers reward rewards scorer scorers rubric match matcher",
+        "rlvr.make_verifier(name), one of rlvr.list('verifier'), or rlvr.make_verifier(function)",
+    ),
+    (
+        "verify score grade grader judge check correct correctness equal equals compare math",
+        "rlvr.verify('symbolic', answer=..., reference=...); rlvr.list('verifier') has the other verifiers",
+    ),
+    ("vec vector", "rlvr.make_vec(env, num_envs=4)"),
+    ("env envs environment environments", "rlvr.make_env(name), one of rlvr.list('env'), or rlvr.make_env(data, verifier='exact')"),
+    (
+        "data dataset datasets jsonl csv rows",
+        "rlvr.make_env(data, verifier='exact'): a file, a list of dicts or a data frame is an environment",
+    ),
+    ("model models tokenizer policy agent", "rlvr.load_model(folder), a model and its tokenizer"),
+    ("sampler samplers engine", "rlvr.make_sampler('hf', model=folder)"),
+    ("algorithm algorithms", "rlvr.make_algorithm('grpo')"),
+    ("run runs", "rlvr.load_run(folder)"),
+    ("config configs settings options default defaults", NAMES["Config"]),
+    ("play", "a shell plays a task with you: `rlvr play arithmetic`"),
+    ("view viewer show", "a shell writes a page of a run: `rlvr view RUN`"),
+)
+"""Words in a name that no table has, and the call for what they speak of; the first that matches."""
 PLUGINS: Mapping[str, str] = {
     **dict.fromkeys(("accuracy", "accuracy_reward", "math"), "symbolic"),
     "format_reward": "format",
@@ -454,16 +498,21 @@ def explain_name(name: str) -> str:
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about a name that the module lacks: one that is written almost like it, and the main ones.
+    """Return the end of a message about a name that the module lacks: one that is written almost like it, and what its words speak of.
 
     >>> suggest_name("evaluat", ["evaluate", "verify"])[:23]
     "did you mean 'evaluate'"
     """
-    near = difflib.get_close_matches(name, list(names), 1, 0.8)
+    near = difflib.get_close_matches(name, list(names), 1, 0.88)
+    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+    topic = next((_advise(call) for known, call in TOPICS if words & {*known.split()}), "")
     main = (
         "rlvr.verify, evaluate, generate, train, make_env, make_verifier, load_model, load_run; rlvr.Environment, Verifier, Task, Trainer"
     )
-    return (f"did you mean {near[0]!r}? " if near else "") + f"the main names are {main}; `help(rlvr)` lists all"
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return meant + (
+        f"{'Or ' * bool(near)}{topic}" if topic else f"{'The' if near else 'the'} main names are {main}; `help(rlvr)` lists all"
+    )
 
 
 def explain_keyword(name: str, call: str = "") -> str:

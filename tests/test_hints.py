@@ -44,7 +44,7 @@ def list_plugin_settings(kind: str) -> set[str]:
 
 def list_arguments(call: str) -> set[str]:
     """The keywords that a call of the library takes, with those that it takes as `**settings`."""
-    if call.startswith("make_"):
+    if call.startswith("make_") and call != "make_vec":
         return list_plugin_settings(call.removeprefix("make_"))
     known = set(inspect.signature(getattr(rlvr, call)).parameters)
     more: Mapping[str, Any] = {
@@ -107,7 +107,7 @@ def find_call_faults(node: ast.Call) -> Iterator[str]:
     taken |= list_arguments(name) if hasattr(rlvr, name) and name in {*hints.KEYWORDS, "Trainer"} - {"Trainer"} else set()
     taken |= list_arguments("train") if name == "Trainer" else set()
     yield from (f"{name} takes no {key}" for key in sorted(given - taken))
-    if name.startswith("make_") and node.args:
+    if name.startswith("make_") and name != "make_vec" and node.args:
         yield from find_plugin_faults(name.removeprefix("make_"), node.args[0])
     for word in node.keywords:
         yield from find_value_faults(name, str(word.arg), word.value)
@@ -200,7 +200,7 @@ def find_keywords(text: str) -> Iterator[tuple[str, ast.expr | None]]:
 
 
 KEYWORD_HINTS = [(call, name, hint) for call, table in hints.KEYWORDS.items() for name, hint in table.items()]
-NAME_HINTS = [*hints.NAMES.items(), *hints.NAME_PATTERNS]
+NAME_HINTS = [*hints.NAMES.items(), *hints.NAME_PATTERNS, *hints.TOPICS]
 
 
 @pytest.mark.parametrize(("name", "hint"), NAME_HINTS, ids=[name for name, _ in NAME_HINTS])
