@@ -96,22 +96,24 @@ class GuessNumber(Environment):
         """Reply `higher` or `lower`; None if the guess is correct."""
         if self.verifier.verify(task, self.answer(task, completions)).passed:
             return None
-        guess = parse_guess(completions[-1])
+        guess = parse_single_guess(completions[-1])
         if guess is None:
             return "say one number"
         return "higher" if guess < int(task.reference) else "lower"
 
     def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the number of the last guess, or the whole last turn if it is not a guess."""
-        guess = parse_guess(completions[-1]) if completions else None
+        guess = parse_single_guess(completions[-1]) if completions else None
         return str(guess) if guess is not None else completions[-1] if completions else ""
 
 
-def parse_guess(text: str) -> int | None:
+def parse_single_guess(text: str) -> int | None:
     r"""Parse the number that a turn guesses; None if it is not a guess, or guesses more than one.
 
-    >>> parse_guess("Is it **500**?"), parse_guess(r"Between 1 and 1000: \boxed{500}"), parse_guess("500 or 501"), parse_guess("more than 500?")
-    (500, 500, None, None)
+    >>> parse_single_guess("Is it **500**?"), parse_single_guess(r"Between 1 and 1000: \boxed{500}")
+    (500, 500)
+    >>> parse_single_guess("500 or 501"), parse_single_guess("more than 500?")
+    (None, None)
     """
     found = extract_answer(text)
     said = found.text if found.text is not None else text

@@ -104,9 +104,9 @@ class Mastermind(Environment):
 
     def answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the code of the last guess, or the whole last turn if it is not a guess."""
-        return (self.parse_guess(completions[-1]) or completions[-1]) if completions else ""
+        return (self.parse_single_guess(completions[-1]) or completions[-1]) if completions else ""
 
-    def parse_guess(self, text: str) -> str | None:
+    def parse_single_guess(self, text: str) -> str | None:
         """Parse the code that a turn guesses; None if it is not a guess, or has more than one."""
         found = extract_answer(text)
         said = found.text if found.text is not None else text
@@ -130,7 +130,7 @@ class MastermindSession(Session):
 
     def step(self, turn: Turn) -> StepResult | None:
         """Record a guess and reply with its counts; None once the code is found."""
-        guess = self.environment.parse_guess(turn.text)
+        guess = self.environment.parse_single_guess(turn.text)
         if guess is None:
             form = f"write one code of {self.environment.length} symbols out of {', '.join(self.environment.symbols)}"
             return StepResult(({"role": "user", "content": form},))

@@ -457,6 +457,9 @@ def train(
         sections: keys of the sections `train` and `rollout`, such as `steps=5, learning_rate=1e-5, num_generations=4`; and whole sections,
             such as `eval={"tasks": 100}`.
     """
+    from rlvr.training.run_inputs import check_setting_names
+
+    check_setting_names(algorithm, sections, on_data=data is not None)  # before the slow imports
     from rlvr.training.trainer import Trainer
 
     if not isinstance(resume, bool):
@@ -482,12 +485,13 @@ def train(
         return trainer.fit()
 
 
+@accept_synonyms
 @explain_call
 def generate(
     policy: Any,
     prompts: str | Sequence[str | Sequence[Message]],
     *,
-    n: int = 1,
+    n: int | None = None,
     tokenizer: Any = None,
     max_new_tokens: int = 256,
     temperature: float = 1.0,
@@ -497,12 +501,12 @@ def generate(
     system: str = "",
     sampler: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return what a policy answers to prompts: `n` texts for one prompt, a list of `n` texts for each of several.
+    """Return what a policy answers to prompts: a text for each, or with `n` a list of so many texts for each.
 
     Args:
         policy: as in `evaluate`: the folder of a model, `hf:DIR`, `vllm:DIR`, `openai:URL#MODEL`, a model object, or a function.
         prompts: a text, which is one user message; a list of them, or of lists of messages.
-        n: the number of answers to each prompt.
+        n: the number of answers to each prompt; None: one, not in a list.
         tokenizer: the tokenizer of a model object.
         max_new_tokens: the largest number of tokens of an answer.
         temperature: 0 is greedy.
@@ -512,8 +516,10 @@ def generate(
         system: a system message before each prompt.
         sampler: settings of the policy's sampler.
 
-    >>> generate(lambda prompt: prompt.upper(), ["one", "two"], n=2)
-    [['ONE', 'ONE'], ['TWO', 'TWO']]
+    >>> generate(lambda prompt: prompt.upper(), ["one", "two"])
+    ['ONE', 'TWO']
+    >>> generate(lambda prompt: prompt.upper(), "one", n=2)
+    ['ONE', 'ONE']
     """
     is_single = isinstance(prompts, str)
     asked: Any = [prompts] if is_single else prompts
@@ -526,17 +532,18 @@ def generate(
         policy,
         tokenizer=tokenizer,
         verifier=_accept_any_text,
-        n=n,
+        n=1 if n is None else n,
         seed=seed,
         sampler=sampler,
         console=None,
         **{name: value for name, value in sampling.items() if value not in ("", None)},
     )
-    texts: builtins.list[builtins.list[str]] = [[] for _ in tasks]
+    answers: builtins.list[builtins.list[str]] = [[] for _ in tasks]
     for sample in sorted(report.samples, key=lambda sample: sample.key):
         if sample.score is None:
             raise RlvrError(f"there is no answer to the prompt {sample.task_id}: {sample.reason}")
-        texts[sample.key[1]].append(sample.text)
+        answers[sample.key[1]].append(sample.text)
+    texts = [found[0] for found in answers] if n is None else answers
     return texts[0] if is_single else texts
 
 

@@ -107,6 +107,10 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
         "TRL's words reward_funcs=, train_dataset=, output_dir=, max_steps= and those of GRPOConfig are keywords there",
     ),
     (r"GRPO|PPO|RLOO|DAPO|DPO|SFT|KTO|Reinforce", "rlvr.train(model=..., env=..., algorithm='grpo', steps=10)"),
+    (
+        r"(?:Lora|LoRA|Peft)Config",
+        "rlvr.train(model=..., data=rows, lora={'rank': 8, 'alpha': 16}); peft's LoraConfig works too, lora=config",
+    ),
     (r"\w*(?:Config|Args|Arguments|_defaults)", NAMES["Config"]),
     (r"\w*Vec(?:tor)?Env", "rlvr.make_vec(env, num_envs=4)"),
     (r"EarlyStop\w*", "subclass rlvr.Callback and call trainer.stop(reason) in `on_evaluate`; rlvr.BestCheckpoint keeps the best model"),
@@ -117,6 +121,8 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
 )
 """Patterns of such names; {kind} is the kind of plugin that the name speaks of."""
 TOPICS: tuple[tuple[str, str], ...] = (
+    ("registry registered spec specs", "rlvr.list('env'), or another kind of plugin; rlvr.list() lists them all"),
+    ("lora peft adapter", "rlvr.train(model=..., data=rows, lora={'rank': 8, 'alpha': 16}); a LoraConfig of peft works too, lora=config"),
     ("tool tools", "rlvr.make_tool(function), or a name of rlvr.list('tool')"),
     ("sandbox docker container execute exec python code", "rlvr.make_sandbox('docker').run(code), or rlvr.list('sandbox') for the others"),
     ("recipe recipes", "rlvr.train('quickstart'); a shell lists them: `rlvr list recipes`"),
@@ -303,7 +309,7 @@ _SAMPLED_LATER = "how to sample is said where it is done: rlvr.evaluate(env, pol
 _PUSHED = "the trained model is a folder: rlvr.load_model(folder).model.push_to_hub(name)"
 KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "train": {
-        **{name: _write_keyword(key) for name, key in CONFIG_KEYS.items()},
+        **{name: _write_keyword(key) for name, key in CONFIG_KEYS.items() if name != "lora"},
         **dict.fromkeys(("dataset", "train_dataset"), "data="),
         **dict.fromkeys(("log_dir", "logging_dir", "output_dir", "run_name", "save_dir"), "out="),
         **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "rubric", "scorer"), _VERIFIER),
@@ -415,12 +421,8 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("n", "seed"), "rlvr.generate(policy, prompts, n=4, seed=1, temperature=0.8) takes prompts as texts"),
     },
     "generate": {
-        **dict.fromkeys(("max_tokens", "max_length", "max_completion_length"), "max_new_tokens="),
-        **dict.fromkeys(("num_return_sequences", "num_samples", "num_generations"), "n="),
         "do_sample": "temperature=1.0 samples, temperature=0 does not",
         "sampling_params": "sampling settings are keywords: rlvr.generate(policy, prompts, n=4, temperature=0.7, max_new_tokens=64)",
-        "model": "policy=",
-        "messages": "prompts=",
     },
     "Limits": {
         "memory": "memory_mb=",
@@ -506,9 +508,7 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, list(names), 1, 0.88)
     words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
     topic = next((_advise(call) for known, call in TOPICS if words & {*known.split()}), "")
-    main = (
-        "rlvr.verify, evaluate, generate, train, make_env, make_verifier, load_model, load_run; rlvr.Environment, Verifier, Task, Trainer"
-    )
+    main = "rlvr.list, verify, evaluate, generate, train, make_env, make_verifier, load_model, load_run; rlvr.Environment, Verifier, Task, Trainer"
     meant = f"did you mean {near[0]!r}? " if near else ""
     return meant + (
         f"{'Or ' * bool(near)}{topic}" if topic else f"{'The' if near else 'the'} main names are {main}; `help(rlvr)` lists all"

@@ -54,6 +54,17 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "system_prompt": "system",
         "task": "env",
     },
+    "generate": {
+        **_LENGTH,
+        "max_length": "max_new_tokens",
+        "messages": "prompts",
+        "model": "policy",
+        "num_return_sequences": "n",
+        "num_samples": "n",
+        "prompt": "prompts",
+        "system_message": "system",
+        "system_prompt": "system",
+    },
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NoReturn, NotRequired, TypedDict
 
 from rlvr.hints import Hinted, explain_call
 
@@ -189,7 +189,7 @@ class Verdict(Hinted):
         """Whether the score is the full score, 1."""
         return self.score == 1.0
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> NoReturn:
         """Raise an error: `if verdict:` would hold for a wrong answer, or would take an unscored one for a wrong one."""
         raise TypeError(
             f"a verdict is neither true nor false, and this one has the score {self.score}; write verdict.passed, or compare verdict.score"

@@ -48,7 +48,7 @@ def list_arguments(call: str) -> set[str]:
         return list_plugin_settings(call.removeprefix("make_"))
     known = set(inspect.signature(getattr(rlvr, call)).parameters)
     more: Mapping[str, Any] = {
-        "train": [*RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields],
+        "train": ["lora", *RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields],
         "evaluate": [*inspect.signature(evaluate_function).parameters, *SuiteItem.model_fields, *list_evaluated_data_settings()],
         "Learner": OptimizationSettings.__dataclass_fields__,
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -166,11 +168,11 @@ def test_generate_returns_the_texts_of_each_prompt() -> None:
         return messages[-1]["content"].upper()
 
     prompts: list[Any] = ["one", [{"role": "user", "content": "two"}]]
-    assert rlvr.generate(policy, prompts, n=2) == [["ONE", "ONE"], ["TWO", "TWO"]]
-    assert rlvr.generate(policy, "one") == ["ONE"] and rlvr.generate(policy, []) == []
+    assert rlvr.generate(policy, prompts, n=2) == [["ONE", "ONE"], ["TWO", "TWO"]] and rlvr.generate(policy, prompts) == ["ONE", "TWO"]
+    assert rlvr.generate(policy, "one") == "ONE" and rlvr.generate(policy, "one", n=1) == ["ONE"] and rlvr.generate(policy, []) == []
     tokenizer = rlvr.load_tokenizer(TOKENIZER)
     loaded = rlvr.LoadedModel(tiny_model(tokenizer), tokenizer)
-    once, again = (rlvr.generate(loaded, "1+1=", n=3, max_new_tokens=5, seed=2) for _ in range(2))
+    once, again = rlvr.generate(loaded, "1+1=", n=3, max_new_tokens=5, seed=2), loaded.generate("1+1=", n=3, max_tokens=5, seed=2)
     assert once == again and len(once) == 3 and len({*once}) > 1 and all(len(text) <= 5 for text in once)
     with pytest.raises(rlvr.RlvrError, match=r"no answer to the prompt 0: .*division by zero"):
         rlvr.generate(lambda prompt: 1 / 0, "one")
@@ -229,6 +231,32 @@ def test_a_function_that_can_score_nothing_is_told_before_anything_is_sampled(fu
         rlvr.evaluate(rows, lambda prompt: pytest.fail("it was sampled"), verifier=verifier)
     with pytest.raises(rlvr.RlvrError, match=said):
         rlvr.Trainer(model="no/such-model", data=rows, verifier=verifier)
+
+
+def test_a_tool_shows_its_calls_and_a_loaded_model_its_classes() -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    made = rlvr.make_tool(add)
+    assert repr(made) == "<FunctionTool: add(a, b)>" and made.specs()[0].description == "Add two numbers."
+    with pytest.raises(AttributeError, match=r"write .specs\(\)"):
+        _ = made.schema  # type: ignore[attr-defined]
+    assert repr(rlvr.LoadedModel("a model", rlvr.load_tokenizer("chars"))) == "LoadedModel(a str, a CharTokenizer)"
+
+
+def test_the_reference_of_a_call_by_hand_may_have_its_usual_names() -> None:
+    verifier = rlvr.make_verifier("numeric")
+    assert [verifier("it is 4", **{word: "4"}).score for word in ("reference", "target", "solution", "ground_truth")] == [1.0] * 4
+
+
+def test_unknown_settings_of_a_run_are_told_before_anything_is_imported(tmp_path: Path) -> None:
+    lines = ["import sys, rlvr", "try:", "    rlvr.train(model='m', env='arithmetic', beta=0.04, verbose=1)", "finally:"]
+    script = "\n".join([*lines, "    print(sorted({'torch', 'transformers'} & {*sys.modules}))"])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert "there is no setting 'verbose'; progress is shown on standard error" in done.stderr and done.stdout == "[]\n", done.stderr
+    config = resolve_run_inputs(model="m", env="arithmetic", beta=0.04, lora={"r": 8, "lora_alpha": 16}).config
+    assert config.algorithm["beta"] == 0.04 and config.model.lora is not None and config.model.lora.rank == 8
 
 
 def test_an_environment_shows_its_size_and_its_verifier() -> None:
@@ -388,8 +416,6 @@ def test_the_folder_of_a_run_is_a_model_and_a_policy(tmp_path: Path) -> None:
     tokenizer = rlvr.load_tokenizer("chars")
     rlvr.LoadedModel(tiny_model(tokenizer), tokenizer).model.save_pretrained(tmp_path / "checkpoints" / "last")
     assert rlvr.load_model(tmp_path, tokenizer).model.num_parameters() > 0
-    with pytest.raises(AttributeError, match=r"write rlvr\.generate\(loaded"):
-        _ = rlvr.LoadedModel(None, tokenizer).generate
 
 
 def test_a_function_of_the_prompt_is_told_the_system_prompt() -> None:
@@ -460,7 +486,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.load_environment, AttributeError, "write rlvr.make_env"),
     (lambda: rlvr.PPO, AttributeError, r"write rlvr.train\(model="),
     (lambda: rlvr.parse, AttributeError, "nothing is parsed before"),
-    (lambda: rlvr.nothing_like_it, AttributeError, r"the main names are rlvr.verify, evaluate, generate, train"),
+    (lambda: rlvr.nothing_like_it, AttributeError, r"the main names are rlvr.list, verify, evaluate, generate, train"),
     (lambda: rlvr.Task(dataset=[]), TypeError, "an rlvr.Task is one question; a benchmark is rows"),  # type: ignore[call-arg]
     (lambda: rlvr.Environment(dataset=[]), TypeError, "for questions with answers write rlvr.make_env"),  # type: ignore[abstract, call-arg]
     (lambda: type("Own", (rlvr.Environment,), {"env_response": 1})(), TypeError, "smallest conversation that works"),

@@ -12,7 +12,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._languages import LANGUAGES, find_language_mismatch
-from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
+from rlvr.verifiers._workers.pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
 from rlvr.verifiers.structure import TAG_NAME, parse_sections
 
 MAX_PATTERN_TEXT_CHARS, PATTERN_CPU_S = 20_000, 0.5

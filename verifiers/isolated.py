@@ -13,7 +13,7 @@ from rlvr.errors import ConfigError, VerifierError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers._isolated_worker import CONFIG_VARIABLE
-from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers._workers.pool import BudgetExceeded, WorkerPool, WorkersFailed
 
 HANDLER_FILE = Path(__file__).with_name("_isolated_worker.py")
 WALL_FACTOR = 6.0

@@ -13,7 +13,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import MissingExtra, reject_non_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
+from rlvr.verifiers._workers.pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
 
 MAX_ANSWER_CHARS, MAX_DEPTH = 1_000_000, 200
 """Maximum characters of an answer, and maximum nesting depth of its lists and objects."""

@@ -12,7 +12,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers.math.values.worker_pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
+from rlvr.verifiers._workers.pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
 
 FLAGS = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE, "u": re.UNICODE}
 MAX_PATTERN_CHARS, MAX_TEXT_CHARS = 10_000, 200_000

@@ -23,6 +23,7 @@ from rlvr.contracts.explanation import explain_verdict, format_shortened
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
+from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
 from rlvr.verifiers.math.compare.question_units import drop_requested_multiple, explain_unit_conflict
@@ -32,9 +33,9 @@ from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op
 from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathPolicy
+from rlvr.verifiers.math.values.algebra_pool import AlgebraPool
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
-from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
 
 MAX_CANDIDATES = 6
 GOLD_CPU_FACTOR = 4
@@ -104,7 +105,7 @@ class Symbolic(Verifier):
         self.extractor = _check_extractor(extractor)
         self.policy = MathPolicy().override(policy)
         self._policy_changes = self.policy.get_non_default_fields()
-        self.pool = WorkerPool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
+        self.pool = AlgebraPool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._cache_size = cache
         self._lock = threading.Lock()

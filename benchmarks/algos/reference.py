@@ -144,7 +144,7 @@ def by_parts(groups: Groups, settings: Settings, state: dict[str, Any]) -> None:
         members = scored(group)
         sums = [0.0] * len(members)
         for part, weight in settings["reward_weights"].items():
-            column = normalised([a.episode.verdict.components[part] for a in members if a.episode.verdict], settings)
+            column = normalised([a.episode.verdict.components[part] for a in members if a.episode.verdict is not None], settings)
             sums = [total + weight * x for total, x in zip(sums, column, strict=True)]
         for a, x in zip(members, sums, strict=True):
             a.advantage = constant(a, x)

@@ -5,7 +5,7 @@
 
 paper                    1707.06347, and 1506.02438 for GAE; for language models 1909.08593 and 2203.02155
 differs from the paper   the critic is a linear head on the policy's own trunk, so both losses train the trunk and share max_grad_norm,
-                         unless train.critic gives it weights of its own; the KL is in the reward, as in the papers on language models
+                         unless train.separate_critic gives it weights of its own; the KL is in the reward, as in the papers on language models
 """
 
 from __future__ import annotations

@@ -50,10 +50,10 @@ def add_tool_result_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 
 class HFTokenizer:
-    """Adapts a loaded Hugging Face tokenizer to the `Tokenizer` interface."""
+    """Adapts a loaded Hugging Face tokenizer to the `Tokenizer` interface; everything else is that of the tokenizer itself."""
 
     def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer: Any = tokenizer
         self.vocab_size = len(tokenizer)
         if tokenizer.eos_token_id is None:
             raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
@@ -72,6 +72,19 @@ class HFTokenizer:
         self.control = ControlTokenEncoder(tokenizer, self.stop_ids)
         self._turn_ends_by_roles: dict[tuple[str, ...], tuple[tuple[bool, bool], int]] = {}
         self._has_checked_user_text = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the tokenizer of transformers has, such as `apply_chat_template` and `pad_token_id`."""
+        if name == "tokenizer" or name.startswith("__"):  # while it is copied or loaded
+            raise AttributeError(name)
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, *texts: Any, **settings: Any) -> Any:
+        """Encode texts as the tokenizer of transformers does."""
+        return self.tokenizer(*texts, **settings)
+
+    def __len__(self) -> int:
+        return len(self.tokenizer)
 
     @cached_property
     def supports_tools(self) -> bool:

@@ -123,6 +123,24 @@ def prepare_data_run(
     return config, folder
 
 
+def is_env_target(target: str) -> bool:
+    """Whether `rlvr train TARGET` names an environment and not a recipe."""
+    return target not in find_recipes() and target in [entry.name for entry in list_entries("env")]
+
+
+def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str) -> RunConfig:
+    """Make the configuration of `rlvr train ENV --model MODEL`, also written `rlvr train env=ENV`: the sizes are those of a first run."""
+    own = apply_overrides({}, [target if "=" in target else f"env={target}", *overrides])
+    env = own.get("env")
+    example = "rlvr train env=arithmetic --model Qwen/Qwen2.5-0.5B-Instruct"
+    if not env:
+        raise ConfigError(f"no recipe, data or environment is named; write for example: {example}")
+    if not model and "model" not in own:
+        raise ConfigError(f"no model is named; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: {example}")
+    base = make_recipe({"name": env} if isinstance(env, str) else env, model, detect_machine_kind())
+    return validate_config(apply_overrides(base, [target if "=" in target else f"env={target}", *overrides]), f"rlvr train {target}")
+
+
 def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:
     """Write a first recipe (`rlvr init`); prompt for missing options if there is a terminal."""
     place = Path(recipe_file)

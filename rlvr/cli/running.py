@@ -34,7 +34,9 @@ def train_run(
 
     set_openmp_passive_wait()
     on_data = starting.is_data_target(recipe)
-    if on_data:
+    if "=" in recipe or starting.is_env_target(recipe):
+        config = starting.make_run_without_recipe(recipe, overrides, model=model)
+    elif on_data:
         config, out = starting.prepare_data_run(recipe, overrides, model=model, test_data=test_data, verifier=verifier, out=out)
     elif test_data or verifier:
         raise ConfigError(f"--test and --verifier go with a data file, and {recipe!r} is a recipe; set env.test=... or env.verifier=...")

@@ -11,11 +11,11 @@ from itertools import groupby
 from rlvr.cluster.checks.episode_fields import (
     MIN_LOGPROB,
     EpisodeLimits,
+    find_invalid_text,
     find_wrong_meta,
     find_wrong_prompt,
     find_wrong_rewards,
     find_wrong_size,
-    find_wrong_text,
 )
 from rlvr.episode import Episode, StopReason
 from rlvr.rollout.episode_encoding import CorruptData
@@ -75,7 +75,7 @@ def find_impossible_field(
     verdict, failed = episode.verdict, episode.stop_reason is StopReason.FAILED
     if type(episode.policy_version) is not int or episode.policy_version != policy_version:
         return f"its weights are version {episode.policy_version!r}, and version {policy_version} was asked for"
-    if problem := find_wrong_text(episode):
+    if problem := find_invalid_text(episode):
         return problem
     if not isinstance(episode.meta, dict) or any(
         episode.meta.get(name) != request.meta.get(name) for name in {*request.meta, *REQUESTED_META}

@@ -81,7 +81,7 @@ class RolloutWorker:
         environment: Environment = self._resources.enter_context(build_from_config("env", config.env))
         elsewhere = config.cluster is not None and config.cluster.verifier_workers > 0
         limit_s = config.cluster.startup_timeout_s if config.cluster is not None else 0.0
-        self.verifier_client = VerifierClient(limit_s, heartbeat_interval_s=asked.verify_timeout_s / 4, heartbeat=self._extend_timeout)
+        self.verifier_client = VerifierClient(limit_s, heartbeat_interval_s=asked.call_timeout_s / 4, heartbeat=self._extend_timeout)
         if elsewhere:
             environment.verifier = RemoteVerifier(environment.verifier, self.verifier_client)
         environment.check_ready()

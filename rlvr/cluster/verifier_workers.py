@@ -56,7 +56,7 @@ class VerifierWorker:
         asked = config.rollout
         self.environment: Environment = build_from_config("env", config.env)
         self.environment.check_ready()
-        self.verify_timeout_s, self.executor = asked.verify_timeout_s, VerifierExecutor(asked.verify_workers)
+        self.call_timeout_s, self.executor = asked.call_timeout_s, VerifierExecutor(asked.verify_workers)
         self._num_running, self._is_exclusive = 0, False
         """Number of running verifications, and whether the one that runs is exclusive."""
         self._busy_s, self._counted_until, self._counting_since = 0.0, perf_counter(), perf_counter()
@@ -116,10 +116,10 @@ class VerifierWorker:
             await asyncio.wait([ended], timeout=POLL_INTERVAL_S)
             if (
                 not ended.done()
-                and perf_counter() - (job.started_at or max(self.executor.last_progress_at, submitted)) > self.verify_timeout_s
+                and perf_counter() - (job.started_at or max(self.executor.last_progress_at, submitted)) > self.call_timeout_s
             ):
                 self.executor.abandon(job)
-                return build_timeout_verdict(self.verify_timeout_s)
+                return build_timeout_verdict(self.call_timeout_s)
         try:
             verdict: Verdict = ended.result()
         except BaseException as error:

@@ -117,13 +117,13 @@ class SFTWarmupConfig(Section):
 class DataConfig(Section):
     """Train on stored data instead of sampling: the episodes of an earlier run, or gold solutions (`{}`).
 
-    >>> DataConfig(run="runs/quickstart").held_out_fraction
+    >>> DataConfig(run="runs/quickstart").held_out_pair_fraction
     0.1
     """
 
     run: str | None = None
     """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
-    held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
+    held_out_pair_fraction: float = Field(default=0.1, ge=0, lt=1)
     """For a reward model: the fraction of tasks whose pairs are held out for evaluation."""
 
 
@@ -197,6 +197,11 @@ class RunConfig(Section):
     eval: EvalConfig = Field(default_factory=EvalConfig)
     health: HealthConfig = Field(default_factory=HealthConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _normalize_model(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
     @field_validator("env", mode="before")
     @classmethod

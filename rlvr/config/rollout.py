@@ -66,7 +66,7 @@ class RolloutConfig(Section):
     """Whether all conversations wait for the slowest one before each turn. False is faster with slow tools or sessions; True makes a run
     bitwise repeatable. Unset: True for deterministic runs, and where it costs nothing (no tools, no stateful sessions)."""
     verify_workers: int = Field(default=32, ge=1)  # the number of concurrent verifications, and of concurrent replies
-    verify_timeout_s: float = Field(default=600.0, gt=0)
+    call_timeout_s: float = Field(default=600.0, gt=0)
     """The timeout of one verification, or of one reply of the environment or its tools; after it the episode has no score."""
 
     @field_validator("sampler", mode="before")
@@ -84,7 +84,7 @@ class RolloutConfig(Section):
         """The keyword arguments of `Rollout`."""
         asked = {
             "verify_workers": self.verify_workers,
-            "call_timeout_s": self.verify_timeout_s,
+            "call_timeout_s": self.call_timeout_s,
             "episode_timeout_s": self.episode_timeout_s,
         }
         return asked | {"straggler_policy": self.straggler_policy, "partial_rollout_tokens": self.partial_rollout_tokens}

@@ -76,5 +76,6 @@ def normalize_plugin(value: Any) -> Any:
     if isinstance(value, str):
         return {"name": value}
     if isinstance(value, Mapping) and (not isinstance(value.get("name"), str) or not value["name"]):
-        raise ValueError(f"a 'name' is missing in {dict(value)!r}; write {{name: ..., setting: value}}")
+        meant = f"name: {value['id']}, not id" if isinstance(value.get("id"), str) else "{name: ..., setting: value}"
+        raise ValueError(f"a 'name' is missing in {dict(value)!r}; write {meant}")
     return value

@@ -38,7 +38,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     """The weight decay of AdamW, for all weights that are trained."""
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm
-    critic: CriticConfig | None = None
+    separate_critic: CriticConfig | None = None
     """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
     lr_scheduler: str = "constant"
     """The learning rate schedule of transformers: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ MAX_DEPTH = 50
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file; raise ConfigError if it is invalid or unreadable."""
+    """Read a YAML file, or a TOML file by its ending; raise ConfigError if it is invalid or unreadable."""
+    is_toml = path.suffix == ".toml"
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        data = tomllib.loads(text) if is_toml else yaml.safe_load(text)
         check_tree(data, path)
         return data
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid {'TOML' if is_toml else 'YAML'}: {' '.join(str(error).split())}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -13,7 +13,7 @@ from rlvr.conformance.plugin_location import find_plugin_location
 from rlvr.contracts import Plugin
 from rlvr.errors import PluginError, RlvrError
 from rlvr.mdp.verifier_executor import VerifierExecutor
-from rlvr.rollout.interpreter_watch import watch_interpreter
+from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.task import Fault, Verdict
 
 CHECK_TIMEOUT_S = 600.0
@@ -82,7 +82,7 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult | None:
     """Run one check in a thread; None if it did not finish in time (the thread is then abandoned)."""
     judges = VerifierExecutor(1)
     try:
-        with watch_interpreter(BLOCKED_TIMEOUT_S):
+        with abort_on_hang(BLOCKED_TIMEOUT_S):
             looked = judges.submit(check)
             if not wait([looked], CHECK_TIMEOUT_S).done:
                 return None

@@ -51,9 +51,14 @@ class LoadedModel(NamedTuple):
     model: Any
     tokenizer: Tokenizer
 
-    def __getattr__(self, name: str) -> Any:
-        hint = "; write rlvr.generate(loaded, prompts, n=3), which returns texts" if name == "generate" else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+    def __repr__(self) -> str:
+        return f"LoadedModel(a {type(self.model).__name__}, a {type(self.tokenizer).__name__})"
+
+    def generate(self, prompts: Any, **sampling: Any) -> Any:
+        """Return what the model answers to prompts, as `rlvr.generate` does."""
+        import rlvr
+
+        return rlvr.generate(self, prompts, **sampling)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the model and its tokenizer to a folder that transformers, vLLM and `load_model` can load."""

@@ -100,6 +100,19 @@ class Tool(Plugin):
     """The data (`ToolContext.data`) of the conversations of `rlvr check`, for a tool that reads data of its world."""
     context: ToolContext = ToolContext()
 
+    _hints = dict.fromkeys(
+        ("schema", "parameters", "description", "json_schema", "spec", "to_dict"),
+        "write .specs(): name, description and parameters of each",
+    )
+
+    def __repr__(self) -> str:
+        """Show the calls that the policy can make."""
+        try:
+            calls = [f"{spec.name}({', '.join(spec.parameters.get('properties', {}))})" for spec in self.specs()]
+        except Exception:  # an object that is not complete, or needs its server first, must be shown too
+            return object.__repr__(self)
+        return f"<{type(self).__name__}: {', '.join(calls)}>"
+
     def specs(self) -> tuple[ToolSpec, ...]:
         """Return the specs of the marked methods, in definition order. The tools of a server are known only after `setup`."""
         found = []

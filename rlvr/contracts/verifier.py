@@ -21,6 +21,10 @@ THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asy
 """Runs a blocking function in a thread and awaits it. An executor of verifications sets it, so that its own threads are used."""
 
 
+REFERENCE_WORDS = ("target", "gold", "ground_truth", "solution", "label", "expected", "tests")
+"""Keywords for the reference in other libraries, which a call by hand takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerifierExample:
     """Test cases for a verifier: for one reference, answers that must get the full score and answers that must get the lowest.
@@ -103,7 +107,9 @@ class Verifier(Plugin, ABC):
         >>> rlvr.make_verifier("numeric", tolerance=0.001)("it is 0.333", "1/3").score
         1.0
         """
-        if words := meta.keys() & {"completion", "completions", "response", "target", "gold", "ground_truth"}:
+        if reference is None and (word := next((name for name in REFERENCE_WORDS if name in meta), "")):
+            reference = meta.pop(word)
+        if words := meta.keys() & {"completion", "completions", "response"}:
             raise ConfigError(
                 f"a verifier is called as verifier(answer, reference), where the answer is what the policy wrote; got {min(words)!r}"
             )

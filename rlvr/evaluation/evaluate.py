@@ -20,7 +20,6 @@ from typing import Any
 
 from rich.console import Console
 
-from rlvr.chat.hf_tokenizer import HFTokenizer
 from rlvr.config import hub
 from rlvr.config.section import validate_section
 from rlvr.contracts import Environment, Sampler, SamplerInfo, Verifier
@@ -36,6 +35,7 @@ from rlvr.evaluation.suite import Suite, SuiteItem, load_suite
 from rlvr.evaluation.summary import EnvSummary, check_selector, summarize_env
 from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.mdp.limits import get_num_tasks
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.plugin_files import FILE_PLUGIN_PATTERN, find_plugin_file, resolve_plugin_files
 from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_settings, get_parameters, list_entries, load_factory
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
@@ -88,7 +88,7 @@ def evaluate(
         console: where to show the progress.
         remote_sampling: samples in other processes, such as the rollout workers of `rlvr eval --cluster`; None: this process samples.
         item_settings: for every environment of the suite: tasks, split, top_p, top_k, system, max_new_tokens, max_turn_tokens, max_length,
-            episode_timeout_s, verify_timeout_s (see the fields of a suite item).
+            episode_timeout_s, call_timeout_s (see the fields of a suite item).
     """
     checked = (item_settings.keys() & SuiteItem.model_fields.keys()) - {"top_k"}  # an unknown name gets its own message
     _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in checked})
@@ -138,7 +138,7 @@ class PolicyObject:
                 raise ConfigError(f"the policy is a {type(policy).__name__} object and no tokenizer is given; give tokenizer= too")
             sampler = build("sampler", "hf")
             sampler.load_model(policy, 0)
-            sampler.tokenizer = HFTokenizer(tokenizer) if hasattr(tokenizer, "apply_chat_template") else tokenizer
+            sampler.tokenizer = load_tokenizer(tokenizer)
             return cls(f"object:{type(policy).__name__}", sampler)
         if callable(policy):
             return cls(f"function:{getattr(policy, '__name__', type(policy).__name__)}", build("sampler", "function", function=policy))
@@ -155,7 +155,7 @@ def make_plan(
     suite: str, policy: str, items: list[SuiteItem], verifier_labels: dict[str, str], seed: int, sampler: Mapping[str, Any]
 ) -> EvalPlan:
     """Make the plan of an evaluation; `verifier_labels` has the verifier with its version, by environment."""
-    folder, match = find_policy_folder(policy), FILE_PLUGIN_PATTERN.fullmatch(policy)
+    folder, match = find_local_policy_folder(policy), FILE_PLUGIN_PATTERN.fullmatch(policy)
     file = find_plugin_file(match["path"]) if match else None
     return EvalPlan(
         suite=suite,
@@ -279,7 +279,7 @@ def get_policy_sampler_name(policy: str) -> str:
     return FUNCTION_SAMPLER if FILE_PLUGIN_PATTERN.fullmatch(policy) else policy.partition(":")[0]
 
 
-def find_policy_folder(policy: str) -> str:
+def find_local_policy_folder(policy: str) -> str:
     """Find the resolved folder of a policy's model, or of the Hub's copy; "" if there is none."""
     if policy.startswith(OBJECT_PREFIXES) or FILE_PLUGIN_PATTERN.fullmatch(policy):
         return ""

@@ -78,7 +78,7 @@ class EvalPlan(Section):
         """Normalize the plan for comparison with `other`: older plans have fewer fields; a deleted folder and the folder of a plugin's
         file are no differences.
         """
-        same = {"verify_timeout_s": None}  # no difference, because timed-out samples are retried
+        same = {"call_timeout_s": None}  # no difference, because timed-out samples are retried
         envs = [
             item.model_copy(
                 update={

@@ -61,7 +61,7 @@ class SuiteItem(Section):
     max_length: int | None = Field(default=None, ge=2)
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """Timeout of a conversation in seconds; it ends with its current turn."""
-    verify_timeout_s: float | None = Field(default=None, gt=0)
+    call_timeout_s: float | None = Field(default=None, gt=0)
     """Timeout of one verification, or one step of the environment, in seconds; then the sample has no score. None: 600."""
     sampler: dict[str, Any] = Field(default_factory=dict)
     """Settings of the policy's sampler for this environment; --sampler takes precedence."""

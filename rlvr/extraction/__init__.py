@@ -28,7 +28,7 @@ from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agr
 from rlvr.extraction.last_sentence import extract_last_sentence
 from rlvr.extraction.retractions import reject_alternatives
 from rlvr.extraction.thinking import strip_thinking
-from rlvr.extraction.trimming import strip_special_tokens
+from rlvr.extraction.trimming import strip_trailing_special_tokens
 
 __all__ = ["EXTRACTORS", "Extraction", "extract_answer", "strip_thinking"]
 
@@ -55,7 +55,7 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
     if "<|begin_of_box|>" in shown:
         shown = _BOX_TOKENS.sub(r"\\boxed{\1}", shown)
     for name in names:
-        found = EXTRACTORS[name](strip_special_tokens(shown))
+        found = EXTRACTORS[name](strip_trailing_special_tokens(shown))
         if found.text is not None or found.candidates:
             break
     return Extraction(found.candidates[-1], "the last of several") if found.candidates and multiple_answers == "last" else found

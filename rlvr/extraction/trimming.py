@@ -23,10 +23,10 @@ APPROVING_EMOJI = "✅✔✓☑⭐✨🎉🎊🎯👍😊🙂😀😃😄🚀�
 _STRIPPED_AT_END = INVISIBLE_CHARS + APPROVING_EMOJI
 
 
-def strip_special_tokens(text: str) -> str:
+def strip_trailing_special_tokens(text: str) -> str:
     """Strip special tokens and whitespace from the end of a text.
 
-    >>> strip_special_tokens("Answer: 16<|eot_id|> </s>")
+    >>> strip_trailing_special_tokens("Answer: 16<|eot_id|> </s>")
     'Answer: 16'
     """
     return _strip_trailing_tokens(text) if "<" in text or "[" in text else text

@@ -47,6 +47,9 @@ class AnyText(spaces.Text):
         """Return whether `x` is a text."""
         return isinstance(x, str)
 
+    def __repr__(self) -> str:
+        return "AnyText()"
+
 
 class TokenEnv(gymnasium.Env[Any, Any]):
     """A Gymnasium environment over one environment and one tokenizer; each step appends one token.
@@ -111,6 +114,11 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         self._ids = np.full(self.mdp.max_length, self.pad_id, dtype=np.int64)
         self._attention = np.zeros(self.mdp.max_length, dtype=np.int8)
         self._action_mask = np.zeros(self.mdp.max_length, dtype=np.int8)
+
+    def __repr__(self) -> str:
+        return f"<TokenEnv of {self.environment!r}, obs {self.obs!r}, split {self.split!r}>"
+
+    __str__ = __repr__
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode with the task at `options["index"]`, or with one drawn from the seeded generator."""

@@ -115,7 +115,7 @@ def load_tokenizer(spec: str | Path | Tokenizer | Any) -> Tokenizer:
     if isinstance(spec, Path):
         spec = str(spec)
     if not isinstance(spec, str):
-        if hasattr(spec, "apply_chat_template"):
+        if not isinstance(spec, HFTokenizer) and hasattr(spec, "apply_chat_template"):
             return HFTokenizer(spec)
         if isinstance(spec, Tokenizer):
             return spec

@@ -20,7 +20,7 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import VerifierExecutor
 from rlvr.registry.plugins import build_from_config
-from rlvr.rollout.interpreter_watch import watch_interpreter
+from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.rollout.rollout_request import RolloutRequest as RolloutRequest
 from rlvr.rollout.rollout_request import derive_seed as derive_seed
 from rlvr.rollout.scheduler import RolloutScheduler
@@ -189,7 +189,7 @@ class Rollout(Hinted):
         self.timing = RolloutTiming()
         schedule = (SessionRolloutScheduler if self.mdp.is_interactive else RolloutScheduler)(self, requests, self.timing)
         try:
-            with watch_interpreter(self.call_timeout_s):
+            with abort_on_hang(self.call_timeout_s):
                 for conversation in schedule.run(sampling):
                     yield conversation.number, conversation.build_episode(version)
         finally:

@@ -39,7 +39,7 @@ class ServeConfig:
     port: int = 8765
     workers: int = 2
     threads: int = 8
-    verify_timeout_s: float = 60.0
+    call_timeout_s: float = 60.0
     queue: int = 10_000
     max_body: int = 16 << 20
     memory: int = 256 << 20
@@ -55,7 +55,7 @@ class ServeConfig:
         for name in ("workers", "threads", "queue", "max_body", "memory", "sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("verify_timeout_s", "session_timeout_s", "shutdown_timeout_s", "request_timeout_s"):
+        for name in ("call_timeout_s", "session_timeout_s", "shutdown_timeout_s", "request_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
         if not 0 <= self.port < 1 << 16:
@@ -74,7 +74,7 @@ class ServeConfig:
             "envs": envs,
             "sandbox": sandbox,
             "threads": self.threads,
-            "verify_timeout_s": self.verify_timeout_s,
+            "call_timeout_s": self.call_timeout_s,
         }
 
 
@@ -116,7 +116,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
         pool,
         max_sessions=serve_config.sessions,
         session_timeout_s=serve_config.session_timeout_s,
-        call_timeout_s=serve_config.verify_timeout_s,
+        call_timeout_s=serve_config.call_timeout_s,
     )
     sweeping = asyncio.create_task(sessions.run_expiry_loop())
     router = ServiceRoutes(pool, sessions, max_rows=serve_config.queue).build_router()

@@ -70,7 +70,7 @@ class ServiceWorker:
     """Main object of a worker process: serves verifiers, sessions and a sandbox to the server over one socket, until it closes."""
 
     def __init__(self, connection: socket.socket, settings: dict[str, Any], progress_marks: ProgressMarks) -> None:
-        self.connection, self.verify_timeout_s, self.progress_marks = connection, float(settings["verify_timeout_s"]), progress_marks
+        self.connection, self.call_timeout_s, self.progress_marks = connection, float(settings["call_timeout_s"]), progress_marks
         self.verifiers: dict[str, Verifier] = {
             name: build_from_config("verifier", wanted) for name, wanted in settings["verifiers"].items()
         }
@@ -219,13 +219,13 @@ class ServiceWorker:
     def _run_watchdog(self) -> None:
         """Thread of the worker: send heartbeats and unsent verdicts, and time out rows that are verified for too long."""
         beat = 0.0
-        while not self.stopping.wait(min(POLL_INTERVAL_S, self.verify_timeout_s / 4)):
+        while not self.stopping.wait(min(POLL_INTERVAL_S, self.call_timeout_s / 4)):
             now = time.monotonic()
             with self.lock:
                 overdue = [
                     (key, chunk)
                     for key, chunk in self.chunks.items()
-                    if chunk.row_start_time and now - chunk.row_start_time > self.verify_timeout_s
+                    if chunk.row_start_time and now - chunk.row_start_time > self.call_timeout_s
                 ]
                 waiting = [chunk for chunk in self.chunks.values() if chunk.unsent_lines and now - chunk.last_flush_time > FLUSH_INTERVAL_S]
                 for key, chunk in overdue:
@@ -250,7 +250,7 @@ class ServiceWorker:
         gone = range(len(chunk.rows)) if chunk.is_batched else range(chunk.current_row, chunk.current_row + 1)
         self._send_unsent_verdicts(chunk)
         self.progress_marks.clear(chunk.slot)
-        verdict, first = build_timeout_verdict(self.verify_timeout_s), chunk.row_offset + gone.start
+        verdict, first = build_timeout_verdict(self.call_timeout_s), chunk.row_offset + gone.start
         lines = [format_verdict_line(get_row_id(chunk.rows[row]), verdict, chunk.first_index + row) for row in gone]
         self._send_lines(chunk, first, 0.0, lines)  # 0 s: a timeout must not change the average time per row
         if rest := chunk.rows[gone.stop :]:

@@ -590,7 +590,7 @@ def batch_from_json(row: Mapping[str, Any]) -> RolloutBatch:
 
 def _group_to_json(group: Group) -> list[dict[str, Any]]:
     rows = [{field.name: getattr(episode, field.name) for field in fields(Episode)} for episode in group]
-    return [row | {"verdict": row["verdict"] and row["verdict"].to_dict()} for row in rows]
+    return [row | {"verdict": None if row["verdict"] is None else row["verdict"].to_dict()} for row in rows]
 
 
 def _group_from_json(rows: list[dict[str, Any]]) -> Group:

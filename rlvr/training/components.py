@@ -363,7 +363,7 @@ def build_optimization_settings(config: RunConfig) -> OptimizationSettings:
     settings = config.train.model_dump()
     for key in ("steps", "mixed_precision", "deterministic", "collective_timeout_s"):
         del settings[key]
-    settings["critic"] = config.train.critic  # `model_dump` has made a dict of it
+    settings["separate_critic"] = config.train.separate_critic  # `model_dump` has made a dict of it
     return OptimizationSettings(**settings)
 
 

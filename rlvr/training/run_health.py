@@ -344,7 +344,7 @@ class RunHealth(Callback):
         if reward is None:
             return True
         # a critic with weights of its own may learn alone for some steps
-        stands_still = row.get("grad_norm") == 0.0 and self.config.train.critic is None
+        stands_still = row.get("grad_norm") == 0.0 and self.config.train.separate_critic is None
         # with value estimates, equal rewards teach too
         is_even = row.get("reward_std") == 0.0 and "value_loss" not in row
         idle = bool(row.get("step/skipped")) or is_even or stands_still

@@ -91,7 +91,7 @@ def resolve_run_inputs(
         env = _make_env_of_data(data, verifier, _take(sections, list_data_settings()))
     elif verifier is not None:
         raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
-    algorithm = _add_algorithm_settings(algorithm, sections)
+    algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
     if isinstance(sections.get("report_to"), str):
         sections["report_to"] = [] if sections["report_to"] == "none" else [sections["report_to"]]
     if (lora := sections.pop("lora", None)) is not None:
@@ -176,12 +176,22 @@ def _add_algorithm_settings(algorithm: Any, sections: dict[str, Any]) -> Any:
 
 def _read_lora(lora: Any) -> Any:
     """Read the settings of an adapter, also from a LoraConfig of peft."""
-    if isinstance(lora, Mapping) or not hasattr(lora, "r"):
+    if isinstance(lora, Mapping):
+        return {{"r": "rank", "lora_alpha": "alpha"}.get(key, key): value for key, value in lora.items()}
+    if not hasattr(lora, "r"):
         return lora
     if getattr(lora, "lora_dropout", 0):
         raise ConfigError(f"lora_dropout is {lora.lora_dropout}; adapters are trained without dropout, so set it to 0")
     targets = None if lora.target_modules is None or isinstance(lora.target_modules, str) else sorted(lora.target_modules)
     return {"rank": lora.r, "alpha": lora.lora_alpha, **({} if targets is None else {"target_modules": targets})}
+
+
+def check_setting_names(algorithm: Any, sections: Mapping[str, Any], *, on_data: bool) -> None:
+    """Raise ConfigError for keywords of a run that are no settings. Needs no heavy package, and is called before those are imported."""
+    rest = dict(sections)
+    _add_algorithm_settings("grpo" if algorithm is None else algorithm, rest)
+    free = {*RunConfig.model_fields, "lora", *(list_data_settings() if on_data else ())}
+    _find_sections(key for key in rest if key not in free)
 
 
 def _find_sections(keys: Iterable[str]) -> dict[str, str]:

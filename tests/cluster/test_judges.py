@@ -179,7 +179,7 @@ def test_a_judge_host_gives_the_verdict_of_the_verifier_to_the_bit_and_its_error
 
 
 def test_a_verifier_that_hangs_costs_its_own_verdict_and_no_thread() -> None:
-    judge = host(verify_workers=1, verify_timeout_s=0.4)
+    judge = host(verify_workers=1, call_timeout_s=0.4)
 
     async def three() -> list[Verdict]:
         return list(await asyncio.gather(*(judge.verify(TASK, Transcript(answer)) for answer in ("hang", "hang", "4"))))
@@ -319,7 +319,7 @@ def test_the_time_of_a_verdict_is_counted_by_its_host_alone() -> None:
     """Its question may wait behind those of other rollout_workers, or for a host that is started again, longer than a verification may take."""
     config = tiny_run(
         env={"name": f"{__file__}:World"},
-        rollout={"sampler": {"name": "scripted", "answers": ["4"]}, "verify_timeout_s": 0.4},
+        rollout={"sampler": {"name": "scripted", "answers": ["4"]}, "call_timeout_s": 0.4},
         cluster={"verifier_workers": 1},
     )
     collector, judge = RolloutWorker(config, WorkerSettings("float32", False, 1, uses_weights=False)), VerifierWorker(config)
@@ -361,4 +361,4 @@ def test_the_episodes_of_a_collector_are_the_same_with_judge_hosts(env: type[Env
         collector.close()
         for one in hosts:
             one.close()
-    assert found[0] == found[1] and len({episode.verdict.score for episode in found[0][0] if episode.verdict}) > 1
+    assert found[0] == found[1] and len({episode.verdict.score for episode in found[0][0] if episode.verdict is not None}) > 1

@@ -14,7 +14,7 @@ from rlvr.config.config import ModelConfig, RunConfig, load_config
 from rlvr.config.hub import resolve_model_folder
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.evaluate import find_policy_folder as policy_folder
+from rlvr.evaluation.evaluate import find_local_policy_folder as policy_folder
 from rlvr.mdp.tokenizers import CharTokenizer, load_tokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from tests.fixtures.tiny import MODEL

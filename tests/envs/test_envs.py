@@ -16,7 +16,7 @@ import pytest
 from rlvr import Task
 from rlvr.conformance.gold_check import check_references
 from rlvr.envs.arithmetic import compute_split, format_steps
-from rlvr.envs.guess_number import GUESS_FORMS, parse_guess
+from rlvr.envs.guess_number import GUESS_FORMS, parse_single_guess
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.suite import load_suite
 from rlvr.mdp.tokenizers import load_tokenizer
@@ -116,7 +116,7 @@ def test_a_guess_that_is_none_is_asked_for_again() -> None:
 def test_each_form_of_a_guess_is_read(example: str) -> None:
     env = build("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
-    assert parse_guess(example) == 500 and env.reply(task, [example]) is None
+    assert parse_single_guess(example) == 500 and env.reply(task, [example]) is None
     assert env.verifier.verify(task, env.answer(task, [example])).passed
     above, below = (replace(task, reference=secret) for secret in ("501", "499"))
     assert (env.reply(above, [example]), env.reply(below, [example])) == ("higher", "lower")
@@ -132,7 +132,7 @@ def test_each_form_of_a_guess_is_read(example: str) -> None:
     "My next guess: 500", "$500$", "The number is 500.",
 ])  # fmt: skip
 def test_guesses_as_chat_models_write_them_are_read(text: str) -> None:
-    assert parse_guess(text) == 500
+    assert parse_single_guess(text) == 500
 
 
 @pytest.mark.parametrize("text", [

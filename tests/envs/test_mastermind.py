@@ -67,7 +67,7 @@ def test_the_counts_are_those_of_the_game() -> None:
     "text", ["ABCD", " abcd.", "A B C D", "A-B-C-D", "**ABCD**", "My guess is ABCD.", "I'll try: ABCD", "Is it ABCD?", "\\boxed{ABCD}"]
 )
 def test_a_guess_may_be_written_in_many_ways(text: str) -> None:
-    assert ENV.parse_guess(text) == "ABCD"
+    assert ENV.parse_single_guess(text) == "ABCD"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_guess_may_be_written_in_many_ways(text: str) -> None:
     ids=lambda text: text[:12],
 )
 def test_what_is_not_one_guess_is_none_and_takes_a_turn(text: str) -> None:
-    assert ENV.parse_guess(text) is None
+    assert ENV.parse_single_guess(text) is None
     verdict, replies, turns = play(ENV, TASKS[0], [text, TASKS[0].reference])
     assert replies == ["write one code of 4 symbols out of A, B, C, D, E, F"] and (verdict.score, turns) == (1.0, 2)
     assert play(ENV, TASKS[0], [text] * 99)[0].score == 0.0 and play(ENV, TASKS[0], [text] * 99)[2] == ENV.max_turns

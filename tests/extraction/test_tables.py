@@ -10,7 +10,7 @@ from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.extraction.context_words import ALTERNATIVE_PATTERNS, DENIAL_PATTERNS_AFTER, DENIAL_PATTERNS_BEFORE, LATER_RESULT_PATTERNS
 from rlvr.extraction.declaration_phrases import DENIAL_PATTERNS, ENDING_PATTERNS, LANGUAGES, LanguagePhrases
 from rlvr.extraction.thinking import THINKING_MARKERS, ThinkingMarkers
-from rlvr.extraction.trimming import APPROVING_EMOJI, INVISIBLE_CHARS, SPECIAL_TOKENS, strip_decorations, strip_special_tokens
+from rlvr.extraction.trimming import APPROVING_EMOJI, INVISIBLE_CHARS, SPECIAL_TOKENS, strip_decorations, strip_trailing_special_tokens
 
 
 @pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.model_family)
@@ -77,8 +77,8 @@ def test_a_later_result_counts(pattern: str, text: str) -> None:
 @pytest.mark.parametrize(("token", "pattern"), SPECIAL_TOKENS)
 def test_a_special_token_at_the_end_is_dropped(token: str, pattern: str) -> None:
     assert re.fullmatch(pattern, token, re.IGNORECASE)
-    assert strip_special_tokens(f"7{token} {token}\n") == "7"
-    assert strip_special_tokens(f"7{token} 8") == f"7{token} 8"
+    assert strip_trailing_special_tokens(f"7{token} {token}\n") == "7"
+    assert strip_trailing_special_tokens(f"7{token} 8") == f"7{token} 8"
 
 
 def test_only_the_edges_are_trimmed() -> None:

@@ -74,7 +74,7 @@ def test_a_failed_completion_is_a_failed_episode_and_the_others_go_on() -> None:
     assert [e.stop_reason for e in episodes] == [StopReason.FAILED, StopReason.FAILED, StopReason.TERMINATED, StopReason.FAILED] * 2
     assert [e.is_scored for e in episodes] == [False, False, True, False] * 2
     assert "hiccuped" in episodes[0].error and "stop id" in episodes[1].error and "before the limit" in episodes[3].error
-    assert all(e.verdict and e.verdict.score is None and e.verdict.fault is Fault.INFRA for e in episodes if not e.is_scored)
+    assert all(e.verdict is not None and e.verdict.score is None and e.verdict.fault is Fault.INFRA for e in episodes if not e.is_scored)
     assert episodes[2].logprobs[-3:] == [-0.1, -0.2, -0.3]
 
 

@@ -176,7 +176,7 @@ def test_a_reply_that_takes_too_long_leaves_its_sample_without_a_score() -> None
         return 200, {"choices": [{"message": {"content": "1"}, "finish_reason": "stop"}]}
 
     with endpoint(talks) as seen:
-        summary = evaluate(Slow(), f"openai:{seen.url}/v1#m", tasks=1, verify_timeout_s=0.1).envs["Slow"]
+        summary = evaluate(Slow(), f"openai:{seen.url}/v1#m", tasks=1, call_timeout_s=0.1).envs["Slow"]
     assert summary.unscored == 1 and list(summary.reasons) == ["Slow.reply gave nothing within 0.1 s"]
 
 

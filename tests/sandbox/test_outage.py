@@ -102,7 +102,7 @@ def collect(sandbox: docker.DockerSandbox, count: int) -> list[float | None]:
     environment.verifier = Runs(sandbox)
     with Rollout(environment, "bytes", {"name": "scripted", "answer": "gold"}, verify_workers=4) as rollout:
         groups = rollout.sample([environment.task("train", i) for i in range(count)])
-    return [episode.verdict.score if episode.verdict else None for [episode] in groups]
+    return [episode.verdict.score if episode.verdict is not None else None for [episode] in groups]
 
 
 def test_no_answer_loses_its_score_while_the_engine_is_away_for_a_while(home: Engine, caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,7 @@ def test_the_kl_is_to_the_model_that_is_named(tmp_path: Path, teacher: Path) -> 
     [
         {"algorithm": {"name": "distill", "divergence": "reverse_kl", "advantage": "grpo"}},
         {"algorithm": KL, "model": {"config": MODEL, "lora": {"rank": 2}}},
-        {"algorithm": {"name": "ppo", "num_iterations": 1}, "train": {"steps": 2, "critic": {"learning_rate": 1e-3}}},
+        {"algorithm": {"name": "ppo", "num_iterations": 1}, "train": {"steps": 2, "separate_critic": {"learning_rate": 1e-3}}},
     ],
     ids=["distill", "adapter", "critic"],
 )
@@ -115,11 +115,11 @@ def test_what_a_teacher_needs_is_said_before_the_run_begins(tmp_path: Path, teac
 
 def test_what_sharded_weights_do_not_allow_is_said_before_a_model_is_made(teacher: Path) -> None:
     distilled = {"algorithm": {"name": "distill", "divergence": "forward_kl"}, "reference": {"path": str(teacher)}}
-    own = {"algorithm": {"name": "ppo"}, "train": {"steps": 2, "critic": {"learning_rate": 1e-3}}}
+    own = {"algorithm": {"name": "ppo"}, "train": {"steps": 2, "separate_critic": {"learning_rate": 1e-3}}}
     sharded: Any = SimpleNamespace(is_fsdp2=True)
     for settings, message in (
         (distilled, r"algorithm\.divergence=forward_kl .* sharded weights \(FSDP2\) do not allow; set algorithm\.divergence=sampled"),
-        (own, r"train\.critic makes a second network, which sharded weights \(FSDP2\) do not allow yet; remove it"),
+        (own, r"train\.separate_critic makes a second network, which sharded weights \(FSDP2\) do not allow yet; remove it"),
     ):
         with ExitStack() as stack, pytest.raises(ConfigError, match=message):
             build_components(tiny_run(**settings), sharded, stack)

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from rlvr.task import Fault, Task, Verdict, user
+from rlvr.verifiers._workers import pool as workers
+from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
 from rlvr.verifiers.math.parsing.parser import parse_answer
-from rlvr.verifiers.math.values import worker_pool as workers
-from rlvr.verifiers.math.values.worker_pool import BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers.math.values.algebra_pool import AlgebraPool
 from rlvr.verifiers.symbolic import Symbolic
 
 # only a proof counts for absolute values, so these pairs reach the workers; the wrong ones part where no sample point lies
@@ -35,13 +36,13 @@ def ask(verifier: Symbolic, gold: str, answer: str) -> Verdict:
 
 
 @pytest.fixture
-def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool(1, cpu_s=0.4, wall_factor=2.0)
+def pool() -> Iterator[AlgebraPool]:
+    made = AlgebraPool(1, cpu_s=0.4, wall_factor=2.0)
     yield made
     made.close()
 
 
-def wait_for(pool: WorkerPool, count: int) -> set[int]:
+def wait_for(pool: AlgebraPool, count: int) -> set[int]:
     """The processes of a pool, as soon as there are so many."""
     deadline = time.monotonic() + 60
     while len(pool.list_pids()) < count and time.monotonic() < deadline:
@@ -77,7 +78,7 @@ def test_workers_start_when_they_are_needed_or_long_work_begins() -> None:
 
 
 def test_closing_ends_what_is_asked_and_leaves_no_process() -> None:
-    pool = WorkerPool(1, cpu_s=60)
+    pool = AlgebraPool(1, cpu_s=60)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         asked = [threads.submit(pool.is_equal, SLOW, parse_answer("|x|"), pool.new_budget()) for _ in range(2)]  # one of them waits
         pids = wait_for(pool, 1)
@@ -116,13 +117,13 @@ def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
         assert there[2].detail == {"policy": {"units": "required"}}
 
 
-def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: WorkerPool) -> None:
+def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: AlgebraPool) -> None:
     with pytest.raises(BudgetExceeded):
         pool.is_equal(SLOW, parse_answer("|x|"), pool.new_budget())
     assert pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget()) is True
 
 
-def test_a_budget_is_spent_only_once(pool: WorkerPool) -> None:
+def test_a_budget_is_spent_only_once(pool: AlgebraPool) -> None:
     budget = pool.new_budget()
     with pytest.raises(BudgetExceeded):
         pool.is_equal(SLOW, parse_answer("|x|"), budget)
@@ -132,7 +133,7 @@ def test_a_budget_is_spent_only_once(pool: WorkerPool) -> None:
     assert time.process_time() - start < 0.2
 
 
-def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: WorkerPool) -> None:
+def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: AlgebraPool) -> None:
     assert pool.is_equal(parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget()) is True
     (stopped,) = pool.list_pids()
     os.kill(stopped, signal.SIGSTOP)
@@ -141,7 +142,7 @@ def test_a_worker_that_is_stopped_is_replaced_and_nobody_is_blamed(pool: WorkerP
     assert pool.list_pids() != [stopped]
 
 
-def test_a_worker_that_is_killed_while_it_starts_is_started_again(pool: WorkerPool) -> None:
+def test_a_worker_that_is_killed_while_it_starts_is_started_again(pool: AlgebraPool) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         asked = threads.submit(pool.is_equal, parse_answer("|x-1|"), parse_answer("|1-x|"), pool.new_budget())
         for _ in range(5):
@@ -167,7 +168,7 @@ def test_a_dead_pool_gives_no_score(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_memory_is_limited() -> None:
-    pool = WorkerPool(1, cpu_s=1.5, memory_mb=300)
+    pool = AlgebraPool(1, cpu_s=1.5, memory_mb=300)
     try:
         with pytest.raises(BudgetExceeded):
             pool.is_equal(("fun", "abs", ("pow", ("num", 7, 1), ("num", 10**10, 1))), ("sym", "x"), pool.new_budget())

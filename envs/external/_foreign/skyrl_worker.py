@@ -23,7 +23,7 @@ class SkyRLInstance:
         self.config = importlib.import_module("omegaconf").OmegaConf.create(config)
 
     @staticmethod
-    def preload_package() -> Any:
+    def import_and_get_version() -> Any:
         """Import the package and return its version."""
         return {"version": find_version("skyrl-gym", importlib.import_module("skyrl_gym"))}
 

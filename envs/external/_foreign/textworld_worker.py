@@ -18,7 +18,7 @@ class TextWorldInstance:
         self.options = options
 
     @staticmethod
-    def preload_package() -> Any:
+    def import_and_get_version() -> Any:
         """Import the package and return its version."""
         return {"version": find_version("textworld", importlib.import_module("textworld"))}
 

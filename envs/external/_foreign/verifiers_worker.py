@@ -32,7 +32,7 @@ class TasksetInstance(SharedObjectInstance):
         self.tasks = self.get_shared(id=id, settings=settings)
 
     @classmethod
-    def preload_package(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def import_and_get_version(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the taskset, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.v1")
         cls.load_shared(id=id, settings=settings)
@@ -130,7 +130,7 @@ class LegacyInstance(SharedObjectInstance):
         self.env.get_model_response = self._wait_for_policy_turn
 
     @classmethod
-    def preload_package(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def import_and_get_version(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the environment, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.legacy")
         cls.load_shared(id=id, settings=settings)

@@ -26,9 +26,7 @@ Length = Annotated[Whole, typer.Option(help="Maximum tokens of prompt and answer
 EpisodeTimeout = Annotated[
     Number, typer.Option(help="Time limit of an episode in seconds: the conversation ends with the turn that exceeds it.")
 ]
-VerifyTimeout = Annotated[
-    Number, typer.Option(help="Timeout of one step or verification in seconds; then there is no score. Default: 600.")
-]
+CallTimeout = Annotated[Number, typer.Option(help="Timeout of one step or verification in seconds; then there is no score. Default: 600.")]
 Concurrency = Annotated[Whole, typer.Option(help="How many requests run in parallel; default: the sampler's.")]
 Price = Annotated[
     str, typer.Option(metavar="READ,WRITTEN", help="Prices of a million input and output tokens, such as 0.25,1.25; shows the cost.")
@@ -56,7 +54,7 @@ def eval_(
     max_turn_tokens: TurnTokens = None,
     max_length: Length = None,
     episode_timeout_s: EpisodeTimeout = None,
-    verify_timeout_s: VerifyTimeout = None,
+    call_timeout_s: CallTimeout = None,
     concurrency: Concurrency = None,
     select: Annotated[str, typer.Option(help="Also show best@k, selected by: shortest, longest or confident.")] = "",
     seed: Annotated[int, typer.Option(help="The seed of all randomness.")] = 0,
@@ -76,7 +74,7 @@ def eval_(
 
     given = locals()
     names = ("n", "tasks", "split", "temperature", "top_p", "top_k", "system", "max_new_tokens", "max_turn_tokens", "max_length")
-    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_timeout_s", "verify_timeout_s", "concurrency")}
+    sampling: dict[str, Any] = {name: given[name] for name in (*names, "episode_timeout_s", "call_timeout_s", "concurrency")}
     shown = {"allow_unscored": allow_unscored, "json": json}
     if rescore is not None and not suite and not policy:
         sampling |= {"seed": seed or None, "price": price or None, "sampler": sampler or None, "cluster": cluster or None}

@@ -81,7 +81,7 @@ class EpisodeLimits:
         return found
 
 
-def find_wrong_text(episode: Episode) -> str:
+def find_invalid_text(episode: Episode) -> str:
     """Return which text of an episode is none or too long; '' if none is."""
     reason = episode.verdict.reason if episode.verdict is not None else ""
     for name, text in (("text", episode.text), ("error", episode.error), ("reason", reason)):

@@ -58,7 +58,7 @@ class WeightTransferClient:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let each server's workers leave the group of an earlier run, and join this one under their own ranks."""
-        self.leave_group()
+        self.remove_workers_from_group()
         self._send_all(
             "/init_weight_transfer_engine", *({"init_info": init_info | {"rank_offset": offset}} for offset in self.rank_offsets)
         )
@@ -75,7 +75,7 @@ class WeightTransferClient:
         """Tell the servers that all weights were sent."""
         self._send_all("/finish_weight_update")
 
-    def leave_group(self) -> None:
+    def remove_workers_from_group(self) -> None:
         """Let the workers leave the group."""
         self._send_command(self._servers, "/shutdown_weight_transfer_engine", strict=False)
 
@@ -132,7 +132,7 @@ class WeightTransfer:
         if sender is not None:
             with suppress(SamplerError):
                 if get_rank() == 0:
-                    self._run_with_timeout(self.client.leave_group)
+                    self._run_with_timeout(self.client.remove_workers_from_group)
                 self._run_with_timeout(sender.shutdown)
 
     def _join_group(self, address: str, port: int) -> Any:

@@ -32,7 +32,7 @@ class OptimizationSettings:
     lr_scheduler: str = "constant"
     warmup_steps: int = 0
     """The number of linear warmup steps, under every schedule; the learning rate is above 0 from the first step."""
-    critic: CriticConfig | None = None
+    separate_critic: CriticConfig | None = None
     """The settings of a separate critic; None: a linear head on the policy's hidden states."""
     minibatches_per_step: int = 1
     """The number of optimizer steps per pass over the episodes."""
@@ -74,11 +74,11 @@ class OptimizationSettings:
                 "algorithm.ref_model_sync_steps is set, but with model.lora the reference is the model without its adapter, which cannot "
                 "follow the policy; set algorithm.ref_model_sync_steps=0"
             )
-        if self.critic is not None and not algorithm.traits.needs_value:
-            raise ConfigError("train.critic is set, but the algorithm has no critic; remove it, or use ppo")
-        if self.critic is not None and is_sharded:
+        if self.separate_critic is not None and not algorithm.traits.needs_value:
+            raise ConfigError("train.separate_critic is set, but the algorithm has no critic; remove it, or use ppo")
+        if self.separate_critic is not None and is_sharded:
             raise ConfigError(
-                "train.critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
+                "train.separate_critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
                 "fsdp2.yaml"
             )
         if algorithm.traits.needs_divergence and is_sharded:

@@ -18,9 +18,9 @@ def attach_networks(
     """Attach the networks that the algorithm and the settings require; return the separate critic, if there is one."""
     if algorithm.traits.needs_divergence and teacher is not None:
         policy.divergence = TeacherDivergence(teacher, algorithm.traits.needs_divergence).check_compatible(policy)
-    if optimization.critic is None:
+    if optimization.separate_critic is None:
         return None
-    critic = Critic(policy.model, max_grad_norm=optimization.critic.max_grad_norm)
+    critic = Critic(policy.model, max_grad_norm=optimization.separate_critic.max_grad_norm)
     policy.value = critic
     return critic
 
@@ -28,8 +28,8 @@ def attach_networks(
 def build_parameter_groups(policy: Policy, optimization: OptimizationSettings) -> list[Any]:
     """Build the optimizer's parameter groups; a separate critic has its own learning rate."""
     trained = [p for p in policy.parameters() if p.requires_grad]
-    if optimization.critic is None or policy.value is None:
+    if optimization.separate_critic is None or policy.value is None:
         return trained
     own = {id(p) for p in policy.value.parameters()}
     both: tuple[list[Any], list[Any]] = [p for p in trained if id(p) not in own], [p for p in trained if id(p) in own]
-    return [{"params": both[0]}, {"params": both[1], "lr": optimization.critic.learning_rate}]
+    return [{"params": both[0]}, {"params": both[1], "lr": optimization.separate_critic.learning_rate}]

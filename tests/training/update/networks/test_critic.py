@@ -24,7 +24,7 @@ def learner_with(critic: CriticConfig | None, *, rate: float = 0.0, model: Any =
     chosen = {"num_iterations": 1, "beta": 0.0, **settings}
     return Learner(
         model or tiny_model(), build("algorithm", "ppo", **{k: v for k, v in chosen.items() if k != "kl_in"}),
-        OptimizationSettings(learning_rate=rate, critic=critic), accelerator=Accelerator(cpu=True), total_steps=40,
+        OptimizationSettings(learning_rate=rate, separate_critic=critic), accelerator=Accelerator(cpu=True), total_steps=40,
     )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_a_resumed_run_has_the_same_critic() -> None:
 
 
 def test_an_algorithm_without_a_critic_refuses_it() -> None:
-    with pytest.raises(ConfigError, match=r"train\.critic is set, but the algorithm has no critic"):
+    with pytest.raises(ConfigError, match=r"train\.separate_critic is set, but the algorithm has no critic"):
         Learner(
-            tiny_model(), build("algorithm", "grpo"), OptimizationSettings(critic=OWN), accelerator=Accelerator(cpu=True), total_steps=1,
+            tiny_model(), build("algorithm", "grpo"), OptimizationSettings(separate_critic=OWN), accelerator=Accelerator(cpu=True), total_steps=1,
         )  # fmt: skip

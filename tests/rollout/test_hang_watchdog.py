@@ -14,9 +14,9 @@ import pytest
 PROGRAM = """
 import re, sys, time
 import rlvr
-from rlvr.rollout import interpreter_watch
+from rlvr.rollout import hang_watchdog
 
-interpreter_watch.MIN_LIMIT_S = 1.5
+hang_watchdog.MIN_LIMIT_S = 1.5
 
 def blocks(answer, reference):
     return bool(re.fullmatch(r"(a+)+b", "a" * 60))
@@ -27,7 +27,7 @@ def waits(answer, reference):
     return True
 
 env = rlvr.make_env([{"prompt": "2+2=", "answer": "4"}], verifier=globals()[sys.argv[1]])
-report = rlvr.evaluate(env, policy=lambda prompt: "x", split="train", verify_timeout_s=1.5 if sys.argv[1] == "blocks" else 20)
+report = rlvr.evaluate(env, policy=lambda prompt: "x", split="train", call_timeout_s=1.5 if sys.argv[1] == "blocks" else 20)
 print(report.envs["Dataset"].avg.value)
 """
 

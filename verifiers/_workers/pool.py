@@ -1,7 +1,6 @@
 """A pool of warm worker processes for unbounded work, such as algebra; workers are killed when they exceed their limits.
 
-A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each. Algebra gets only trees:
-no pickle, no text of the answer.
+A worker is a plain `python -I` that runs `worker_main.py`; a request and its reply are one line of JSON each, never a pickle.
 
 CPU time decides whose fault a failure is. If a worker used up its CPU budget, the answer is too much work: a fault of the answer.
 If a worker died, or hardly got CPU time, a fresh worker gets the same request, several times, before an infrastructure error is raised.
@@ -26,11 +25,10 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import rlvr
-from rlvr.verifiers.math.parsing.tree import Tree
 
 WORKER_FILE = Path(__file__).with_name("worker_main.py")
-ALGEBRA_FILE, PATTERNS_FILE = Path(__file__).with_name("algebra.py"), Path(__file__).parents[2] / "_patterns.py"
-"""Files that handle requests in a worker."""
+PATTERNS_FILE = Path(__file__).with_name("patterns.py")
+"""The file that handles requests for regular expressions and JSON schemas in a worker."""
 MAX_ATTEMPTS = 8
 WALL_FACTOR = 20.0
 """Wall-clock timeout per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
@@ -54,11 +52,11 @@ class WorkersFailed(Exception):
     """Raised if several workers in a row died or never got CPU time: an infrastructure fault."""
 
 
-Home: TypeAlias = "queue.LifoQueue[AlgebraWorker | WorkersFailed]"
+Home: TypeAlias = "queue.LifoQueue[Worker | WorkersFailed]"
 """Queue of idle workers, and of errors of workers that did not start."""
 
 
-class AlgebraWorker:
+class Worker:
     """The parent's handle of one worker process: the process and the two pipes to it."""
 
     def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -173,8 +171,8 @@ class WorkerPool:
         cpu_s: float = 1.0,
         memory_mb: int = 1024,
         wall_factor: float = WALL_FACTOR,
-        handler_file: Path = ALGEBRA_FILE,
-        work_name: str = "algebra",
+        handler_file: Path,
+        work_name: str,
         environment: Mapping[str, str] | None = None,
         keep_after_failure: bool = True,
     ) -> None:
@@ -186,7 +184,7 @@ class WorkerPool:
     def _reset(self) -> None:
         self._idle: Home = queue.LifoQueue()
         self._num_to_start = self.size
-        self._workers: set[AlgebraWorker] = set()
+        self._workers: set[Worker] = set()
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
@@ -215,11 +213,6 @@ class WorkerPool:
                 threading.Thread(target=self._start_worker, args=[self._idle], daemon=True).start()
             except RuntimeError as error:
                 self._idle.put(WorkersFailed(f"a worker did not start: {error}"))
-
-    def is_equal(self, a: Tree, b: Tree, budget: CpuBudget) -> bool | None:
-        """Ask an algebra worker whether two expressions are equal; None if algebra cannot decide."""
-        same = self.send_request({"a": a, "b": b}, budget).get("same")
-        return same if isinstance(same, bool) else None
 
     def send_request(self, request: dict[str, Any], budget: CpuBudget) -> dict[str, Any]:
         """Send a request to a worker and return the reply; the CPU time is taken from the budget."""
@@ -256,7 +249,7 @@ class WorkerPool:
             return reply
         raise WorkersFailed(f"{MAX_ATTEMPTS} workers in a row gave no reply ({trouble})")
 
-    def _take_worker(self) -> AlgebraWorker:
+    def _take_worker(self) -> Worker:
         self._reset_after_fork()
         home, failed, end = self._idle, 0, time.monotonic() + QUEUE_TIMEOUT_S
         while True:
@@ -282,10 +275,10 @@ class WorkerPool:
 
     def _start_worker(self, idle_queue: Home) -> None:
         """Start a worker and put it, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
-        found: AlgebraWorker | WorkersFailed = WorkersFailed("no worker survived its start")
+        found: Worker | WorkersFailed = WorkersFailed("no worker survived its start")
         for _ in range(MAX_ATTEMPTS):
             try:
-                worker = AlgebraWorker(self.memory_mb, idle_queue, self.handler_file, self.environment)
+                worker = Worker(self.memory_mb, idle_queue, self.handler_file, self.environment)
             except OSError as error:
                 found = WorkersFailed(f"a worker did not start: {error}")
                 break
@@ -300,10 +293,10 @@ class WorkerPool:
                 found = worker
             break
         idle_queue.put(found)
-        if isinstance(found, AlgebraWorker) and idle_queue is not self._idle:  # closed meanwhile
+        if isinstance(found, Worker) and idle_queue is not self._idle:  # closed meanwhile
             self._kill_worker(found)
 
-    def _replace_worker(self, worker: AlgebraWorker) -> int | None:
+    def _replace_worker(self, worker: Worker) -> int | None:
         """Kill a worker and immediately start another one; return the exit status."""
         status = self._kill_worker(worker)
         with self._lock:
@@ -311,7 +304,7 @@ class WorkerPool:
         self.start_workers(1)
         return status
 
-    def _kill_worker(self, worker: AlgebraWorker) -> int | None:
+    def _kill_worker(self, worker: Worker) -> int | None:
         status = worker.kill()
         self._workers.discard(worker)
         return status
@@ -362,7 +355,7 @@ class TwoLanePool:
         self._slow.close()
 
 
-def _kill_all(live: set[AlgebraWorker], owner: int) -> None:
+def _kill_all(live: set[Worker], owner: int) -> None:
     if os.getpid() == owner:
         for worker in list(live):
             worker.kill()

@@ -27,12 +27,12 @@ ABORT_GRACE_S = 5.0
 
 
 @contextlib.contextmanager
-def watch_interpreter(timeout_s: float) -> Iterator[None]:
+def abort_on_hang(timeout_s: float) -> Iterator[None]:
     """Abort this process if its interpreter is blocked for as long as a call may take, but at least 30 s."""
     global _watch
     with _lock:
         if _watch is None or _watch.pid != os.getpid():  # after a fork the watch is that of the parent
-            _watch = InterpreterWatch()
+            _watch = HangWatchdog()
     limit = max(MIN_LIMIT_S, timeout_s)
     _watch.add_limit(limit)
     try:
@@ -41,7 +41,7 @@ def watch_interpreter(timeout_s: float) -> Iterator[None]:
         _watch.remove_limit(limit)
 
 
-class InterpreterWatch:
+class HangWatchdog:
     """The beats of this process, and the process that counts them, which lives as long as this one."""
 
     def __init__(self) -> None:
@@ -86,10 +86,10 @@ class InterpreterWatch:
 
 
 _lock = threading.Lock()
-_watch: InterpreterWatch | None = None
+_watch: HangWatchdog | None = None
 
 
-def main(pid: int) -> None:
+def run_watchdog(pid: int) -> None:
     """Read beats, each of which is the current limit, until the watched process ends; abort it if they end while it uses processor time."""
     limit_s, last_beat, cpu_at_beat = math.inf, time.monotonic(), 0.0
     while os.getppid() == pid:
@@ -124,4 +124,4 @@ def _read_cpu_s(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    run_watchdog(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Worker processes with limits of processor time and memory, for work on an answer that may not end: algebra, patterns, a verifier."""
