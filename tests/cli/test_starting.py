@@ -30,6 +30,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a file of thirty questions and a model of a few thousand parameters."""
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"{n}+{n}=", "answer": 2 * n} for n in range(30)]
+    (tmp_path / "id.toml").write_text('model = "model"\n[env]\nid = "arithmetic"\n')
+    (tmp_path / "broken.toml").write_text("model\n")
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = CharTokenizer("0123456789+=")
     load_model(ModelConfig(config=MODEL), tokenizer).save_pretrained(tmp_path / "model")
@@ -63,6 +65,15 @@ def test_one_command_makes_a_run_with_recipe_interval_and_page(desk: Path, capsy
     assert "held-out accuracy not measured (eval.tasks=0)" in said.out and "accuracy before" not in said.out
 
 
+@pytest.mark.parametrize("target", ["env=arithmetic", "arithmetic", "recipe.toml"])
+def test_a_run_needs_no_recipe_and_a_recipe_may_be_toml(target: str, desk: Path, capsys: Said) -> None:
+    (desk / "recipe.toml").write_text('model = "model"\n[env]\nname = "arithmetic"\n')
+    sizes = ["rollout={prompts_per_step: 2, num_generations: 2, max_new_tokens: 4}", "train.steps=1", "eval.tasks=2"]
+    assert run_command(["train", target, *sizes, *(["--model", "model"] if "toml" not in target else []), "--out", "run", "--json"]) == 0
+    config = load_config("run/config.yaml")
+    assert config.env == {"name": "arithmetic"} and config.model.path == "model" and config.train.steps == 1
+
+
 def test_a_data_file_is_evaluated_whole(desk: Path, capsys: Said) -> None:
     assert run_command(["eval", "sums.jsonl", "--policy", "scripted:gold", "--set", "verifier=numeric", "--json"]) == 0
     said = capsys.readouterr()
@@ -80,6 +91,10 @@ def test_a_data_file_is_evaluated_whole(desk: Path, capsys: Said) -> None:
     (["train", "sums.jsonl", "--model", "model", "env.question=q"], "which names no column; allowed: answer, question"),
     (["train", "sums.jsonl", "--model", "model", "--verifier", "numerc"], "did you mean 'numeric'"),
     (["train", "quickstart", "--test", "sums.jsonl"], "--test and --verifier go with a data file"),
+    (["train", "arithmetic"], "no model is named; add --model"),
+    (["train", "train.steps=1", "--model", "model"], "no recipe, data or environment is named; write for example: rlvr train env=arithmetic"),
+    (["train", "id.toml"], "write name: arithmetic, not id"),
+    (["train", "broken.toml"], "broken.toml is not valid TOML: Expected '=' after a key"),
     (["eval", "none.csv", "--policy", "scripted:gold"], "there is no file or folder 'none.csv'"),
     (["init", "--data", "sums.jsonl"], "--model is missing, and there is no terminal to ask on"),
     (["init", "--data", "sumz", "--model", "model"], "'sumz' is neither data"),
