@@ -157,7 +157,7 @@ def test_a_gymnasium_environment_is_taken_where_an_environment_is() -> None:
     gym = rlvr.make("arithmetic")
     assert rlvr.evaluate(gym, lambda prompt: "4", n_eval_episodes=3).envs["Arithmetic"].samples == 3
     assert isinstance(rlvr.Rollout(gym, TOKENIZER, "scripted").mdp.environment, type(gym.environment))
-    assert rlvr.Trainer("quickstart", env=gym).environment is gym.environment
+    assert resolve_run_inputs("quickstart", env=gym).environment is gym.environment
 
 
 def test_generate_returns_the_texts_of_each_prompt() -> None:

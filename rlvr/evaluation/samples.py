@@ -81,7 +81,7 @@ class EvalSample(Hinted):
     """Number of generated tokens; for an endpoint, as reported in its usage, if it was."""
     prompt_tokens: int
     mean_logprob: float
-    """The mean log-probability of the policy's tokens."""
+    """The mean log-probability of the policy's tokens, as they were sampled: 0 for greedy answers."""
     question_digest: str
     """A digest of the prompt and the reference."""
     verdict: Mapping[str, Any] = field(default_factory=dict)

@@ -334,7 +334,15 @@ def test_a_plugin_that_raises_is_told_where_and_is_no_success(
     assert [word for word in words if word not in said] == [] and "bug in rlvr" not in said and said.startswith("error: "), said
 
 
-@pytest.mark.parametrize(("kind", "name"), [("verifier", "Leaves"), ("verifier", "LeavesAtOnce"), ("env", "Left"), ("env", "Unclosable")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("verifier", "LeavesAtOnce"),
+        pytest.param("verifier", "Leaves", marks=pytest.mark.slow),
+        pytest.param("env", "Left", marks=pytest.mark.slow),
+        pytest.param("env", "Unclosable", marks=pytest.mark.slow),
+    ],
+)
 def test_what_leaves_has_failed_its_kit(kind: str, name: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["check", kind, f"broken.py:{name}"]) == 1
     assert ("in close" if name == "Unclosable" else "SystemExit: 0") in capsys.readouterr().out
