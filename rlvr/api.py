@@ -38,7 +38,7 @@ from rlvr.mdp.task_data import (
     to_verifier_setting,
     unwrap_environment,
 )
-from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, list_entries
+from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_parameters, list_entries, load_factory
 from rlvr.synonyms import VERIFIERS, accept_synonyms, translate_keywords
 from rlvr.task import Message, Task, Verdict
 
@@ -85,7 +85,8 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
         env: the environment, as in `make_env`.
         tokenizer: None: observations and actions are texts, whole turns. `chars`, a folder or a Hub id, or a tokenizer of transformers:
             observations are token ids; an action is one of them, or a text.
-        settings: those of `TokenEnv`, such as max_new_tokens and obs; all others are settings of the environment.
+        settings: those of `TokenEnv`, such as max_new_tokens and obs; `seed`, with which the tasks of `reset` without a seed repeat; all
+            others are settings of the environment.
 
     >>> env = make("arithmetic", levels=["1+1"])
     >>> question, info = env.reset(seed=0)
@@ -94,10 +95,23 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
     >>> make("arithmetic", tokenizer="chars").action_space
     Discrete(100)
     """
+    from gymnasium.utils import seeding
+
     from rlvr.mdp.env import TokenEnv
 
+    seed = settings.get("seed") if isinstance(settings.get("seed"), int) else None
+    if seed is not None and not _takes_seed(env):
+        del settings["seed"]
     own, rest = _split_token_env_settings(tokenizer, settings)
-    return TokenEnv(make_env(env, **rest), **own)
+    made = TokenEnv(make_env(env, **rest), **own)
+    if seed is not None:
+        made.np_random = seeding.np_random(seed)[0]
+    return made
+
+
+def _takes_seed(env: Any) -> bool:
+    """Whether an environment that is named has a setting `seed` of its own."""
+    return isinstance(env, str) and env in list("env") and "seed" in get_parameters(load_factory("env", env))
 
 
 @explain_call
@@ -250,6 +264,9 @@ def _check_made(contract: Callable[..., P], made: Any) -> P:
 def verify(verifier: AnyVerifier, /, answer: str, reference: Any = None, **settings: Any) -> Verdict: ...
 @overload
 def verify(answer: str, reference: Any = None, /, *, verifier: AnyVerifier = "symbolic", **settings: Any) -> Verdict: ...
+@overload
+def verify(*, answer: str, reference: Any, verifier: AnyVerifier = "symbolic", **settings: Any) -> Verdict: ...
+@accept_synonyms
 @explain_call
 def verify(
     *given: Any,
@@ -264,8 +281,7 @@ def verify(
 
     Args:
         given: the verifier, the answer and the reference, in this order, without those that are given by keyword.
-        verifier: the verifier, as in `make_verifier`; two texts, of which the first names none, are an answer and a reference for
-            `symbolic`.
+        verifier: the verifier, as in `make_verifier`; without one, an answer and a reference are compared as mathematics (`symbolic`).
         answer: the completion of the policy, with the answer in it.
         reference: the right answer; or an `rlvr.Task`, which has it.
         prompt: the question, for verifiers that read it.
@@ -281,8 +297,10 @@ def verify(
     """
     names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
-    if _are_answer_and_reference(given, values):
-        given = (DEFAULT_VERIFIER, *given)
+    if _are_answer_and_reference(given, values) or (not given and verifier is None and None not in (answer, reference)):
+        names, values["verifier"] = ["answer", "reference"], DEFAULT_VERIFIER
+    if len(given) == 3 and verifier is None and not isinstance(given[2], str) and (callable(given[2]) or isinstance(given[2], Verifier)):
+        raise TypeError("rlvr.verify takes the verifier first: rlvr.verify(verifier, answer, reference)")
     for name, value in zip(names, given, strict=False):
         if values[name] is not None:
             raise TypeError(

@@ -49,7 +49,8 @@ NAMES: Mapping[str, str] = {
     "and `rlvr new env NAME` writes one",
     "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
-    "LLM": "rlvr.generate('vllm:DIR', prompts, n=4, max_new_tokens=64), which returns texts",
+    "LLM": "rlvr.generate('hf:DIR', prompts, n=4, max_new_tokens=64), which returns texts; 'vllm:DIR' samples with vLLM, on a GPU",
+    **dict.fromkeys(("pass_at_k", "pass_k"), "rlvr.evaluate(env, policy=..., n=8).pass_at_k(4)"),
     "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
     "MultiTurnEnv": "subclass rlvr.Environment, with `task`, and `reply` or `new_session`; `rlvr new env NAME --kind conversation` writes one",
     "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
@@ -79,7 +80,7 @@ NAMES: Mapping[str, str] = {
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
     "eval": "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'): the rows are the dataset, the verifier "
     "is the scorer, the policy is model and solver",
-    "evaluate_policy": "rlvr.evaluate(env, policy=function, tasks=5).accuracy",
+    "evaluate_policy": "rlvr.evaluate(env, policy=..., tasks=5).accuracy: one number; print the report for its interval",
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "load_dataset": "data is given as it is, as a file, a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
     "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
@@ -106,7 +107,11 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
         "rlvr.train(model=..., data=rows, verifier=function, steps=10), or the same keywords in rlvr.Trainer(...).fit(); "
         "TRL's words reward_funcs=, train_dataset=, output_dir=, max_steps= and those of GRPOConfig are keywords there",
     ),
-    (r"GRPO|PPO|RLOO|DAPO|DPO|SFT|KTO|Reinforce", "rlvr.train(model=..., env=..., algorithm='grpo', steps=10)"),
+    (r"(?P<algorithm>GRPO|PPO|RLOO|DAPO|DPO|KTO)(?:Algorithm)?", "rlvr.train(model=..., env=..., algorithm='{algorithm}', steps=10)"),
+    (
+        r"(?P<algorithm>GRPO|PPO|RLOO|DPO|KTO)Config",
+        "settings are keywords: rlvr.train(model=..., env=..., algorithm='{algorithm}', steps=10, learning_rate=1e-6)",
+    ),
     (
         r"(?:Lora|LoRA|Peft)Config",
         "rlvr.train(model=..., data=rows, lora={'rank': 8, 'alpha': 16}); peft's LoraConfig works too, lora=config",
@@ -124,7 +129,10 @@ TOPICS: tuple[tuple[str, str], ...] = (
     ("registry registered spec specs", "rlvr.list('env'), or another kind of plugin; rlvr.list() lists them all"),
     ("lora peft adapter", "rlvr.train(model=..., data=rows, lora={'rank': 8, 'alpha': 16}); a LoraConfig of peft works too, lora=config"),
     ("tool tools", "rlvr.make_tool(function), or a name of rlvr.list('tool')"),
-    ("sandbox docker container execute exec python code", "rlvr.make_sandbox('docker').run(code), or rlvr.list('sandbox') for the others"),
+    (
+        "sandbox docker container execute exec python code",
+        "rlvr.make_sandbox('docker').run(code, timeout=5); code of your own runs in rlvr.make_sandbox('process', trusted=True) too",
+    ),
     ("recipe recipes", "rlvr.train('quickstart'); a shell lists them: `rlvr list recipes`"),
     ("suite suites benchmark benchmarks bench", "rlvr.evaluate('quick', policy='hf:DIR'); a shell lists the suites: `rlvr list suites`"),
     ("compare", "report.compare(other), or `rlvr compare DIR DIR`"),
@@ -365,15 +373,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "time_limit": "episode_timeout_s=",
         "solver": "policy=, a model or a function from `messages` and `tools` to a turn",
     },
-    "verify": {
-        **dict.fromkeys(ANSWER_COLUMNS, "answer=, what the policy wrote"),
-        **{name: "reference=, the right answer" for name in (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS) if name not in ("answer", "reference")},
-        **{name: "prompt=, the question" for name in QUESTION_COLUMNS if name != "prompt"},
-        "text": "answer=, what the policy wrote",
-        "reward_fn": _VERIFIER,
-        "scorer": _VERIFIER,
-        "rubric": _VERIFIER,
-    },
+    "verify": {"text": "answer=, what the policy wrote", "problem": "prompt=, the question", "query": "prompt=, the question"},
     "verify_many": {
         **dict.fromkeys(("completions", "responses", "outputs", "predictions", "answer"), "answers=, what the policy wrote"),
         **dict.fromkeys(("targets", "golds", "labels", "solutions", "ground_truths", "reference"), "references=, the right answers"),
@@ -432,6 +432,14 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "timeout_s": "wall_s=5",
     },
     "make_env": {
+        **dict.fromkeys(
+            ("num_examples", "num_train_examples", "num_eval_examples", "size"),
+            "data is limited by limit=, and tasks that are made have no end: rlvr.evaluate(env, policy=..., tasks=20) takes so many",
+        ),
+        **dict.fromkeys(
+            ("max_episode_steps", "max_steps"),
+            "the number of turns is max_turns, an attribute of the class, or a setting of data with tools",
+        ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
         **dict.fromkeys(("num_fewshot", "few_shot", "fewshot", "n_shots"), "shots="),
         **dict.fromkeys(("limit", "num_examples", "num_tasks", "max_samples"), "limit="),
@@ -492,6 +500,8 @@ def explain_name(name: str) -> str:
         return _advise(found)
     for pattern, call in NAME_PATTERNS:
         if match := re.fullmatch(pattern, name):
+            if algorithm := match.groupdict().get("algorithm"):
+                return _advise(call.format(algorithm=algorithm.lower()))
             kind = PLUGIN_WORDS.get(match.group(1).rpartition("_")[2], "") if match.groups() else ""
             if "{kind" in call and not kind:
                 continue

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import shorten_traceback
+from rlvr.hints import ANSWER_COLUMNS, shorten_traceback
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _VERIFIER = dict.fromkeys(("reward_func", "reward_funcs", "reward_fn", "rubric", "scorer"), "verifier")
 _LENGTH = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
+REFERENCE_WORDS = ("target", "gold", "ground_truth", "solution", "label", "expected", "tests")
+"""Keywords for the reference in calls of other libraries."""
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "train": {
         **_VERIFIER,
@@ -65,6 +67,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "system_message": "system",
         "system_prompt": "system",
     },
+    "verify": {**_VERIFIER, **dict.fromkeys(ANSWER_COLUMNS, "answer"), **dict.fromkeys(REFERENCE_WORDS, "reference"), "question": "prompt"},
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""
@@ -107,6 +110,8 @@ def translate_keywords(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
     {'steps': 5, 'learning_rate': 1e-05}
     """
     given = _join_weights(call, given)
+    if call == "evaluate" and not isinstance(given.get("tasks", 0), int):  # names of environments, as lm-eval has them
+        given = {("env" if name == "tasks" else name): value for name, value in given.items()}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()
     for name, value in given.items():
         own = words.get(name, name)

@@ -189,6 +189,12 @@ class Verdict(Hinted):
         """Whether the score is the full score, 1."""
         return self.score == 1.0
 
+    def __float__(self) -> float:
+        """Return the score; raise TypeError if there is none."""
+        if self.score is None:
+            raise TypeError(f"this verdict has no score: {self.reason}")
+        return self.score
+
     def __bool__(self) -> NoReturn:
         """Raise an error: `if verdict:` would hold for a wrong answer, or would take an unscored one for a wrong one."""
         raise TypeError(

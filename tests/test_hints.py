@@ -168,7 +168,7 @@ def find_faults(hint: str, call: str = "") -> list[str]:
     for code in find_code(hint):
         rest = rest.replace(code, "")
         try:
-            tree = ast.parse(code.replace("{kind!r}", "'env'").replace("{kind}", "env"), mode="eval").body
+            tree = ast.parse(code.replace("{kind!r}", "'env'").replace("{kind}", "env").replace("{algorithm}", "grpo"), mode="eval").body
             if code.startswith("gymnasium."):
                 continue
             resolve(tree)

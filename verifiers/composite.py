@@ -60,6 +60,10 @@ class Composite(Verifier):
         )
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 
+    def __repr__(self) -> str:
+        total = math.fsum(self.weights.values())
+        return f"<weighted mean of {', '.join(f'{weight / total:.3g} {name}' for name, weight in self.weights.items())}>"
+
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify with every component, and compute the weighted mean."""

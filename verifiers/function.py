@@ -56,6 +56,9 @@ class FunctionVerifier(Verifier):
         known = RewardSignature.read(function)
         self.needs_reference, self.columns = bool(known.reference), known.list_columns()
 
+    def __repr__(self) -> str:
+        return f"<verifier of the function {self.name}>"
+
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Call the function; what is not a number in the range is no score, with the value in the reason."""

@@ -128,8 +128,13 @@ def is_env_target(target: str) -> bool:
     return target not in find_recipes() and target in [entry.name for entry in list_entries("env")]
 
 
+def is_algorithm_target(target: str) -> bool:
+    """Whether `rlvr train TARGET` names an algorithm and not a recipe."""
+    return target not in find_recipes() and target in [entry.name for entry in list_entries("algorithm")]
+
+
 def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str) -> RunConfig:
-    """Make the configuration of `rlvr train ENV --model MODEL`, also written `rlvr train env=ENV`: the sizes are those of a first run."""
+    """Make the configuration of `rlvr train ENV --model MODEL`, also written `rlvr train env=ENV`; the sizes are those of a first run."""
     own = apply_overrides({}, [target if "=" in target else f"env={target}", *overrides])
     env = own.get("env")
     example = "rlvr train env=arithmetic --model Qwen/Qwen2.5-0.5B-Instruct"

@@ -34,6 +34,8 @@ def train_run(
 
     set_openmp_passive_wait()
     on_data = starting.is_data_target(recipe)
+    if starting.is_algorithm_target(recipe):
+        recipe = f"algorithm={recipe}"
     if "=" in recipe or starting.is_env_target(recipe):
         config = starting.make_run_without_recipe(recipe, overrides, model=model)
     elif on_data:

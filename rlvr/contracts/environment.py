@@ -97,13 +97,19 @@ class Environment(Plugin, ABC):
     def __repr__(self) -> str:
         """Show the class, the size of each split, the verifier and the tools."""
         try:
-            sizes = {split: self.num_tasks(split) for split in self.splits}
-            parts = [f"{split} {'generated' if size is None else format(size, ',')}" for split, size in sizes.items()]
+            parts = [f"{split} {self._describe_size(split)}" for split in self.splits]
             parts.append(f"verifier {type(self.verifier).__name__}")
             parts += [f"tools {', '.join(type(tool).__name__ for tool in self.tools)}"] if self.tools else []
             return f"<{type(self).__name__}: {', '.join(parts[:-1])}, {parts[-1]}>"
         except Exception:  # an object that is not complete yet must be shown too, in a debugger
             return object.__repr__(self)
+
+    def _describe_size(self, split: str) -> str:
+        try:
+            size = self.num_tasks(split)
+        except Exception:  # its data cannot be read here
+            return "not loaded"
+        return "generated" if size is None else format(size, ",")
 
     @property
     def info(self) -> EnvironmentInfo:

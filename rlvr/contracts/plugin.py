@@ -187,6 +187,11 @@ class Plugin(Hinted):
             if is_contract(cls) and (args or kwargs or missing):
                 maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
                 about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
+                if cls.__name__ == "Environment" and kwargs.keys() & {"data", "dataset", "rows", "eval_dataset"}:
+                    raise TypeError(
+                        "rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier='exact'), where "
+                        "system=, question= and reference= name the system message and the columns"
+                    )
                 if cls.__name__ == "Environment":
                     about += "; for questions with answers write rlvr.make_env(data, verifier='exact')"
                 raise TypeError(about + describe_smallest(cls.__name__))

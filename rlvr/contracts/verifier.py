@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -14,15 +15,12 @@ from rlvr.contracts.explanation import Explanation, explain_verdict
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
 from rlvr.contracts.session import Transcript
 from rlvr.errors import ConfigError
+from rlvr.synonyms import REFERENCE_WORDS
 from rlvr.task import Message, Task, Verdict
 
 RunInThread = Callable[..., Awaitable[Any]]
 THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asyncio.to_thread)
 """Runs a blocking function in a thread and awaits it. An executor of verifications sets it, so that its own threads are used."""
-
-
-REFERENCE_WORDS = ("target", "gold", "ground_truth", "solution", "label", "expected", "tests")
-"""Keywords for the reference in other libraries, which a call by hand takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +92,12 @@ class Verifier(Plugin, ABC):
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score `answer` against `task.reference`."""
 
-    def __call__(self, answer: str, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Verdict:
+    def __call__(self, answer: Any = None, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Verdict:
         """Score one answer by hand: the short form of `verify(Task(prompt, reference, meta=meta), answer)`.
 
         Args:
             answer: the completion of the policy, with the answer in it.
-            reference: the right answer.
+            reference: the right answer; or one of its names in other libraries, such as target, solution and tests.
             prompt: the question, for verifiers that read it.
             meta: further columns of the task, for verifiers that read them.
 
@@ -109,13 +107,23 @@ class Verifier(Plugin, ABC):
         """
         if reference is None and (word := next((name for name in REFERENCE_WORDS if name in meta), "")):
             reference = meta.pop(word)
-        if words := meta.keys() & {"completion", "completions", "response"}:
+        if answer is None and "completion" in meta:
+            answer = meta.pop("completion")
+        if lost := [name for name in meta if name in ("timeout", "timeout_s") or name in inspect.signature(type(self)).parameters]:
             raise ConfigError(
-                f"a verifier is called as verifier(answer, reference), where the answer is what the policy wrote; got {min(words)!r}"
+                f"{lost[0]} is no column of a task; a setting is given when the verifier is made: rlvr.make_verifier(name, {lost[0]}=...)"
             )
         if isinstance(answer, Task):
             raise ConfigError("a verifier is called with the answer, then the reference; with a Task write verifier.verify(task, answer)")
+        if answer is None or "completions" in meta or "responses" in meta:
+            raise ConfigError(
+                "a verifier is called with one answer, which is what the policy wrote, and its reference: verifier('it is 4', '4').score; "
+                "for lists write rlvr.verify_many(verifier, answers=[...], references=[...])"
+            )
         return self.verify(Task(prompt, reference, meta=meta), answer)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} verifier>"
 
     def explain(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the steps, and the function that decided. Slow: for looking at one answer.

@@ -59,6 +59,7 @@ class EvalReport(Hinted):
         "to_json": "write json.dumps(report.to_dict())",
         "score": "write .accuracy",
         "mean_reward": "write .accuracy",
+        **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].avg, which has value, low and high of the 95 % interval"),
         "stderr": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
         "ci": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
         "errors": "write [sample.reason for sample in report.samples if sample.score is None]",

@@ -177,7 +177,8 @@ def _add_algorithm_settings(algorithm: Any, sections: dict[str, Any]) -> Any:
 def _read_lora(lora: Any) -> Any:
     """Read the settings of an adapter, also from a LoraConfig of peft."""
     if isinstance(lora, Mapping):
-        return {{"r": "rank", "lora_alpha": "alpha"}.get(key, key): value for key, value in lora.items()}
+        words = {"r": "rank", "lora_alpha": "alpha"}
+        return {words.get(key, key): value for key, value in lora.items() if (key, value) != ("target_modules", "all-linear")}
     if not hasattr(lora, "r"):
         return lora
     if getattr(lora, "lora_dropout", 0):

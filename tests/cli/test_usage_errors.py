@@ -84,7 +84,7 @@ def test_one_message_ends_with_the_line_as_it_should_be(line: str, right: str, c
         ("list-envs", "`rlvr list envs`"),
         ("list_verifiers", "`rlvr list verifiers`"),
         ("new-verifier mine", "`rlvr new verifier NAME`"),
-        ("grpo", "`rlvr train RECIPE algorithm=grpo`"),
+        ("grpo", "`rlvr train env=ENV algorithm=grpo --model DIR`"),
         ("lint", "`rlvr check KIND NAME`"),
         ("evals", "did you mean 'eval'?"),
         ("veiw", "did you mean 'view'?"),

@@ -214,7 +214,7 @@ def explain_command(name: str) -> str:
     if (match := re.fullmatch(r"(?:new|create|init|add)-(\w+)", word)) and (kind := hints.PLUGIN_WORDS.get(match[1], "")) in NEW_KINDS:
         return f"`rlvr new {kind} NAME` writes a template"
     if word in _list_algorithm_names():
-        return f"an algorithm is a setting of a run: `rlvr train RECIPE algorithm={word.replace('-', '_')}`"
+        return f"an algorithm is a setting of a run: `rlvr train env=ENV algorithm={word.replace('-', '_')} --model DIR`, or with data or a recipe"
     return ""
 
 
