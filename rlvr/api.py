@@ -331,8 +331,9 @@ def verify(
 
 
 def _are_answer_and_reference(given: Sequence[Any], values: Mapping[str, Any]) -> bool:
-    """Whether the arguments in order are two texts and no verifier: the first is not even close to the name of one."""
-    if len(given) != 2 or not all(isinstance(text, str) for text in given) or any(value is not None for value in values.values()):
+    """Whether an answer and a reference are given and no verifier: the first argument is not even close to the name of one."""
+    named = [name for name, value in values.items() if value is not None]
+    if [len(given), *named] not in ([2], [1, "reference"]) or not all(isinstance(text, str) for text in given):
         return False
     if re.search(r"\.py(:|$)", given[0]):
         return False

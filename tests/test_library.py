@@ -180,7 +180,10 @@ def test_generate_returns_the_texts_of_each_prompt() -> None:
 
 def test_an_answer_and_a_reference_alone_are_compared_as_mathematics() -> None:
     assert rlvr.verify(r"so it is \boxed{\frac12}", "0.5").score == 1.0
-    assert rlvr.verify("5", "4").score == 0.0
+    assert rlvr.verify("5", "4").score == 0.0 and float(rlvr.verify("4", reference="4")) == 1.0
+    assert rlvr.verify(answer="it is 4", gold="4").score == 1.0  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="takes the verifier first"):
+        rlvr.verify("4", "4", rlvr.make_verifier("numeric"))
     for typo in ("symbolc", "exect", "Exact"):
         with pytest.raises(rlvr.RlvrError, match="no verifier is called"):
             rlvr.verify(typo, "4")
