@@ -25,8 +25,8 @@ from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError
-from rlvr.hints import PLUGIN_WORDS, PLUGINS, explain_call, explain_keyword
-from rlvr.mdp.answer_faults import check_first_verdict
+from rlvr.hints import PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keyword
+from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import (
     is_data,
     is_data_file,
@@ -65,7 +65,7 @@ P = TypeVar("P")
 def list(kind: str) -> builtins.list[str]: ...
 @overload
 def list() -> dict[str, builtins.list[str]]: ...
-@explain_call
+@add_usage_to_errors
 def list(kind: str | None = None) -> Any:
     """List the names of all plugins of a kind: "env", "verifier", "sandbox", "sampler", "tool" or "algorithm"; None: of every kind.
 
@@ -77,7 +77,7 @@ def list(kind: str | None = None) -> Any:
     return [entry.name for entry in list_entries(PLUGIN_WORDS.get(kind, kind))]
 
 
-@explain_call
+@add_usage_to_errors
 def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokenizer: Any = None, **settings: Any) -> TokenEnv:
     """Make the Gymnasium environment of an environment: with texts, or with the tokens of a tokenizer.
 
@@ -114,7 +114,7 @@ def _takes_seed(env: Any) -> bool:
     return isinstance(env, str) and env in list("env") and "seed" in get_parameters(load_factory("env", env))
 
 
-@explain_call
+@add_usage_to_errors
 def make_vec(
     env: str | Mapping[str, Any] | Environment | Rows | Path, /, num_envs: int = 1, *, tokenizer: Any = None, **settings: Any
 ) -> TokenVectorEnv:
@@ -147,7 +147,7 @@ def _split_token_env_settings(tokenizer: Any, settings: dict[str, Any]) -> tuple
 
 
 @accept_synonyms
-@explain_call
+@add_usage_to_errors
 def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /, **settings: Any) -> Environment:
     """Build an environment.
 
@@ -168,7 +168,7 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /,
     return _check_made(Environment, _make("env", str(env) if isinstance(env, Path) else env, settings))
 
 
-@explain_call
+@add_usage_to_errors
 def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
     """Build a verifier.
 
@@ -186,7 +186,7 @@ def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
     return _check_made(Verifier, to_verifier(verifier, settings))
 
 
-@explain_call
+@add_usage_to_errors
 def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, /, *, model: Any = None, **settings: Any) -> Sampler:
     """Build a sampler.
 
@@ -205,7 +205,7 @@ def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, /, *, model:
     return made
 
 
-@explain_call
+@add_usage_to_errors
 def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, /, **settings: Any) -> Algorithm:
     """Build an algorithm: a name (`rlvr.list("algorithm")`), a mapping, a class, or an algorithm; settings such as `epsilon=0.1`.
 
@@ -215,7 +215,7 @@ def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, /, **s
     return _check_made(Algorithm, _make("algorithm", algorithm, settings))
 
 
-@explain_call
+@add_usage_to_errors
 def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], /, **settings: Any) -> Tool:
     """Build a tool: a name (`rlvr.list("tool")`), a mapping, a class, a tool, or a function with type hints and a docstring.
 
@@ -225,7 +225,7 @@ def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], 
     return _check_made(Tool, _make("tool", tool, settings))
 
 
-@explain_call
+@add_usage_to_errors
 def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "", /, **settings: Any) -> Sandbox:
     """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`."""
     if sandbox == "":
@@ -267,7 +267,7 @@ def verify(answer: str, reference: Any = None, /, *, verifier: AnyVerifier = "sy
 @overload
 def verify(*, answer: str, reference: Any, verifier: AnyVerifier = "symbolic", **settings: Any) -> Verdict: ...
 @accept_synonyms
-@explain_call
+@add_usage_to_errors
 def verify(
     *given: Any,
     verifier: Any = None,
@@ -348,7 +348,7 @@ def verify_many(
 def verify_many(
     answers: Sequence[str], references: Sequence[Any], /, *, verifier: AnyVerifier, prompts: Sequence[Any] | None = None, **settings: Any
 ) -> builtins.list[Verdict]: ...
-@explain_call
+@add_usage_to_errors
 def verify_many(
     *given: Any,
     verifier: Any = None,
@@ -397,7 +397,7 @@ def verify_many(
 # ---- models -----------------------------------------------------------------------------------------------------------
 
 
-@explain_call
+@add_usage_to_errors
 def load_tokenizer(tokenizer: str | Path | Tokenizer | Any) -> Tokenizer:
     """Load a tokenizer: `chars`, `chars:ALPHABET`, `bytes`, a folder or a Hub id, or a tokenizer object of transformers.
 
@@ -409,7 +409,7 @@ def load_tokenizer(tokenizer: str | Path | Tokenizer | Any) -> Tokenizer:
     return tokenizers.load_tokenizer(tokenizer)
 
 
-@explain_call
+@add_usage_to_errors
 def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None, *, dtype: str = "float32") -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
@@ -443,7 +443,7 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
 
 
 @accept_synonyms
-@explain_call
+@add_usage_to_errors
 def train(
     recipe: str | Path | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | Sequence[str] | None = None,
@@ -505,7 +505,7 @@ def train(
 
 
 @accept_synonyms
-@explain_call
+@add_usage_to_errors
 def generate(
     policy: Any,
     prompts: str | Sequence[str | Sequence[Message]],
@@ -572,7 +572,7 @@ def _accept_any_text(completion: str) -> float:
 
 
 @accept_synonyms
-@explain_call
+@add_usage_to_errors
 def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = None, **settings: Any) -> EvalReport:
     """Measure a policy on a suite or an environment.
 
@@ -615,7 +615,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     elif isinstance(env, type):
         env = make_env(env)
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
-        check_first_verdict(env, split)
+        smoke_test_verifier(env, split)
     if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
     for name in ["verifier"] * (verifier is not None) + [name for name in list_evaluated_data_settings() if name in settings]:
@@ -651,7 +651,7 @@ def _is_policy(value: Any) -> bool:
     return callable(value) or isinstance(value, Sampler | LoadedModel) or _is_model_folder(value)
 
 
-@explain_call
+@add_usage_to_errors
 def load_run(folder: str | Path) -> Run:
     """Open the folder of a training run: `.metrics` and `.episodes` as data frames, `.config`, `.report`, `.plot()`."""
     from rlvr.runs.run import Run
@@ -659,7 +659,7 @@ def load_run(folder: str | Path) -> Run:
     return Run(folder)
 
 
-@explain_call
+@add_usage_to_errors
 def load_evaluation(folder: str | Path) -> StoredEvaluation:
     """Open the folder of an evaluation, written with `out=`: `.samples`, `.to_pandas()`, `.report`, `.compare(other)`."""
     from rlvr.evaluation.stored import StoredEvaluation

@@ -571,10 +571,10 @@ def find_plugin(wanted: str, names: Iterable[str]) -> str:
     return found if found in names else ""
 
 
-def explain_call(function: Callable[P, R]) -> Callable[P, R]:
+def add_usage_to_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call with wrong arguments say how the function is called. For functions of the front door.
 
-    >>> explain_call(explain_name)(nme="x")
+    >>> add_usage_to_errors(explain_name)(nme="x")
     Traceback (most recent call last):
     TypeError: rlvr.explain_name: missing a required argument: 'name'; the call is rlvr.explain_name(name)
     """
@@ -622,10 +622,10 @@ def shorten_traceback(error: Exception) -> None:
     error.__traceback__ = None
 
 
-def explain_constructor(made: type[C]) -> type[C]:
+def add_usage_to_constructor_errors(made: type[C]) -> type[C]:
     """Do the same for the constructor of a class, as its decorator."""
     vars_of: Any = made
-    vars_of.__init__ = explain_call(vars_of.__init__)
+    vars_of.__init__ = add_usage_to_errors(vars_of.__init__)
     return made
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NoReturn, NotRequired, TypedDict
 
-from rlvr.hints import Hinted, explain_call
+from rlvr.hints import Hinted, add_usage_to_errors
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
@@ -51,7 +51,7 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Further data for the environment or the verifier, such as the level or the source."""
 
-    @explain_call
+    @add_usage_to_errors
     def __init__(self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None) -> None:
         prompt = user(prompt) if isinstance(prompt, str) else tuple(prompt)
         for name, value in (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.contracts.fault_rule import AnswerAtFault, arepeat_beside_control
+from rlvr.contracts.fault_rule import AnswerAtFault, aretry_and_attribute_failure
 from rlvr.contracts.plugin import reject_unused_settings
 from rlvr.errors import ConfigError, describe_exception
 from rlvr.extraction import strip_thinking
@@ -221,7 +221,7 @@ class LLMJudge(AsyncVerifier):
         """
         says_so = error.status in REFUSAL_STATUSES
         try:
-            return await arepeat_beside_control(
+            return await aretry_and_attribute_failure(
                 error,
                 lambda: self._request_completion(control, usage_counter, retries=self.retries if says_so else 0),
                 None if says_so else lambda: self._request_completion(body, usage_counter, retries=0),

@@ -32,7 +32,7 @@ from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op
-from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathPolicy
+from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathConventions
 from rlvr.verifiers.math.values.algebra_pool import AlgebraPool
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
@@ -54,7 +54,7 @@ class Symbolic(Verifier):
 
     version = "8"  # 8: an answer must be worked out
     setting_hints: ClassVar = {
-        **{name: f"write policy={{{name!r}: {value!r}}}" for name, value in asdict(MathPolicy()).items()},
+        **{name: f"write policy={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
         **{
             name: f"write policy={{{name!r}: {values[1]!r}}}; allowed: {', '.join(map(repr, values))}"
             for name, values in ALLOWED_VALUES.items()
@@ -103,7 +103,7 @@ class Symbolic(Verifier):
         self._settings: dict[str, Any] = {"extractor": extractor, "policy": policy, "workers": workers}
         self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
         self.extractor = _check_extractor(extractor)
-        self.policy = MathPolicy().override(policy)
+        self.policy = MathConventions().override(policy)
         self._policy_changes = self.policy.get_non_default_fields()
         self.pool = AlgebraPool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
         self._cache: dict[tuple[Any, ...], Any] = {}
@@ -185,7 +185,7 @@ class Symbolic(Verifier):
         changes = self._policy_changes if policy is self.policy else policy.get_non_default_fields()
         return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
 
-    def lint(self, gold: str, policy: MathPolicy | None = None) -> Verdict:
+    def lint(self, gold: str, policy: MathConventions | None = None) -> Verdict:
         """Check a gold: it must parse completely, be finite, not be a bare letter, and compare equal to itself."""
         try:
             why = self._find_gold_flaw(gold, policy or self.policy)
@@ -201,7 +201,7 @@ class Symbolic(Verifier):
         """Close the worker processes."""
         self.pool.close()
 
-    def _find_gold_flaw(self, gold: str, policy: MathPolicy) -> str:
+    def _find_gold_flaw(self, gold: str, policy: MathConventions) -> str:
         """Explain why a gold cannot be used; "" if it can."""
         try:
             tree = parse_answer(gold)
@@ -221,7 +221,7 @@ class Symbolic(Verifier):
             return f"comparing it failed: {type(error).__name__}"
         return "" if judged.is_equal else f"the reference does not compare equal to itself: {judged.reason}"
 
-    def _verify_extraction(self, gold: str, found: Extraction, policy: MathPolicy) -> Verdict:
+    def _verify_extraction(self, gold: str, found: Extraction, policy: MathConventions) -> Verdict:
         if found.text is None:  # several answers: right only if every one is right
             verdicts = [self._verify_text(gold, text, policy) for text in found.candidates]
             if all(verdict.passed for verdict in verdicts):
@@ -229,7 +229,7 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"ambiguous: {found.reason}")
         return self._verify_text(gold, found.text, policy)
 
-    def _explain_question_conflict(self, task: Task, gold: str, extraction: Extraction, policy: MathPolicy) -> str:
+    def _explain_question_conflict(self, task: Task, gold: str, extraction: Extraction, policy: MathConventions) -> str:
         """Explain why a right value does not answer the question: it is copied from it, or has another unit; "" if it does."""
         texts = [text for text in ([extraction.text] if extraction.text is not None else extraction.candidates) if text != gold]
         prompt = _join_prompt(task) if texts else ""
@@ -239,7 +239,7 @@ class Symbolic(Verifier):
                 return why
         return ""
 
-    def _verify_text(self, gold: str, text: str, policy: MathPolicy) -> Verdict:
+    def _verify_text(self, gold: str, text: str, policy: MathConventions) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _can_drop_spaces(text))
         if same and not policy.form:
             return Verdict(1.0, "it is the gold, word for word")
@@ -257,7 +257,7 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"the answer broke the comparison: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.is_equal else 0.0, judged.reason)
 
-    def _compare_readings(self, gold: str, answer: str, policy: MathPolicy) -> Comparison:
+    def _compare_readings(self, gold: str, answer: str, policy: MathConventions) -> Comparison:
         """Compare the first reading of gold and answer, and then alternative readings until one is equal."""
         unreadable, judged = None, Comparison(False, "")
         try:
@@ -272,7 +272,7 @@ class Symbolic(Verifier):
             raise unreadable
         return judged
 
-    def _compare_trees(self, gold: Tree, answer: Tree, policy: MathPolicy) -> Comparison:
+    def _compare_trees(self, gold: Tree, answer: Tree, policy: MathConventions) -> Comparison:
         if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
             return compare_integers(gold, answer)
         reset_budget()
@@ -284,7 +284,7 @@ class Symbolic(Verifier):
             return Comparison(False, f"it has the right value, but {NOT_WORKED_OUT}: {why}")
         return judged
 
-    def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, policy: MathPolicy) -> Any:
+    def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, policy: MathConventions) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""
         key = (gold, extraction, None if policy is self.policy else policy)  # hashing a policy takes longer than the rest
         known = self._cache.get(key)

@@ -72,7 +72,7 @@ class Forced(HFSampler):
                 tokens[-1] = self.eos
             yield i, replace(done, tokens=tokens, finish="stop" if lengths[i] < self.work.cap else "length")
 
-    serve = Sampler.serve  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
 
 def configuration(workload: str, model: str) -> dict[str, Any]:

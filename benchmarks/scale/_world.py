@@ -120,7 +120,7 @@ class World:
     def __init__(self, setup: Setup, rule: Rule, *, steps: int, seed: int = 0) -> None:
         self.setup, self.rule, self.steps = setup, rule, steps
         self.chance = random.Random(seed)
-        self.pool = Timed(WorkScheduler(speculative_fraction=rule.backups, num_older_versions=rule.k))
+        self.pool = Timed(WorkScheduler(backup_task_fraction=rule.backups, num_older_versions=rule.k))
         self.network = Network(setup.links, self.chance)
         self.engines = dict[str, Engine]()
         self.figures = Figures()

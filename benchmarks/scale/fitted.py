@@ -126,7 +126,7 @@ def measured(out: Path, rollout_workers: int, k: int, args: argparse.Namespace) 
     import equal
 
     small = [line.replace("FILE", str(Path(__file__).resolve())).replace("EACH", str(args.each_s)) for line in SMALL]
-    overrides = [*small, f"train.steps={args.steps}", f"rollout.max_staleness={k}", "cluster.speculative_fraction=0"]
+    overrides = [*small, f"train.steps={args.steps}", f"rollout.max_staleness={k}", "cluster.backup_task_fraction=0"]
     asked = {
         "recipe": "quickstart",
         "overrides": overrides,

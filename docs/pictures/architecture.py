@@ -25,7 +25,7 @@ STEP = [
     ("Environment.task", "envs/arithmetic.py", "a prompt and a reference"),
     ("Rollout.stream", "rlvr/rollout/rollout.py", "conversations, sampled and verified"),
     ("TokenMDP", "rlvr/mdp/token_mdp.py", "the rules: append, reply, limits"),
-    ("Sampler.serve", "rlvr/samplers/hf.py", "token ids with log-probabilities"),
+    ("Sampler.stream_from_queue", "rlvr/samplers/hf.py", "token ids with log-probabilities"),
     ("Verifier.verify", "verifiers/symbolic.py", "a score, or none"),
     ("compute_advantages", "rlvr/algorithms/grpo.py", "the scores of a group, per token"),
     ("Learner.update", "rlvr/training/update/learner.py", "rows, forward, loss, backward, step"),

@@ -58,14 +58,12 @@ def row_matches(row: Row, column: str, condition: Any, where: str) -> bool:
     return value in allowed or str(value) in map(str, allowed)  # the cells of a CSV file are texts
 
 
-def hold_out(tasks: Sequence[Task], held_out_pair_fraction: float) -> dict[str, list[Task]]:
+def hold_out(tasks: Sequence[Task], fraction: float) -> dict[str, list[Task]]:
     """Hold out a fraction of the questions, chosen by a digest of each question; rows with the same question stay together."""
     questions = sorted(
         {make_question_key(task) for task in tasks}, key=lambda key: hashlib.blake2b(key.encode("utf-8", "surrogatepass")).digest()
     )
-    held = (
-        set(questions[: max(round(held_out_pair_fraction * len(questions)), 1)]) if held_out_pair_fraction and len(questions) > 1 else set()
-    )
+    held = set(questions[: max(round(fraction * len(questions)), 1)]) if fraction and len(questions) > 1 else set()
     found = {
         "train": [task for task in tasks if make_question_key(task) not in held],
         "test": [task for task in tasks if make_question_key(task) in held],

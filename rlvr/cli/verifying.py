@@ -23,7 +23,7 @@ from rlvr.contracts import Explanation, Verifier
 from rlvr.errors import ConfigError, NotFound
 from rlvr.hints import ANSWER_COLUMNS, QUESTION_COLUMNS, REFERENCE_COLUMNS, SOLUTION_COLUMNS
 from rlvr.mdp.sessions import verify_answer_safely
-from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build
 from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.runs.progress import ProgressReporter
@@ -102,7 +102,7 @@ def verify_in_order(
 ) -> Iterator[tuple[dict[str, Any], Verdict]]:
     """Yield every row with its verdict, in the order of the rows; only a bounded number of rows is read ahead."""
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
-    judges = VerifierExecutor(workers)
+    judges = DaemonThreadExecutor(workers)
     try:
         with abort_on_hang(BLOCKED_TIMEOUT_S):
             for row in rows:

@@ -77,7 +77,7 @@ class PendingTasks:
     prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The prompt of each task, by its id, where it is known."""
     audit: PendingTasks | None = None
-    """A second sampling of some of the tasks, to compare with the first (`cluster.audit_fraction`)."""
+    """A second sampling of some of the tasks, to compare with the first (`cluster.resample_fraction`)."""
 
     def result(self) -> list[Episode]:
         """Wait for the episodes, one per request, in order. SamplerError if no worker is left."""
@@ -107,8 +107,8 @@ class Driver:
         self.scheduler = WorkScheduler(
             group_timeout_s=settings.task_timeout_s,
             load_timeout_s=settings.startup_timeout_s,
-            max_failures=settings.max_task_failures,
-            speculative_fraction=settings.speculative_fraction,
+            max_failures=settings.max_lost_workers_per_task,
+            backup_task_fraction=settings.backup_task_fraction,
         )
         self.num_retries, self.num_lost, self.num_abandoned = 0, 0, 0
         """In the whole run: retried tasks, lost workers, and failed tasks."""
@@ -156,7 +156,7 @@ class Driver:
         prompts = limits.render_prompts([request.task for request in requests])  # in the thread that also samples where there is no cluster
         batch = PendingTasks(self, units, sampling, version, self._weights_number, limits=limits, prompts=prompts)
         self._run_in_transport_thread(partial(self._enqueue, batch))
-        if chosen := choose_audit_tasks(units, self.settings.audit_fraction):
+        if chosen := choose_audit_tasks(units, self.settings.resample_fraction):
             batch.audit = PendingTasks(self, chosen, sampling, version, self._weights_number, limits=limits, prompts=prompts)
             self._run_in_transport_thread(partial(self._enqueue, batch.audit))
         return batch

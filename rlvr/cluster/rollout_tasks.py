@@ -52,7 +52,7 @@ def check_task_episodes(
     A worker that computes wrongly must not end the run, and what it can change is bounded: other requests, prompts, limits or weights,
     token ids that do not exist, rewards that the verdicts do not give, and keys of `meta` that no rollout writes are refused.
 
-    Not checked, because only a second sampling could show it (`cluster.audit_fraction`): whether the policy sampled these tokens with
+    Not checked, because only a second sampling could show it (`cluster.resample_fraction`): whether the policy sampled these tokens with
     these log-probabilities, whether `text` is their text, whether the verifier gave this verdict, and which member of a group is which.
     A session decides what follows its policy's turns, and its first messages, so these are not checked either. A worker that lies in
     these can change what is trained on.

@@ -208,8 +208,8 @@ class _CancellableSampler(Sampler):
     def stream(self, requests: Any, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from self._check_cancelled(self.inner.stream(requests, sampling))
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
-        yield from self._check_cancelled(self.inner.serve(queue, sampling))
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+        yield from self._check_cancelled(self.inner.stream_from_queue(queue, sampling))
 
     def _check_cancelled(self, given: Iterator[Any]) -> Iterator[Any]:
         for one in given:

@@ -21,7 +21,7 @@ from rlvr.config.config import RunConfig
 from rlvr.contracts import Environment, Transcript, Verifier, VerifierInfo
 from rlvr.errors import RlvrError, reject_non_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
-from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -56,7 +56,7 @@ class VerifierWorker:
         asked = config.rollout
         self.environment: Environment = build_from_config("env", config.env)
         self.environment.check_ready()
-        self.call_timeout_s, self.executor = asked.call_timeout_s, VerifierExecutor(asked.verify_workers)
+        self.call_timeout_s, self.executor = asked.call_timeout_s, DaemonThreadExecutor(asked.verify_workers)
         self._num_running, self._is_exclusive = 0, False
         """Number of running verifications, and whether the one that runs is exclusive."""
         self._busy_s, self._counted_until, self._counting_since = 0.0, perf_counter(), perf_counter()

@@ -93,7 +93,7 @@ class WorkScheduler:
         group_timeout_s: float = math.inf,
         load_timeout_s: float = math.inf,
         max_failures: int = 2,
-        speculative_fraction: float = 0.1,
+        backup_task_fraction: float = 0.1,
         num_older_versions: int = 0,
     ) -> None:
         """Set the limits.
@@ -102,14 +102,14 @@ class WorkScheduler:
             group_timeout_s: timeout of a group, on the clock of `kill_late_workers`.
             load_timeout_s: timeout of loading weights.
             max_failures: lost workers after which a group is quarantined.
-            speculative_fraction: idle workers get second copies when at most this share of the groups of a version is left; 0: never.
+            backup_task_fraction: idle workers get second copies when at most this share of the groups of a version is left; 0: never.
             num_older_versions: how many versions before the newest may still be used.
         """
-        self.group_timeout_s, self.load_timeout_s, self.max_failures, self.speculative_fraction, self.num_older_versions = (
+        self.group_timeout_s, self.load_timeout_s, self.max_failures, self.backup_task_fraction, self.num_older_versions = (
             group_timeout_s,
             load_timeout_s,
             max_failures,
-            speculative_fraction,
+            backup_task_fraction,
             num_older_versions,
         )
         self._items = dict[Hashable, _WorkItem]()
@@ -349,7 +349,7 @@ class WorkScheduler:
 
     def _may_copy_last_groups(self, version: int) -> bool:
         """Whether so few groups of a version are left that idle workers copy them."""
-        return 0 < self._num_unfinished[version] <= self.speculative_fraction * self._num_asked[version]
+        return 0 < self._num_unfinished[version] <= self.backup_task_fraction * self._num_asked[version]
 
     def _assign_speculative_copy(self, worker: _Worker) -> bool:
         """Give a worker a second copy of the first of the last groups of its version, if there is one."""

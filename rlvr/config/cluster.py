@@ -35,7 +35,7 @@ class ClusterConfig(Section):
     groups_per_task: int = Field(default=1, ge=1)
     """The number of whole groups in one rollout task, which one worker samples in one call. Larger tasks are faster, but more is lost
     if a rollout worker fails."""
-    speculative_fraction: float = Field(default=0.0, ge=0, le=1)
+    backup_task_fraction: float = Field(default=0.0, ge=0, le=1)
     """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
     max_restarts: int = Field(default=5, ge=0)
     """The maximum number of restarts of each rollout worker; after that the run continues with fewer workers."""
@@ -44,9 +44,9 @@ class ClusterConfig(Section):
 
     The default is 0, as in Ray Train (`FailureConfig.max_failures`), because the cause often persists and costs machine time.
     """
-    max_task_failures: int = Field(default=4, ge=2)
+    max_lost_workers_per_task: int = Field(default=4, ge=2)
     """A rollout task that has lost this many workers is abandoned, and its completions have no score: they may be the cause."""
-    audit_fraction: float = Field(default=0.0, ge=0, le=1)
+    resample_fraction: float = Field(default=0.0, ge=0, le=1)
     """The fraction of rollout tasks that a second rollout worker samples too, to detect a machine that computes wrongly."""
     weights: Literal["whole", "delta"] = "whole"
     """How new weights are sent: completely, or as the difference to the previous version (a few percent for bfloat16)."""
@@ -78,8 +78,8 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _check_audit(self) -> Self:
-        if self.audit_fraction and self.rollout_workers < 2:
+        if self.resample_fraction and self.rollout_workers < 2:
             raise ValueError(
-                f"audit_fraction is {self.audit_fraction:g}, but rollout_workers is {self.rollout_workers}; set it to 2 or more to compare them"
+                f"resample_fraction is {self.resample_fraction:g}, but rollout_workers is {self.rollout_workers}; set it to 2 or more to compare them"
             )
         return self

@@ -45,7 +45,7 @@ class RolloutConfig(Section):
     """The maximum number of tokens of a whole conversation, including the prompt."""
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
-    straggler_policy: Literal["wait", "truncate"] = "wait"
+    straggler_action: Literal["wait", "truncate"] = "wait"
     """`truncate` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is
     verified as it is. Single-turn completions are not affected. The run is then not bitwise repeatable.
     """
@@ -87,7 +87,7 @@ class RolloutConfig(Section):
             "call_timeout_s": self.call_timeout_s,
             "episode_timeout_s": self.episode_timeout_s,
         }
-        return asked | {"straggler_policy": self.straggler_policy, "partial_rollout_tokens": self.partial_rollout_tokens}
+        return asked | {"straggler_action": self.straggler_action, "partial_rollout_tokens": self.partial_rollout_tokens}
 
     @property
     def token_limits(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rlvr.conformance.plugin_location import find_plugin_location
 from rlvr.contracts import Plugin
 from rlvr.errors import PluginError, RlvrError
-from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.task import Fault, Verdict
 
@@ -80,7 +80,7 @@ def run_checks(checks: Steps) -> Iterator[CheckResult]:
 
 def _run_check(name: str, check: Callable[[], str]) -> CheckResult | None:
     """Run one check in a thread; None if it did not finish in time (the thread is then abandoned)."""
-    judges = VerifierExecutor(1)
+    judges = DaemonThreadExecutor(1)
     try:
         with abort_on_hang(BLOCKED_TIMEOUT_S):
             looked = judges.submit(check)

@@ -13,7 +13,7 @@ from rlvr.conformance.hostile_player import iter_hostile_turns
 from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
 from rlvr.contracts.plugin import is_default_implementation
 from rlvr.mdp.sessions import RAISED, verify_transcript_safely
-from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, user
 from rlvr.turns import ToolSpec, Turn
@@ -136,7 +136,7 @@ class _VerifierChecks:
     def check_threads(self) -> str:
         asked = [(e, answer) for e in self._require_examples() for answer in (*e.correct, *e.incorrect)][:24]
         alone = [self._verify_example(*pair).score for pair in asked] * 2
-        judges = VerifierExecutor(8)  # not Python's own threads: if they deadlock, they block the exit of the process
+        judges = DaemonThreadExecutor(8)  # not Python's own threads: if they deadlock, they block the exit of the process
         try:
             together = [verdict.result().score for verdict in [judges.submit(self._verify_example, *pair) for pair in asked * 2]]
         finally:

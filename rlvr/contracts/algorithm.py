@@ -104,7 +104,7 @@ class AlgorithmTraits:
     needs_reference: bool = False
     needs_teacher: bool = False
     """True if the reference must be a separate model, given by `reference.path` in the configuration."""
-    needs_divergence: str = ""
+    divergence_kind: str = ""
     """The full-vocabulary divergence from the reference that the loss needs at each token: reverse_kl, forward_kl, jsd, or empty."""
     needs_value: bool = False
     needs_entropy: bool = False

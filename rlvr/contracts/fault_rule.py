@@ -29,7 +29,7 @@ class AnswerAtFault(RlvrError):
     """A failure that only this answer causes; the answer scores 0."""
 
 
-def repeat_beside_control(
+def retry_and_attribute_failure(
     error: Exception,
     control: Callable[[], object],
     again: Callable[[], T] | None,
@@ -51,7 +51,7 @@ def repeat_beside_control(
 
     If the control fails too, `error` is raised.
 
-    >>> repeat_beside_control(ValueError("a hiccup"), lambda: None, lambda: 4)
+    >>> retry_and_attribute_failure(ValueError("a hiccup"), lambda: None, lambda: 4)
     4
     """
 
@@ -62,7 +62,7 @@ def repeat_beside_control(
         assert again is not None
         return again()
 
-    awaited: Coroutine[Any, Any, T] = arepeat_beside_control(
+    awaited: Coroutine[Any, Any, T] = aretry_and_attribute_failure(
         error, run_control, None if again is None else run_again, failures=failures, rounds=rounds
     )
     try:
@@ -73,7 +73,7 @@ def repeat_beside_control(
     raise RuntimeError("a control or its repetition waited")
 
 
-async def arepeat_beside_control(
+async def aretry_and_attribute_failure(
     error: Exception,
     control: Callable[[], Awaitable[object]],
     again: Callable[[], Awaitable[T]] | None,
@@ -81,7 +81,7 @@ async def arepeat_beside_control(
     failures: tuple[type[BaseException], ...] = (Exception, SystemExit),
     rounds: int = CONTROL_ROUNDS,
 ) -> T:
-    """Find out whether an answer caused a failure, like `repeat_beside_control`, with work that is awaited."""
+    """Find out whether an answer caused a failure, like `retry_and_attribute_failure`, with work that is awaited."""
     for _ in range(rounds):
         try:
             await control()

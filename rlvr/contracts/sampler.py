@@ -12,12 +12,12 @@ from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.weights import Weights
 from rlvr.errors import ConfigError
-from rlvr.hints import explain_constructor
+from rlvr.hints import add_usage_to_constructor_errors
 from rlvr.task import Task
 from rlvr.turns import ToolSpec, Turn
 
 
-@explain_constructor
+@add_usage_to_constructor_errors
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters. Samplers return log-probabilities under exactly this distribution.
@@ -185,7 +185,7 @@ class SamplerInfo:
 class Sampler(Plugin, ABC):
     """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once.
 
-    Define `stream`. A sampler that can take new requests while it works on others overrides `serve` as well, and one with an engine of
+    Define `stream`. A sampler that can take new requests while it works on others overrides `stream_from_queue` as well, and one with an engine of
     its own overrides `update_weights` instead of `load_model`.
     """
 
@@ -207,11 +207,11 @@ class Sampler(Plugin, ABC):
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield the index of each request with its completion as soon as it finishes, so that verification can start early."""
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion with its request's number, while new requests arrive. Ends when the queue ends.
 
         Yields None to return control to the caller: whenever the sampler would have to wait for requests, and regularly while it works.
-        The default samples one batch of all available requests at a time, with `stream`; a subclass of a sampler with its own `serve`
+        The default samples one batch of all available requests at a time, with `stream`; a subclass of a sampler with its own `stream_from_queue`
         overrides this method, too.
         """
         while (asked := queue.pop_all_when_idle()) is not None:

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.hints import Hinted, explain_constructor
+from rlvr.hints import Hinted, add_usage_to_constructor_errors
 
 
 class ExitStatus(StrEnum):
@@ -27,7 +27,7 @@ class ExitStatus(StrEnum):
     INTERNAL_ERROR = "INTERNAL_ERROR"  # the sandbox failed; no score
 
 
-@explain_constructor
+@add_usage_to_constructor_errors
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The resource limits of one program, its child processes included.

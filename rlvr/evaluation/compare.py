@@ -109,7 +109,7 @@ class RunComparison:
         return {"first": self.first, "second": self.second, "envs": envs, **told}
 
 
-class Comparable(Protocol):
+class ComparableEvaluation(Protocol):
     """An evaluation that can be compared: a report, or a stored evaluation."""
 
     def to_compared_run(self) -> ComparedRun:
@@ -130,7 +130,7 @@ class ComparedRun:
     """Whether everything of the plan was sampled."""
 
     @classmethod
-    def open(cls, evaluation: str | Path | Comparable) -> ComparedRun:
+    def open(cls, evaluation: str | Path | ComparableEvaluation) -> ComparedRun:
         """Take the samples of an evaluation, or read those of a folder."""
         if not isinstance(evaluation, str | Path):
             return evaluation.to_compared_run()
@@ -147,7 +147,7 @@ class ComparedRun:
 
 
 def compare_evaluations(
-    first: str | Path | Comparable, second: str | Path | Comparable, *, force: bool = False, seed: int = 0
+    first: str | Path | ComparableEvaluation, second: str | Path | ComparableEvaluation, *, force: bool = False, seed: int = 0
 ) -> RunComparison:
     """Compare two evaluations: reports, or folders that `rlvr.evaluate(..., out=)` or `rlvr eval --out` wrote."""
     runs = ComparedRun.open(first), ComparedRun.open(second)

@@ -154,14 +154,14 @@ def _write_csv(run: Path, out: Path) -> None:
     with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows({name: quote_formula(value) for name, value in line.items()} for line in lines)
+        writer.writerows({name: escape_spreadsheet_text(value) for name, value in line.items()} for line in lines)
 
 
-def quote_formula(value: Any) -> Any:
+def escape_spreadsheet_text(value: Any) -> Any:
     r"""Put an apostrophe before a text that a spreadsheet would run as a formula, and escape control characters, which a terminal would
     obey; the policy writes the texts.
 
-    >>> quote_formula("=1+1"), quote_formula("1+1"), quote_formula("-1.5"), quote_formula("\x1b[2J")
+    >>> escape_spreadsheet_text("=1+1"), escape_spreadsheet_text("1+1"), escape_spreadsheet_text("-1.5"), escape_spreadsheet_text("\x1b[2J")
     ("'=1+1", '1+1', '-1.5', '\\x1b[2J')
     """
     if not isinstance(value, str):

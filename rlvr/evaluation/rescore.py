@@ -32,7 +32,7 @@ from rlvr.mdp.sessions import load_recorded_transcript
 from rlvr.mdp.state import ConversationState, find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
-from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.plugin_files import FILE_PLUGIN_PATTERN
 from rlvr.registry.plugins import build_from_config, list_entries
 from rlvr.runs.plugin_record import warn_about_plugin_changes
@@ -79,7 +79,7 @@ def rescore(
             row for number, row in enumerate(iter_rows(run)) if last.get(_get_row_key(row)) == number
         )  # rows may have been added meanwhile
         had, unknown, tokenizer = list(last.values()).count(None), 0, _make_tokenizer_loader(plan)
-        stack.callback((judges := VerifierExecutor(8)).close)
+        stack.callback((judges := DaemonThreadExecutor(8)).close)
         if had < len(last):
             file.prepare_for_append()
         with ProgressReporter(console or Console(quiet=True), "judged", len(last), had, initial_delay_s=5.0) as work:
@@ -120,7 +120,7 @@ def _rescore_rows(
     rows: list[dict[str, Any]],
     plan: EvalPlan,
     environments: Mapping[str, Environment],
-    executor: VerifierExecutor,
+    executor: DaemonThreadExecutor,
     load_tokenizer: TokenizerLoader,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows with the current reference and its verdict."""

@@ -95,11 +95,11 @@ def _compute_vote_win_probability(class_size: int, other_class_sizes: tuple[int,
     return chance
 
 
-def best_at_k(ranked_scores: Sequence[float], k: int) -> float | None:
+def selected_at_k(ranked_scores: Sequence[float], k: int) -> float | None:
     """Compute best@k: the expected score of the most preferred of `k` samples; `ranked_scores` has the scores of all samples, the most
     preferred first.
 
-    >>> best_at_k([1.0, 0.0, 0.0], 2) == 2 / 3
+    >>> selected_at_k([1.0, 0.0, 0.0], 2) == 2 / 3
     True
     """
     m = len(ranked_scores)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.evaluation.samples import EvalSample
-from rlvr.evaluation.statistics import Estimate, best_at_k, estimate_mean, list_k_values, majority_at_k, mean, pass_all_k, pass_at_k
+from rlvr.evaluation.statistics import Estimate, estimate_mean, list_k_values, majority_at_k, mean, pass_all_k, pass_at_k, selected_at_k
 
 MAX_UNSCORED_FRACTION = MAX_TRUNCATED_FRACTION = 0.02
 TARGET_TRUNCATED_FRACTION = 0.01
@@ -93,7 +93,7 @@ class EnvSummary:
         return self.cut.get("tokens", 0) <= told * self.samples
 
     def to_dict(self, *, allow_unscored: bool = False) -> dict[str, Any]:
-        """Convert the summary to JSON for programs, with `best_at_k` if requested; metrics are null if the headline is withheld."""
+        """Convert the summary to JSON for programs, with `selected_at_k` if requested; metrics are null if the headline is withheld."""
         shown = not self.is_headline_withheld or allow_unscored
         avg = self.avg if shown else None
 
@@ -177,7 +177,7 @@ def _compute_metrics(
     if select:
         ranked = [[score for s in sorted(group, key=SELECTORS[select]) for score in _scores([s])] for group in judged.values()]
         told = select != "confident" or any(s.mean_logprob for group in judged.values() for s in group)
-        found["best_at"] = {k: estimate_mean([best_at_k(scores, k) for scores in ranked], questions) if told else None for k in ks}
+        found["best_at"] = {k: estimate_mean([selected_at_k(scores, k) for scores in ranked], questions) if told else None for k in ks}
     return found
 
 

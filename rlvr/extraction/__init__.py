@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.extraction.answer_lines import extract_conclusion, extract_final_line, extract_hash_line, is_numeral_line, reject_later_answer
+from rlvr.extraction.answer_lines import extract_answer_phrase, extract_conclusion, extract_hash_line, is_numeral_line, reject_later_answer
 from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_rest, is_placeholder, unwrap_answer
 from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
 from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement
@@ -181,7 +181,7 @@ def _extract_auto(text: str) -> Extraction:
         return extract_hash_line(text)
     if "####" in text and (found := _extract_closing_hash_line(text)).text is not None:
         return found
-    found = extract_final_line(text)
+    found = extract_answer_phrase(text)
     if found.text is not None or found.candidates:
         return found
     found = extract_conclusion(text)
@@ -206,7 +206,7 @@ EXTRACTORS: dict[str, Callable[[str], Extraction]] = {
     "boxed": _extract_boxed,
     "tag": _extract_tag,
     "hash": extract_hash_line,
-    "final_line": extract_final_line,
+    "final_line": extract_answer_phrase,
     "fence": _extract_fence,
     "whole": _extract_whole,
     "auto": _extract_auto,

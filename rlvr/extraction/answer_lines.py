@@ -48,7 +48,7 @@ def extract_hash_line(text: str) -> Extraction:
     return require_agreement([*numerals, lines[-1]], "the #### line")
 
 
-def extract_final_line(text: str) -> Extraction:
+def extract_answer_phrase(text: str) -> Extraction:
     """Extract the answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _find_declared_answers(text)
     if not said:

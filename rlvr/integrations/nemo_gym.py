@@ -17,7 +17,7 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
-from rlvr.integrations.rows import find_task, make_row, make_task_label, parse_task_label, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
 from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
 from rlvr.task import Fault, Verdict
@@ -42,7 +42,7 @@ def make_nemo_row(environment: Environment, split: str, index: int, tools: Seque
     flat = [
         {"type": "function", "name": t.name, "description": t.description, "parameters": dict(t.parameters), "strict": False} for t in tools
     ]
-    return {"responses_create_params": {"input": row["prompt"], "tools": flat}, "label": make_task_label(split, index, row["prompt"])}
+    return {"responses_create_params": {"input": row["prompt"], "tools": flat}, "label": format_task_key(split, index, row["prompt"])}
 
 
 def extract_final_text(response: Mapping[str, Any]) -> str:
@@ -97,7 +97,7 @@ class NemoSessions:
         self._get_or_open(session_id, label)
 
     def _get_or_open(self, session: str, label: object) -> ServerSession:
-        task = find_task(self.runner.environment, parse_task_label(label))
+        task = find_task(self.runner.environment, parse_task_key(label))
         with self.lock:
             seat = self.sessions.get(session)
             if seat is None:

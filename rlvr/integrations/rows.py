@@ -69,11 +69,11 @@ def find_task(environment: Environment, row: Mapping[str, Any]) -> Task:
     return task
 
 
-def make_task_label(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
+def format_task_key(split: str, index: int, prompt: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Make the JSON text that identifies a task (split and index) in rows of other frameworks, in place of the reference; `prompt` adds
     its fingerprint.
 
-    >>> make_task_label("train", 7), make_task_label("train", 7, [{"role": "user", "content": "2+2="}])
+    >>> format_task_key("train", 7), format_task_key("train", 7, [{"role": "user", "content": "2+2="}])
     ('{"index": 7, "split": "train"}', '{"asks": "569af0794093", "index": 7, "split": "train"}')
     """
     return json.dumps({"split": split, "index": index} | ({"asks": _hash_prompt(prompt)} if prompt is not None else {}), sort_keys=True)
@@ -85,10 +85,10 @@ def _hash_prompt(prompt: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
 
-def parse_task_label(label: object) -> dict[str, Any]:
+def parse_task_key(label: object) -> dict[str, Any]:
     """Parse the JSON text that identifies a task into split, index and, if there is one, the fingerprint of the prompt.
 
-    >>> parse_task_label('{"index": 7, "split": "train"}')["index"]
+    >>> parse_task_key('{"index": 7, "split": "train"}')["index"]
     7
     """
     try:

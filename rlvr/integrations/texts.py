@@ -18,9 +18,9 @@ from rlvr.chat.hf_tokenizer import TOOL_ROLES
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import wait_for_permit
 from rlvr.errors import ConfigError, EnvError, SandboxError
-from rlvr.mdp.answer_faults import decide_fault, verify_conversation
+from rlvr.mdp.answer_faults import resolve_failed_verdict, verify_conversation
 from rlvr.mdp.sessions import LazySession, build_failure_verdict, verify_answer_safely
-from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
 
@@ -33,12 +33,12 @@ CLOSE_TIMEOUT_S = 10.0
 """Timeout of closing a session."""
 
 
-def run_with_timeout(pool: VerifierExecutor, function: Callable[[], T], timeout_s: float) -> T:
+def run_with_timeout(pool: DaemonThreadExecutor, function: Callable[[], T], timeout_s: float) -> T:
     """Run a function in a thread with a timeout, which starts with the thread. Returns the result or raises TimeoutError."""
     return wait_for_result(pool, pool.submit(function), timeout_s)
 
 
-def wait_for_result(pool: VerifierExecutor, job: TimedFuture, timeout_s: float) -> Any:
+def wait_for_result(pool: DaemonThreadExecutor, job: TimedFuture, timeout_s: float) -> Any:
     """Wait for a submitted job with a timeout, which starts with its thread. Returns the result or raises TimeoutError."""
     submitted = perf_counter()
     while not job.done():
@@ -92,7 +92,7 @@ class FinalTextVerifier:
             )
         self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
         self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None
-        self.executor = VerifierExecutor(workers)
+        self.executor = DaemonThreadExecutor(workers)
         self._has_warned = False
 
     def verify_all(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
@@ -119,7 +119,7 @@ class FinalTextVerifier:
             return verify_answer_safely(self.env_or_verifier, task, lambda: text)
         environment = self.environment
         verdict = verify_answer_safely(environment.verifier, task, lambda: environment.answer(task, [text]))
-        return decide_fault(environment, task, verdict, verdict, [Turn(text, content=text)], 1)
+        return resolve_failed_verdict(environment, task, verdict, verdict, [Turn(text, content=text)], 1)
 
     def close(self) -> None:
         """Stop the threads, and close the environment or verifier."""
@@ -151,8 +151,8 @@ class TextConversationFactory:
         """
         self.environment, self.call_timeout_s = environment, call_timeout_s
         self.dialect = get_dialect(dialect or environment.dialect or "fenced")
-        self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
-        self.start_executor = VerifierExecutor(workers, name="start")
+        self.session_executor, self.verifier_executor = DaemonThreadExecutor(workers, name="session"), DaemonThreadExecutor(workers)
+        self.start_executor = DaemonThreadExecutor(workers, name="start")
         """The threads of `start_conversation_async`: no running conversation needs them, so they may wait until one ends."""
 
     def start_conversation(self, task: Task, *, seed: int = 0) -> TextConversation:

@@ -19,7 +19,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import SandboxError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.rollout.conversation import Conversation, Phase
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.task import Fault, Verdict
@@ -121,7 +121,7 @@ class TokenConversationRunner:
             call_timeout_s: timeout of one call of a session and of one verification, in seconds.
         """
         self.mdp, self.call_timeout_s = mdp, call_timeout_s
-        self.session_executor, self.verifier_executor = VerifierExecutor(workers, name="session"), VerifierExecutor(workers)
+        self.session_executor, self.verifier_executor = DaemonThreadExecutor(workers, name="session"), DaemonThreadExecutor(workers)
         self.closing_sessions = set[Future[Any]]()
         """Jobs that close sessions."""
 
@@ -189,7 +189,7 @@ class TokenConversationRunner:
         except (Exception, SystemExit) as error:
             return Verdict(None, f"the verifier raised {error!r}", fault=Fault.INFRA)
 
-    async def _run_with_timeout(self, pool: VerifierExecutor, work: Callable[[], Any]) -> Any:
+    async def _run_with_timeout(self, pool: DaemonThreadExecutor, work: Callable[[], Any]) -> Any:
         """Run a function in a thread with a timeout, which starts with the thread."""
         submitted, job = perf_counter(), pool.submit(work)
         future = asyncio.wrap_future(job)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
-from rlvr.contracts.fault_rule import AnswerAtFault, repeat_beside_control
+from rlvr.contracts.fault_rule import AnswerAtFault, retry_and_attribute_failure
 from rlvr.errors import ConfigError, RlvrError, SandboxUnavailable, describe_exception
 from rlvr.mdp.sessions import RAISED, LazySession, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 _logged_failures = set[tuple[str, str]]()
 
 
-def check_first_verdict(env: Environment, split: str) -> None:
+def smoke_test_verifier(env: Environment, split: str) -> None:
     """Raise ConfigError if the verifier raises an error for two harmless answers to the first task: then no answer would get a score.
 
     A function of the user with a wrong idea of its arguments is found before a model is loaded. Verifiers that run code, read a conversation
@@ -82,10 +82,10 @@ def verify_conversation(
         if isinstance(ending, Verdict)
         else verify_transcript_safely(environment.verifier, task, ending, raised=(SandboxUnavailable,))
     )
-    return decide_fault(environment, task, verdict, ending, turns, num_steps, seed=seed)
+    return resolve_failed_verdict(environment, task, verdict, ending, turns, num_steps, seed=seed)
 
 
-def decide_fault(
+def resolve_failed_verdict(
     environment: Environment,
     task: Task,
     verdict: Verdict,
@@ -122,7 +122,7 @@ def decide_fault(
 def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[], object], again: Callable[[], Verdict]) -> Verdict:
     """Return the verdict that a failure gets by the rule: an own 0, the failed verdict itself, or that of a repetition."""
     try:
-        return repeat_beside_control(_ControlFailed(failed.reason), control, again)
+        return retry_and_attribute_failure(_ControlFailed(failed.reason), control, again)
     except _ControlFailed:
         return failed
     except AnswerAtFault:

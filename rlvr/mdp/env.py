@@ -24,7 +24,7 @@ from gymnasium import spaces
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError, format_suggestion
-from rlvr.hints import explain_call
+from rlvr.hints import add_usage_to_errors
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, load_tokenizer
@@ -70,7 +70,7 @@ class TokenEnv(gymnasium.Env[Any, Any]):
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
 
-    @explain_call
+    @add_usage_to_errors
     def __init__(
         self,
         env: str | dict[str, Any] | Environment,

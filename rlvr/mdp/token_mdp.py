@@ -8,7 +8,7 @@ How an episode ends:
     a stop id closes the last allowed turn, and the environment would reply      TRUNCATED
     the token limit or the context window is reached without a stop id           TRUNCATED
     the episode timeout has passed, and the environment would reply              TRUNCATED
-    it is the last of its group (`straggler_policy: truncate`) with enough turns TRUNCATED
+    it is the last of its group (`straggler_action: truncate`) with enough turns TRUNCATED
 A turn of `max_turn_tokens` is truncated; the session still receives it, and the conversation continues if it replies. A stop id on the
 last allowed token counts as a stop. If tool calls are plain text, the end of the first complete call closes a turn like a stop id; the
 end-of-turn token of the chat template is then appended as a token of the environment.
@@ -25,7 +25,7 @@ from rlvr.chat.tool_calling import CallStopCriterion, ToolFormat
 from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxUnavailable
-from rlvr.mdp.answer_faults import decide_fault
+from rlvr.mdp.answer_faults import resolve_failed_verdict
 from rlvr.mdp.limits import validate_environment_limits
 from rlvr.mdp.sessions import LazySession, build_failure_verdict, build_session_record, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
@@ -346,7 +346,7 @@ class TokenMDP:
         handle, ending = state.session_handle, self.collect_transcript(state)
         if handle is not None and handle.is_recorded and isinstance(ending, Verdict):
             return verdict  # it was decided when it was recorded
-        decided = decide_fault(
+        decided = resolve_failed_verdict(
             self.environment,
             state.task,
             verdict,

@@ -28,7 +28,7 @@ from rlvr.contracts import Environment, Tokenizer
 from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.mdp.env import TokenEnv, load_default_tokenizer, split_token_env_settings
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.mdp.verifier_executor import VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Verdict
 
@@ -72,7 +72,7 @@ class TokenVectorEnv(SyncVectorEnv):
             self._check_room(num_envs)
         super().__init__([lambda e=e: _PrecomputedStep(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
         self.verify_timeout_s = verify_timeout_s
-        self._executor = VerifierExecutor(min(workers, num_envs))
+        self._executor = DaemonThreadExecutor(min(workers, num_envs))
 
     def _check_room(self, num_envs: int) -> None:
         """Raise ConfigError if not all environments can have a session at once: `reset` opens them one after the other."""

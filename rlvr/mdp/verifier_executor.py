@@ -46,13 +46,13 @@ class TimedFuture(Future[Any]):
     """The start time; 0 while the task waits for a thread."""
 
 
-class VerifierExecutor:
+class DaemonThreadExecutor:
     """Runs submitted functions in order in up to `max_workers` daemon threads, which are started on demand.
 
     A function may return a coroutine instead of a result. All coroutines run in one event loop, in a separate thread; what blocks in them
     (`THREAD_RUNNER`) runs in the daemon threads, too.
 
-    >>> executor = VerifierExecutor(2)
+    >>> executor = DaemonThreadExecutor(2)
     >>> executor.submit(max, 3, 4).result(timeout=10)
     4
     >>> executor.close()

@@ -252,7 +252,7 @@ def format_check_results(results: Sequence[NumericsCheck]) -> str:
     return "; ".join([*([f"furthest from a plain forward pass: {gaps}"] if gaps else []), *layers, *ends])
 
 
-def compute_max_logprob_mismatch(results: Sequence[NumericsCheck], temperature: float) -> float:
+def compute_logprob_tolerance(results: Sequence[NumericsCheck], temperature: float) -> float:
     """Compute the allowed difference of sampler and trainer in a float32 run; larger only if the model itself rounds more."""
     measured = max((f.gap for f in results if f.gap is not None), default=0.0)
     return max(RUN_MISMATCH_LIMIT, 20 * measured) / min(1.0, temperature)

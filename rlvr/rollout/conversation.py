@@ -18,7 +18,7 @@ from rlvr.mdp.sessions import averify_transcript_safely
 from rlvr.mdp.state import ConversationState
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import build_chat_prompt
-from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 from rlvr.task import Fault, Verdict
 
@@ -60,7 +60,7 @@ class Conversation:
     """What was granted."""
     future: TimedFuture | None = None
     """The current job, running or queued in `executor`."""
-    executor: VerifierExecutor | None = None
+    executor: DaemonThreadExecutor | None = None
     """The thread pool of the current job."""
     submitted_at: float = 0.0
     """The time when the last job was submitted."""

@@ -49,10 +49,10 @@ class PartialSampler(Sampler):
         for place, completion in self.inner.stream(shorter, sampling):
             yield place, self._join_completion(requests[place], completion)
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions, complete or interrupted, while new requests arrive."""
         asked = dict[int, Request]()
-        for given in self.inner.serve(_ShortenedRequestQueue(self, queue, asked), sampling):
+        for given in self.inner.stream_from_queue(_ShortenedRequestQueue(self, queue, asked), sampling):
             known = given is not None and given[0] in asked  # an unknown number is rejected by the caller
             yield (given[0], self._join_completion(asked.pop(given[0]), given[1])) if given and known else given
 

@@ -24,7 +24,7 @@ from rlvr.contracts import Completion, RequestQueue, Sampler, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import SamplerError, SandboxUnavailable, TooManyHungCalls, describe_exception
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.rollout.conversation import Conversation, Phase
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
@@ -44,12 +44,12 @@ class RolloutSettings(Protocol):
     sampler: Sampler
     call_timeout_s: float
     episode_timeout_s: float | None
-    straggler_policy: str
+    straggler_action: str
     max_open_sessions: int
     sync_turns: bool
     has_async_verifier: bool
-    verifier_executor: VerifierExecutor
-    session_executor: VerifierExecutor
+    verifier_executor: DaemonThreadExecutor
+    session_executor: DaemonThreadExecutor
 
 
 class RolloutScheduler(RequestQueue):
@@ -96,7 +96,9 @@ class RolloutScheduler(RequestQueue):
     def run(self, sampling: SamplingParams) -> Iterator[Conversation]:
         """Run all conversations; yield each one when it is verified."""
         began, sampler = perf_counter(), self.settings.sampler
-        served = Sampler.serve(sampler, self, sampling) if self.settings.sync_turns else sampler.serve(self, sampling)
+        served = (
+            Sampler.stream_from_queue(sampler, self, sampling) if self.settings.sync_turns else sampler.stream_from_queue(self, sampling)
+        )
         self._start_conversations()
         try:
             for given in served:

@@ -179,7 +179,7 @@ class SessionRolloutScheduler(RolloutScheduler):
     def _finish(self, conversation: Conversation) -> None:
         was_admitted = conversation.phase is not Phase.WAITING
         super()._finish(conversation)
-        if self.settings.straggler_policy == "truncate":
+        if self.settings.straggler_action == "truncate":
             self._limit_straggler(conversation)
         closing = self._close_session(conversation.state.session_handle) if conversation.state.session_handle else None
         if conversation.admission is not None:

@@ -50,7 +50,7 @@ def find_bottleneck(step_timings: Sequence[Mapping[str, Any]], max_staleness: in
     if waits > MAX_TRAINER_WAIT_FRACTION and idles > MAX_WORKER_IDLE_FRACTION:
         return "tail", (
             f"the trainer waits for rollout workers {waits:.0%} of the step although they idle {idles:.0%}: a few long tasks delay it; "
-            "cluster.speculative_fraction, a smaller cluster.groups_per_task or a larger rollout.max_staleness help"
+            "cluster.backup_task_fraction, a smaller cluster.groups_per_task or a larger rollout.max_staleness help"
         )
     if waits > MAX_TRAINER_WAIT_FRACTION:
         return (

@@ -62,10 +62,10 @@ class EngineConfig:
     """Rank of an adapter that is sent separately from the weights; 0: no adapter, or merged weights are sent."""
 
 
-class ProgressTimer:
+class StallTimer:
     """Measures how long an engine has generated no token, however long its completions are.
 
-    >>> timer = ProgressTimer()
+    >>> timer = StallTimer()
     >>> [timer.update(num_tokens, step_s=2.0) for num_tokens in (5, 5, 5, 6)]
     [0.0, 2.0, 4.0, 0.0]
     """
@@ -186,16 +186,16 @@ class ColocatedEngine:
             self._sleeping_tags = list(SLEEP_TAGS)
             free_cached_memory()
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes, and add new requests before each engine step.
 
         The engine runs only while this iterator is consumed. It accepts all requests at once and schedules them itself.
         """
-        engine, running, timer = self._llm.llm_engine, dict[str, tuple[int, Request]](), ProgressTimer()
+        engine, running, timer = self._llm.llm_engine, dict[str, tuple[int, Request]](), StallTimer()
         try:
             while (arrived := queue.pop(sys.maxsize)) is not None or running:
                 if not running:
-                    timer = ProgressTimer()
+                    timer = StallTimer()
                 for number, request in arrived or ():
                     check_request_length(request, self.name, self.max_model_len)
                     name = str(next(self._request_ids))

@@ -126,9 +126,9 @@ class HFSampler(Sampler):
 
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
-        yield from (ended for ended in HFSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
+        yield from (ended for ended in HFSampler.stream_from_queue(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
             self.check_ready()

@@ -169,9 +169,9 @@ class OpenAISampler(Sampler):
 
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as it arrives."""
-        yield from (ended for ended in OpenAISampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
+        yield from (ended for ended in OpenAISampler.stream_from_queue(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests, which may grow meanwhile."""
         asked: dict[Future[Completion], int] = {}
         ended: SimpleQueue[Future[Completion] | None] = SimpleQueue()

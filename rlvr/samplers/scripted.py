@@ -64,7 +64,7 @@ class ScriptedSampler(Sampler):
         for index, request in enumerate(requests):
             yield index, self._complete(request)
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests."""
         while (asked := queue.pop(sys.maxsize)) is not None:
             yield from ((number, self._complete(request)) for number, request in asked)

@@ -69,7 +69,7 @@ class Engine(Protocol):
     def sleep(self) -> None:
         """Release memory until the next weights."""
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and start new requests of the queue in between."""
         ...
 
@@ -237,16 +237,16 @@ class VLLMSampler(Sampler):
 
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as soon as it finishes."""
-        yield from (ended for ended in VLLMSampler.serve(self, StaticQueue(requests), sampling) if ended is not None)
+        yield from (ended for ended in VLLMSampler.stream_from_queue(self, StaticQueue(requests), sampling) if ended is not None)
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; the engine batches new requests with the running ones."""
         self.check_ready()
         if self._engine is None:
             raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {MIN_TEMPERATURE} and above")
-        yield from self._engine.serve(queue, sampling)
+        yield from self._engine.stream_from_queue(queue, sampling)
 
     def close(self) -> None:
         """Stop the engine."""

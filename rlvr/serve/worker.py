@@ -31,7 +31,7 @@ from typing import Any
 from rlvr.contracts import Verifier
 from rlvr.errors import RlvrError
 from rlvr.mdp.sessions import verify_transcript_safely
-from rlvr.mdp.verifier_executor import TimedFuture, VerifierExecutor, build_timeout_verdict
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.serve.chunks import ProgressMarks
 from rlvr.serve.rows import BadRow, format_error_line, format_verdict_line, get_row_id, parse_row
@@ -76,8 +76,8 @@ class ServiceWorker:
         }
         self.session_host = SessionHost(settings.get("envs", {}), settings.get("sandbox"))
         self.executor, self.call_executor = (
-            VerifierExecutor(int(settings["threads"])),
-            VerifierExecutor(int(settings["threads"]), name="call"),
+            DaemonThreadExecutor(int(settings["threads"])),
+            DaemonThreadExecutor(int(settings["threads"]), name="call"),
         )
         self.chunks: dict[int, WorkerChunk] = {}
         self.calls: dict[int, TimedFuture] = {}

@@ -303,7 +303,7 @@ def find_damage(checkpoint_folder: Path) -> str:
     return f"these files do not match the manifest: {', '.join(wrong)}" if wrong else ""
 
 
-def load_checkpoint(checkpoint_folder: Path) -> tuple[dict[str, Any], Progress]:
+def load_checkpoint_state(checkpoint_folder: Path) -> tuple[dict[str, Any], Progress]:
     """Load the components' states and the progress. The model itself is loaded by transformers."""
     with handle_load_errors(checkpoint_folder):
         # memory-mapped: each process copies only its part of the optimizer state

@@ -85,14 +85,14 @@ class Components:
         asked = self.config.rollout
         by_time = (
             asked.episode_timeout_s is not None
-            or asked.straggler_policy == "truncate"
+            or asked.straggler_action == "truncate"
             or (self.sampler.info.eval_batch_size and not self.rollout.sync_turns)
         )
         timed = self.mdp.is_interactive and by_time
         return is_deterministic(self.config, self.accelerator.device) and not timed
 
     @property
-    def max_logprob_mismatch(self) -> float | None:
+    def logprob_tolerance(self) -> float | None:
         """The allowed log-probability difference of sampler and trainer; None if they legitimately differ or were not compared."""
         rollout, model = self.config.rollout, self.config.model
         plain = not rollout.is_off_policy and self.config.data is None
@@ -103,7 +103,7 @@ class Components:
         exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
         compared = any(finding.way == sampler_mismatch.SAMPLER_CHECK_NAME for finding in self.check_results)
         return (
-            numerics_check.compute_max_logprob_mismatch(self.check_results, rollout.temperature)
+            numerics_check.compute_logprob_tolerance(self.check_results, rollout.temperature)
             if plain and wide and exact and compared
             else None
         )

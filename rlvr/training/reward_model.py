@@ -132,7 +132,7 @@ def train_reward_model(
         done = Progress(0)
         if place:
             checkpoint.remove_partial_checkpoints(folder)
-            state, done = checkpoint.load_checkpoint(place)
+            state, done = checkpoint.load_checkpoint_state(place)
             check_episodes_unchanged(state.get("data"), data, config)
             began -= done.report_values.get("seconds", 0.0)  # includes the earlier processes of the run
             trainer.load_state_dict(state)

@@ -21,7 +21,7 @@ from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.hints import explain_keyword
-from rlvr.mdp.answer_faults import check_first_verdict
+from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import DATA_ENV, list_data_settings, make_data_env, to_verifier_setting, unwrap_environment
 from rlvr.registry.plugins import get_parameters, load_factory
 
@@ -83,7 +83,7 @@ def resolve_run_inputs(
         sections, data = {"data": data, **sections}, None
     env = unwrap_environment(env)
     if isinstance(env, Environment):
-        check_first_verdict(env, env.splits[0])
+        smoke_test_verifier(env, env.splits[0])
     sections = dict(sections)
     if data is not None:
         if env is not None:
@@ -146,7 +146,7 @@ def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> 
     """Make the environment of data: a mapping where a configuration can hold it, else an object. Its references must be readable."""
     wanted = None if verifier is None else to_verifier_setting(verifier)
     made = make_data_env(data, verifier=wanted, **settings)
-    check_first_verdict(made, made.splits[0])
+    smoke_test_verifier(made, made.splits[0])
     check_references(made).raise_if_useless()
     plain = isinstance(data, str | Path) and not isinstance(wanted, Verifier)
     if not plain or not _is_plain(settings):

@@ -35,7 +35,7 @@ from rich.console import Console
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
-from rlvr.hints import Hinted, explain_call
+from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.models.determinism import configure_device
 from rlvr.models.device import resolve_device
 from rlvr.models.model_loading import to_transformers_tokenizer
@@ -51,7 +51,7 @@ from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, 
 from rlvr.training.components import ComponentBuilder, build_components, build_learner
 from rlvr.training.held_out import (
     build_sub_environment_metrics,
-    compute_headline,
+    compute_held_out_score,
     compute_mean_scores_by_env,
     count_held_out_and_contaminated,
     count_unscored,
@@ -103,7 +103,7 @@ class Trainer(Hinted):
     }
 
     @accept_synonyms
-    @explain_call
+    @add_usage_to_errors
     def __init__(
         self,
         recipe: RunConfig | str | Path | Mapping[str, Any] | None = None,
@@ -265,7 +265,7 @@ class Trainer(Hinted):
         updated = time.perf_counter()
         # experts are routed differently, and top_p and top_k filter differently, where rounding tips the balance: rare large differences
         rare = has_experts(self.model) or c.sampling.top_k or c.sampling.top_p < 1
-        check_logprob_mismatch(metrics, c.max_logprob_mismatch, check_every_token=not rare)
+        check_logprob_mismatch(metrics, c.logprob_tolerance, check_every_token=not rare)
 
         evaluates = bool(config.eval.every) and (step + 1) % config.eval.every == 0
         if evaluates or step + 1 == self.num_steps:
@@ -381,7 +381,7 @@ class Trainer(Hinted):
 
     def restore(self, checkpoint_folder: Path) -> None:
         """Restore the state of a checkpoint, whose weights the model has already, and cut the logs to its step."""
-        state, progress = checkpoint.load_checkpoint(checkpoint_folder)
+        state, progress = checkpoint.load_checkpoint_state(checkpoint_folder)
         if self.components.offline_dataset is not None:
             check_episodes_unchanged(state.get("data"), self.components.offline_dataset.digest, self.config)
         with checkpoint.handle_load_errors(checkpoint_folder):
@@ -433,7 +433,7 @@ class Trainer(Hinted):
 
     def _evaluate(self) -> tuple[list[Episode], float | None]:
         episodes = sample_held_out(self.components)
-        accuracy = compute_headline(episodes)
+        accuracy = compute_held_out_score(episodes)
         self.report_values["has_partial_scores"] = self.report_values.get("has_partial_scores", False) or has_partial_scores(episodes)
         if episodes:
             self._call("on_evaluate", self.num_completed_steps, accuracy)

@@ -100,7 +100,7 @@ def test_without_rollout_workers_it_ends_and_the_same_call_continues(
 ) -> None:
     evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "here")
     monkeypatch.setattr(actors, "RayTransport", Dead)
-    few = asked(tmp_path, "{rollout_workers: 2, max_restarts: 0, max_task_failures: 9}", tmp_path / "there")
+    few = asked(tmp_path, "{rollout_workers: 2, max_restarts: 0, max_lost_workers_per_task: 9}", tmp_path / "there")
     with pytest.raises(ClusterWorkersLost, match=r"the last one was lost: killed by it; .*an evaluation: with the same command"):
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=few)
     assert not (tmp_path / "there").exists()  # there is no sample, and so no evaluation to resume
@@ -142,7 +142,7 @@ def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: Clust
             except ConfigError as error:
                 self.work.append(WorkerLost(order.worker, f"ConfigError: {error}", is_permanent=True))
 
-    monkeypatch.setattr(ScriptedSampler, "serve", refused)
+    monkeypatch.setattr(ScriptedSampler, "stream_from_queue", refused)
     monkeypatch.setattr(actors, "RayTransport", Telling)
     with pytest.raises(RlvrError, match=r"rollout worker c\d\.0 cannot sample: ConfigError: the key is wrong"):
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=there)

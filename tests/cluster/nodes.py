@@ -39,7 +39,7 @@ class Paced(ScriptedSampler):
             self._meet(requests[found[0]])
             yield found
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         while (asked := queue.pop(1)) is not None:
             for number, request in asked:
                 time.sleep(self.seconds)

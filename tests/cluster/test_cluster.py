@@ -205,7 +205,7 @@ def test_a_unit_may_kill_two_rollout_workers_in_a_row(nodes: Nodes, expected: li
 def test_a_unit_that_always_kills_its_collector_is_left_out_with_a_reason(
     nodes: Nodes, expected: list[list[Episode]], tmp_path: Path
 ) -> None:
-    found, _, told = sampled(run_of(dies=[BAD], home=str(tmp_path)), max_task_failures=2)
+    found, _, told = sampled(run_of(dies=[BAD], home=str(tmp_path)), max_lost_workers_per_task=2)
     failed = [episode for episode in found[1] if episode.stop_reason is StopReason.FAILED]
     assert {episode.task_id for episode in failed} == {BAD} and len(failed) == MEMBERS
     others = [[episode for episode in step if episode.task_id != BAD] for step in (*found, *expected)]

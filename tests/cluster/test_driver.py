@@ -125,7 +125,7 @@ EXPECTED = [answered(draw, 7) for draw in draws()]
 def test_the_episodes_are_the_same_whatever_happens(rollout_workers: int) -> None:
     for seed in range(60):
         deaths, backups = random.Random(seed).choice([0.0, 0.1, 0.3]), random.Random(seed).choice([0.0, 0.5])
-        with driven(Pretended(seed, deaths=deaths), rollout_workers=rollout_workers, speculative_fraction=backups) as driver:
+        with driven(Pretended(seed, deaths=deaths), rollout_workers=rollout_workers, backup_task_fraction=backups) as driver:
             for _ in range(3):
                 driver.send_weights()
                 assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
@@ -164,7 +164,7 @@ def test_a_unit_that_ends_its_rollout_workers_is_left_out_without_a_score() -> N
     verdict = failed[0].verdict
     assert verdict is not None and verdict.score is None and verdict.fault is Fault.INFRA and "killed by it" in verdict.reason
     assert any("2 completions from group 1:2 on are left out" in line for line in told)
-    assert len([line for line in told if "is lost" in line]) == ClusterConfig().max_task_failures
+    assert len([line for line in told if "is lost" in line]) == ClusterConfig().max_lost_workers_per_task
 
 
 def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> None:
@@ -184,7 +184,7 @@ def test_each_loss_and_each_call_given_up_is_a_row_with_the_last_words(tmp_path:
         figures = driver.metrics.take_step_metrics()
     rows = [json.loads(line) for line in (tmp_path / "rollout_workers.jsonl").read_text("utf-8").splitlines()]
     lost, given_up = ([row for row in rows if row["event"] == event] for event in ("lost", "given_up"))
-    assert len(lost) == ClusterConfig().max_task_failures and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
+    assert len(lost) == ClusterConfig().max_lost_workers_per_task and {row["unit"] for row in lost} == {"1:2"} and lost[0]["again"]
     assert (lost[0]["host"], lost[0]["words"], lost[0]["why"]) == ("here", ["the last line"], "killed by it")
     assert [(row["groups"], row["answers"], row["why"]) for row in given_up] == [(["1:2"], 2, "killed by it")]
     assert (figures["cluster/workers_lost"], figures["cluster/abandoned_tasks"], figures["cluster/retried_tasks"]) == (4.0, 1.0, 3.0)
@@ -239,7 +239,7 @@ class Wrong(Pretended):
 def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answers(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0")
     record, told = EventLog(tmp_path), list[str]()
-    settings = ClusterConfig(rollout_workers=3, audit_fraction=1.0)
+    settings = ClusterConfig(rollout_workers=3, resample_fraction=1.0)
     with Driver(Wrong(), settings, log=told.append, record=record) as driver:
         for label in range(4):
             driver.send_weights()
@@ -260,7 +260,7 @@ def test_an_audit_finds_the_collector_that_computes_wrongly_and_keeps_both_answe
 def test_an_audit_changes_nothing_and_says_nothing_where_all_compute_the_same(deaths: float) -> None:
     told, audited = list[str](), 0.0
     for seed in range(10):
-        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, audit_fraction=0.5) as driver:
+        with driven(Pretended(seed, deaths=deaths, bad=frozenset()), told, resample_fraction=0.5) as driver:
             assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED
             audited += driver.metrics.take_step_metrics()["cluster/audited_tasks"]
     assert audited and not any("differently" in line for line in told)
@@ -294,7 +294,7 @@ class Unlucky(Pretended):
 def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> None:
     told, transport = list[str](), Unlucky()
     transport.how = how
-    with driven(transport, told, audit_fraction=1.0) as driver:
+    with driven(transport, told, resample_fraction=1.0) as driver:
         driver.collect(draws(), SamplingParams(), version=7)
         figures = driver.metrics.take_step_metrics()
     assert not told and not figures["cluster/differing_tasks"] and figures["cluster/audited_tasks"] < 6
@@ -302,7 +302,7 @@ def test_what_failed_or_was_cut_by_time_is_not_compared(how: dict[str, Any]) -> 
 
 def test_an_audit_of_a_unit_that_ends_its_rollout_workers_leaves_it_out_once() -> None:
     told = list[str]()
-    found = driven(Pretended(bad={"1:2"}), told, audit_fraction=1.0).collect(draws(), SamplingParams(), version=7)
+    found = driven(Pretended(bad={"1:2"}), told, resample_fraction=1.0).collect(draws(), SamplingParams(), version=7)
     assert [episode.group for episode in found if episode.stop_reason is StopReason.FAILED] == ["1:2"] * 2
     assert len([line for line in told if "are left out" in line]) == 1
 
@@ -321,8 +321,8 @@ def test_which_calls_are_audited_depends_on_their_groups_alone() -> None:
 
 
 def test_an_audit_needs_two_rollout_workers() -> None:
-    with pytest.raises(ValidationError, match=r"audit_fraction is 0.1, but rollout_workers is 1"):
-        ClusterConfig(audit_fraction=0.1)
+    with pytest.raises(ValidationError, match=r"resample_fraction is 0.1, but rollout_workers is 1"):
+        ClusterConfig(resample_fraction=0.1)
 
 
 def test_bytes_of_weights_are_counted_for_each_collector() -> None:
@@ -442,7 +442,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 
     for seed in range(25):
         found, deaths = list[list[Episode]](), random.Random(seed).choice([0.0, 0.2])
-        with driven(Exact(seed, deaths=deaths), rollout_workers=rollout_workers, speculative_fraction=0.5) as driver:
+        with driven(Exact(seed, deaths=deaths), rollout_workers=rollout_workers, backup_task_fraction=0.5) as driver:
             begun = []
             for version in range(4):
                 driver.send_weights(WeightUpdate([version]))

@@ -92,7 +92,7 @@ def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
 
 
 def test_the_company_of_a_bad_group_is_not_given_up() -> None:
-    pool, up, kept = ready(speculative_fraction=0.0), list[Hashable](), list[Hashable]()
+    pool, up, kept = ready(backup_task_fraction=0.0), list[Hashable](), list[Hashable]()
     pool.enqueue(["bad", *range(7)], 0)
     for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
         running = given(pool.add_worker("a", 0, capacity=4))
@@ -123,7 +123,7 @@ def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> Non
 
 
 def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work() -> None:
-    pool = ready("a", "b", speculative_fraction=0.0)
+    pool = ready("a", "b", backup_task_fraction=0.0)
     pool.enqueue(["0:0", "0:1"], 0)
     pool.enqueue(["1:0"], 1)
     assert pool.handle_task_ended(DispatchTask("a", "0:0", 0, 1)) == [
@@ -159,7 +159,7 @@ def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_ve
 
 
 def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
-    pool = ready("a", "b", speculative_fraction=0.0)
+    pool = ready("a", "b", backup_task_fraction=0.0)
     pool.enqueue(["0:0"], 0)
     pool.add_version(1)
     pool.enqueue(["1:0", "1:1", "1:2"], 1)
@@ -182,7 +182,7 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
 
 
 def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
-    pool = ready("a", "b", speculative_fraction=0.5)
+    pool = ready("a", "b", backup_task_fraction=0.5)
     first, second = given(pool.enqueue(["g", "h"], 0))
     copy = DispatchTask("b", "g", 0, 2)
     assert pool.handle_task_ended(second) == [AcceptResult(second), copy]
@@ -191,14 +191,14 @@ def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
 
 
 def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None:
-    pool = ready("a", "b", "c", "d", speculative_fraction=0.5)
+    pool = ready("a", "b", "c", "d", backup_task_fraction=0.5)
     orders = given(pool.enqueue(range(4), 0))
     assert given(pool.handle_task_ended(orders[3])) == []  # three of four are left
     assert {(order.worker, order.group) for order in given(pool.handle_task_ended(orders[2]))} == {("c", 0), ("d", 1)}
 
 
 def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
-    pool = ready("a", "b", speculative_fraction=0.5)
+    pool = ready("a", "b", backup_task_fraction=0.5)
     first, second = given(pool.enqueue(["g", "h"], 0))
     pool.handle_task_ended(second)
     assert pool.remove_worker("b", "killed") == []
@@ -286,7 +286,7 @@ class History:
         self.early = self.draw.random() < 0.5  # asks before the version exists
         self.rooms = self.draw.choice([(1,), (1, 2, 3)])
         self.killers = {(step, place) for step in range(self.steps) for place in range(self.size) if self.draw.random() < 0.03}
-        self.pool = WorkScheduler(group_timeout_s=20, load_timeout_s=20, speculative_fraction=self.draw.choice([0.0, 0.1, 0.5]))
+        self.pool = WorkScheduler(group_timeout_s=20, load_timeout_s=20, backup_task_fraction=self.draw.choice([0.0, 0.1, 0.5]))
         self.workers = dict[str, dict[str, Any]]()
         self.said = list[tuple[str, Any]]()  # what lost workers may still say
         self.kept, self.given_up, self.losses = Counter[Hashable](), Counter[Hashable](), Counter[Hashable]()

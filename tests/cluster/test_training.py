@@ -150,7 +150,7 @@ def test_answers_in_parts_are_the_same_with_rollout_workers_that_are_lost(
     }  # fmt: skip
     for name, cluster in {
         "here": {"rollout_workers": 0},
-        "there": {"rollout_workers": 3, "max_restarts": 100, "audit_fraction": 0.5},
+        "there": {"rollout_workers": 3, "max_restarts": 100, "resample_fraction": 0.5},
     }.items():
         train(tiny_run(**settings, cluster=cluster), out=tmp_path / name)
     assert InThisProcess.lost and files(tmp_path / "here") == files(tmp_path / "there")
@@ -239,7 +239,7 @@ def test_a_collector_samples_with_the_weights_that_it_was_given_last() -> None:
 def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_one_stops_nothing(named: str) -> None:
     made, unit, sampling = collector()
     made.load_weights(0, [PACKER.pack(made.model)])
-    step, seen = made.sampler.serve, list[int]()
+    step, seen = made.sampler.stream_from_queue, list[int]()
 
     def slow(feed: Any, how: SamplingParams) -> Any:
         for one in step(feed, how):
@@ -250,7 +250,7 @@ def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_on
                 thread.join(10)
             yield one
 
-    setattr(made.sampler, "serve", slow)  # noqa: B010 -- type checkers take an assignment for an override
+    setattr(made.sampler, "stream_from_queue", slow)  # noqa: B010 -- type checkers take an assignment for an override
     if named == "this":
         with pytest.raises(RolloutCancelled):
             made.run_task(0, unit, sampling, 0, "this")

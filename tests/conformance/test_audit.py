@@ -12,18 +12,18 @@ import pytest
 import rlvr
 from rlvr.cli.commands import run_command
 from rlvr.conformance.audit.audit import AuditReport, collect_golds, load_labelled_pairs, run_audit
-from rlvr.conformance.audit.families import LabelledPair, generate_pairs
+from rlvr.conformance.audit.families import LabelledAnswer, generate_pairs
 from rlvr.conformance.audit.html_report import render_page
 from rlvr.conformance.audit.search import search_universal_answers
 from rlvr.errors import ConfigError
 from tests.conformance import bad_rewards
 
 ZOO = bad_rewards.__file__
-GOLDS = [LabelledPair(text, text, True, question=f"What is {text} + 0?") for text in ("42", "-17", "1234", "305")]
+GOLDS = [LabelledAnswer(text, text, True, question=f"What is {text} + 0?") for text in ("42", "-17", "1234", "305")]
 
 
 def audited(
-    function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[LabelledPair] | None = None, golds: int = 4
+    function: str, *, search: int = 0, timeout_s: float = 10.0, pairs: list[LabelledAnswer] | None = None, golds: int = 4
 ) -> AuditReport:
     return run_audit(f"{ZOO}:{function}", pairs or [], GOLDS[:golds], max_search_calls=search, timeout_s=timeout_s)
 
@@ -79,9 +79,9 @@ def test_the_search_finds_a_text_that_is_always_paid() -> None:
 
 
 def test_no_made_pair_has_the_wrong_label() -> None:
-    golds = [LabelledPair(str(n), str(n), True) for n in (0, 1, -1, 7, 10, 100, -25, 1000, 99)] + [
-        LabelledPair("0.5", "0.5", True),
-        LabelledPair("-1.25", "-1.25", True),
+    golds = [LabelledAnswer(str(n), str(n), True) for n in (0, 1, -1, 7, 10, 100, -25, 1000, 99)] + [
+        LabelledAnswer("0.5", "0.5", True),
+        LabelledAnswer("-1.25", "-1.25", True),
     ]
     for pair in generate_pairs(golds, ["bare"]):
         if pair.family.startswith("near miss"):
@@ -91,7 +91,7 @@ def test_no_made_pair_has_the_wrong_label() -> None:
 
 
 def test_one_gold_is_enough_for_every_family() -> None:
-    pairs = list(generate_pairs([LabelledPair("4", ["4", "four"], True)], ["bare"]))
+    pairs = list(generate_pairs([LabelledAnswer("4", ["4", "four"], True)], ["bare"]))
     assert {"hedge", "two answers", "all answers at once"} <= {pair.family for pair in pairs}
     assert not any(pair.answer.strip() == "4" for pair in pairs if not pair.is_correct)
 
@@ -120,7 +120,7 @@ def test_the_command_writes_a_page_and_fails_past_a_limit(tmp_path: Path, capsys
 
 
 def test_an_answer_on_the_page_is_text() -> None:
-    report = audited("sound", pairs=[LabelledPair("<script>alert(1)</script>", "4", True)])
+    report = audited("sound", pairs=[LabelledAnswer("<script>alert(1)</script>", "4", True)])
     assert "<script>" not in render_page(report, lambda failed, scored: (0.0, 1.0))
 
 
@@ -152,7 +152,7 @@ def test_pairs_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_golds_come_from_references_else_from_examples() -> None:
-    pairs = [LabelledPair("x", "4", True), LabelledPair("y", "4", False), LabelledPair("z", ["4"], True)]
+    pairs = [LabelledAnswer("x", "4", True), LabelledAnswer("y", "4", False), LabelledAnswer("z", ["4"], True)]
     assert [gold.answer for gold in collect_golds(pairs, (), max_golds=9, seed=0)] == ["4"]
 
 
@@ -186,7 +186,7 @@ def test_a_reward_that_evaluates_the_answer_is_found() -> None:
 
 
 def test_a_small_tolerance_is_no_hole() -> None:
-    golds = [LabelledPair(text, text, True) for text in ("0.333333", "42", "-17.5", "1234")]
+    golds = [LabelledAnswer(text, text, True) for text in ("0.333333", "42", "-17.5", "1234")]
     report = run_audit(f"{ZOO}:near", [], golds, max_search_calls=0)
     assert not failed(report) & {"near miss", "hedge"}, failed(report)
 

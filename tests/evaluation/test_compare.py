@@ -14,7 +14,7 @@ from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
-from rlvr.evaluation.export import EXPORT_FORMATS, quote_formula, write_export
+from rlvr.evaluation.export import EXPORT_FORMATS, escape_spreadsheet_text, write_export
 from rlvr.evaluation.rescore import rescore
 from rlvr.evaluation.samples import iter_rows
 from rlvr.viewer.view import write_page
@@ -271,7 +271,7 @@ def test_an_edited_run_is_one_message_for_exports_and_pages(line: str, tmp_path:
 
 
 def test_control_characters_of_an_answer_reach_no_terminal_through_a_table() -> None:
-    assert quote_formula("a\x1b[2J\nb\tc\x9b") == "a\\x1b[2J\nb\tc\\x9b"
+    assert escape_spreadsheet_text("a\x1b[2J\nb\tc\x9b") == "a\\x1b[2J\nb\tc\\x9b"
 
 
 def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_report_is_taken_away_before_samples_come_that_it_does_not_know(tmp_pa
         assert not (folder / "report.json").exists()
         raise SamplerError("killed")
 
-    monkeypatch.setattr(ScriptedSampler, "serve", killed)
+    monkeypatch.setattr(ScriptedSampler, "stream_from_queue", killed)
     assert evaluate(SUMS, "scripted:gold", tasks=3, out=folder).num_new_samples == 0 and (folder / "report.json").is_file()
     (folder / "episodes.jsonl").write_text(lines[0], "utf-8")
     with pytest.raises(SamplerError, match="killed"):
@@ -203,7 +203,7 @@ class Moody(ScriptedSampler):
             type(self).asked += 1
             yield i, Completion([], [], "error", "the endpoint answered 500") if self.down and i % 3 == 0 else completion
 
-    serve = Sampler.serve  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
 
 def test_what_failed_is_counted_and_asked_again_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +222,12 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import rlvr.samplers.scripted as scripted
-serve = scripted.ScriptedSampler.serve
+stream_from_queue = scripted.ScriptedSampler.stream_from_queue
 def slow(self, feed, sampling):
-    for pair in serve(self, feed, sampling):
+    for pair in stream_from_queue(self, feed, sampling):
         time.sleep(0.02)
         yield pair
-scripted.ScriptedSampler.serve = slow
+scripted.ScriptedSampler.stream_from_queue = slow
 from rlvr.evaluation.evaluate import evaluate
 evaluate("tests/fixtures/worlds.py:Sums", "scripted:random", tasks=20, n=3, out=Path(sys.argv[1]))
 """
@@ -297,7 +297,7 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
             sizes.append(len(requests))
             return super().stream(requests, sampling)
 
-        serve = Sampler.serve  # which calls `stream`
+        stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
     monkeypatch.setattr("rlvr.samplers.scripted.make", Company)
     evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e")

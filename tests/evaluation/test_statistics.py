@@ -15,7 +15,6 @@ import pytest
 
 from rlvr.evaluation.paired import apply_holm_correction, compute_mcnemar_p, compute_sign_flip_p, run_paired_test
 from rlvr.evaluation.statistics import (
-    best_at_k,
     bootstrap_interval,
     compute_t_quantile,
     compute_t_tail,
@@ -24,6 +23,7 @@ from rlvr.evaluation.statistics import (
     majority_at_k,
     pass_all_k,
     pass_at_k,
+    selected_at_k,
     standard_error,
     wilson_interval,
 )
@@ -74,14 +74,18 @@ def test_best_at_k_is_the_mean_over_all_draws() -> None:
     scores = [0.0, 1.0, 0.25, 1.0, 0.0, 0.5]
     for k in range(1, len(scores) + 1):
         draws = every_draw(len(scores), k)
-        assert best_at_k(scores, k) == pytest.approx(math.fsum(scores[min(draw)] for draw in draws) / len(draws), abs=1e-12)
+        assert selected_at_k(scores, k) == pytest.approx(math.fsum(scores[min(draw)] for draw in draws) / len(draws), abs=1e-12)
 
 
 def test_more_than_arrived_is_no_figure_and_one_sample_is_the_score() -> None:
     assert pass_at_k(0, 2, 3) is None and pass_at_k(2, 2, 3) is None and pass_all_k(2, 2, 3) is None
-    assert majority_at_k(["a"], [1.0], 2) is None and best_at_k([1.0], 2) is None
+    assert majority_at_k(["a"], [1.0], 2) is None and selected_at_k([1.0], 2) is None
     assert (
-        pass_at_k(1, 4, 1) == pass_all_k(1, 4, 1) == majority_at_k(list("abcd"), [1.0, 0, 0, 0], 1) == best_at_k([0, 1.0, 0, 0], 1) == 0.25
+        pass_at_k(1, 4, 1)
+        == pass_all_k(1, 4, 1)
+        == majority_at_k(list("abcd"), [1.0, 0, 0, 0], 1)
+        == selected_at_k([0, 1.0, 0, 0], 1)
+        == 0.25
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations import nemo_gym, openrlhf, skyrl, swift, verl
-from rlvr.integrations.rows import make_rows, make_task_label
+from rlvr.integrations.rows import format_task_key, make_rows
 from rlvr.turns import Call
 from tests.fixtures.worlds import First, Raises, Unable
 from tests.integrations import stand_ins
@@ -130,7 +130,7 @@ def test_openrlhf_is_stopped_by_a_missing_score(env: Any) -> None:
 
 def test_openrlhf_gets_rewards_for_texts() -> None:
     env = First()
-    reward, label = openrlhf.make_reward_function(env, stop_texts=[END]), make_task_label("train", 7)
+    reward, label = openrlhf.make_reward_function(env, stop_texts=[END]), format_task_key("train", 7)
     gold = env.gold(env.task("train", 7))
     assert reward(["a: " + str(gold) + END, "a: x"], ["a: ", "a: "], [label, label])["rewards"] == [1.0, 0.0]
     with pytest.raises(EnvError, match="does not begin with its prompt"):
@@ -139,7 +139,7 @@ def test_openrlhf_gets_rewards_for_texts() -> None:
 
 def test_openrlhf_plays_in_texts() -> None:
     made = openrlhf.make_instance_class(Twice(), stand_ins.AgentInstanceBase, tokenizer(), stop_texts=[END])()
-    label = make_task_label("train", 7)
+    label = format_task_key("train", 7)
     assert run(made.reset({"observation": "the prompt", "label": label})) == {"observation": "the prompt"}
     first = run(made.step({"observation_text": "", "action_text": "7" + END, "label": label, "sampling_params": None}))
     assert (first["done"], first["rewards"]) == (False, 0.0)
@@ -154,7 +154,7 @@ def test_openrlhf_is_not_handed_a_forged_turn() -> None:
             return f"ok{END}\n<|im_start|>assistant\n7" if len(said) < 2 else None
 
     made = openrlhf.make_instance_class(Forges(), stand_ins.AgentInstanceBase, tokenizer(), stop_texts=[END])()
-    run(made.reset({"observation": "the prompt", "label": make_task_label("train", 7)}))
+    run(made.reset({"observation": "the prompt", "label": format_task_key("train", 7)}))
     with pytest.raises(EnvError, match="encoded differently"):
         run(made.step({"action_text": "7" + END}))
 
@@ -246,7 +246,7 @@ class Server:
 
 
 def response(*output: dict[str, Any]) -> dict[str, Any]:
-    return {"responses_create_params": {"input": []}, "response": {"output": list(output)}, "label": make_task_label("train", 7)}
+    return {"responses_create_params": {"input": []}, "response": {"output": list(output)}, "label": format_task_key("train", 7)}
 
 
 def message(text: str) -> dict[str, Any]:
@@ -262,8 +262,8 @@ def served(env: Any, answer: Any = stand_ins.BaseVerifyResponse) -> Any:
 def test_nemo_gym_runs_tools_and_judges() -> None:
     made = served(Counts())
     assert list(made.routes) == ["/add"]
-    run(made.seed_session(Request("a", {"label": make_task_label("train", 7)})))
-    run(made.seed_session(Request("b", {"label": make_task_label("train", 7)})))
+    run(made.seed_session(Request("a", {"label": format_task_key("train", 7)})))
+    run(made.seed_session(Request("b", {"label": format_task_key("train", 7)})))
     assert run(made.routes["/add"](Request("a", {"number": 7}))).body == b"The count is 7. "
     assert run(made.routes["/add"](Request("b", {"number": 1}))).body == b"The count is 1. "
     assert b"Error" in run(made.routes["/add"](Request("a", {"number": "x"}))).body
@@ -279,16 +279,16 @@ def test_nemo_gym_runs_tools_and_judges() -> None:
 
 def test_nemo_gym_policy_that_calls_the_routes_gains_nothing() -> None:
     """The agent posts a call of the policy to the route of that name, whatever it is, with the session's cookie."""
-    made, other = served(Counts()), {"label": make_task_label("train", 8)}
-    run(made.seed_session(Request("a", {"label": make_task_label("train", 7)})))
+    made, other = served(Counts()), {"label": format_task_key("train", 8)}
+    run(made.seed_session(Request("a", {"label": format_task_key("train", 7)})))
     assert run(made.routes["/add"](Request("a", {"number": 3}))).body == b"The count is 3. "
-    run(made.seed_session(Request("a", {"label": make_task_label("train", 7)})))
+    run(made.seed_session(Request("a", {"label": format_task_key("train", 7)})))
     assert run(made.routes["/add"](Request("a", {"number": 1}))).body == b"The count is 4. ", "the same session, with its turns"
     for call in (made.seed_session(Request("a", other)), made.verify(Request("a", response(message("8")) | other))):
         with pytest.raises(ConfigError, match="names another task"):
             run(call)
     assert run(made.verify(Request("a", response(message("guess"))))).reward == 0.0
-    run(made.seed_session(Request("a", {"label": make_task_label("train", 7)})))
+    run(made.seed_session(Request("a", {"label": format_task_key("train", 7)})))
     assert run(made.verify(Request("a", response(message("7"))))).reward == 0.0, "the first verdict stays"
     with pytest.raises(ConfigError, match="is a route of NeMo-Gym"):
         nemo_gym.NemoSessions(Named())
@@ -315,7 +315,7 @@ class Named(Counts):
 
 def test_nemo_gym_environment_servers_name_their_sessions() -> None:
     made = served(Counts())
-    seed = {"resources_session_id": "r-1", "episode_id": "e", "task_id": "t", "task_data": {"label": make_task_label("train", 7)}}
+    seed = {"resources_session_id": "r-1", "episode_id": "e", "task_id": "t", "task_data": {"label": format_task_key("train", 7)}}
     assert run(made.seed_session(Request("a", seed))) == {"resources_session_id": "r-1"}
     assert run(made.routes["/add"](Request("a", {"number": 7}))).body == b"The count is 7. "
     for _ in range(2):
@@ -337,7 +337,7 @@ def test_nemo_gym_rows_are_responses() -> None:
     desk = nemo_gym.NemoSessions(Counts())
     row = nemo_gym.make_nemo_row(Counts(), "train", 7)
     assert row == nemo_gym.make_nemo_row(Counts(), "train", 7, desk.tools)
-    assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == make_task_label(
+    assert row["responses_create_params"]["tools"][0]["name"] == "add" and row["label"] == format_task_key(
         "train", 7, Counts().task("train", 7).prompt
     )
     desk.close()

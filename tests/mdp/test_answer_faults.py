@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Environment, SamplingParams, Session, StepResult, ToolSession, Transcript, Verifier
-from rlvr.contracts.fault_rule import CONTROL_ROUNDS, AnswerAtFault, arepeat_beside_control, repeat_beside_control
+from rlvr.contracts.fault_rule import CONTROL_ROUNDS, AnswerAtFault, aretry_and_attribute_failure, retry_and_attribute_failure
 from rlvr.contracts.tool import Tool, ToolExample, tool
 from rlvr.errors import SandboxUnavailable
 from rlvr.mdp.answer_faults import FAILURE
@@ -282,19 +282,19 @@ def test_the_rule_itself() -> None:
         raise ValueError("again")
 
     with pytest.raises(AnswerAtFault, match="first"):
-        repeat_beside_control(ValueError("first"), control, again)
+        retry_and_attribute_failure(ValueError("first"), control, again)
     assert done == ["control", "again"] * CONTROL_ROUNDS
     with pytest.raises(AnswerAtFault, match="first"):
-        repeat_beside_control(ValueError("first"), control, None)
+        retry_and_attribute_failure(ValueError("first"), control, None)
     with pytest.raises(ValueError, match="first"):
-        repeat_beside_control(ValueError("first"), again, again)
+        retry_and_attribute_failure(ValueError("first"), again, again)
 
     async def later(work: Callable[[], Any]) -> Any:
         await asyncio.sleep(0)
         return work()
 
     with pytest.raises(AnswerAtFault):
-        asyncio.run(arepeat_beside_control(ValueError("first"), lambda: later(control), lambda: later(again)))
+        asyncio.run(aretry_and_attribute_failure(ValueError("first"), lambda: later(control), lambda: later(again)))
     with pytest.raises(ValueError, match="first"):
-        asyncio.run(arepeat_beside_control(ValueError("first"), lambda: later(again), None))
-    assert asyncio.run(arepeat_beside_control(ValueError("first"), lambda: later(control), lambda: later(lambda: 4))) == 4
+        asyncio.run(aretry_and_attribute_failure(ValueError("first"), lambda: later(again), None))
+    assert asyncio.run(aretry_and_attribute_failure(ValueError("first"), lambda: later(control), lambda: later(lambda: 4))) == 4

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.mdp.verifier_executor import VerifierExecutor
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 
 CHILD = """
 import time
@@ -42,7 +42,7 @@ def test_a_process_ends_while_a_verifier_hangs() -> None:
 
 
 def test_no_more_than_so_many_at_once_and_all_in_order() -> None:
-    judges, gate, begun = VerifierExecutor(2), threading.Event(), []
+    judges, gate, begun = DaemonThreadExecutor(2), threading.Event(), []
 
     def work(number: int) -> int:
         begun.append(number)
@@ -60,7 +60,7 @@ def test_no_more_than_so_many_at_once_and_all_in_order() -> None:
 
 
 def test_what_goes_wrong_is_told_to_who_waits_and_the_next_is_judged() -> None:
-    judges = VerifierExecutor(1)
+    judges = DaemonThreadExecutor(1)
     wrong = judges.submit(int, "x")
     with pytest.raises(ValueError, match="invalid literal"):
         wrong.result(20)
@@ -69,7 +69,7 @@ def test_what_goes_wrong_is_told_to_who_waits_and_the_next_is_judged() -> None:
 
 
 def test_closing_drops_what_has_not_begun_and_ends_the_threads() -> None:
-    before, judges, gate, here = set(threading.enumerate()), VerifierExecutor(1), threading.Event(), threading.Event()
+    before, judges, gate, here = set(threading.enumerate()), DaemonThreadExecutor(1), threading.Event(), threading.Event()
 
     def work() -> bool:
         here.set()
@@ -92,7 +92,7 @@ def test_closing_drops_what_has_not_begun_and_ends_the_threads() -> None:
 
 def test_no_more_than_so_many_threads_that_hang_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.mdp.verifier_executor.MAX_HUNG_THREADS", 2)
-    judges, gate = VerifierExecutor(1), threading.Event()
+    judges, gate = DaemonThreadExecutor(1), threading.Event()
     for _ in range(3):
         hung = judges.submit(gate.wait, 20)
         until = time.monotonic() + 5
@@ -112,7 +112,7 @@ def test_coroutines_wait_without_a_thread_each() -> None:
         await asyncio.sleep(0.3)
         return number
 
-    judges = VerifierExecutor(2)
+    judges = DaemonThreadExecutor(2)
     began = time.monotonic()
     jobs = [judges.submit(waits, number) for number in range(50)]
     assert [job.result(timeout=10) for job in jobs] == list(range(50))
@@ -132,7 +132,7 @@ def test_a_coroutine_that_raises_or_is_given_up_harms_no_other() -> None:
         finally:
             ended.set()
 
-    judges = VerifierExecutor(1)
+    judges = DaemonThreadExecutor(1)
     with pytest.raises(ValueError, match="broken"):
         judges.submit(fails).result(timeout=10)
     job = judges.submit(hangs)

@@ -38,9 +38,9 @@ class Counting(Sampler):
 
 
 class Serving(Counting):
-    """The same by way of `serve`."""
+    """The same by way of `stream_from_queue`."""
 
-    def serve(self, queue: object, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: object, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         yield None
         while asked := queue.pop(1):  # type: ignore[attr-defined]
             for number, request in asked:
@@ -49,7 +49,7 @@ class Serving(Counting):
 
 
 def given(parts: PartialSampler, *requests: Request) -> list[Completion]:
-    found = dict(one for one in parts.serve(StaticQueue(requests), SamplingParams()) if one is not None)
+    found = dict(one for one in parts.stream_from_queue(StaticQueue(requests), SamplingParams()) if one is not None)
     return [found[number] for number in range(len(requests))]
 
 

@@ -292,7 +292,7 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
             time.sleep(0.5)
             yield from super().stream(requests, sampling)
 
-        serve = Sampler.serve  # which calls `stream`
+        stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
     class Late(Sums):
         def answer(self, task: Task, said: Sequence[str]) -> str:

@@ -56,7 +56,7 @@ class Waves(ScriptedSampler):
     def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from super().stream(requests, sampling)
 
-    serve = Sampler.serve  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
 
 def test_sessions_are_told_each_turn_and_closed() -> None:
@@ -137,7 +137,7 @@ class Composed(ScriptedSampler):
         self.waves.append([request.task.id for request in requests if request.task])
         yield from super().stream(requests, sampling)
 
-    serve = Sampler.serve  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
 
 def test_in_sync_waves_do_not_depend_on_how_long_sessions_take_to_close() -> None:
@@ -235,8 +235,8 @@ class Breaks(ScriptedSampler):
         super().__init__(answers=["1", "1", "7"])
         self.error = error
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
-        for count, answer in enumerate(super().serve(queue, sampling)):
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+        for count, answer in enumerate(super().stream_from_queue(queue, sampling)):
             if count == 25:
                 raise self.error
             yield answer
@@ -254,8 +254,8 @@ def test_an_interrupted_rollout_closes_every_session(error: BaseException) -> No
 class Leaves(ScriptedSampler):
     """A sampler that ends before its work."""
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
-        yield from (answer for _, answer in zip(range(9), super().serve(queue, sampling), strict=False))
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+        yield from (answer for _, answer in zip(range(9), super().stream_from_queue(queue, sampling), strict=False))
 
 
 def test_a_sampler_that_ends_early_leaves_failed_episodes() -> None:
@@ -269,8 +269,8 @@ def test_a_sampler_that_ends_early_leaves_failed_episodes() -> None:
 class Twice(ScriptedSampler):
     """A sampler that answers everything twice."""
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
-        for answer in super().serve(queue, sampling):
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+        for answer in super().stream_from_queue(queue, sampling):
             yield answer
             yield answer
 
@@ -294,8 +294,8 @@ class Erring(ScriptedSampler):
         super().__init__(answer="random")
         self.dice, self.share = dice, share
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
-        for answer in super().serve(queue, sampling):
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+        for answer in super().stream_from_queue(queue, sampling):
             if answer is not None and self.dice.random() < self.share:
                 kind = self.dice.randrange(3)
                 answer = answer[0], (

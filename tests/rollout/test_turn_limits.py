@@ -70,7 +70,7 @@ def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
     sampler = ScriptedSampler(answers=["1", "2", "3"])
     sampler.setup(environment, TOK)
     draws = [RolloutRequest(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
-    with Rollout(TokenMDP(environment, TOK), sampler=sampler, straggler_policy=overlong) as rollout:
+    with Rollout(TokenMDP(environment, TOK), sampler=sampler, straggler_action=overlong) as rollout:
         return sorted(rollout.collect(draws, STOPS), key=lambda episode: int(episode.turns))
 
 
@@ -185,5 +185,5 @@ def test_limits_that_cannot_be_are_refused() -> None:
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
     with pytest.raises(ConfigError, match="episode_timeout_s is 0"):
         Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), episode_timeout_s=0)
-    with pytest.raises(ConfigError, match="straggler_policy is 'drop'; allowed: truncate, wait"):
-        Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), straggler_policy="drop")
+    with pytest.raises(ConfigError, match="straggler_action is 'drop'; allowed: truncate, wait"):
+        Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), straggler_action="drop")

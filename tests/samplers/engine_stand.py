@@ -56,12 +56,12 @@ class StandInEngine:
     def count_generated_tokens(self) -> int:
         return self.num_tokens
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         if TROUBLE == "idles":  # it takes requests, goes on and samples nothing
             while queue.pop(99) is not None:
                 yield None
             return
-        for given in self.sampler.serve(queue, sampling):
+        for given in self.sampler.stream_from_queue(queue, sampling):
             self.num_tokens += given is None  # it gives control back after each token
             time.sleep(SLOW_PAUSE_S if TROUBLE == "slow" else PAUSE_S)
             yield given

@@ -146,11 +146,11 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
             self.calls += 1
             yield from super().stream(requests, sampling)
 
-        serve = Sampler.serve  # which calls `stream`
+        stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
     wrapped = Counting()
     wrapped.load_model(model, 0)
-    served = dict(ended for ended in wrapped.serve(StaticQueue(requests(3)), SamplingParams()) if ended is not None)
+    served = dict(ended for ended in wrapped.stream_from_queue(StaticQueue(requests(3)), SamplingParams()) if ended is not None)
     assert wrapped.calls == 1
     assert [served[i].tokens for i in range(3)] == [done.tokens for done in hf(model).sample(requests(3), SamplingParams())]
 

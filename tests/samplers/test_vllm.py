@@ -248,7 +248,7 @@ class Later(RequestQueue):
 
 def test_a_request_that_comes_later_joins_those_that_run(vllm: VLLMSampler) -> None:
     feed = Later(5)
-    found = [given for given in vllm.serve(feed, SamplingParams()) if given is not None]
+    found = [given for given in vllm.stream_from_queue(feed, SamplingParams()) if given is not None]
     assert [number for number, _ in found] == [8, 7]
     assert [c.tokens for _, c in found[::-1]] == [c.tokens for c in vllm.sample(feed.asked, SamplingParams())]
 

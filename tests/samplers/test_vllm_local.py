@@ -500,7 +500,7 @@ def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
     orders, left = worker.Orders(), list[int]()
 
     class Fake:
-        def serve(self, feed: worker.SocketRequestQueue, sampling: SamplingParams) -> Iterator[Any]:
+        def stream_from_queue(self, feed: worker.SocketRequestQueue, sampling: SamplingParams) -> Iterator[Any]:
             feed.pop(9)
             try:
                 yield 0, Completion([1], [-0.5], "stop")
@@ -636,7 +636,7 @@ def test_the_engine_in_this_process_may_take_long_for_an_answer_and_not_for_a_to
         _llm=SimpleNamespace(llm_engine=SteppedEngine(60, hangs=hangs)), _make_sampling_params=lambda request, sampling: None,
     )  # fmt: skip
     began = time.monotonic()
-    answers = engine.serve(StaticQueue([Request([1], 60)]), SamplingParams())
+    answers = engine.stream_from_queue(StaticQueue([Request([1], 60)]), SamplingParams())
     if hangs:
         with pytest.raises(SamplerError, match=r"generated no token of 1 completions within 0.5 s \(completion_timeout_s\)"):
             list(answers)

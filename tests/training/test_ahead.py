@@ -139,7 +139,7 @@ def test_only_the_age_of_the_weights_makes_a_difference(tmp_path: Path) -> None:
 # ---- to the bit, after whatever happened ------------------------------------------------------------------------------
 
 MOMENTS: dict[str, tuple[Any, str, int]] = {
-    "sampling beside an update": (HFSampler, "serve", 10),
+    "sampling beside an update": (HFSampler, "stream_from_queue", 10),
     "updating beside a sampler": (Learner, "update", 4),
     "writing the logs": (RunLog, "log_episodes", 5),
     "waiting before a checkpoint": (PrefetchedSource, "state_dict", 3),
@@ -241,16 +241,16 @@ def test_a_batch_is_written_and_read_to_the_last_digit() -> None:
 
 
 def failing(call: int, then: Callable[[], None]) -> Any:
-    original, calls = HFSampler.serve, [0]
+    original, calls = HFSampler.stream_from_queue, [0]
 
-    def serve(self: HFSampler, *args: Any) -> Iterator[Any]:
+    def stream_from_queue(self: HFSampler, *args: Any) -> Iterator[Any]:
         calls[0] += 1
         for pair in original(self, *args):
             yield pair
             if calls[0] == call and pair is not None:
                 then()
 
-    return serve
+    return stream_from_queue
 
 
 @pytest.mark.slow
@@ -263,7 +263,7 @@ def test_a_sampler_that_fails_beside_an_update_is_told_and_the_run_goes_on(
         raise SamplerError("the engine fell over")
 
     with monkeypatch.context() as patched, pytest.raises(SamplerError, match="the engine fell over"):
-        patched.setattr(HFSampler, "serve", failing(9, fall))
+        patched.setattr(HFSampler, "stream_from_queue", failing(9, fall))
         run(tmp_path / "torn", **settings(most))
     assert 0 < len((tmp_path / "torn" / "metrics.jsonl").read_text().splitlines()) < 6
     run(tmp_path / "torn", resume=True, **settings(most))
@@ -284,7 +284,9 @@ def test_a_trainer_that_fails_does_not_wait_for_the_whole_batch(tmp_path: Path, 
         torn.wait(20)
         raise MemoryError("no room")
 
-    monkeypatch.setattr(HFSampler, "serve", failing(4, slowly))  # the model check, the accuracy before, the first batch, the second
+    monkeypatch.setattr(
+        HFSampler, "stream_from_queue", failing(4, slowly)
+    )  # the model check, the accuracy before, the first batch, the second
     monkeypatch.setattr(Learner, "update", update)
     plain = settings(1, algorithm={"name": "grpo"})
     with pytest.raises(MemoryError, match="no room"):
@@ -298,9 +300,9 @@ def test_a_trainer_that_fails_does_not_wait_for_the_whole_batch(tmp_path: Path, 
 @pytest.mark.slow
 def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nap = 0.3
-    sample, update = HFSampler.serve, Learner.update
+    sample, update = HFSampler.stream_from_queue, Learner.update
 
-    def serve(self: HFSampler, *args: Any) -> Iterator[Any]:
+    def stream_from_queue(self: HFSampler, *args: Any) -> Iterator[Any]:
         time.sleep(nap)
         yield from sample(self, *args)
 
@@ -308,7 +310,7 @@ def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, mo
         time.sleep(nap)
         return update(self, groups)
 
-    monkeypatch.setattr(HFSampler, "serve", serve)
+    monkeypatch.setattr(HFSampler, "stream_from_queue", stream_from_queue)
     monkeypatch.setattr(Learner, "update", slow)
     share = {}
     for most in (0, 1):

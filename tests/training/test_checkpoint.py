@@ -37,7 +37,7 @@ def saved(folder: Path, model: Any, step: int) -> Path:
 
 def test_what_was_saved_is_what_is_read(tmp_path: Path, model: Any) -> None:
     saved(tmp_path, model, 5)
-    state, progress = checkpoint.load_checkpoint(checkpoint.find_newest_checkpoint(tmp_path))
+    state, progress = checkpoint.load_checkpoint_state(checkpoint.find_newest_checkpoint(tmp_path))
     assert progress == Progress(5, {"metrics.jsonl": 5}, {"a": 0.5}) and torch.equal(state["x"], torch.arange(3))
     last = tmp_path / "checkpoints" / "last"
     loaded = AutoModelForCausalLM.from_pretrained(last)
@@ -55,7 +55,7 @@ def test_the_random_state_of_an_accelerator_comes_back_too(tmp_path: Path, model
     monkeypatch.setattr(torch.cuda, "set_rng_state", held.append)
     saved(tmp_path, model, 5)
     held.append(torch.zeros(4, dtype=torch.uint8))  # later kernels draw from it
-    checkpoint.load_checkpoint(checkpoint.find_newest_checkpoint(tmp_path))
+    checkpoint.load_checkpoint_state(checkpoint.find_newest_checkpoint(tmp_path))
     assert len(held) == 3 and held[-1].tolist() == [0, 1, 2, 3]
 
 
@@ -129,7 +129,7 @@ def test_a_file_that_is_no_state_is_refused_and_never_unpickled(tmp_path: Path, 
     place = saved(tmp_path, model, 1)
     (place / "learner.pt").write_bytes(pickle.dumps({"learner": Canary()}))
     with pytest.raises(ConfigError, match="not a checkpoint of this version"):
-        checkpoint.load_checkpoint(place)
+        checkpoint.load_checkpoint_state(place)
 
 
 def test_half_written_leavings_are_swept(tmp_path: Path, model: Any) -> None:

@@ -55,7 +55,7 @@ class Attentive(ScriptedSampler):
             until(lambda done=count - 1: len(self.judged) >= done)
             yield pair
 
-    serve = Sampler.serve  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
 
 
 def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

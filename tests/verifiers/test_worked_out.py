@@ -15,7 +15,7 @@ from rlvr.task import Task, user
 from rlvr.verifiers.math.compare.scalars import is_numeral
 from rlvr.verifiers.math.compare.worked_out import list_steps
 from rlvr.verifiers.math.parsing.parser import parse_answer
-from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.math.policy import MathConventions
 from rlvr.verifiers.symbolic import Symbolic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def test_the_policy_has_three_values(verifier: Symbolic) -> None:
     assert score(verifier, "385", r"\sum_{k=1}^{10} k^2", worked_out="lenient") == 0.0
     assert score(verifier, "385", r"\sum_{k=1}^{10} k^2", worked_out="off") == 1.0
     with pytest.raises(ConfigError, match="worked_out is 'strikt'"):
-        MathPolicy(worked_out="strikt")
+        MathConventions(worked_out="strikt")
 
 
 def test_a_mixed_number_and_a_word_for_a_power_of_ten_are_numerals() -> None:

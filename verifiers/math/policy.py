@@ -21,10 +21,10 @@ ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class MathPolicy:
+class MathConventions:
     """How two answers are compared where conventions differ. A task overrides it with `meta["policy"]`.
 
-    >>> MathPolicy().override({"percent": "strict"}).percent
+    >>> MathConventions().override({"percent": "strict"}).percent
     'strict'
     """
 
@@ -74,7 +74,7 @@ class MathPolicy:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
                 raise ConfigError(f"policy {name} is {value!r}; it must be a whole number from 1 to 100")
 
-    def override(self, overrides: Any) -> MathPolicy:
+    def override(self, overrides: Any) -> MathConventions:
         """Return the policy with some fields replaced."""
         if not overrides:
             return self

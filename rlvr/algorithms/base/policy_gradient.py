@@ -270,7 +270,7 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
         needs_greedy_sample="greedy" in traits,
         needs_value=needs_value,
         needs_teacher=needs_teacher,
-        needs_divergence="" if divergence == "sampled" else divergence,
+        divergence_kind="" if divergence == "sampled" else divergence,
         needs_reference=needs_reference,
         syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
         needs_entropy=needs_entropy,

@@ -143,7 +143,7 @@ POLICY_PATTERN = re.compile(r"(hf|vllm|openai|scripted):|.*\.py(:|$)")
 
 
 @dataclass
-class Wrong:
+class UnknownOption:
     """An option that a command does not have, with its value, and what to write instead."""
 
     option: str
@@ -156,14 +156,14 @@ class Wrong:
 
 
 @dataclass
-class Line:
+class ParsedCommandLine:
     """A command line that was read as far as possible: its words, the options that exist, and those that do not."""
 
     command: Any
     words: list[str] = field(default_factory=list)
     options: list[str] = field(default_factory=list)
     """The options that exist, with their values, as they were typed."""
-    wrong: list[Wrong] = field(default_factory=list)
+    wrong: list[UnknownOption] = field(default_factory=list)
 
 
 def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
     if commands is not None:
         name = next((word for word in arguments if word not in commands and f"'{word}'" in said and not word.startswith("-")), "")
         return _describe_command(name, commands) if name else _describe_option_of_group(error, context, said, arguments)
-    line = read_line(context.command, _list_words_after(context.info_name, arguments), context)
+    line = parse_command_line(context.command, _list_words_after(context.info_name, arguments), context)
     if line.wrong:
         return describe_wrong_options(line, path)
     if type(error).__name__ == "MissingParameter":
@@ -251,9 +251,9 @@ def _describe_option_of_group(error: Any, context: Any, said: str, arguments: Se
 # ---- options ----------------------------------------------------------------------------------------------------------
 
 
-def read_line(command: Any, words: Sequence[str], context: Any = None) -> Line:
+def parse_command_line(command: Any, words: Sequence[str], context: Any = None) -> ParsedCommandLine:
     """Read the words of a command line as far as they can be read, and find what to write for the options that do not exist."""
-    line, known = Line(command), _list_options(command)
+    line, known = ParsedCommandLine(command), _list_options(command)
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -308,22 +308,22 @@ def _name_parameter(parameter: Any) -> str:
     return parameter.opts[0] if parameter.param_type_name == "option" else _get_metavar(parameter)
 
 
-def _find_other_meaning(option: str, value: str, words: Sequence[str]) -> Wrong | None:
+def _find_other_meaning(option: str, value: str, words: Sequence[str]) -> UnknownOption | None:
     """Find an option of `rlvr eval` that means something else in another tool, where the line shows that this is meant."""
     if option == "--tasks" and value and not re.fullmatch(r"[+-]?\d+", value):  # lm-eval: the names of tasks
-        return Wrong(f"{option} {value}", value, "SUITE", "--tasks is the number of tasks")
+        return UnknownOption(f"{option} {value}", value, "SUITE", "--tasks is the number of tasks")
     if option == "-n" and {"-r", "--rollouts-per-example"} & {*words}:  # verifiers: the number of tasks, beside that of answers
-        return Wrong(f"{option} {value}", value, "--tasks", "-n is the number of answers for each task")
+        return UnknownOption(f"{option} {value}", value, "--tasks", "-n is the number of answers for each task")
     return None
 
 
-def _explain_option(command: Any, option: str, context: Any) -> Wrong:
+def _explain_option(command: Any, option: str, context: Any) -> UnknownOption:
     """Find what to write for an option that a command does not have."""
     word = option.lstrip("-").replace("_", "-")
     known: dict[str, str] = {}
     for name in _list_options(command):
         known.setdefault(name.lstrip("-"), name)
-    made = Wrong(option, None)
+    made = UnknownOption(option, None)
     arguments = {one.name: _get_metavar(one) for one in _list_arguments(command)}
     if word in known and len(word) > 1:
         made.target, made.is_slip = known[word], True
@@ -363,7 +363,7 @@ LIST_KEYS = ("log.report_to", "model.lora.target_modules")
 """Keys of a run whose value is a list."""
 
 
-def describe_wrong_options(line: Line, path: str) -> str:
+def describe_wrong_options(line: ParsedCommandLine, path: str) -> str:
     """Describe all options of a line that do not exist, and write the line as it should be."""
     is_solved = all(one.target or one.about for one in line.wrong) and any(one.target for one in line.wrong)
     right = compose_line(line, path) if is_solved else ""
@@ -385,7 +385,7 @@ def describe_wrong_options(line: Line, path: str) -> str:
     return "\n".join([lacking, *rows, f"write: {right}" if right else f"see `{path} --help`"])
 
 
-def _describe(one: Wrong, line: Line) -> str:
+def _describe(one: UnknownOption, line: ParsedCommandLine) -> str:
     """Say in a few words what to write for an option."""
     word = one.option.lstrip("-").replace("_", "-")
     if one.target in [_get_metavar(argument) for argument in _list_arguments(line.command)]:
@@ -407,7 +407,7 @@ def _is_url(word: str) -> bool:
     return "url" in word or word in ("api-base", "b", "endpoint")
 
 
-def _write_target(one: Wrong) -> list[str]:
+def _write_target(one: UnknownOption) -> list[str]:
     """Write the words of an option here with the value that was given."""
     value = "..." if one.value is None else one.value
     if "{value}" in one.target:
@@ -423,7 +423,7 @@ def _write_target(one: Wrong) -> list[str]:
 # ---- the line as it should be -----------------------------------------------------------------------------------------
 
 
-def compose_line(line: Line, path: str) -> str:
+def compose_line(line: ParsedCommandLine, path: str) -> str:
     """Write a command line as it should be: words, settings, options; words in capitals stand for what is missing."""
     command = line.command
     arguments = {_get_metavar(one): one for one in _list_arguments(command)}
@@ -435,7 +435,7 @@ def compose_line(line: Line, path: str) -> str:
         elif one.target.endswith(" NAME"):
             named |= {"KIND": one.target.removesuffix(" NAME"), "NAME": one.value or "NAME"}
         elif one.target == _POLICY:
-            options += ["--policy", make_policy(model)] if one is model[0] and "--policy" not in options else []
+            options += ["--policy", format_policy_option(model)] if one is model[0] and "--policy" not in options else []
         elif one.target.startswith("-"):
             given = getattr(known.get(one.target), "opts", [])
             added = [one.target] if getattr(known.get(one.target), "is_flag", False) else _write_target(one)
@@ -472,12 +472,12 @@ def quote(word: str) -> str:
     return word if re.fullmatch(r"[\w@%+=:,./#-]+", word) and not word.startswith("#") else shlex.quote(word)
 
 
-def make_policy(options: Iterable[Wrong]) -> str:
+def format_policy_option(options: Iterable[UnknownOption]) -> str:
     """Write the policy for a model, and perhaps the address of its server, as inspect, verifiers and lm-eval take them.
 
-    >>> make_policy([Wrong("--model", "openai/m"), Wrong("--base-url", "http://localhost:9/v1")])
+    >>> format_policy_option([UnknownOption("--model", "openai/m"), UnknownOption("--base-url", "http://localhost:9/v1")])
     'openai:http://localhost:9/v1#m'
-    >>> make_policy([Wrong("--model", "hf"), Wrong("--model_args", "pretrained=models/a,dtype=float32")])
+    >>> format_policy_option([UnknownOption("--model", "hf"), UnknownOption("--model_args", "pretrained=models/a,dtype=float32")])
     'hf:models/a'
     """
     model, url, args = "", "", dict[str, str]()

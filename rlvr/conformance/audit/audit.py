@@ -13,7 +13,7 @@ from typing import Any
 
 from rlvr import __version__
 from rlvr.conformance.adversarial_answers import is_bare_answer
-from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair, generate_pairs
+from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledAnswer, generate_pairs
 from rlvr.conformance.audit.search import UniversalAnswer, search_universal_answers
 from rlvr.conformance.audit.verifier_process import VerifierProcess, VerifierReply
 from rlvr.contracts import VerifierExample
@@ -66,7 +66,7 @@ class PairFamilyCounts:
         scored = self.asked - self.unscored - self.crashed
         return self.failed / scored if scored else None
 
-    def count_reply(self, pair: LabelledPair, reply: VerifierReply) -> None:
+    def count_reply(self, pair: LabelledAnswer, reply: VerifierReply) -> None:
         """Count one reply."""
         self.asked += 1
         if reply.crash_message:
@@ -82,14 +82,14 @@ class PairFamilyCounts:
             return
         self._keep_example(pair, reply)
 
-    def count_score(self, pair: LabelledPair, reply: VerifierReply) -> None:
+    def count_score(self, pair: LabelledAnswer, reply: VerifierReply) -> None:
         """Count a score that is given, as a failure if it is not from 0 to 1."""
         self.asked += 1
         if reply.score is not None and not 0 <= reply.score <= 1:
             self.failed += 1
             self._keep_example(pair, reply, note=f"scored {reply.score:g}")
 
-    def _keep_example(self, pair: LabelledPair, reply: VerifierReply, note: str = "") -> None:
+    def _keep_example(self, pair: LabelledAnswer, reply: VerifierReply, note: str = "") -> None:
         shown = {
             "answer": pair.answer.encode("utf-8", "backslashreplace").decode(),  # a lone surrogate cannot be printed
             "reference": to_plain_json(pair.reference),
@@ -197,7 +197,7 @@ def _failure_rate(families: Iterable[PairFamilyCounts]) -> float | None:
     return sum(f.failed for f in rows) / scored if scored else None
 
 
-def load_labelled_pairs(path: Path) -> tuple[list[LabelledPair], int]:
+def load_labelled_pairs(path: Path) -> tuple[list[LabelledAnswer], int]:
     """Load the labelled pairs of a JSONL file; also return how many have another label than right or wrong."""
     found, skipped = [], 0
     try:
@@ -222,16 +222,20 @@ def load_labelled_pairs(path: Path) -> tuple[list[LabelledPair], int]:
         meta = row.get("meta")
         question = str(row.get("question") or "")
         found.append(
-            LabelledPair(answer, reference, right, str(row.get("family") or GIVEN_FAMILY), question, meta if isinstance(meta, dict) else {})
+            LabelledAnswer(
+                answer, reference, right, str(row.get("family") or GIVEN_FAMILY), question, meta if isinstance(meta, dict) else {}
+            )
         )
     return found, skipped
 
 
-def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExample], *, max_golds: int, seed: int) -> list[LabelledPair]:
+def collect_golds(
+    pairs: Sequence[LabelledAnswer], examples: Sequence[VerifierExample], *, max_golds: int, seed: int
+) -> list[LabelledAnswer]:
     """Collect right answers without a declaring mark: the references of the pairs, or else the right answers of the verifier's own
     examples; without both, a standard set of numbers and words.
     """
-    found: dict[str, LabelledPair] = {}
+    found: dict[str, LabelledAnswer] = {}
     for pair in pairs:
         if isinstance(pair.reference, str | int | float) and not isinstance(pair.reference, bool):
             found.setdefault(str(pair.reference), replace(pair, answer=str(pair.reference), is_correct=True))
@@ -240,9 +244,9 @@ def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExam
             reference = example.reference
             bare = [answer for answer in example.correct if is_bare_answer(answer)]
             text = reference if isinstance(reference, str) and reference in example.correct else (bare or example.correct)[0]
-            found.setdefault(text, LabelledPair(text, reference, True, meta=dict(example.meta)))
+            found.setdefault(text, LabelledAnswer(text, reference, True, meta=dict(example.meta)))
     if not pairs and not examples:
-        found = {text: LabelledPair(text, text, True, question=f"Write {text}.") for text in STANDARD_REFERENCES}
+        found = {text: LabelledAnswer(text, text, True, question=f"Write {text}.") for text in STANDARD_REFERENCES}
     rows = list(found.values())
     random.Random(seed).shuffle(rows)
     return rows[:max_golds]
@@ -250,8 +254,8 @@ def collect_golds(pairs: Sequence[LabelledPair], examples: Sequence[VerifierExam
 
 def run_audit(
     target: str,
-    pairs: Sequence[LabelledPair],
-    golds: Sequence[LabelledPair],
+    pairs: Sequence[LabelledAnswer],
+    golds: Sequence[LabelledAnswer],
     *,
     settings: Mapping[str, Any] | None = None,
     timeout_s: float = 10.0,
@@ -315,7 +319,7 @@ def run_audit(
     return report
 
 
-def _find_accepted_answer_forms(verifier: VerifierProcess, golds: Sequence[LabelledPair], until: float) -> list[str]:
+def _find_accepted_answer_forms(verifier: VerifierProcess, golds: Sequence[LabelledAnswer], until: float) -> list[str]:
     """Find the answer forms (bare, box, tag, ...) in which the verifier accepts at least half of some golds, the best first."""
     some = golds[:NUM_PROBE_GOLDS]
     accepted = dict.fromkeys(dict(ANSWER_FORMS), 0)

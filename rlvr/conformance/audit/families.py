@@ -25,10 +25,10 @@ NUMERAL = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class LabelledPair:
+class LabelledAnswer:
     """An answer with its reference, and whether it is right.
 
-    >>> LabelledPair("5", "4", is_correct=False, family="near miss: one more").is_correct
+    >>> LabelledAnswer("5", "4", is_correct=False, family="near miss: one more").is_correct
     False
     """
 
@@ -110,7 +110,7 @@ CODE_TEMPLATES = ("int('{}')", "(lambda: {})()", "[{}][0]", "eval('{}')")
 """Programs whose value is a numeral: a verifier that accepts one runs what a policy writes."""
 
 
-def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Iterator[LabelledPair]:
+def generate_pairs(golds: Sequence[LabelledAnswer], forms: Sequence[str]) -> Iterator[LabelledAnswer]:
     """Generate labelled pairs, right and wrong, from golds, in the accepted answer forms; each gold is a right pair whose answer has no
     declaring mark.
     """
@@ -156,10 +156,10 @@ def generate_pairs(golds: Sequence[LabelledPair], forms: Sequence[str]) -> Itera
             yield from (_make_pair(gold, text, False, "junk") for text in canaries.JUNK_ANSWERS)
 
 
-def _make_pair(gold: LabelledPair, answer: str, is_correct: bool, family: str) -> LabelledPair:
-    return LabelledPair(answer, gold.reference, is_correct, family, gold.question, gold.meta)
+def _make_pair(gold: LabelledAnswer, answer: str, is_correct: bool, family: str) -> LabelledAnswer:
+    return LabelledAnswer(answer, gold.reference, is_correct, family, gold.question, gold.meta)
 
 
-def _make_changed_pair(gold: LabelledPair, text: str | None, form: str, is_correct: bool, family: str) -> Iterator[LabelledPair]:
+def _make_changed_pair(gold: LabelledAnswer, text: str | None, form: str, is_correct: bool, family: str) -> Iterator[LabelledAnswer]:
     if text is not None and (text != gold.answer or is_correct):
         yield _make_pair(gold, form.format(text), is_correct, family)

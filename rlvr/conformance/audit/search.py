@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledPair
+from rlvr.conformance.audit.families import ANSWER_FORMS, LabelledAnswer
 
 JOINERS = (" ", "\n", ", ", " or ", " = ", "; ", "\n\n")
 TRICK_TEMPLATES = (
@@ -44,9 +44,9 @@ class UniversalAnswer:
 
 
 def search_universal_answers(
-    golds: Sequence[LabelledPair],
+    golds: Sequence[LabelledAnswer],
     seed_answers: Sequence[str],
-    is_rewarded: Callable[[LabelledPair, str], bool],
+    is_rewarded: Callable[[LabelledAnswer, str], bool],
     *,
     max_calls: int,
     seed: int,

@@ -106,7 +106,7 @@ class EngineWorker:
     def serve(self, sampling: SamplingParams) -> None:
         """Sample until the trainer sends `end`; then abort running requests."""
         feed = SocketRequestQueue(self.orders)
-        answers, reported_at = self.engine.serve(feed, sampling), time.monotonic()
+        answers, reported_at = self.engine.stream_from_queue(feed, sampling), time.monotonic()
         for given in answers:
             if time.monotonic() - reported_at > PROGRESS_INTERVAL_S:
                 self.connection.send({"told": "progress", "tokens": self.engine.count_generated_tokens()})

@@ -140,7 +140,7 @@ class LocalEngines:
         slot.reference_scores = list(tokens), reply["scores"]
         return list(reply["scores"])
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion as it finishes; requests go to engines with free capacity."""
         numbers: dict[int, int] = {}
         self._sampling = asdict(sampling) | {"stop_ids": sorted(sampling.stop_ids)}

@@ -177,7 +177,7 @@ class ServerEngine:
     def sleep(self) -> None:
         """Do nothing: a server has its own memory."""
 
-    def serve(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
+    def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions as they finish, and keep up to `concurrency` requests per server in progress.
 
         A group or a conversation goes to one server, which has its prompt or earlier turns cached. Other requests go to the least busy

@@ -31,7 +31,7 @@ from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, T
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, RlvrError, format_suggestion
-from rlvr.hints import Hinted, explain_call, explain_keyword
+from rlvr.hints import Hinted, add_usage_to_errors, explain_keyword
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_microbatch_tokens
 from rlvr.models.model_loading import load_model
@@ -94,7 +94,7 @@ class Learner(Hinted):
         "save_model": "write .gather_model().save_pretrained(folder)",
     }
 
-    @explain_call
+    @add_usage_to_errors
     def __init__(
         self,
         model: Any,
@@ -226,7 +226,7 @@ class Learner(Hinted):
         they were computed before.
         """
         chosen, columns = [r for r, moves in enumerate(step.has_grad) if moves], step.columns
-        if self.reference is not None and not has_advantage_inputs and not self.algorithm.traits.needs_divergence:
+        if self.reference is not None and not has_advantage_inputs and not self.algorithm.traits.divergence_kind:
             self._compute_reference_logprobs(step, chosen)
         if self.algorithm.traits.use_rollout_logprobs:
             columns["first"] = columns["old"] if has_advantage_inputs else torch.full_like(columns["sampler"], math.nan)
@@ -427,7 +427,7 @@ class Learner(Hinted):
             metrics["beta"] = algorithm.beta
             if mix := algorithm.reference_mixup():
                 reshard(self.policy)
-                self.reference.mix_in(self.accelerator.unwrap_model(self.policy).model, mix)
+                self.reference.soft_update(self.accelerator.unwrap_model(self.policy).model, mix)
         if step_stats.num_steps:  # a step that changed nothing does not advance the schedule
             self.scheduler.step()
         self.advantages, self.log_ratios = step.build_logged_advantages(), step.compute_log_ratios()

@@ -81,9 +81,9 @@ class OptimizationSettings:
                 "train.separate_critic makes a second network, which sharded weights (FSDP2) do not allow yet; remove it, or launch without "
                 "fsdp2.yaml"
             )
-        if algorithm.traits.needs_divergence and is_sharded:
+        if algorithm.traits.divergence_kind and is_sharded:
             raise ConfigError(
-                f"algorithm.divergence={algorithm.traits.needs_divergence} compares whole vocabularies, which sharded weights (FSDP2) do not "
+                f"algorithm.divergence={algorithm.traits.divergence_kind} compares whole vocabularies, which sharded weights (FSDP2) do not "
                 "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
             )
         algorithm.configure(max_new_tokens=max_new_tokens)

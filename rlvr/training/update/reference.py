@@ -39,7 +39,7 @@ class ReferencePolicy:
         with self.adapted_model.disable_adapter():
             return self.policy(batch).logprobs
 
-    def mix_in(self, model: Any, fraction: float = 1.0) -> None:
+    def soft_update(self, model: Any, fraction: float = 1.0) -> None:
         """Move the reference's weights toward the model's: w_ref += fraction * (w - w_ref); 1 copies them."""
         if self.adapted_model is not None:
             raise ValueError(

@@ -14,7 +14,7 @@ from rlvr.verifiers.math.compare.scalars import CompareContext
 from rlvr.verifiers.math.compare.worked_out import contains_tree, list_steps
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, get_free_symbols, has_op, sort_terms
-from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.math.policy import MathConventions
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
 
@@ -78,7 +78,7 @@ def _is_same_value(tree: Tree, other: Tree) -> bool:
         return False
     reset_budget()
     try:
-        return CompareContext(MathPolicy()).is_same_value(tree, value)
+        return CompareContext(MathConventions()).is_same_value(tree, value)
     except (LimitExceeded, NotFinite):
         return False
 

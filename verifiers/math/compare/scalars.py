@@ -34,7 +34,7 @@ from rlvr.verifiers.math.parsing.units import (
     is_unit,
     parse_unit_label,
 )
-from rlvr.verifiers.math.policy import MathPolicy
+from rlvr.verifiers.math.policy import MathConventions
 from rlvr.verifiers.math.values.normal_form import is_equal_normal_form
 from rlvr.verifiers.math.values.numeric import differs_at_sample_points, evaluate_real, get_mp_context
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
@@ -76,11 +76,11 @@ class Comparison:
 class CompareContext:
     """The context of a comparison: the policy, the algebra system for hard cases, and the remaining steps.
 
-    >>> CompareContext(MathPolicy()).policy.percent
+    >>> CompareContext(MathConventions()).policy.percent
     'lenient'
     """
 
-    policy: MathPolicy
+    policy: MathConventions
     algebra: Algebra | None = None
     steps_left: int = 400
 
@@ -359,7 +359,7 @@ def count_written_digits(tree: Tree) -> tuple[int, int] | None:
     return None
 
 
-def _explain_rounding(gold: Tree, answer: Tree, policy: MathPolicy) -> str:
+def _explain_rounding(gold: Tree, answer: Tree, policy: MathConventions) -> str:
     """Explain why an unequal value is accepted as a rounding of the gold; "" if it is not accepted."""
     of_gold, of_answer = count_written_digits(gold), count_written_digits(answer)
     if of_gold is None and of_answer is None:

@@ -16,8 +16,8 @@ def attach_networks(
     policy: Policy, teacher: ReferencePolicy | None, algorithm: Algorithm, optimization: OptimizationSettings
 ) -> Critic | None:
     """Attach the networks that the algorithm and the settings require; return the separate critic, if there is one."""
-    if algorithm.traits.needs_divergence and teacher is not None:
-        policy.divergence = TeacherDivergence(teacher, algorithm.traits.needs_divergence).check_compatible(policy)
+    if algorithm.traits.divergence_kind and teacher is not None:
+        policy.divergence = TeacherDivergence(teacher, algorithm.traits.divergence_kind).check_compatible(policy)
     if optimization.separate_critic is None:
         return None
     critic = Critic(policy.model, max_grad_norm=optimization.separate_critic.max_grad_norm)
