@@ -25,7 +25,7 @@ class StopReason(StrEnum):
     TRUNCATED = "truncated"
     """A limit on tokens or turns was reached first."""
     FAILED = "failed"
-    """The infrastructure failed. The episode has no score; it is never trained on and never counted as wrong."""
+    """The task, the sampler or the infrastructure failed. The episode has no score; it is never trained on and never counted as wrong."""
 
 
 @dataclass(frozen=True, slots=True)

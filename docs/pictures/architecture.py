@@ -23,15 +23,16 @@ STEP = [
     ("Trainer.step", "rlvr/training/trainer.py", "one step, from the batch to the log"),
     ("BatchSource.next", "rlvr/training/batch_sources.py", "tasks of the step become requests"),
     ("Environment.task", "envs/arithmetic.py", "a prompt and a reference"),
-    ("Rollout.stream", "rlvr/rollout/rollout.py", "conversations, sampled and verified"),
+    ("Conversation", "rlvr/rollout/conversation.py", "sampled and verified, many at a time"),
     ("TokenMDP", "rlvr/mdp/token_mdp.py", "the rules: append, reply, limits"),
     ("Sampler.stream_from_queue", "rlvr/samplers/hf.py", "token ids with log-probabilities"),
-    ("Verifier.verify", "verifiers/symbolic.py", "a score, or none"),
+    ("Verifier.verify", "verifiers/numeric.py", "a score, or none"),
     ("compute_advantages", "rlvr/algorithms/grpo.py", "the scores of a group, per token"),
     ("Learner.update", "rlvr/training/update/learner.py", "rows, forward, loss, backward, step"),
-    ("update_weights", "rlvr/samplers/hf.py", "the sampler gets the new weights"),
+    ("Sampler.update_weights", "rlvr/contracts/sampler.py", "the sampler gets the new weights"),
+    ("Callback", "rlvr/training/callbacks.py", "progress, logs, checkpoints"),
 ]
-WIDTH, HEIGHT, ROW = 1180, 640, 62
+WIDTH, HEIGHT, ROW = 1180, 676, 60
 STYLE = """
 .box { fill: #eef3f8; stroke: #7d93a8; } .plugin { fill: #e9f4ea; stroke: #7fa583; }
 .name { font: 600 14px system-ui, sans-serif; fill: #1d2733; } .path { font: 12px ui-monospace, monospace; fill: #5a6875; }
@@ -58,7 +59,8 @@ def draw() -> str:
             parts.append(f'<rect class="{kind}" x="{left:.1f}" y="{top}" width="{wide:.1f}" height="52" rx="6"/>')
             parts.append(f'<text class="name" x="{left + wide / 2:.1f}" y="{top + 31}" text-anchor="middle">{escape(name)}</text>')
     parts.append(
-        '<text class="note" x="20" y="676">Green: the six kinds of plugin, one file each. None imports another kind; the registry joins them by name.</text>'
+        '<text class="note" x="20" y="690">Green: the six kinds of plugin, one file each. None imports another kind;</text>'
+        '<text class="note" x="20" y="710">the registry joins them by name.</text>'
     )
     for place, (name, path, note) in enumerate(STEP):
         top = 50 + place * ROW

@@ -291,7 +291,7 @@ class _LazyStopBatch(_RunningBatch):
         self.check_interval, self.num_unchecked, self.num_sampled = every, 0, 0
         """Tokens between two checks, tokens sampled since the last check, and tokens sampled in all."""
         self.end_by_request = dict[int, int]()
-        """By request: the value of `sampled` at which it reaches its token limit, so that no row exceeds it."""
+        """By request: the value of `num_sampled` at which it reaches its token limit, so that no row exceeds it."""
 
     def add_requests(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Start rows for these requests, and record when each reaches its token limit."""

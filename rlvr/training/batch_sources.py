@@ -76,7 +76,9 @@ class BatchSource(ABC):
     """Gives the training loop the batch of each step."""
 
     sends_weights = False
-    """True if the source itself sends the sampler the weights that it samples with; otherwise the trainer does, after each step."""
+    """True if the source itself gives the sampler the weights that it samples with; the trainer then does so only before an evaluation.
+    Otherwise the trainer does, after each step.
+    """
 
     @abstractmethod
     def next(self, step: int) -> RolloutBatch:

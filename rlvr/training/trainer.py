@@ -315,7 +315,7 @@ class Trainer(Hinted):
     # ---- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint; in the background if memory allows a copy. A collective operation."""
+        """Write a checkpoint, in a thread; return before it is written if memory allows a copy. A collective operation."""
         step, writer, accelerator = self.num_completed_steps, self.checkpoint_writer, self.accelerator
         if step:
             self.report_values["seconds"] = self.total_seconds
