@@ -29,11 +29,11 @@ from rlvr.hints import PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keywo
 from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import (
     is_data,
-    is_data_file,
     is_rows,
     is_task_list,
     list_data_settings,
     make_data_env,
+    names_data_source,
     to_verifier,
     to_verifier_setting,
     unwrap_environment,
@@ -607,7 +607,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy = f"hf:{Path(policy) / 'checkpoints' / 'last'}"
     if _is_suite(env):
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
-    elif is_data(env) and not (is_data_file(env) and verifier is None):  # data to measure on: nothing is held out
+    elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
         of_data = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
         env = make_data_env(env, verifier=verifier, **held, **of_data)

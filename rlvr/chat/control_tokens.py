@@ -102,7 +102,7 @@ class ControlTokenEncoder:
                 return inert
         raise EnvError("a message spells control tokens that this tokenizer cannot encode as plain text; leave them out of the message")
 
-    def encode_policy_text(self, text: str) -> list[int]:
+    def encode_marks_only(self, text: str) -> list[int]:
         """Encode a text of the policy: marks become tokens, special tokens do not."""
         masked = self._mask_text(text, True)
         return self.encode_without_forged_tokens(None if masked != text and self._reserved_pattern.search(text) else text, masked)

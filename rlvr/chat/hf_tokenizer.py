@@ -99,7 +99,7 @@ class HFTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Convert text to ids, without special tokens, even if the text spells some. Marks such as <think> become tokens."""
-        return self.control.encode_policy_text(text)
+        return self.control.encode_marks_only(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert ids to text, without stop ids."""

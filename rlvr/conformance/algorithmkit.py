@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, summarize_problems
 from rlvr.contracts.algorithm import Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
@@ -35,7 +35,7 @@ def iter_algorithm_checks(name: str, settings: Mapping[str, Any]) -> Steps:
     yield "the weights do not depend on the order of the rows", kit.check_row_order
     yield "answers that are far from the old policy give finite numbers", kit.check_finite
     yield "a resumed run goes on with the same numbers", kit.check_resume
-    yield "it can be closed twice", partial(check_second_close, made)
+    yield "it can be closed twice", partial(check_closing_twice, made)
 
 
 def make_episode(tokens: Sequence[int], reward: float | None, group: str = "g", **meta: Any) -> Episode:

@@ -111,7 +111,7 @@ def summarize_problems(problems: Iterator[str]) -> str:
     return "" if not found else found[0] if len(found) == 1 else f"{found[0]}; and {len(found) - 1} more"
 
 
-def check_second_close(plugin: Plugin) -> str:
+def check_closing_twice(plugin: Plugin) -> str:
     """Check that a plugin can be closed a second time: close it, and return ''; a problem shows as an exception."""
     plugin.close()
     return ""

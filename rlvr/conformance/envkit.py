@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, format_verdict, summarize_problems
 from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
 from rlvr.conformance.gold_check import check_references
 from rlvr.conformance.hostile_player import SLOW_OPENING_S
@@ -74,7 +74,7 @@ def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "stepping gives the same result as sampling", kit.check_replay
     finally:
         env.close()
-    yield "it can be closed twice", partial(check_second_close, env)
+    yield "it can be closed twice", partial(check_closing_twice, env)
 
 
 class _EnvChecks:

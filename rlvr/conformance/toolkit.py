@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
 from rlvr.chat.dialects.table import DIALECTS
-from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, check_second_close, run_checks, summarize_problems
+from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, check_closing_twice, run_checks, summarize_problems
 from rlvr.contracts.schema import TYPE_DESCRIPTIONS
 from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_tool_call
 from rlvr.errors import ConfigError, ToolFailure
@@ -64,7 +64,7 @@ def iter_tool_checks(name: str, settings: Mapping[str, Any], context: ToolContex
         yield "it can be ended twice", kit.check_double_end
     finally:
         made.close()
-    yield "it can be closed twice", partial(check_second_close, made)
+    yield "it can be closed twice", partial(check_closing_twice, made)
 
 
 class _ToolChecks:

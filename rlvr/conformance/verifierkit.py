@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_second_close, format_verdict, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, format_verdict, summarize_problems
 from rlvr.conformance.hostile_player import iter_hostile_turns
 from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
 from rlvr.contracts.plugin import is_default_implementation
@@ -46,7 +46,7 @@ def iter_verifier_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "verdicts are plain JSON", kit.check_json_detail
     finally:
         verifier.close()
-    yield "it can be closed twice", partial(check_second_close, verifier)
+    yield "it can be closed twice", partial(check_closing_twice, verifier)
 
 
 class _VerifierChecks:

@@ -34,10 +34,10 @@ def unwrap_environment(value: Any) -> Any:
 
 def is_data(value: Any) -> bool:
     """Return whether a value is data: a file with data, tasks, or rows in memory."""
-    return is_data_file(value) or is_rows(value)
+    return names_data_source(value) or is_rows(value)
 
 
-def is_data_file(value: Any) -> TypeGuard[str | Path]:
+def names_data_source(value: Any) -> TypeGuard[str | Path]:
     """Return whether a value names a file, a folder or a Hub data set with rows, and no environment."""
     return isinstance(value, str | Path) and str(value) not in (entry.name for entry in list_entries("env")) and is_data_source(str(value))
 

@@ -220,7 +220,7 @@ class ColocatedEngine:
                             output.outputs[0], sampling, ended_early=not output.finished or has_turn_ended(output, request)
                         ),
                     )
-                if running and timer.update(self.count_generated_tokens(), step_s=step_s) > self.completion_timeout_s:
+                if running and timer.update(self.count_all_generated_tokens(), step_s=step_s) > self.completion_timeout_s:
                     raise SamplerError(
                         f"{self.name} generated no token of {len(running)} completions within {self.completion_timeout_s:g} s "
                         "(completion_timeout_s)"
@@ -231,7 +231,7 @@ class ColocatedEngine:
             if running:
                 engine.abort_request(list(running))
 
-    def count_generated_tokens(self) -> int:
+    def count_all_generated_tokens(self) -> int:
         """Count all tokens that the engine has sampled, those of unfinished completions included."""
         states = self._llm.llm_engine.output_processor.request_states.values()
         return self._num_ended_tokens + sum(state.detokenizer.num_output_tokens() for state in states)

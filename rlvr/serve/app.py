@@ -29,7 +29,7 @@ CLIENT_CLOSED_STATUS = 499
 """The status of a request whose client disconnected, for the metrics only."""
 
 
-class JSONErrorRoute(Route):  # type: ignore[misc]
+class JSONMethodNotAllowedRoute(Route):  # type: ignore[misc]
     """A route whose answer to a wrong method is an error in JSON, as all errors of the service are."""
 
     async def handle(self, scope: Any, receive: Any, send: Any) -> None:
@@ -56,18 +56,18 @@ class ServiceRoutes:
         """Build the ASGI application."""
         post, get = ["POST"], ["GET"]
         routes = [
-            JSONErrorRoute("/verify", self.verify, methods=post),
-            JSONErrorRoute("/verify/batch", self.batch, methods=post),
-            JSONErrorRoute("/openrlhf", self.openrlhf, methods=post),
-            JSONErrorRoute("/seed_session", self.seed_session, methods=post),
-            JSONErrorRoute("/run_code", self.run_code, methods=post),
-            JSONErrorRoute("/tasks", self.get_task_prompt, methods=post),
-            JSONErrorRoute("/sessions", self.open_session, methods=post),
-            JSONErrorRoute("/sessions/{session}/step", self.step_session, methods=post),
-            JSONErrorRoute("/sessions/{session}/close", self.close_session, methods=post),
-            JSONErrorRoute("/healthz", self.healthz, methods=get),
-            JSONErrorRoute("/metrics", self.metrics, methods=get),
-            JSONErrorRoute("/openapi.json", self.openapi, methods=get),
+            JSONMethodNotAllowedRoute("/verify", self.verify, methods=post),
+            JSONMethodNotAllowedRoute("/verify/batch", self.batch, methods=post),
+            JSONMethodNotAllowedRoute("/openrlhf", self.openrlhf, methods=post),
+            JSONMethodNotAllowedRoute("/seed_session", self.seed_session, methods=post),
+            JSONMethodNotAllowedRoute("/run_code", self.run_code, methods=post),
+            JSONMethodNotAllowedRoute("/tasks", self.get_task_prompt, methods=post),
+            JSONMethodNotAllowedRoute("/sessions", self.open_session, methods=post),
+            JSONMethodNotAllowedRoute("/sessions/{session}/step", self.step_session, methods=post),
+            JSONMethodNotAllowedRoute("/sessions/{session}/close", self.close_session, methods=post),
+            JSONMethodNotAllowedRoute("/healthz", self.healthz, methods=get),
+            JSONMethodNotAllowedRoute("/metrics", self.metrics, methods=get),
+            JSONMethodNotAllowedRoute("/openapi.json", self.openapi, methods=get),
         ]
         return Router(routes, default=_raise_not_found)
 

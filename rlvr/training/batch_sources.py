@@ -465,7 +465,7 @@ def request_batch(components: Components, rollout: AsyncRollout, step: int, *, v
         found = [
             (group_like_requests(requests, call.result()), call.timing) for (requests, _), call in zip(asked.calls, begun, strict=True)
         ]
-        return build_batch(components, *finish_sampling_round(components, asked, found))
+        return build_batch(components, *record_sampling_round(components, asked, found))
 
     return finish
 
@@ -482,7 +482,7 @@ def sample_groups(
 ) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
     """Sample one group for each of the next tasks, and the canaries; members of a group differ only in their seed."""
     asked = plan_sampling_round(components, num_groups, step, first_group_number=first_group_number)
-    return finish_sampling_round(
+    return record_sampling_round(
         components, asked, [sample_requests(components, requests, sampling, version) for requests, sampling in asked.calls]
     )
 
@@ -512,7 +512,7 @@ def plan_greedy_requests(
     return [[replace(request[0], meta={**request[0].meta, "greedy": True})] for request in requests], replace(sampling, temperature=0.0)
 
 
-def finish_sampling_round(
+def record_sampling_round(
     components: Components, plan: SamplePlan, results: Sequence[tuple[list[Group], RolloutTiming]]
 ) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
     """Give the results of a sampling round to the task sampler; return the groups to train on, the canary groups as dropped ones, and

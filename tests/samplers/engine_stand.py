@@ -53,7 +53,7 @@ class StandInEngine:
     def sleep(self) -> None:
         pass
 
-    def count_generated_tokens(self) -> int:
+    def count_all_generated_tokens(self) -> int:
         return self.num_tokens
 
     def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:

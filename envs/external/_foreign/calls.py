@@ -225,7 +225,7 @@ def match_calls(expected_calls: Sequence[Mapping[str, Mapping[str, Any]]], calls
     for one in expected_calls:
         name, wanted = next(iter(one.items()))
         plain = dotted.sub("_", name)
-        fitting.append([n for n, call in enumerate(calls) if call["name"] == plain and are_arguments_allowed(call["arguments"], wanted)])
+        fitting.append([n for n, call in enumerate(calls) if call["name"] == plain and match_allowed_arguments(call["arguments"], wanted)])
     taken: dict[int, int] = {}
 
     def placed(row: int, tried: set[int]) -> bool:
@@ -241,10 +241,10 @@ def match_calls(expected_calls: Sequence[Mapping[str, Mapping[str, Any]]], calls
     return all(placed(row, set()) for row in range(len(expected_calls)))
 
 
-def are_arguments_allowed(arguments: Mapping[str, Any], allowed_values: Mapping[str, Any]) -> bool:
+def match_allowed_arguments(arguments: Mapping[str, Any], allowed_values: Mapping[str, Any]) -> bool:
     """Return whether all arguments have allowed values, and none is missing or unknown.
 
-    >>> are_arguments_allowed({"x": "San  Francisco"}, {"x": ["san francisco"], "y": [2, ""]}), are_arguments_allowed({"x": "1"}, {"x": [1]})
+    >>> match_allowed_arguments({"x": "San  Francisco"}, {"x": ["san francisco"], "y": [2, ""]}), match_allowed_arguments({"x": "1"}, {"x": [1]})
     (True, False)
     """
     if set(arguments) - set(allowed_values):
@@ -260,7 +260,7 @@ def _equals(value: Any, option: Any) -> bool:
     if isinstance(option, bool) or isinstance(value, bool):
         return value is option
     if isinstance(option, Mapping):
-        return isinstance(value, Mapping) and are_arguments_allowed(
+        return isinstance(value, Mapping) and match_allowed_arguments(
             value, {name: of if isinstance(of, list) else [of] for name, of in option.items()}
         )
     if isinstance(option, list):

@@ -109,7 +109,7 @@ class EngineWorker:
         answers, reported_at = self.engine.stream_from_queue(feed, sampling), time.monotonic()
         for given in answers:
             if time.monotonic() - reported_at > PROGRESS_INTERVAL_S:
-                self.connection.send({"told": "progress", "tokens": self.engine.count_generated_tokens()})
+                self.connection.send({"told": "progress", "tokens": self.engine.count_all_generated_tokens()})
                 reported_at = time.monotonic()
             if given is not None:
                 feed.num_running -= 1

@@ -10,7 +10,7 @@ import pytest
 
 import rlvr
 from rlvr.conformance.conversationkit import play_conversation
-from rlvr.envs.external._foreign.calls import are_arguments_allowed, iter_minimal_expected_calls, match_calls
+from rlvr.envs.external._foreign.calls import iter_minimal_expected_calls, match_allowed_arguments, match_calls
 from rlvr.errors import ConfigError
 from rlvr.integrations.texts import TextConversationFactory
 from rlvr.mdp.token_mdp import TokenMDP
@@ -170,7 +170,7 @@ def test_two_conversations_do_not_see_each_other(long: Any) -> None:
     ],
 )
 def test_values_are_compared_and_not_converted(given: Any, wanted: Any, right: bool) -> None:
-    assert are_arguments_allowed(given, wanted) is right
+    assert match_allowed_arguments(given, wanted) is right
     assert match_calls([{"f": wanted}], [{"name": "f", "arguments": given}]) is right
 
 
