@@ -329,6 +329,9 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "environment": "env=",
         "eval_dataset": "rlvr.train(model=..., env=rlvr.make_env(data, test=held_out))",
         "gamma": "algorithm={'name': 'ppo', 'gamma': ...}",
+        **dict.fromkeys(
+            ("early_stopping", "early_stopping_patience"), "a callback stops a run: subclass rlvr.Callback and call trainer.stop(reason)"
+        ),
         "verbose": "progress is shown on standard error; leave it out",
         "lam": "algorithm={'name': 'ppo', 'lam': ...}",
         "lora_alpha": "model={'path': folder, 'lora': {'rank': ..., 'alpha': ...}}",

@@ -75,7 +75,7 @@ class Numeric(Verifier):
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """
 
-    version = "3"  # 3: a division that comes out even is refused
+    version = "4"  # 4: a tag is unwrapped in a box
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
         VerifierExample(

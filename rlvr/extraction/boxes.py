@@ -28,6 +28,7 @@ _AND_WORDS = r"(?:and|or|y|o|et|ou|und|oder|и|или)"
 _LIST_JOINT = re.compile(
     rf"(?:[\s$,;、，；]|\\[,;: ]|\\q?quad|\\\(|\\\)|\\text\{{\s*(?:and|or)\s*\}}|和|或|\b{_AND_WORDS}\b|\b{_LETTER}\s*=)*"
 )
+_TAGGED = re.compile(r"\s*<answer>((?:(?!</?answer>).)*)</answer>\s*", re.IGNORECASE | re.DOTALL)
 _VARIABLE_EQUALS = re.compile(rf"(?<![a-zA-Z\\])({_LETTER})\s*=[\s$]*$")
 _LIST_JOINT_WORD = re.compile(rf"[,;、，；和或]|\b{_AND_WORDS}\b")
 _OPERATOR = re.compile(r"[\s$]*(?:[-+*/·×÷]|\\(?:times|cdot|div|pm))[\s$]*")
@@ -147,7 +148,9 @@ def _join_as_list(text: str, boxes: list[BoxSpan]) -> Extraction:
 
 
 def strip_outer_box(content: str) -> str:
-    """Remove a box that is the whole content of a box or a tag."""
+    """Remove a box that is the whole content of a box or a tag, or a tag that is the whole content of a box."""
+    if "<" in content and (tagged := _TAGGED.fullmatch(content)):
+        content = tagged[1]
     if "\\" not in content:
         return strip_decorations(content)
     for _ in range(4):

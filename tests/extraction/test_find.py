@@ -23,6 +23,8 @@ FOUND = [
     ("auto", r"it may be \boxed{41}</think>\boxed{42}", "42"),
     ("auto", "<answer> 42 </answer>", "42"),
     ("auto", r"<answer>It is $\boxed{42}$</answer>", "42"),
+    ("auto", r"It is \boxed{ <ANSWER>42</ANSWER> }", "42"),
+    ("boxed", r"\boxed{<answer>\frac{1}{2}</answer>}", r"\frac{1}{2}"),
     ("auto", "work\n#### 42", "42"),
     ("auto", "The final answer is $42$. I hope it is correct.", "$42$"),
     ("auto", "**Final Answer**\n\n42", "42"),

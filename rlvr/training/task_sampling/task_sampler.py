@@ -48,7 +48,7 @@ class TaskSampler:
             self.reward_monitor.observe_groups(groups, canary_groups)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the reward monitor."""
+        """Return the metrics of what watches the rewards (canary tasks, a second verifier) since the last call."""
         return self.reward_monitor.pop_metrics() if self.reward_monitor is not None else {}
 
     def state_dict(self) -> dict[str, Any]:
