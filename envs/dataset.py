@@ -119,6 +119,8 @@ class Dataset(Environment):
         system = [message for message in task.prompt if message["role"] == "system"]
         return Task((*system, *self._shots, *task.prompt[len(system) :]), task.reference, id=task.id, meta=task.meta)
 
+    has_loaded_tasks = True
+
     def num_tasks(self, split: str) -> int:
         """Return the number of rows in the split."""
         return len(self._tasks_of_split(split))

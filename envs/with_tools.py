@@ -61,6 +61,10 @@ class WithTools(Environment):
         """Return the task of the wrapped environment."""
         return self.env.task(split, index)
 
+    def describe_size(self, split: str) -> str:
+        """Describe the number of tasks of the wrapped environment."""
+        return self.env.describe_size(split)
+
     def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks of the wrapped environment."""
         return self.env.num_tasks(split)

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -39,7 +41,7 @@ from rlvr.mdp.task_data import (
     unwrap_environment,
 )
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_parameters, list_entries, load_factory
-from rlvr.synonyms import VERIFIERS, accept_synonyms, translate_keywords
+from rlvr.synonyms import SYNONYMS, VERIFIERS, accept_synonyms, translate_keywords
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
@@ -99,9 +101,7 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
 
     from rlvr.mdp.env import TokenEnv
 
-    seed = settings.get("seed") if isinstance(settings.get("seed"), int) else None
-    if seed is not None and not _takes_seed(env):
-        del settings["seed"]
+    seed = _take_seed(env, settings)
     own, rest = _split_token_env_settings(tokenizer, settings)
     made = TokenEnv(make_env(env, **rest), **own)
     if seed is not None:
@@ -109,9 +109,26 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
     return made
 
 
-def _takes_seed(env: Any) -> bool:
-    """Whether an environment that is named has a setting `seed` of its own."""
-    return isinstance(env, str) and env in list("env") and "seed" in get_parameters(load_factory("env", env))
+def _take_seed(env: Any, settings: dict[str, Any]) -> int | None:
+    """Return the seed among the settings, and take it out of them if the environment has no such setting of its own."""
+    seed = settings.get("seed")
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        return None
+    if "seed" not in _list_parameters("env", env):
+        del settings["seed"]
+    return int(seed)
+
+
+def _list_parameters(kind: str, wanted: Any) -> builtins.list[str]:
+    """List the settings of a plugin that is a name, a mapping with a name, a class or a function; none of anything else."""
+    if isinstance(wanted, Mapping):
+        wanted = wanted.get("name")
+    if isinstance(wanted, str):
+        try:
+            return [*get_parameters(load_factory(kind, VERIFIERS.get(wanted, wanted)))]
+        except RlvrError:
+            return []
+    return [*inspect.signature(wanted).parameters] if inspect.isclass(wanted) or inspect.isfunction(wanted) else []
 
 
 @add_usage_to_errors
@@ -131,11 +148,17 @@ def make_vec(
     >>> envs.step(["1", "2", "3"])[2].tolist()
     [True, True, True]
     """
+    from gymnasium.utils import seeding
+
     from rlvr.mdp.vector import TokenVectorEnv
 
+    seed = _take_seed(env, settings)
     vector = {name: settings.pop(name) for name in ("autoreset_mode", "workers", "verify_timeout_s") if name in settings}
     own, rest = _split_token_env_settings(tokenizer, settings)
-    return TokenVectorEnv(num_envs, env=make_env(env, **rest), **vector, **own)
+    made = TokenVectorEnv(num_envs, env=make_env(env, **rest), **vector, **own)
+    for place, one in enumerate(made.token_envs if seed is not None else ()):
+        one.np_random = seeding.np_random((seed or 0) + place)[0]
+    return made
 
 
 def _split_token_env_settings(tokenizer: Any, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -146,7 +169,6 @@ def _split_token_env_settings(tokenizer: Any, settings: dict[str, Any]) -> tuple
     return {**({"obs": "text"} if tokenizer is None else {}), "tokenizer": tokenizer, **own}, rest
 
 
-@accept_synonyms
 @add_usage_to_errors
 def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /, **settings: Any) -> Environment:
     """Build an environment.
@@ -161,6 +183,7 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /,
     >>> make_env([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).task("train", 0).reference
     '4'
     """
+    settings = translate_keywords("make_env", settings, keep=() if is_data(env) else _list_parameters("env", env))
     if is_data(env):
         return _check_made(Environment, make_data_env(env, **settings))
     if "verifier" in settings:
@@ -266,7 +289,6 @@ def verify(verifier: AnyVerifier, /, answer: str, reference: Any = None, **setti
 def verify(answer: str, reference: Any = None, /, *, verifier: AnyVerifier = "symbolic", **settings: Any) -> Verdict: ...
 @overload
 def verify(*, answer: str, reference: Any, verifier: AnyVerifier = "symbolic", **settings: Any) -> Verdict: ...
-@accept_synonyms
 @add_usage_to_errors
 def verify(
     *given: Any,
@@ -295,6 +317,17 @@ def verify(
     >>> verify("it is 0.50", "1/2").score  # an answer and a reference alone: as mathematics
     1.0
     """
+    target = verifier if verifier is not None or not given else given[0]
+    for word, own in SYNONYMS["verify"].items():
+        if word in settings and word not in _list_parameters("verifier", target):
+            if own == "verifier" and verifier is None:
+                verifier = settings.pop(word)
+            elif own == "answer" and answer is None:
+                answer = settings.pop(word)
+            elif own == "reference" and reference is None and len(given) < 3 - (verifier is not None):
+                reference = settings.pop(word)
+            elif own == "prompt" and prompt == "?":
+                prompt = settings.pop(word)
     names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
     if _are_answer_and_reference(given, values) or (not given and verifier is None and None not in (answer, reference)):
@@ -524,7 +557,7 @@ def generate(
 
     Args:
         policy: as in `evaluate`: the folder of a model, `hf:DIR`, `vllm:DIR`, `openai:URL#MODEL`, a model object, or a function.
-        prompts: a text, which is one user message; a list of them, or of lists of messages.
+        prompts: a text, which is one user message; a list of messages; or a list of several of either.
         n: the number of answers to each prompt; None: one, not in a list.
         tokenizer: the tokenizer of a model object.
         max_new_tokens: the largest number of tokens of an answer.
@@ -540,7 +573,7 @@ def generate(
     >>> generate(lambda prompt: prompt.upper(), "one", n=2)
     ['ONE', 'ONE']
     """
-    is_single = isinstance(prompts, str)
+    is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Mapping))  # one conversation
     asked: Any = [prompts] if is_single else prompts
     tasks = [Task(prompt, id=str(number)) for number, prompt in enumerate(asked)]
     if not tasks:
@@ -596,7 +629,9 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
 
     from rlvr.evaluation.evaluate import evaluate as run
 
-    if isinstance(sampling := settings.pop("sampling_args", None), Mapping):
+    if (sampling := settings.pop("sampling_args", None)) is not None:
+        if not isinstance(sampling, Mapping):
+            raise ConfigError(f"sampling_args is a {type(sampling).__name__}; give a mapping such as {{'max_tokens': 64}}, or keywords")
         settings = {**translate_keywords("evaluate", sampling), **settings}
     env, policy = unwrap_environment(env), unwrap_environment(policy)
     if _is_policy(env) and not _is_policy(policy):
@@ -609,17 +644,28 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
     elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
-        of_data = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
-        env = make_data_env(env, verifier=verifier, **held, **of_data)
+        own = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
+        env = make_data_env(env, verifier=verifier, **held, **own)
         settings, verifier = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}, None
     elif isinstance(env, type):
         env = make_env(env)
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
-        smoke_test_verifier(env, split)
+        from rlvr.rollout.hang_watchdog import abort_on_hang
+        from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
+
+        with abort_on_hang(settings.get("call_timeout_s") or DEFAULT_CALL_TIMEOUT_S):
+            smoke_test_verifier(env, split)
     if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
-    for name in ["verifier"] * (verifier is not None) + [name for name in list_evaluated_data_settings() if name in settings]:
-        raise ConfigError(f"{name} goes with data, and env is no data; set it on the environment: rlvr.make_env(name, {name}=...)")
+    if verifier is not None:
+        raise ConfigError("verifier goes with data, and env is no data; set it on the environment: rlvr.make_env(name, verifier=...)")
+    if of_data := [name for name in list_evaluated_data_settings() if name in settings]:
+        if names_data_source(env):
+            raise ConfigError(f"{of_data[0]} needs a verifier beside the data file {str(env)!r}; give verifier='symbolic', or another")
+        raise ConfigError(
+            f"{of_data[0]} is a setting of data, and env is no data; a named environment gets tools by "
+            "rlvr.make_env('with_tools', env=name, tools=[...], max_turns=4)"
+        )
     return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
 
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
@@ -20,6 +21,8 @@ R = TypeVar("R")
 C = TypeVar("C")
 _PACKAGE = __file__.rpartition("hints.py")[0]
 """The folder of the package, to which the frames of the library belong."""
+_NOT_THE_USERS = (_PACKAGE, sys.prefix, sys.base_prefix, "<frozen")
+"""How the paths of files begin that are no code of the user."""
 
 PLUGIN_WORDS: Mapping[str, str] = {
     "env": "env",
@@ -445,7 +448,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
         **dict.fromkeys(("num_fewshot", "few_shot", "fewshot", "n_shots"), "shots="),
-        **dict.fromkeys(("limit", "num_examples", "num_tasks", "max_samples"), "limit="),
+        **dict.fromkeys(("num_tasks", "max_samples"), "limit="),
         **dict.fromkeys(("max_tokens", "max_completion_length", "max_new_tokens", "temperature"), _SAMPLED_LATER),
         **dict.fromkeys(("prompt_template", "template", "prompt"), "question='Q: {input}', with columns of the data in braces"),
         **dict.fromkeys(("rubric", "scorer", "reward_fn", "reward_func", "reward_funcs"), _VERIFIER),
@@ -614,11 +617,14 @@ def shorten_traceback(error: Exception) -> None:
     """
     if not getattr(error, "says_everything", False):
         return
-    frame = error.__traceback__
-    while frame is not None:
-        if not frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-            return
-        frame = frame.tb_next
+    seen: BaseException | None = error
+    while seen is not None:
+        frame = seen.__traceback__
+        while frame is not None:
+            if not frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+                return
+            frame = frame.tb_next
+        seen = seen.__cause__
     logging.getLogger(__name__).debug("the error in full", exc_info=error)
     error.__cause__ = None
     error.__suppress_context__ = True

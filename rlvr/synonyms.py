@@ -7,7 +7,7 @@ one word for each thing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
@@ -82,7 +82,7 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if kwargs.keys() & SYNONYMS[call].keys():  # the weights of reward_funcs go with them
+            if kwargs.keys() & SYNONYMS[call].keys() or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
                 kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
             return function(*args, **kwargs)
         except ConfigError as error:
@@ -103,18 +103,22 @@ def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "reward_funcs": dict(zip(functions, weights, strict=True))}
 
 
-def translate_keywords(call: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of a call with the words of this library.
+def _are_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value))
+
+
+def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+    """Return the keywords of a call with the words of this library; the words in `keep` are settings of their own.
 
     >>> translate_keywords("train", {"max_steps": 5, "learning_rate": 1e-5})
     {'steps': 5, 'learning_rate': 1e-05}
     """
     given = _join_weights(call, given)
-    if call == "evaluate" and not isinstance(given.get("tasks", 0), int):  # names of environments, as lm-eval has them
+    if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()
     for name, value in given.items():
-        own = words.get(name, name)
+        own = name if name in keep else words.get(name, name)
         if own in found:
             raise ConfigError(f"rlvr.{call} got {said[own]} and {name}, which mean the same; give one of them")
         found[own], said[own] = value, name

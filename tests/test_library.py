@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 import pytest
 import transformers
@@ -207,7 +209,7 @@ def test_data_to_evaluate_on_takes_the_settings_of_its_environment() -> None:
         rows, policy, verifier="numeric", tools=["calculator"], max_turns=3, question="q", reference="a", sampling_args=sampling
     )
     assert report.accuracy == 1.0 and seen == [["calculator"]] * 2 and report.plan.envs[0].max_new_tokens == 8
-    with pytest.raises(rlvr.RlvrError, match=r"tools goes with data, .* rlvr.make_env\(name, tools=...\)"):
+    with pytest.raises(rlvr.RlvrError, match=r"tools is a setting of data, .* rlvr.make_env\('with_tools', env=name"):
         rlvr.evaluate("arithmetic", policy, tools=["calculator"])
 
 
@@ -222,7 +224,7 @@ def below_zero(completions: list[str], **columns: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (of_messages, r"of_messages in line \d+ \(return float\(answer in .*\) raised TypeError: .*`completion` is a text"),
+        (of_messages, r"of_messages in line \d+ of test_library.py raised TypeError: .*`completion` is a text"),
         (below_zero, r"below_zero returned -1, outside of 0 to 1; .*score_range=\(LOWEST, HIGHEST\)"),
     ],
 )
@@ -260,6 +262,73 @@ def test_unknown_settings_of_a_run_are_told_before_anything_is_imported(tmp_path
     assert "there is no setting 'verbose'; progress is shown on standard error" in done.stderr and done.stdout == "[]\n", done.stderr
     config = resolve_run_inputs(model="m", env="arithmetic", beta=0.04, lora={"r": 8, "lora_alpha": 16}).config
     assert config.algorithm["beta"] == 0.04 and config.model.lora is not None and config.model.lora.rank == 8
+
+
+def test_a_function_that_needs_another_form_of_answer_is_left_to_the_run() -> None:
+    calls: list[str] = []
+
+    def in_json(completion: str, reference: str) -> bool:
+        calls.append(completion)
+        return bool(json.loads(completion)["value"] == reference)
+
+    report = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], lambda prompt: '{"value": "4"}', verifier=in_json)
+    assert report.accuracy == 1.0 and calls == ["-", '{"value": "4"}']  # one trial call
+
+
+class Seeded(rlvr.Environment):
+    """Asks for a number."""
+
+    needs = {"verifier": "exact"}
+
+    def __init__(self, *, verifier: rlvr.Verifier, seed: int = 0, target: str = "4") -> None:
+        self.verifier, self.seed, self.target = verifier, seed, target
+
+    def task(self, split: str, index: int) -> rlvr.Task:
+        return rlvr.Task(f"{index}?", reference=self.target)
+
+
+class Targeted(rlvr.Verifier):
+    """Has settings that other libraries use as words for something else."""
+
+    def __init__(self, *, target: float = 1.0, timeout: float = 1.0) -> None:
+        self.target = target
+
+    def verify(self, task: rlvr.Task, answer: str) -> rlvr.Verdict:
+        return rlvr.Verdict(self.target if answer == task.reference else 0.0)
+
+
+def test_a_setting_of_a_plugin_is_never_taken_for_a_word_of_another_library() -> None:
+    made: Any = rlvr.make_env(Seeded, target="7")
+    assert made.target == "7" and made.task("train", 0).reference == "7"
+    assert (
+        rlvr.verify(Targeted, "4", "4", target=0.5).score == 0.5
+        and rlvr.verify(Targeted, answer="4", reference="4", target=0.25).score == 0.25
+    )
+    assert rlvr.verify(lambda completion, reference, label="pos": label == "neg", "a", "b", label="neg").score == 1.0
+    assert rlvr.make_verifier(lambda completions, timeout, **columns: [float(timeout == [3])])("x", "y", timeout=3).score == 1.0
+    with pytest.raises(ConfigError, match="timeout is no column of a task; a setting is given when the verifier is made"):
+        rlvr.make_verifier(Targeted)("4", "4", timeout=3)
+
+
+def test_a_seed_of_make_reaches_the_environment_or_the_first_reset() -> None:
+    for env in (Seeded, {"name": Seeded}):
+        made: Any = rlvr.make(env, seed=9).environment  # type: ignore[arg-type]
+        assert made.seed == 9
+    rows = [{"question": str(number), "answer": "4"} for number in range(50)]
+    questions = [[one.reset()[0] for _ in range(3)] for one in (rlvr.make(rows, verifier="exact", seed=numpy.int64(5)) for _ in range(2))]
+    assert questions[0] == questions[1] and len({*questions[0]}) > 1
+    envs = [rlvr.make_vec(rows, 2, verifier="exact", seed=5) for _ in range(2)]
+    assert envs[0].reset()[0] == envs[1].reset()[0]
+
+
+def test_names_of_environments_may_stand_in_tasks_and_a_conversation_is_one_prompt() -> None:
+    conversation: Any = [{"role": "user", "content": "hi"}]
+    for words in ({"model": lambda prompt: "4"}, {"policy": lambda prompt: "4"}):
+        evaluate: Any = rlvr.evaluate
+        assert evaluate(tasks=["arithmetic"], limit=2, **words).envs["arithmetic"].samples == 2
+    assert rlvr.generate(lambda prompt: prompt, conversation) == "hi"
+    with pytest.raises(ConfigError, match="sampling_args is a str"):
+        rlvr.evaluate("arithmetic", lambda prompt: "4", sampling_args="temperature=1")
 
 
 def test_an_environment_shows_its_size_and_its_verifier() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
@@ -21,6 +23,11 @@ def match_exactly(answer: str, reference: str | None) -> bool | None:
 
 class RewardFunctionError(RlvrError):
     """Raised if a function of the user raises; the message says where, and what the function was given."""
+
+    def __init__(self, message: str, *, is_certain: bool = False) -> None:
+        super().__init__(message)
+        self.is_certain = is_certain
+        """Whether the function fails for any text: it takes the answer for messages, or its arguments are others."""
 
 
 class FunctionVerifier(Verifier):
@@ -68,7 +75,7 @@ class FunctionVerifier(Verifier):
         try:
             returned = self._call(text, task.reference, task.question, task.meta)
         except (AttributeError, LookupError, NameError, TypeError) as error:  # those of a wrong idea of the arguments
-            raise RewardFunctionError(self._describe_error(error)) from error
+            raise RewardFunctionError(self._describe_error(error), is_certain=self._is_certain(error)) from error
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         low, high = self.score_range
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
@@ -82,18 +89,27 @@ class FunctionVerifier(Verifier):
                 f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or give the lowest and the highest value that it "
                 f"can return: rlvr.make_verifier({self.name}, score_range=(LOWEST, HIGHEST)), which become the scores 0 and 1",
                 fault=Fault.INFRA,
+                detail={"out_of_range": True},
             )
         return Verdict((number - low) / (high - low), f"{self.name} returned {number:g}")
 
     def _describe_error(self, error: Exception) -> str:
-        """Describe what the function raised, with its last line in the function's own file, and what its argument for the answer is."""
-        frames = traceback.extract_tb(error.__traceback__)
-        file = getattr(getattr(self.function, "__code__", None), "co_filename", "")
-        own = [frame for frame in frames if frame.filename == file] or frames[-1:]
-        where = f" in line {own[-1].lineno} ({own[-1].line})" if own and own[-1].line else ""
+        """Describe what the function raised, with its own last line, and what its argument for the answer is."""
+        where = ""
+        for frame, line in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is getattr(inspect.unwrap(self.function), "__code__", None):
+                where = f" in line {line} of {Path(frame.f_code.co_filename).name}"
         known = RewardSignature.read(self.function)
         given = f"`{known.answer}` is {'a list of texts' if known.is_batched else 'a text'}: what the policy wrote, without roles"
         return f"the function {self.name}{where} raised {describe_exception(error)}; {given}"
+
+    def _is_certain(self, error: Exception) -> bool:
+        """Whether the function fails for any text."""
+        if not isinstance(error, TypeError):
+            return False
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        was_called = any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+        return "string indices must be integers" in str(error) or (code is not None and not was_called)
 
 
 make = FunctionVerifier

@@ -50,7 +50,7 @@ def add_tool_result_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 
 class HFTokenizer:
-    """Adapts a loaded Hugging Face tokenizer to the `Tokenizer` interface; everything else is that of the tokenizer itself."""
+    """Adapts a loaded Hugging Face tokenizer to the `Tokenizer` interface; what the interface lacks is that of the tokenizer itself."""
 
     def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
         self.tokenizer: Any = tokenizer
@@ -77,6 +77,8 @@ class HFTokenizer:
         """Return what the tokenizer of transformers has, such as `apply_chat_template` and `pad_token_id`."""
         if name == "tokenizer" or name.startswith("__"):  # while it is copied or loaded
             raise AttributeError(name)
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # a property that raised AttributeError: raise its own error again
         return getattr(self.tokenizer, name)
 
     def __call__(self, *texts: Any, **settings: Any) -> Any:

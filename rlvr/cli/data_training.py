@@ -27,6 +27,8 @@ from rlvr.registry.plugins import build_from_config, get_parameters, list_entrie
 from rlvr.synonyms import VERIFIERS
 
 RECIPE_FILE = "recipe.yaml"
+SETTING_PATTERN = re.compile(r"[a-z_]\w*(\.\w+)*=")
+"""How a setting of a run begins: env=arithmetic, train.steps=5."""
 MAX_LISTED_GOLDS = 5
 SIZE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {
@@ -98,7 +100,8 @@ def prepare_data_run(
     }
     if missing := [name for name in (data, test_data) if name and not name.startswith(HUB_PREFIX) and not Path(name).expanduser().exists()]:
         raise NotFound(f"there is no file or folder {missing[0]!r}; give a data file, a folder with some, or hf:ORG/NAME")
-    if not model and not (isinstance(own.get("model"), dict) and {"path", "config"} & own["model"].keys()):
+    named = own.get("model")
+    if not model and not isinstance(named, str) and not (isinstance(named, dict) and {"path", "config"} & named.keys()):
         raise ConfigError(
             f"no model is named to train on {data}; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: "
             f"rlvr train {data} --model Qwen/Qwen2.5-0.5B-Instruct"
@@ -123,27 +126,28 @@ def prepare_data_run(
     return config, folder
 
 
-def is_env_target(target: str) -> bool:
-    """Whether `rlvr train TARGET` names an environment and not a recipe."""
-    return target not in find_recipes() and target in [entry.name for entry in list_entries("env")]
-
-
-def is_algorithm_target(target: str) -> bool:
-    """Whether `rlvr train TARGET` names an algorithm and not a recipe."""
-    return target not in find_recipes() and target in [entry.name for entry in list_entries("algorithm")]
+def needs_no_recipe(target: str) -> bool:
+    """Whether `rlvr train TARGET` names an environment or an algorithm, or sets a key: no recipe, and no file or folder that exists."""
+    if target in find_recipes() or Path(target).expanduser().exists():
+        return False
+    return bool(SETTING_PATTERN.match(target)) or target in [entry.name for kind in ("env", "algorithm") for entry in list_entries(kind)]
 
 
 def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str) -> RunConfig:
     """Make the configuration of `rlvr train ENV --model MODEL`, also written `rlvr train env=ENV`; the sizes are those of a first run."""
-    own = apply_overrides({}, [target if "=" in target else f"env={target}", *overrides])
+    if not SETTING_PATTERN.match(target):
+        target = f"{'env' if target in [entry.name for entry in list_entries('env')] else 'algorithm'}={target}"
+    own = apply_overrides({}, [target, *overrides])
     env = own.get("env")
     example = "rlvr train env=arithmetic --model Qwen/Qwen2.5-0.5B-Instruct"
     if not env:
         raise ConfigError(f"no recipe, data or environment is named; write for example: {example}")
+    if not isinstance(env, str | Mapping):
+        raise ConfigError(f"env is {env!r:.60}; give a name, or a mapping with a name and settings: {example}")
     if not model and "model" not in own:
         raise ConfigError(f"no model is named; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: {example}")
     base = make_recipe({"name": env} if isinstance(env, str) else env, model, detect_machine_kind())
-    return validate_config(apply_overrides(base, [target if "=" in target else f"env={target}", *overrides]), f"rlvr train {target}")
+    return validate_config(apply_overrides(base, [target, *overrides]), f"rlvr train {target}")
 
 
 def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, force: bool, json: bool) -> None:

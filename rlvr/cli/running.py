@@ -34,9 +34,9 @@ def train_run(
 
     set_openmp_passive_wait()
     on_data = starting.is_data_target(recipe)
-    if starting.is_algorithm_target(recipe):
-        recipe = f"algorithm={recipe}"
-    if "=" in recipe or starting.is_env_target(recipe):
+    if not on_data and starting.needs_no_recipe(recipe):
+        if test_data or verifier:
+            raise ConfigError("--test and --verifier go with a data file; set env.test=... or env.verifier=...")
         config = starting.make_run_without_recipe(recipe, overrides, model=model)
     elif on_data:
         config, out = starting.prepare_data_run(recipe, overrides, model=model, test_data=test_data, verifier=verifier, out=out)

@@ -15,9 +15,9 @@ MAX_DEPTH = 50
 
 def read_yaml(path: Path) -> Any:
     """Read a YAML file, or a TOML file by its ending; raise ConfigError if it is invalid or unreadable."""
-    is_toml = path.suffix == ".toml"
+    is_toml = path.suffix.lower() == ".toml"
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig" if is_toml else "utf-8")
         data = tomllib.loads(text) if is_toml else yaml.safe_load(text)
         check_tree(data, path)
         return data

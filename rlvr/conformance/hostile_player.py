@@ -185,7 +185,7 @@ def _play_turns(environment: Environment, task: Task, turns: Sequence[Turn]) -> 
             if results[-1].done:
                 break
         num_steps = len(results) + (failed is not None)
-        ending = failed or handle.collect_transcript(tuple(turns[:num_steps]), tuple(results))
+        ending = handle.collect_transcript(tuple(turns[:num_steps]), tuple(results)) if failed is None else failed
     finally:
         handle.close()
     return verify_conversation(environment, task, ending, turns[:num_steps], num_steps)

@@ -87,6 +87,7 @@ class Environment(Plugin, ABC):
     dialect: str = ""
     """The format of tool calls: a name of `rlvr.chat.dialects`. Empty: the format of the chat template."""
     splits: tuple[str, ...] = ("train", "test")
+    has_loaded_tasks: bool = False  # True if `num_tasks` loads nothing any more
     sub_environments: Sequence[str] = ()  # the names of a mixture's environments; metrics are also reported for each
     warnings: Sequence[str] = ()  # warnings about the data, one line each; printed before a run
     requires_tool_call: bool = False  # True if an answer without a tool call never gets the full score; tested by `rlvr check`
@@ -97,19 +98,18 @@ class Environment(Plugin, ABC):
     def __repr__(self) -> str:
         """Show the class, the size of each split, the verifier and the tools."""
         try:
-            parts = [f"{split} {self._describe_size(split)}" for split in self.splits]
+            parts = [f"{split} {self.describe_size(split)}" for split in self.splits]
             parts.append(f"verifier {type(self.verifier).__name__}")
             parts += [f"tools {', '.join(type(tool).__name__ for tool in self.tools)}"] if self.tools else []
             return f"<{type(self).__name__}: {', '.join(parts[:-1])}, {parts[-1]}>"
         except Exception:  # an object that is not complete yet must be shown too, in a debugger
             return object.__repr__(self)
 
-    def _describe_size(self, split: str) -> str:
-        try:
-            size = self.num_tasks(split)
-        except Exception:  # its data cannot be read here
-            return "not loaded"
-        return "generated" if size is None else format(size, ",")
+    def describe_size(self, split: str) -> str:
+        """Describe the number of tasks of a split for `repr`, which must not load anything."""
+        if is_default_implementation(type(self).num_tasks):
+            return "generated"
+        return format(self.num_tasks(split), ",") if self.has_loaded_tasks else "not loaded"
 
     @property
     def info(self) -> EnvironmentInfo:
@@ -135,6 +135,7 @@ class Environment(Plugin, ABC):
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`. The result must depend only on the environment settings, the split and the index."""
 
+    @mark_default_implementation
     def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks of a split, or None if tasks are generated endlessly."""
         return None

@@ -1,6 +1,6 @@
 """How a verdict came about: the texts and values on the way, and the function that decided.
 
-Nothing is recorded while answers are verified. `add_usage_to_errors` runs one verification under a trace of Python, watches which functions
+Nothing is recorded while answers are verified. `explain_verdict` runs one verification under a trace of Python, watches which functions
 return, and finds the one that made the reason of the verdict: no verifier has to keep a list of the names of its rules.
 """
 

@@ -105,11 +105,13 @@ class Verifier(Plugin, ABC):
         >>> rlvr.make_verifier("numeric", tolerance=0.001)("it is 0.333", "1/3").score
         1.0
         """
+        columns = {*meta} if "*" in self.columns else {*self.columns}
         if reference is None and (word := next((name for name in REFERENCE_WORDS if name in meta), "")):
-            reference = meta.pop(word)
+            reference = meta[word] if word in columns else meta.pop(word)
         if answer is None and "completion" in meta:
             answer = meta.pop("completion")
-        if lost := [name for name in meta if name in ("timeout", "timeout_s") or name in inspect.signature(type(self)).parameters]:
+        settings = {"timeout", "timeout_s", *inspect.signature(type(self)).parameters}
+        if lost := [name for name in meta if name in settings and name not in columns]:
             raise ConfigError(
                 f"{lost[0]} is no column of a task; a setting is given when the verifier is made: rlvr.make_verifier(name, {lost[0]}=...)"
             )

@@ -284,7 +284,7 @@ class TextConversation:
             self._session.close()
 
     def _verify(self, ending: Transcript | Verdict | None) -> Verdict:
-        found = ending or self._failed_step
+        found = self._failed_step if ending is None else ending
         if found is None:
             return Verdict(None, self.failure, fault=Fault.INFRA)
         num_steps = len(self.step_results) + (ending is None)

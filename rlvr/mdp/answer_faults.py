@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.fault_rule import AnswerAtFault, retry_and_attribute_failure
-from rlvr.errors import ConfigError, RlvrError, SandboxUnavailable, describe_exception
+from rlvr.errors import ConfigError, SandboxUnavailable, describe_exception
 from rlvr.mdp.sessions import RAISED, LazySession, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Call, Turn
@@ -28,27 +28,33 @@ _logged_failures = set[tuple[str, str]]()
 
 
 def smoke_test_verifier(env: Environment, split: str) -> None:
-    """Raise ConfigError if the verifier raises an error for two harmless answers to the first task: then no answer would get a score.
+    """Call the functions of the user among the verifiers once, with a harmless answer to the first task, before a model is loaded.
 
-    A function of the user with a wrong idea of its arguments is found before a model is loaded. Verifiers that run code, read a conversation
-    or ask another machine are not called.
+    Raises ConfigError if no text could cure what a function does: it takes the answer for messages, is called with other arguments than
+    it has, or returns a value outside of its range. Any other error may be that of an answer in another form, and is left to the run.
     """
     verifier = getattr(env, "verifier", None)
-    if not isinstance(verifier, Verifier):
+    if not isinstance(verifier, Verifier) or env.num_tasks(split) == 0:
         return  # what checks environments says it
-    if verifier.info.is_async or verifier.info.takes_transcript or getattr(verifier, "sandbox", None) is not None:
-        return
-    task = env.task(split, 0)
-    for answer in (HARMLESS_TEXT, "1"):
+    for function in _iter_functions(verifier):
+        task = env.task(split, 0)
         try:
-            verdict = verifier.verify(task, answer)
+            verdict = function.verify(task, HARMLESS_TEXT)
         except Exception as error:
-            failure = str(error) if isinstance(error, RlvrError) else describe_exception(error)
+            if getattr(error, "is_certain", False):
+                raise ConfigError(f"the verifier cannot score an answer to the first task, {task.id}: {error}") from error
+            _logger.info("a trial answer to %s: %s", task.id, describe_exception(error))
         else:
-            if not isinstance(verdict, Verdict) or verdict.fault is not Fault.INFRA:
-                return
-            failure = verdict.reason
-    raise ConfigError(f"the verifier cannot score an answer to the first task, {task.id}: {failure}")
+            if verdict.detail.get("out_of_range"):
+                raise ConfigError(f"the verifier cannot score an answer to the first task, {task.id}: {verdict.reason}")
+
+
+def _iter_functions(verifier: Verifier) -> Iterator[Verifier]:
+    """Yield the verifiers that are a function of the user, also those in a weighted mean."""
+    if hasattr(verifier, "function"):
+        yield verifier
+    for part in getattr(verifier, "components", {}).values():
+        yield from _iter_functions(part)
 
 
 class _ControlFailed(Exception):

@@ -74,6 +74,19 @@ def test_a_run_needs_no_recipe_and_a_recipe_may_be_toml(target: str, desk: Path,
     assert config.env == {"name": "arithmetic"} and config.model.path == "model" and config.train.steps == 1
 
 
+def test_a_path_is_a_path_whatever_its_name(desk: Path, capsys: Said) -> None:
+    for name in ("lr=1e-5", "grpo", "arithmetic"):
+        (desk / name).mkdir()
+        (desk / name / "train.jsonl").write_text((desk / "sums.jsonl").read_text())
+    for line in (["lr=1e-5/train.jsonl"], ["grpo"], ["arithmetic"]):
+        assert run_command(["train", *line, "--model", "none", "--verifier", "numeric"]) == 2
+        assert "'none' is not a folder, and not an id" in capsys.readouterr().err
+    assert run_command(["train", "countdown", "--model", "model", "--verifier", "numeric"]) == 2
+    assert "--test and --verifier go with a data file" in capsys.readouterr().err
+    assert run_command(["train", "env=[arithmetic]", "--model", "model"]) == 2
+    assert "env is ['arithmetic']; give a name" in capsys.readouterr().err
+
+
 def test_a_data_file_is_evaluated_whole(desk: Path, capsys: Said) -> None:
     assert run_command(["eval", "sums.jsonl", "--policy", "scripted:gold", "--set", "verifier=numeric", "--json"]) == 0
     said = capsys.readouterr()

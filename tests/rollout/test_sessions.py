@@ -364,7 +364,7 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
         release.set()
     for i, episode in seen.items():
         assert episode.meta["index"] == i and (
-            episode.stop_reason is not StopReason.FAILED or (episode.verdict and episode.verdict.score is None)
+            episode.stop_reason is not StopReason.FAILED or (episode.verdict is not None and episode.verdict.score is None)
         )
         assert episode.is_scored or episode.error
 
