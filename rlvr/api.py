@@ -578,7 +578,6 @@ def generate(
     tasks = [Task(prompt, id=str(number)) for number, prompt in enumerate(asked)]
     if not tasks:
         return []
-    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "system": system}
     report = evaluate(
         tasks,
         policy,
@@ -588,7 +587,11 @@ def generate(
         seed=seed,
         sampler=sampler,
         console=None,
-        **{name: value for name, value in sampling.items() if value not in ("", None)},
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        system=system,
     )
     answers: builtins.list[builtins.list[str]] = [[] for _ in tasks]
     for sample in sorted(report.samples, key=lambda sample: sample.key):

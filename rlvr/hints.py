@@ -79,7 +79,6 @@ NAMES: Mapping[str, str] = {
         ("evals_df", "list_eval_logs", "load_report", "load_results", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"
     ),
     **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
-    "SamplingArgs": "sampling settings are keywords: rlvr.generate(policy, prompts, n=4, temperature=0.7, max_new_tokens=64)",
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
     "eval": "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'): the rows are the dataset, the verifier "
     "is the scorer, the policy is model and solver",

@@ -24,6 +24,8 @@ from rlvr.hints import explain_keyword
 from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import DATA_ENV, list_data_settings, make_data_env, to_verifier_setting, unwrap_environment
 from rlvr.registry.plugins import get_parameters, load_factory
+from rlvr.rollout.hang_watchdog import abort_on_hang
+from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
 
 OBJECT_PREFIX = "object:"
 """How a configuration names an object that was given from Python; a run with one cannot be repeated from its configuration alone."""
@@ -83,7 +85,7 @@ def resolve_run_inputs(
         sections, data = {"data": data, **sections}, None
     env = unwrap_environment(env)
     if isinstance(env, Environment):
-        smoke_test_verifier(env, env.splits[0])
+        _try_verifier(env)
     sections = dict(sections)
     if data is not None:
         if env is not None:
@@ -146,13 +148,19 @@ def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> 
     """Make the environment of data: a mapping where a configuration can hold it, else an object. Its references must be readable."""
     wanted = None if verifier is None else to_verifier_setting(verifier)
     made = make_data_env(data, verifier=wanted, **settings)
-    smoke_test_verifier(made, made.splits[0])
+    _try_verifier(made)
     check_references(made).raise_if_useless()
     plain = isinstance(data, str | Path) and not isinstance(wanted, Verifier)
     if not plain or not _is_plain(settings):
         return made
     made.close()
     return {"name": DATA_ENV, "path": str(data), **({} if wanted is None else {"verifier": wanted}), **settings}
+
+
+def _try_verifier(env: Environment) -> None:
+    """Call the functions among the verifiers once; one that blocks the interpreter ends the process with a message."""
+    with abort_on_hang(DEFAULT_CALL_TIMEOUT_S):
+        smoke_test_verifier(env, env.splits[0])
 
 
 def _is_plain(value: Any) -> bool:
