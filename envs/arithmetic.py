@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 LEVEL_PATTERN = re.compile(r"([1-9])([+*-])([1-9])")
 HELD_OUT_EVERY = 10  # one question in ten belongs to the test split
@@ -65,7 +65,7 @@ class Arithmetic(Environment):
             if compute_split(left, sign, right) == split:
                 question = f"{left}{sign}{right}="
                 meta = {"level": f"{left_digits}{sign}{right_digits}", "left": left, "sign": sign, "right": right}
-                prompt = user(question, system=self.instruction)
+                prompt = make_user_prompt(question, system=self.instruction)
                 return Task(prompt, str(_compute(left, sign, right)), id=f"arithmetic/{split}/{self.seed}.{index}", meta=meta)
         raise ConfigError(f"arithmetic has no {split!r} questions at these levels; splits are {', '.join(self.splits)}")
 

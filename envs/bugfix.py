@@ -13,7 +13,7 @@ from rlvr.contracts import SandboxFilesSession, Session
 from rlvr.envs._bugfix_families import FAMILIES, Bug
 from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, draw_name_for_split
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call
 
 KINDS = tuple(FAMILIES)
@@ -68,7 +68,10 @@ class Bugfix(SandboxEnvironment):
         )
         reference = {"files": sorted(posed.files), "cases": copy.deepcopy(posed.cases)}
         return Task(
-            user(question, system=self.instruction), reference, id=f"bugfix/{split}/{self.seed}.{index}", meta={"kind": kind, "name": name}
+            make_user_prompt(question, system=self.instruction),
+            reference,
+            id=f"bugfix/{split}/{self.seed}.{index}",
+            meta={"kind": kind, "name": name},
         )
 
     def gold(self, task: Task) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rlvr.contracts import Environment, Sandbox, Verifier
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call
 
 HELD_OUT_EVERY = 10  # one pair of numbers in ten belongs to the test split
@@ -41,7 +41,7 @@ class CalculatorSums(Environment):
         sandbox: Sandbox | None = None,
         digits: Sequence[int] = (5, 8),
         max_turns: int = 4,
-        tool_call_fraction: float = 1.0,
+        gold_tool_call_fraction: float = 1.0,
         seed: int = 0,
         instruction: str = "",
     ) -> None:
@@ -53,19 +53,23 @@ class CalculatorSums(Environment):
             sandbox: for tools that need a sandbox; the calculator does not.
             digits: the smallest and the largest number of digits of each number.
             max_turns: the most turns of the policy, turns with tool calls included.
-            tool_call_fraction: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on
+            gold_tool_call_fraction: fraction of gold conversations that call the calculator; the others answer at once. With an SFT warm-up on
                 a small fraction, the reward must teach when to call.
             seed: another seed gives different tasks; the split of a question does not depend on it.
             instruction: a system message, for models that need one.
         """
         few, most = _parse_digit_range(digits)
-        if isinstance(tool_call_fraction, bool) or not isinstance(tool_call_fraction, int | float) or not 0 <= tool_call_fraction <= 1:
-            raise ConfigError(f"tool_call_fraction is {tool_call_fraction!r}; it must be a number from 0 to 1")
+        if (
+            isinstance(gold_tool_call_fraction, bool)
+            or not isinstance(gold_tool_call_fraction, int | float)
+            or not 0 <= gold_tool_call_fraction <= 1
+        ):
+            raise ConfigError(f"gold_tool_call_fraction is {gold_tool_call_fraction!r}; it must be a number from 0 to 1")
         self.verifier, self.tools, self.sandbox = verifier, tools, sandbox
-        self.min_digits, self.max_digits, self.tool_call_fraction, self.seed, self.instruction = (
+        self.min_digits, self.max_digits, self.gold_tool_call_fraction, self.seed, self.instruction = (
             few,
             most,
-            tool_call_fraction,
+            gold_tool_call_fraction,
             seed,
             instruction,
         )
@@ -79,7 +83,7 @@ class CalculatorSums(Environment):
         for _ in range(MAX_DRAWS):
             left, right = (_draw_number(draw, draw.randint(self.min_digits, self.max_digits)) for _ in range(2))
             if compute_split(left, right) == split:
-                prompt = user(f"{left}+{right}=", system=self.instruction)
+                prompt = make_user_prompt(f"{left}+{right}=", system=self.instruction)
                 return Task(
                     prompt, str(left + right), id=f"calculator_sums/{split}/{self.seed}.{index}", meta={"left": left, "right": right}
                 )
@@ -90,8 +94,8 @@ class CalculatorSums(Environment):
         return str(task.reference)
 
     def oracle_turns(self, task: Task) -> Sequence[str | Call] | None:
-        """Return a call of the calculator and then the answer for a fraction of the tasks (`tool_call_fraction`); None for the others."""
-        if random.Random(f"shown/{task.id}").random() >= self.tool_call_fraction or not any(
+        """Return a call of the calculator and then the answer for a fraction of the tasks (`gold_tool_call_fraction`); None for the others."""
+        if random.Random(f"shown/{task.id}").random() >= self.gold_tool_call_fraction or not any(
             spec.name == "calculator" for tool in self.tools for spec in tool.specs()
         ):
             return None

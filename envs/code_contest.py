@@ -11,7 +11,7 @@ from rlvr.contracts import Environment, Verifier
 from rlvr.envs._contest_families import FAMILIES, ContestProblem
 from rlvr.envs._problem_files import parse_problems, read_problem_rows
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 INSTRUCTION = "Read from standard input, write to standard output. Answer with one fenced block of Python."
 
@@ -96,7 +96,7 @@ class CodeContest(Environment):
     def _make_task(self, name: str, statement: str, cases: list[dict[str, str]], shown: int, solution: str) -> Task:
         examples = "".join(f"\n\nInput:\n{case['stdin'].rstrip()}\nOutput:\n{case['stdout'].rstrip()}" for case in cases[:shown])
         text = f"{statement}{examples}\n\n{self.instruction}"
-        return Task(user(text), {"kind": "stdio", "cases": cases}, id=f"code_contest/{name}", meta={"solution": solution})
+        return Task(make_user_prompt(text), {"kind": "stdio", "cases": cases}, id=f"code_contest/{name}", meta={"solution": solution})
 
 
 def _is_held_out(statement: str) -> bool:

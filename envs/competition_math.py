@@ -10,7 +10,7 @@ from rlvr.envs._data.rows import read_file_rows
 from rlvr.envs._problem_files import download_rows, parse_problems, parse_rows
 from rlvr.errors import ConfigError, NotFound
 from rlvr.extraction import extract_answer
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
 
@@ -55,7 +55,7 @@ class CompetitionMath(Environment):
         if not 0 <= index < len(rows):
             raise ConfigError(f"competition_math has no {split} problem {index}; it has 0 to {len(rows) - 1}")
         row = rows[index]
-        prompt = user(f"{row['problem']}\n\n{self.instruction}" if self.instruction else row["problem"])
+        prompt = make_user_prompt(f"{row['problem']}\n\n{self.instruction}" if self.instruction else row["problem"])
         meta: dict[str, Any] = {key: row[key] for key in ("subject", "level", "solution", "policy") if key in row}
         return Task(prompt, row["answer"], id=f"competition_math/{split}/{row.get('unique_id', index)}", meta=meta)
 

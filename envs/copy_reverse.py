@@ -7,7 +7,7 @@ import random
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 
 class CopyReverse(Environment):
@@ -46,7 +46,9 @@ class CopyReverse(Environment):
             word = "".join(draw.choice(self.letters) for _ in range(self.length))
             held_out = hashlib.blake2b(word.encode(), digest_size=4).digest()[0] % 5 == 0
             if word != word[::-1] and split == ("test" if held_out else "train"):
-                return Task(user(f"{word}>", system=self.instruction), word[::-1], id=f"copy_reverse/{split}/{self.seed}.{index}")
+                return Task(
+                    make_user_prompt(f"{word}>", system=self.instruction), word[::-1], id=f"copy_reverse/{split}/{self.seed}.{index}"
+                )
         raise ConfigError(f"there is no {split!r} word of length {self.length} over {self.letters!r}; raise length or add letters")
 
     def gold(self, task: Task) -> str:

@@ -7,7 +7,7 @@ import random
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 
 class Countdown(Environment):
@@ -48,7 +48,7 @@ class Countdown(Environment):
             held_out = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % 10 == 0
             if target > 0 and target not in numbers and split == ("test" if held_out else "train"):
                 meta = {"solution": expression}
-                prompt = user(question, system=self.instruction)
+                prompt = make_user_prompt(question, system=self.instruction)
                 return Task(prompt, {"numbers": numbers, "target": target}, id=f"countdown/{split}/{self.seed}.{index}", meta=meta)
         raise ConfigError(f"there is no {split!r} puzzle with numbers={self.numbers} and max_number={self.max_number}; raise max_number")
 

@@ -10,7 +10,7 @@ import random
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 
 class DigitSum(Environment):
@@ -50,7 +50,9 @@ class DigitSum(Environment):
             question = "".join(map(str, drawn)) + "="
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(user(question, system=self.instruction), str(sum(drawn) % 10), id=f"digit_sum/{split}/{self.seed}.{index}")
+                return Task(
+                    make_user_prompt(question, system=self.instruction), str(sum(drawn) % 10), id=f"digit_sum/{split}/{self.seed}.{index}"
+                )
         raise ConfigError(f"there is no {split!r} question with digits={self.digits} and max_digit={self.max_digit}; raise one of them")
 
     def gold(self, task: Task) -> str:

@@ -11,7 +11,7 @@ from rlvr.contracts import Environment, Verifier
 from rlvr.envs._data.rows import read_file_rows
 from rlvr.envs._problem_files import download_rows, parse_rows
 from rlvr.errors import ConfigError, NotFound
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 CALCULATOR_ANNOTATION = re.compile(r"<<[^>]*>>")
 INSTRUCTION = "Reason step by step. Put the final number alone on the last line, after ####."
@@ -52,7 +52,7 @@ class GSM8K(Environment):
         if not 0 <= index < len(rows):
             raise ConfigError(f"gsm8k has no {split} problem {index}; it has 0 to {len(rows) - 1}")
         question, solution = rows[index]
-        prompt = user(f"{question}\n\n{self.instruction}" if self.instruction else question)
+        prompt = make_user_prompt(f"{question}\n\n{self.instruction}" if self.instruction else question)
         return Task(prompt, _extract_final_number(solution), id=f"gsm8k/{split}/{index}", meta={"solution": solution})
 
     def num_tasks(self, split: str) -> int:

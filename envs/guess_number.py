@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
 from rlvr.extraction import extract_answer
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 NUMBER_PATTERN = r"([0-9]{1,9}|[0-9]{1,3}(?:,[0-9]{3}){1,2})"
 GUESS_FORMS: tuple[tuple[str, str, str], ...] = (
@@ -82,7 +82,7 @@ class GuessNumber(Environment):
             held_out = hashlib.blake2b(str(secret).encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(
-                    user(f"Guess my number from 1 to {self.max_number}.", system=self.instruction),
+                    make_user_prompt(f"Guess my number from 1 to {self.max_number}.", system=self.instruction),
                     str(secret),
                     id=f"guess_number/{split}/{self.seed}.{index}",
                 )
@@ -94,14 +94,14 @@ class GuessNumber(Environment):
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Reply `higher` or `lower`; None if the guess is correct."""
-        if self.verifier.verify(task, self.answer(task, completions)).passed:
+        if self.verifier.verify(task, self.select_answer(task, completions)).passed:
             return None
         guess = parse_single_guess(completions[-1])
         if guess is None:
             return "say one number"
         return "higher" if guess < int(task.reference) else "lower"
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the number of the last guess, or the whole last turn if it is not a guess."""
         guess = parse_single_guess(completions[-1]) if completions else None
         return str(guess) if guess is not None else completions[-1] if completions else ""

@@ -11,7 +11,7 @@ from rlvr.contracts import Environment, Verifier
 from rlvr.envs._problem_files import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
 from rlvr.python_source import parse_python
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 INSTRUCTION = "Complete this function. Answer with the whole function in one fenced block of Python."
 FILE_NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl")
@@ -50,7 +50,7 @@ class HumanEval(Environment):
             raise ConfigError(f"humaneval has no problem {index}; it has 0 to {len(problems) - 1}")
         problem = problems[index]
         reference = {key: problem[key] for key in ("entry_point", "test", "setup", "prelude")} | {"kind": "asserts"}
-        prompt = user(f"{self.instruction}\n\n```python\n{problem['prompt'].rstrip()}\n```")
+        prompt = make_user_prompt(f"{self.instruction}\n\n```python\n{problem['prompt'].rstrip()}\n```")
         return Task(prompt, reference, id=f"humaneval/{problem['id']}", meta={"solution": problem["solution"]})
 
     def num_tasks(self, split: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.contracts import Environment, Session, StepResult, Verifier
 from rlvr.errors import ConfigError
 from rlvr.extraction import extract_answer
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Turn
 
 LEAD_PATTERN = (
@@ -80,7 +80,9 @@ class Mastermind(Environment):
             code = "".join(draw.choices(self.symbols, k=self.length))
             held_out = hashlib.blake2b(code.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                return Task(user(self._format_question(), system=self.instruction), code, id=f"mastermind/{split}/{self.seed}.{index}")
+                return Task(
+                    make_user_prompt(self._format_question(), system=self.instruction), code, id=f"mastermind/{split}/{self.seed}.{index}"
+                )
         raise ConfigError(f"there is no {split!r} code of {self.length} symbols from {self.symbols}; allow more symbols")
 
     def gold(self, task: Task) -> str:
@@ -102,7 +104,7 @@ class Mastermind(Environment):
         """Open a game without guesses. The code is part of the task, so `seed` is ignored."""
         return MastermindSession(self, task)
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the code of the last guess, or the whole last turn if it is not a guess."""
         return (self.parse_single_guess(completions[-1]) or completions[-1]) if completions else ""
 
@@ -140,9 +142,9 @@ class MastermindSession(Session):
             return None
         return StepResult(({"role": "user", "content": f"{exact} exact, {misplaced} misplaced"},))
 
-    def answer(self, turns: Sequence[Turn]) -> str:
+    def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return the last guess."""
-        return self.environment.answer(self.task, [turn.text for turn in turns])
+        return self.environment.select_answer(self.task, [turn.text for turn in turns])
 
     def artifacts(self) -> Mapping[str, Any]:
         """Return all guesses with their counts, for the record."""

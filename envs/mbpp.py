@@ -12,7 +12,7 @@ from rlvr.contracts import Environment, Verifier
 from rlvr.envs._problem_files import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
 from rlvr.python_source import parse_python
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 LIMITS_BY_PROBLEM = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
 """Limits of problems whose published solution may exceed the default 5 s: 123 tries every divisor of every number to 9999."""
@@ -62,7 +62,7 @@ class MBPP(Environment):
             "setup": problem["setup"],
             "limits": LIMITS_BY_PROBLEM.get(problem["id"], {}),
         }
-        return Task(user("\n".join(lines)), reference, id=f"mbpp/{split}/{problem['id']}", meta={"solution": problem["code"]})
+        return Task(make_user_prompt("\n".join(lines)), reference, id=f"mbpp/{split}/{problem['id']}", meta={"solution": problem["code"]})
 
     def num_tasks(self, split: str) -> int:
         """Return the number of problems in the split."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import CapacityLimiter, Environment, Session, Transcript, Verifier, VerifierInfo
+from rlvr.contracts import CapacityLimiter, Environment, Session, Transcript, Verifier, VerifierTraits
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, StepReward, Task, Verdict
@@ -99,9 +99,9 @@ class Mixture(Environment):
         """Return the reply of the task's environment."""
         return self._environment_of(task).reply(task, completions)
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text that the task's environment verifies."""
-        return self._environment_of(task).answer(task, completions)
+        return self._environment_of(task).select_answer(task, completions)
 
     def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
         """Return the step rewards of the task's environment."""
@@ -171,7 +171,7 @@ class MixtureVerifier(Verifier):
         """Set the verifiers by environment name; their environments close them."""
         self.verifiers = dict(verifiers)
         self.needs_reference = any(verifier.needs_reference for verifier in verifiers.values())
-        self.info = VerifierInfo(is_async=any(verifier.info.is_async for verifier in verifiers.values()), takes_transcript=True)
+        self.traits = VerifierTraits(is_async=any(verifier.traits.is_async for verifier in verifiers.values()), takes_transcript=True)
         self.has_audit_component = any(getattr(verifier, "has_audit_component", False) for verifier in verifiers.values())
 
     @reject_non_text_answers

@@ -14,7 +14,7 @@ from rlvr.contracts.environment import StatelessSession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
 from rlvr.extraction import extract_answer
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call
 
 ONSETS, VOWELS, WORD_ENDS = "b br c d dr f g gl h k l m n p r s st t tr v w z".split(), "aeiou", "l m n r s th x nd rk".split()  # noqa: SIM905
@@ -119,7 +119,10 @@ class SearchQa(Environment):
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(
-                    user(_format_prompt(question)), answer, id=f"search_qa/{name}", meta={"hops": hops, "path": path, "world": name}
+                    make_user_prompt(_format_prompt(question)),
+                    answer,
+                    id=f"search_qa/{name}",
+                    meta={"hops": hops, "path": path, "world": name},
                 )
         raise ConfigError(f"no question of {list(self.hops)} hops was found in {split!r}; raise `num_entities`")
 
@@ -138,7 +141,7 @@ class SearchQa(Environment):
             task, self.tools, sandbox=self.sandbox, seed=seed, num_entities=self.num_entities, inner=StatelessSession(self, task)
         )
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the answer that the last turn declares, without Markdown emphasis; the whole turn if it declares none."""
         last = completions[-1] if completions else ""
         return (extract_answer(last).text or last).strip(" \n*_`")

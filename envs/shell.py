@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rlvr.contracts import SandboxFilesSession, Session
 from rlvr.envs._sandbox_env import NAME_STEMS, SandboxEnvironment, draw_name_for_split
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call
 
 REGIONS = ("east", "west", "south", "north")
@@ -204,7 +204,9 @@ class Shell(SandboxEnvironment):
             {"files": dict(posed.expected_files)} if posed.expected_files else {}
         )
         meta = {"kind": kind, "folder": root}
-        return Task(user(posed.question, system=self.instruction), reference, id=f"shell/{split}/{self.seed}.{index}", meta=meta)
+        return Task(
+            make_user_prompt(posed.question, system=self.instruction), reference, id=f"shell/{split}/{self.seed}.{index}", meta=meta
+        )
 
     def gold(self, task: Task) -> str:
         """Return the answer to a question; a placeholder if the files are verified."""

@@ -14,7 +14,7 @@ from rlvr.contracts.tool import Tool
 from rlvr.envs._sql_databases import DOMAINS, DatabaseLayout
 from rlvr.envs._sql_questions import QUESTION_KINDS, SqlQuestion
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call
 
 MAX_DRAWS = 200
@@ -84,7 +84,10 @@ class Sql(Environment):
                 shown, *hidden = _draw_databases(layout, asked, self.hidden, dice.random())
                 reference = {"query": asked.query, "databases": hidden, "ordered": asked.is_ordered}
                 return Task(
-                    user(_format_prompt(asked)), reference, id=f"sql/{split}/{self.seed}.{index}", meta={"kind": kind, "script": shown}
+                    make_user_prompt(_format_prompt(asked)),
+                    reference,
+                    id=f"sql/{split}/{self.seed}.{index}",
+                    meta={"kind": kind, "script": shown},
                 )
         raise ConfigError(f"there is no question of the kinds {list(self.kinds)} in {split!r}; allow more kinds")
 

@@ -82,9 +82,9 @@ class WithTools(Environment):
         """Return the limiters of the wrapped environment and of the tools."""
         return (*self.env.get_session_limiters(task), *super().get_session_limiters(task))
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text that the wrapped environment verifies."""
-        return self.env.answer(task, completions)
+        return self.env.select_answer(task, completions)
 
     def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
         """Return the step rewards; the wrapped environment sees only the turns without calls, so their turn numbers are mapped back."""

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from rlvr.mdp.env import TokenEnv
     from rlvr.rollout.rollout import Rollout
     from rlvr.runs.run import Run
-    from rlvr.task import Fault, Message, StepReward, Task, Verdict, user
+    from rlvr.task import Fault, Message, StepReward, Task, Verdict, make_user_prompt
     from rlvr.training.callbacks import BestCheckpoint, Callback
     from rlvr.training.trainer import Trainer
     from rlvr.training.update.learner import Learner
@@ -121,7 +121,7 @@ _SOURCES = {
     "rlvr.mdp.env": ("TokenEnv",),
     "rlvr.rollout.rollout": ("Rollout",),
     "rlvr.runs.run": ("Run",),
-    "rlvr.task": ("Fault", "Message", "StepReward", "Task", "Verdict", "user"),
+    "rlvr.task": ("Fault", "Message", "StepReward", "Task", "Verdict", "make_user_prompt"),
     "rlvr.training.callbacks": ("BestCheckpoint", "Callback"),
     "rlvr.training.trainer": ("Trainer",),
     "rlvr.training.update.learner": ("Learner",),
@@ -187,11 +187,11 @@ __all__ = [
     "make_sampler",
     "make_sandbox",
     "make_tool",
+    "make_user_prompt",
     "make_vec",
     "make_verifier",
     "tool",
     "train",
-    "user",
     "verify",
     "verify_many",
 ]  # fmt: skip

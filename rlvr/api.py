@@ -224,7 +224,7 @@ def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, /, *, model:
         named = {} if model is None else {"model": str(model)}
         return _check_made(Sampler, _make("sampler", sampler, {**named, **settings}))
     made = _check_made(Sampler, _make("sampler", sampler, settings))
-    made.load_model(model, 0)
+    made.update_from_model(model, 0)
     return made
 
 

@@ -14,7 +14,7 @@ RlvrError
 ├── TooManyHungCalls   verifiers or sessions hang: a rollout stops                 (exit code 1)
 ├── SamplerError       the sampler failed, or returned something impossible
 ├── ToolError          a tool rejects a call, with a message for the policy
-└── ToolFailure        a tool or its server failed, not a rejected call
+└── ToolInfrastructureError        a tool or its server failed, not a rejected call
 
 Each message has three parts: the wrong value, the allowed values, and what to do. Add a class only if some code must catch it separately
 from its parent.
@@ -141,7 +141,7 @@ class ToolError(RlvrError):
     """A tool rejects a call. The policy gets the message as the result, and the conversation continues."""
 
 
-class ToolFailure(RlvrError):
+class ToolInfrastructureError(RlvrError):
     """A tool, or something it depends on, failed. The conversation ends without a score, or with its own 0 if only its call causes that."""
 
 

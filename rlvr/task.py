@@ -53,7 +53,7 @@ class Task:
 
     @add_usage_to_errors
     def __init__(self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None) -> None:
-        prompt = user(prompt) if isinstance(prompt, str) else tuple(prompt)
+        prompt = make_user_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)
         for name, value in (
             ("prompt", prompt),
             ("reference", reference),
@@ -238,10 +238,10 @@ def _check_unit_interval(value: Any, name: str) -> float:
     return float(value)
 
 
-def user(text: str, *, system: str = "") -> tuple[Message, ...]:
+def make_user_prompt(text: str, *, system: str = "") -> tuple[Message, ...]:
     """Build a prompt of one user message, after a system message if one is given.
 
-    >>> user("2+2=")
+    >>> make_user_prompt("2+2=")
     ({'role': 'user', 'content': '2+2='},)
     """
     head: Sequence[Message] = ({"role": "system", "content": system},) if system else ()

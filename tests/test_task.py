@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 
 
 def test_a_task_holds_its_prompt_and_its_question() -> None:
-    task = Task(user("2+2=", system="Be brief."), "4", id="t/1")
+    task = Task(make_user_prompt("2+2=", system="Be brief."), "4", id="t/1")
     assert [m["role"] for m in task.prompt] == ["system", "user"] and task.question == "2+2="
     assert isinstance(Task([{"role": "user", "content": "x"}], None, id="t").prompt, tuple)
 
@@ -20,7 +20,7 @@ def test_a_task_holds_its_prompt_and_its_question() -> None:
 @pytest.mark.parametrize(
     "args, words",
     [
-        ((user("x"), None, 7), "non-empty id"),
+        ((make_user_prompt("x"), None, 7), "non-empty id"),
         (((),), "no prompt"),
         ((({"role": "user"},),), "a message is"),
         ((({"role": "user", "content": 5},),), "a message is"),
@@ -34,7 +34,7 @@ def test_a_task_that_cannot_be_is_refused(args: tuple[Any, ...], words: str) -> 
 
 def test_a_text_is_one_user_message_and_the_id_is_a_digest_where_none_is_given() -> None:
     task = Task("2+2=", "4")
-    assert task.prompt == user("2+2=") and task.id == Task(user("2+2="), reference="4").id != Task("2+2=", "5").id
+    assert task.prompt == make_user_prompt("2+2=") and task.id == Task(make_user_prompt("2+2="), reference="4").id != Task("2+2=", "5").id
 
 
 @pytest.mark.parametrize("fault", list(Fault))
@@ -87,7 +87,7 @@ def test_records_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         Verdict(1.0, "why").score = 0.0  # type: ignore[misc]
     with pytest.raises(AttributeError):
-        Task(user("x"), None, id="t").id = "u"  # type: ignore[misc]
+        Task(make_user_prompt("x"), None, id="t").id = "u"  # type: ignore[misc]
 
 
 def test_a_record_is_plain_json_whatever_a_verifier_notes() -> None:

@@ -40,7 +40,7 @@ class Choice(Verifier):
     A label with another option's text is wrong, and so are two different options. Without options only a bare label is read.
 
     >>> import rlvr
-    >>> task = rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t", meta={"options": ["Rome", "Paris"]})
+    >>> task = rlvr.Task(rlvr.make_user_prompt("The capital of France?"), "Paris", id="t", meta={"options": ["Rome", "Paris"]})
     >>> rlvr.make_verifier("choice").verify(task, "The answer is (B).").score
     1.0
     """

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierInfo
+from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config, get_plugin_label
 from rlvr.task import Fault, Task, Verdict
@@ -21,7 +21,7 @@ class Composite(Verifier):
     >>> import rlvr
     >>> parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
     >>> verify = rlvr.make_verifier("composite", components=parts).verify
-    >>> verify(rlvr.Task(rlvr.user("2+2="), id="t", reference="4"), "4.0").score
+    >>> verify(rlvr.Task(rlvr.make_user_prompt("2+2="), id="t", reference="4"), "4.0").score
     0.75
     """
 
@@ -54,9 +54,9 @@ class Composite(Verifier):
 
         self.needs_reference = any(part.needs_reference for part in self.components.values())
         self.columns = tuple(dict.fromkeys(column for part in self.components.values() for column in part.columns))
-        self.info = VerifierInfo(
-            is_async=any(part.info.is_async for part in self.components.values()),
-            takes_transcript=any(part.info.takes_transcript for part in self.components.values()),
+        self.traits = VerifierTraits(
+            is_async=any(part.traits.is_async for part in self.components.values()),
+            takes_transcript=any(part.traits.takes_transcript for part in self.components.values()),
         )
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 

@@ -51,7 +51,7 @@ class Countdown(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("countdown").verify
-    >>> task = rlvr.Task(rlvr.user("Make 14 from 2, 3, 4."), id="t", reference={"numbers": [2, 3, 4], "target": 14})
+    >>> task = rlvr.Task(rlvr.make_user_prompt("Make 14 from 2, 3, 4."), id="t", reference={"numbers": [2, 3, 4], "target": 14})
     >>> verify(task, "2+3*4").score, verify(task, "14").score, verify(task, "2*(3+4)").score
     (1.0, 0.0, 1.0)
     """

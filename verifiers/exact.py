@@ -17,7 +17,7 @@ class Exact(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("exact", ignore_case=True).verify
-    >>> verify(rlvr.Task(rlvr.user("The capital of France?"), id="t", reference="Paris"), " paris ").score
+    >>> verify(rlvr.Task(rlvr.make_user_prompt("The capital of France?"), id="t", reference="Paris"), " paris ").score
     1.0
     """
 

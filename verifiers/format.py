@@ -24,7 +24,7 @@ class Format(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("format", tags=["think", "answer"], max_words=50).verify
-    >>> verify(rlvr.Task(rlvr.user("2+2="), id="t", reference=None), "<think>two and two</think><answer>4</answer>").score
+    >>> verify(rlvr.Task(rlvr.make_user_prompt("2+2="), id="t", reference=None), "<think>two and two</think><answer>4</answer>").score
     1.0
     """
 

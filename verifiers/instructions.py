@@ -27,7 +27,7 @@ class Instructions(Verifier):
     checkers.
 
     >>> import rlvr
-    >>> task = rlvr.Task(rlvr.user("Write without commas."), id="t", reference=[{"id": "punctuation:no_comma"}])
+    >>> task = rlvr.Task(rlvr.make_user_prompt("Write without commas."), id="t", reference=[{"id": "punctuation:no_comma"}])
     >>> rlvr.make_verifier("instructions").verify(task, "Short and sweet.").score
     1.0
     """

@@ -55,8 +55,8 @@ class IsolatedVerifier(Verifier):
                 "or a mapping with a name and settings"
             )
         inner: Verifier = build_from_config("verifier", verifier)
-        if inner.info.takes_transcript or inner.info.is_async:
-            what = "reads whole conversations" if inner.info.takes_transcript else "waits for another process"
+        if inner.traits.takes_transcript or inner.traits.is_async:
+            what = "reads whole conversations" if inner.traits.takes_transcript else "waits for another process"
             inner.close()
             raise ConfigError(f"the verifier {verifier!r} {what}, and cannot be isolated; use it without")
         self.needs_reference, self.columns, self.instruction = inner.needs_reference, inner.columns, inner.instruction

@@ -30,7 +30,7 @@ class RewardModelVerifier(Verifier):
     reward and the true score differ; the log has their correlation. Without models the true verifier gives the score.
 
     >>> import rlvr
-    >>> rlvr.make_verifier("learned").verify(rlvr.Task(rlvr.user("2+2="), id="t", reference="4"), "4").components
+    >>> rlvr.make_verifier("learned").verify(rlvr.Task(rlvr.make_user_prompt("2+2="), id="t", reference="4"), "4").components
     {'true': 1.0}
     """
 

@@ -58,7 +58,7 @@ class LLMJudge(AsyncVerifier):
     cost are in the verdict's detail; the verifier also keeps their totals.
 
     >>> import rlvr
-    >>> rlvr.make_verifier("llm_judge").verify(rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t"), "Paris").score
+    >>> rlvr.make_verifier("llm_judge").verify(rlvr.Task(rlvr.make_user_prompt("The capital of France?"), "Paris", id="t"), "Paris").score
     1.0
     """
 

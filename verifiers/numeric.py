@@ -70,7 +70,7 @@ class Numeric(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("numeric").verify
-    >>> task = rlvr.Task(rlvr.user("2+2="), id="t", reference="1250")
+    >>> task = rlvr.Task(rlvr.make_user_prompt("2+2="), id="t", reference="1250")
     >>> [verify(task, text).score for text in ("1250", "1,250.0", r"so \boxed{1250}", "not 1250", "1250 or 1251")]
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """

@@ -47,7 +47,7 @@ class Quantity(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("quantity").verify
-    >>> verify(rlvr.Task(rlvr.user("?"), id="t", reference="10 N"), "10 kg m/s^2").score
+    >>> verify(rlvr.Task(rlvr.make_user_prompt("?"), id="t", reference="10 N"), "10 kg m/s^2").score
     1.0
     """
 

@@ -33,7 +33,7 @@ class ServiceVerifier(AsyncVerifier):
     service that is unreachable, overloaded or broken gives no score, and never a score of 0. Artifacts of a session are not sent.
 
     >>> import rlvr
-    >>> rlvr.make_verifier("remote").verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").score
+    >>> rlvr.make_verifier("remote").verify(rlvr.Task(rlvr.make_user_prompt("2+2="), "4", id="t"), "4").score
     1.0
     """
 

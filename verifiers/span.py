@@ -40,7 +40,7 @@ class Span(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("span").verify
-    >>> verify(rlvr.Task(rlvr.user("?"), id="t", reference=["NYC", "New York City"]), "The answer is New York City.").score
+    >>> verify(rlvr.Task(rlvr.make_user_prompt("?"), id="t", reference=["NYC", "New York City"]), "The answer is New York City.").score
     1.0
     """
 

@@ -38,7 +38,7 @@ class SqlRows(Verifier):
     >>> import rlvr
     >>> verify = rlvr.make_verifier("sql_rows").verify
     >>> reference = {"query": "select sum(n) from t", "databases": ["create table t(n); insert into t values (1), (2)"]}
-    >>> task = rlvr.Task(rlvr.user("The sum of n?"), reference, id="t")
+    >>> task = rlvr.Task(rlvr.make_user_prompt("The sum of n?"), reference, id="t")
     >>> verify(task, "SELECT total(n) FROM t").score, verify(task, "SELECT count(*) FROM t").score
     (1.0, 0.0)
     """

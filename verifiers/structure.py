@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlvr.contracts import Verifier, VerifierExample, VerifierInfo
+from rlvr.contracts import Verifier, VerifierExample, VerifierTraits
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.task import Task, Verdict
 
@@ -21,7 +21,7 @@ class Structure(Verifier):
 
     >>> import rlvr
     >>> verify = rlvr.make_verifier("structure", verifier="numeric").verify
-    >>> task = rlvr.Task(rlvr.user("2+2="), id="t", reference="4")
+    >>> task = rlvr.Task(rlvr.make_user_prompt("2+2="), id="t", reference="4")
     >>> verify(task, "<think>two and two</think><answer>4</answer>").score, verify(task, "4").score
     (1.0, 0.0)
     """
@@ -73,7 +73,7 @@ class Structure(Verifier):
             answer_section,
             float(malformed_factor),
         )
-        self.info = VerifierInfo(is_async=verifier.info.is_async)
+        self.traits = VerifierTraits(is_async=verifier.traits.is_async)
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:

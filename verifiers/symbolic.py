@@ -47,8 +47,8 @@ NOT_WORKED_OUT = "it is not worked out"
 class Symbolic(Verifier):
     r"""Compare answers with the gold as mathematics.
 
-    >>> from rlvr.task import user
-    >>> Symbolic().verify(Task(user("?"), id="t", reference=r"\frac12"), r"so it is \boxed{0.5}.").score
+    >>> from rlvr.task import make_user_prompt
+    >>> Symbolic().verify(Task(make_user_prompt("?"), id="t", reference=r"\frac12"), r"so it is \boxed{0.5}.").score
     1.0
     """
 

@@ -33,7 +33,7 @@ class Table(Verifier):
     as text without markup and case. An answer with two tables, with an extra column or row, or with rows of different lengths is wrong.
 
     >>> import rlvr
-    >>> task = rlvr.Task(rlvr.user("?"), id="t", reference=[{"city": "Rome", "people": 2800000}])
+    >>> task = rlvr.Task(rlvr.make_user_prompt("?"), id="t", reference=[{"city": "Rome", "people": 2800000}])
     >>> rlvr.make_verifier("table").verify(task, "| people | city |\n|---|---|\n| 2,800,000 | Rome |").score
     1.0
     """

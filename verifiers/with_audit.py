@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierInfo
+from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.registry.plugins import build_from_config
@@ -22,7 +22,7 @@ class AuditedVerifier(Verifier):
     changes nothing. On an environment it is written as `audit_verifier: {verifier: symbolic, fraction: 0.05}`.
 
     >>> import rlvr
-    >>> rlvr.make_verifier("with_audit", audit_with="numeric", fraction=1.0).verify(rlvr.Task(rlvr.user("2+2="), "4", id="t"), "4").components
+    >>> rlvr.make_verifier("with_audit", audit_with="numeric", fraction=1.0).verify(rlvr.Task(rlvr.make_user_prompt("2+2="), "4", id="t"), "4").components
     {'audit': 1.0}
     """
 
@@ -43,8 +43,8 @@ class AuditedVerifier(Verifier):
             raise ConfigError(f"fraction is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
         self.verifier, self.fraction = verifier, float(fraction)
         self.audit_verifier: Verifier = build_from_config("verifier", audit_with)
-        self.info = VerifierInfo(
-            is_async=verifier.info.is_async or self.audit_verifier.info.is_async, takes_transcript=True, has_batch_method=True
+        self.traits = VerifierTraits(
+            is_async=verifier.traits.is_async or self.audit_verifier.traits.is_async, takes_transcript=True, has_batch_method=True
         )
         self.needs_reference, self.columns, self.instruction = verifier.needs_reference, verifier.columns, verifier.instruction
 

@@ -119,7 +119,7 @@ def rate(bench: Bench, sampler: Any, count: int, *, warm: int = 1) -> dict[str, 
 def started(bench: Bench, engine: Any, model: Any) -> None:
     """Start an engine with the weights of a model, and say how long it took."""
     began = bench.settled()
-    engine.load_model(model, 0)
+    engine.update_from_model(model, 0)
     bench.line("start", seconds=round(bench.settled() - began, 1), used_gb=used_gb(bench), **engine.get_weight_load_metrics())
 
 
@@ -156,7 +156,7 @@ def hf(bench: Bench) -> None:
 
     count = bench.pick(256, 8)
     own = HFSampler(batch_size=count)
-    own.load_model(model_of(bench, "0.6b", getattr(torch, bench.pick("bfloat16", "float32"))), 0)
+    own.update_from_model(model_of(bench, "0.6b", getattr(torch, bench.pick("bfloat16", "float32"))), 0)
     with own:
         bench.case(f"hf, {count} answers", lambda: rate(bench, own, count, warm=0))
 
@@ -191,7 +191,7 @@ def loads(bench: Bench, engine: Any, model: Any, times: int) -> list[dict[str, f
             for weight in model.parameters():
                 weight.mul_(1.01)
         began = bench.settled()
-        engine.load_model(model, k + 1)
+        engine.update_from_model(model, k + 1)
         found.append({"seconds": round(bench.settled() - began, 3), **engine.get_weight_load_metrics()})
     return found
 
@@ -269,7 +269,7 @@ def beside(bench: Bench) -> None:
         def killed() -> dict[str, Any]:
             calm, found = engine.sample(asked, SamplingParams()), dict[int, Any]()
             began = bench.settled()
-            for number, answer in engine.stream(asked, SamplingParams()):
+            for number, answer in engine.stream_completions(asked, SamplingParams()):
                 found[number] = answer
                 if len(found) == 1:
                     os.kill(engine._engine.slots[0].process.pid, signal.SIGKILL)

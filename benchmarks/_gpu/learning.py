@@ -212,7 +212,7 @@ def sampler(bench: Bench) -> None:
 
             def measured(asked: Any = asked, rows: int = rows, model: Any = model) -> dict[str, Any]:
                 engine = HFSampler(batch_size=rows)
-                engine.load_model(model, 0)
+                engine.update_from_model(model, 0)
                 with engine:
                     took = bench.seconds(lambda: engine.sample(asked, SamplingParams()), times=1, warm=1)
                 said = rows * new

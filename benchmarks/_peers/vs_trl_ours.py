@@ -16,7 +16,7 @@ from vs_trl_work import WORKLOADS, Work, reset_peak, resident, reward, say
 from rlvr.config.config import validate_config
 from rlvr.contracts import Completion, Environment, Request, Sampler, SamplingParams, Verifier
 from rlvr.samplers.hf import HFSampler
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 from rlvr.training.components import Components, build_components
 from rlvr.training.run_inputs import RunInputs
 from rlvr.training.trainer import Trainer
@@ -42,7 +42,7 @@ class Prompts(Environment):
     def task(self, split: str, index: int) -> Task:
         """A task by its position in the order of steps."""
         step, place = divmod(index, self.work.prompts)
-        return Task(user(self.work.prompts_of(step)[place]), None, id=f"{index}")
+        return Task(make_user_prompt(self.work.prompts_of(step)[place]), None, id=f"{index}")
 
 
 class Forced(HFSampler):
@@ -56,23 +56,23 @@ class Forced(HFSampler):
         """Load, and note the tokens that end an answer."""
         self.eos = tokenizer.eos_id
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Sample exactly so many tokens, then write the end token at the given position and nowhere else.
 
         The few rows of the check before a run are sampled as they are.
         """
         if len(requests) != self.work.prompts * self.work.generations:
-            yield from super().stream(requests, sampling)
+            yield from super().stream_completions(requests, sampling)
             return
         lengths, self.step = self.work.lengths(self.step), self.step + 1
         asked = [replace(request, max_tokens=n) for request, n in zip(requests, lengths, strict=True)]
-        for i, done in super().stream(asked, replace(sampling, stop_ids=frozenset())):
+        for i, done in super().stream_completions(asked, replace(sampling, stop_ids=frozenset())):
             tokens = [self.eos + 5 if token == self.eos else token for token in done.tokens]
             if lengths[i] < self.work.cap:
                 tokens[-1] = self.eos
             yield i, replace(done, tokens=tokens, finish="stop" if lengths[i] < self.work.cap else "length")
 
-    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
 
 def configuration(workload: str, model: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks._peers.served import TOKEN, Service, lines_of, serving  # noqa: E402
 from rlvr.registry.plugins import build  # noqa: E402
 from rlvr.serve.rows import format_verdict_line, parse_row  # noqa: E402
-from rlvr.task import Task, Verdict, user  # noqa: E402
+from rlvr.task import Task, Verdict, make_user_prompt  # noqa: E402
 from rlvr.verifiers.remote import ServiceClient  # noqa: E402
 
 
@@ -127,7 +127,7 @@ def _text(verifier: str) -> str:
 def _judged(verifier: Any, line: bytes) -> str:
     """A row as a script without the service judges it: read with `json`, written with `json`."""
     row = json.loads(line)
-    task = Task(user(""), row["reference"], id=str(row["id"]))
+    task = Task(make_user_prompt(""), row["reference"], id=str(row["id"]))
     return json.dumps({"id": row["id"], **verifier.verify(task, row["answer"]).record()})
 
 

@@ -31,7 +31,7 @@ from rlvr.config.config import validate_config  # noqa: E402
 from rlvr.errors import CheckFailed  # noqa: E402
 from rlvr.registry.plugins import build  # noqa: E402
 from rlvr.runs.run_log import read_jsonl  # noqa: E402
-from rlvr.task import Task, user  # noqa: E402
+from rlvr.task import Task, make_user_prompt  # noqa: E402
 from rlvr.training.train import train  # noqa: E402
 
 WEAK = '''
@@ -85,7 +85,7 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
                 told = told or (row["step"] if row["reward"] > 0.5 else 0)
                 continue
             paid[row["step"]] += row["reward"]
-            if row["reward"] and not sound.verify(Task(user("?"), row["reference"], id="t"), row["text"]).passed:
+            if row["reward"] and not sound.verify(Task(make_user_prompt("?"), row["reference"], id="t"), row["text"]).passed:
                 stolen[row["step"]] += row["reward"]
     last, all_paid, all_stolen, tenth, share = max(paid), 0.0, 0.0, 0, 0.0
     for step in range(1, last + 1):

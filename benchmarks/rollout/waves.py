@@ -28,7 +28,7 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 
 MODEL = {
     "model_type": "llama",
@@ -62,7 +62,7 @@ class Slow(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Each has a question of its own."""
-        return Task(user(f"{index}="), id=f"slow/{split}/{index}", reference="1")
+        return Task(make_user_prompt(f"{index}="), id=f"slow/{split}/{index}", reference="1")
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """Sleep, then say the number of the turn."""
@@ -84,7 +84,7 @@ def sampler_of(name: str, environment: Environment, tokenizer: CharTokenizer) ->
         from rlvr.samplers.hf import HFSampler
 
         sampler = HFSampler()
-        sampler.load_model(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
+        sampler.update_from_model(load_model(ModelConfig(config=MODEL), tokenizer, 0), 0)
     sampler.setup(environment, tokenizer)
     return sampler
 

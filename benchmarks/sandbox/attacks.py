@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from rlvr.contracts import ExitStatus, Limits, Program
 from rlvr.registry.plugins import build
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from tests.attacks.channel import CHANNEL
 from tests.attacks.harm import HARM
 from tests.attacks.scoring import SCORING
@@ -33,7 +33,7 @@ def main() -> int:
     limits = Limits(**LIMITS)
 
     def judge(kind: str, code: str) -> float | None:
-        score: float | None = verifier.verify(Task(user("x"), REFERENCES[kind], id="t"), f"```python\n{code}\n```").score
+        score: float | None = verifier.verify(Task(make_user_prompt("x"), REFERENCES[kind], id="t"), f"```python\n{code}\n```").score
         return score
 
     def one(attack: Attack) -> tuple[list[float | None], list[float | None], bool]:

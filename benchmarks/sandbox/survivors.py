@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rlvr.contracts import ExitStatus, Limits, Program, Verifier
 from rlvr.registry.plugins import build
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 Made = tuple[str, Literal["python", "cpp", "javascript"]]
 LEAVE = "import ctypes, os, threading, time\nlibc = ctypes.CDLL(None)\ndef leave(): libc.syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)\n"
@@ -192,7 +192,7 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
 def honest(verifier: Verifier, n: int) -> bool:
     """One honest answer after the attacks: whether it gets the full score."""
     reference = {"kind": "asserts", "entry_point": "f", "test": f"assert f({n}) == {n * 7919 + 131}", "limits": {"memory_mb": 128}}
-    verdict = verifier.verify(Task(user("?"), reference, id="t"), "```python\ndef f(x):\n    return x * 7919 + 131\n```")
+    verdict = verifier.verify(Task(make_user_prompt("?"), reference, id="t"), "```python\ndef f(x):\n    return x * 7919 + 131\n```")
     return verdict.score == 1.0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
@@ -105,7 +105,7 @@ def main() -> None:
             ]
             total += len(golds)
             for gold in golds:
-                task = Task(user("?"), id="t", reference=gold)
+                task = Task(make_user_prompt("?"), id="t", reference=gold)
                 lint = verifier.lint(gold)
                 if lint.score is None:
                     ungradeable.append(lint.reason)

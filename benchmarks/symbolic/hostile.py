@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 from rlvr.verifiers.symbolic import Symbolic
 
 CORPUS = Path(__file__).resolve().parents[2] / "tests" / "corpora" / "math"
@@ -122,7 +122,7 @@ def rows(families: list[str] | None = None) -> list[dict[str, Any]]:
 
 def ask(verifier: Symbolic, reference: str, answer: str) -> Verdict:
     """One verdict."""
-    return verifier.verify(Task(user("?"), id="t", reference=reference), answer)
+    return verifier.verify(Task(make_user_prompt("?"), id="t", reference=reference), answer)
 
 
 def easy(count: int) -> list[tuple[str, str, bool]]:

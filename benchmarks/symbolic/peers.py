@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.symbolic import Symbolic
 
@@ -62,12 +62,12 @@ def peer(folder: Path) -> Iterator[Judge]:
 def ours() -> Iterator[Judge]:
     """Our verdicts and times; nothing is cached between pairs."""
     with Symbolic(cache=1) as verifier:
-        verifier.verify(Task(user("?"), id="warm", reference="|x-1|"), "|1-x|")
+        verifier.verify(Task(make_user_prompt("?"), id="warm", reference="|x-1|"), "|1-x|")
 
         def judge(rows: list[Row]) -> list[Result]:
             results = []
             for row in rows:
-                task = Task(user("?"), id="t", reference=row["reference"], meta=row.get("meta", {}))
+                task = Task(make_user_prompt("?"), id="t", reference=row["reference"], meta=row.get("meta", {}))
                 parse_answer.cache_clear()
                 start = time.perf_counter()
                 verdict = verifier.verify(task, row["answer"])

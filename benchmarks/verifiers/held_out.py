@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the verdicts as JSON lines")
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in (HERE / f"{arguments.set}.jsonl").read_text("utf-8").splitlines()]
-    tasks = [rlvr.Task(rlvr.user(row.get("question", "?")), row["reference"], id=row["id"]) for row in rows]
+    tasks = [rlvr.Task(rlvr.make_user_prompt(row.get("question", "?")), row["reference"], id=row["id"]) for row in rows]
     with rlvr.make_verifier(VERIFIERS[arguments.set]) as verifier:
         verdicts = verifier.verify_many(tasks, [row["answer"] for row in rows])
     counts: Counter[str] = Counter()

@@ -80,7 +80,7 @@ def measure_formulas(verifier: rlvr.Verifier, rows: list[dict[str, str]], only: 
     paid_by_disguise: Counter[str] = Counter()
     paid: set[int] = set()
     for place, row in enumerate(rows):
-        task = rlvr.Task(rlvr.user(row["problem"]), row["answer"], id=str(place))
+        task = rlvr.Task(rlvr.make_user_prompt(row["problem"]), row["answer"], id=str(place))
         formulas = find_formulas(row["problem"])
         for name, disguise in DISGUISES.items():
             hits = [
@@ -104,7 +104,7 @@ def measure_calculations(verifier: rlvr.Verifier, rows: list[dict[str, str]]) ->
             continue
         counted += 1
         gold = row["answer"].rpartition("####")[2].strip().replace(",", "")
-        task = rlvr.Task(rlvr.user(row["question"]), gold, id=str(place))
+        task = rlvr.Task(rlvr.make_user_prompt(row["question"]), gold, id=str(place))
         last = ANNOTATION.findall(row["answer"])[-1][0]
         for answer in (calculation, last):
             if re.search(r"\d\s*[-+*/]", answer) and verifier.verify(task, f"\\boxed{{{answer}}}").score == 1.0:
@@ -124,17 +124,17 @@ def main() -> int:
     arguments = parser.parse_args()
     math500, gsm8k = read_lines(arguments.data / "math500.jsonl"), read_lines(arguments.data / "gsm8k_test.jsonl")
     with rlvr.make_verifier("symbolic") as verifier:
-        solved = [rlvr.Task(rlvr.user(row["problem"]), row["answer"], id=str(k)) for k, row in enumerate(math500)]
+        solved = [rlvr.Task(rlvr.make_user_prompt(row["problem"]), row["answer"], id=str(k)) for k, row in enumerate(math500)]
         verdicts = verifier.verify_many(solved, [row["solution"] for row in math500])
         refused_math = [f"{k}: {verdict.reason[:120]}" for k, verdict in enumerate(verdicts) if verdict.score != 1.0]
         golds = [row["answer"].rpartition("####")[2].strip().replace(",", "") for row in gsm8k]
-        solved = [rlvr.Task(rlvr.user(row["question"]), gold, id=str(k)) for k, (row, gold) in enumerate(zip(gsm8k, golds, strict=True))]
+        solved = [rlvr.Task(rlvr.make_user_prompt(row["question"]), gold, id=str(k)) for k, (row, gold) in enumerate(zip(gsm8k, golds, strict=True))]
         verdicts = verifier.verify_many(solved, [re.sub(r"<<[^>]*>>", "", row["answer"]) for row in gsm8k])
         refused_gsm8k = [f"{k}: {verdict.reason[:120]}" for k, verdict in enumerate(verdicts) if verdict.score != 1.0]
         paid_questions = measure_formulas(verifier, math500, arguments.formulas)
         paid_calculations, calculations = measure_calculations(verifier, gsm8k)
         right = read_lines(arguments.right) if arguments.right.is_file() else []
-        tasks = [rlvr.Task(rlvr.user(row.get("prompt") or "?"), row["reference"], id=str(k)) for k, row in enumerate(right)]
+        tasks = [rlvr.Task(rlvr.make_user_prompt(row.get("prompt") or "?"), row["reference"], id=str(k)) for k, row in enumerate(right)]
         verdicts = verifier.verify_many(tasks, [row["answer"] for row in right])
         refused = [(row, verdict) for row, verdict in zip(right, verdicts, strict=True) if verdict.score != 1.0]
     for row, verdict in refused:

@@ -11,7 +11,7 @@ from typing import Any
 from rlvr.envs._data.rows import Row, read_file_rows, read_folder
 from rlvr.envs._problem_files import load_hub_dataset
 from rlvr.errors import ConfigError, NotFound, format_suggestion
-from rlvr.task import Message, Task, user
+from rlvr.task import Message, Task, make_user_prompt
 
 SPACE = re.compile(r"\s+")
 
@@ -80,12 +80,12 @@ def build_prompt(question: Any, system_prompt: str, instruction: str) -> tuple[M
     """Build the messages of one row; the question is a text, or messages that end with the user's."""
     if not isinstance(question, list):
         text = str(question).strip()
-        return user(f"{text}\n\n{instruction}" if instruction else text, system=system_prompt)
+        return make_user_prompt(f"{text}\n\n{instruction}" if instruction else text, system=system_prompt)
     if not all(isinstance(message, Mapping) and {"role", "content"} <= message.keys() for message in question):
         raise ValueError("the question is a list, but not of messages {role, content}")
     *before, last = ({"role": str(message["role"]), "content": str(message["content"])} for message in question)
     if last["role"] != "user":
         raise ValueError(f"the last message of the question has the role {last['role']!r}; it must be user")
-    head = user("", system=system_prompt)[:-1] if not any(message["role"] == "system" for message in before) else ()
-    *_, asked = user(f"{last['content']}\n\n{instruction}" if instruction else last["content"])
+    head = make_user_prompt("", system=system_prompt)[:-1] if not any(message["role"] == "system" for message in before) else ()
+    *_, asked = make_user_prompt(f"{last['content']}\n\n{instruction}" if instruction else last["content"])
     return (*head, *(Message(role=message["role"], content=message["content"]) for message in before), asked)

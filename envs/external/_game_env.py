@@ -13,7 +13,7 @@ from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifie
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import strip_thinking
-from rlvr.task import Fault, Message, Task, Verdict, user
+from rlvr.task import Fault, Message, Task, Verdict, make_user_prompt
 from rlvr.turns import Turn
 
 MAX_SEED_TRIES = 256
@@ -127,7 +127,7 @@ class GameEnvironment(Environment):
             seed = 2 * seed + (split == "test")  # no seed is in both splits
             text = self.call_query_instance("reset", seed=seed)
             if len(self.splits) == 1 or not self.splits_by_first_text or (split == "test") == is_held_out(text):
-                prompt = user(text, system=self.instruction)
+                prompt = make_user_prompt(text, system=self.instruction)
                 return Task(prompt, {**self.reference, "seed": seed}, id=f"{self.id_prefix}/{split}/{self.seed}.{index}")
         raise ConfigError(f"{self.id_prefix} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 

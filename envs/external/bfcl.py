@@ -13,7 +13,7 @@ from rlvr.envs.external._foreign.calls import PARALLEL_CATEGORIES, CallSession, 
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost
 from rlvr.envs.external._game_env import is_held_out
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call, ToolSpec
 
 SINGLE_TURN_CATEGORIES = (
@@ -243,7 +243,7 @@ def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_messages(turn: Sequence[Mapping[str, str]]) -> list[Any]:
-    return [{"role": one["role"], "content": one["content"]} for one in turn] or list(user("Go on."))
+    return [{"role": one["role"], "content": one["content"]} for one in turn] or list(make_user_prompt("Go on."))
 
 
 make = Bfcl

@@ -13,7 +13,7 @@ from rlvr.envs.external._harbor.images import get_or_build_image
 from rlvr.envs.external._harbor.sessions import TaskFolderSession, build_solution_command
 from rlvr.envs.external._harbor.verification import TaskFolderVerifier
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call
 
 MAX_LISTED_FOLDERS = 5
@@ -112,7 +112,10 @@ class Harbor(Environment):
         folder = rows[index]
         reference = {"folder": folder.name, "digest": folder.digest}
         return Task(
-            user(folder.instruction, system=self.instruction), reference, id=f"harbor/{split}/{folder.name}", meta=dict(folder.metadata)
+            make_user_prompt(folder.instruction, system=self.instruction),
+            reference,
+            id=f"harbor/{split}/{folder.name}",
+            meta=dict(folder.metadata),
         )
 
     def gold(self, task: Task) -> str:

@@ -25,7 +25,7 @@ from rlvr.envs.external._reasoning_catalog import (
 )
 from rlvr.errors import ConfigError, RlvrError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 
 MAX_QUESTION_DRAWS = 128
 """Number of questions drawn to find one that belongs to the split."""
@@ -231,7 +231,7 @@ class ReasoningGym(Environment):
             if (gold is None or (gold.strip() and is_gold_comparable(self.dataset, gold))) and (split == "test") == is_held_out(question):
                 text = f"{question}\n\n{self.instruction}" if self.instruction else question
                 reference = {"number": number, "gold": gold}
-                return Task(user(text), reference, id=f"reasoning_gym/{self.dataset}/{split}/{self.seed}.{index}")
+                return Task(make_user_prompt(text), reference, id=f"reasoning_gym/{self.dataset}/{split}/{self.seed}.{index}")
         raise ConfigError(f"{self.dataset} with {self.config!r:.200} has hardly any {split} question; choose other settings")
 
 

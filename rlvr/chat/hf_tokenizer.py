@@ -96,7 +96,7 @@ class HFTokenizer:
         about = {"name": self._turn_placeholder, "description": "a", "parameters": {"type": "object", "properties": {}}}
         with suppress(ConfigError):
             shown = self._apply_template([{"role": "user", "content": "a"}], [{"type": "function", "function": about}])
-            return self._turn_placeholder in shown and bool(self.render_reply([{"role": "tool", "content": "a"}]))
+            return self._turn_placeholder in shown and bool(self.render_environment_reply([{"role": "tool", "content": "a"}]))
         return False
 
     def encode(self, text: str) -> list[int]:
@@ -118,7 +118,7 @@ class HFTokenizer:
             raise ConfigError("this tokenizer has no chat template, so it cannot describe tools to the policy; use one with a template")
         return self._get_bos_ids() + self._encode_without_template("\n".join(message["content"] for message in messages))
 
-    def render_reply(self, reply: str | Sequence[Message]) -> list[int]:
+    def render_environment_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render the template's tokens between the policy's stop id and its next turn."""
         messages = add_tool_result_fields(to_reply_messages(reply))
         if not self.tokenizer.chat_template:
@@ -142,7 +142,7 @@ class HFTokenizer:
         """Describe how the sampled history differs from the template's rendering of it; empty if it does not."""
         if not self.tokenizer.chat_template:
             return ""
-        prompt, reply = self.render([{"role": "user", "content": "a"}]), self.render_reply("c")
+        prompt, reply = self.render([{"role": "user", "content": "a"}]), self.render_environment_reply("c")
         end = self._find_end_token()
         opened = self._apply_template([{"role": "user", "content": "a"}]).rstrip().endswith("<think>")
         thought = ("" if opened else "<think>\n") + "t\n</think>\n\nb"

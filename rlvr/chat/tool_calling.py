@@ -107,7 +107,9 @@ class ToolFormat:
     def _count_tool_prompt_tokens(self, tools: Sequence[Tool]) -> int:
         question: tuple[Message, ...] = ({"role": "user", "content": "a"},)
         specs = [spec for tool in tools for spec in tool.specs()]
-        self.render_reply([{"role": "tool", "content": "a"}], sys.maxsize)  # fails early if the template cannot continue a conversation
+        self.render_environment_reply(
+            [{"role": "tool", "content": "a"}], sys.maxsize
+        )  # fails early if the template cannot continue a conversation
         unknown = sum(not tool.specs() for tool in tools)
         return len(self.render_prompt(question, specs)) - len(self.render_prompt(question, ())) + unknown * UNKNOWN_TOOL_TOKENS
 
@@ -125,7 +127,7 @@ class ToolFormat:
         except ConfigError:  # the template does not support system messages
             return self.tokenizer.render([_prepend_text(about, messages[0]), *messages[1:]])
 
-    def render_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
+    def render_environment_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
         """Render the session's reply, up to the policy's next turn. Tool results are truncated to half of the remaining tokens."""
         ids, longest = self._render_reply(messages), max((len(m["content"]) for m in messages if m["role"] in TOOL_ROLES), default=0)
         while longest > MIN_RESULT_CHARACTERS and len(ids) > max_tokens // 2:
@@ -141,9 +143,9 @@ class ToolFormat:
 
     def _render_reply(self, messages: Sequence[Message]) -> list[int]:
         if self.has_native_tools or all(message["role"] not in TOOL_ROLES for message in messages):
-            return self.tokenizer.render_reply(messages)
+            return self.tokenizer.render_environment_reply(messages)
         said = [self._format_message(message) for message in messages]
-        return self.tokenizer.render_reply([{"role": "user", "content": "\n".join(said)}])
+        return self.tokenizer.render_environment_reply([{"role": "user", "content": "\n".join(said)}])
 
     def _format_message(self, message: Message) -> str:
         result = message["role"] in TOOL_ROLES

@@ -154,7 +154,7 @@ class ClusterEpisodeSource:
 
         for batch in requests.batches:
             each = len(batch)
-            if not self.sampler.info.eval_batch_size:
+            if not self.sampler.traits.eval_batch_size:
                 each = math.ceil(len(batch) / self.driver.settings.rollout_workers)
                 each = min(each, 2 * getattr(self.sampler, "concurrency", 0) or SINGLES_PER_TASK)
             yield from (batch[start : start + each] for start in range(0, len(batch), each))

@@ -124,7 +124,7 @@ class $cls(Verifier):
 
     >>> import rlvr
     >>> verifier = rlvr.make_verifier("$name")
-    >>> verifier.verify(rlvr.Task(rlvr.user("The capital of France?"), "Paris", id="t"), "PARIS").score
+    >>> verifier.verify(rlvr.Task(rlvr.make_user_prompt("The capital of France?"), "Paris", id="t"), "PARIS").score
     1.0
     """
 

@@ -54,7 +54,9 @@ def _format_needs(needs: Mapping[str, float]) -> str:
 
 def list_required_processes(settings: ClusterConfig) -> list[tuple[str, int, dict[str, float]]]:
     """List the required processes: the setting, their number, and the resources of one."""
-    rollout_workers = {name: amount for name, amount in (("CPU", settings.cpus), ("GPU", settings.gpus)) if amount}
+    rollout_workers = {
+        name: amount for name, amount in (("CPU", settings.cpus_per_rollout_worker), ("GPU", settings.gpus_per_rollout_worker)) if amount
+    }
     judges = {"CPU": settings.verifier_cpus} if settings.verifier_cpus else {}
     return [("rollout_workers", settings.rollout_workers, rollout_workers), ("verifier_workers", settings.verifier_workers, judges)]
 

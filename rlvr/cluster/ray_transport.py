@@ -143,7 +143,11 @@ class RayTransport:
 
     def start_worker(self, worker: str) -> None:
         """Begin to start a worker; Ray chooses the machine."""
-        asked = {"num_cpus": self.settings.cpus, "num_gpus": self.settings.gpus, "scheduling_strategy": "SPREAD"}
+        asked = {
+            "num_cpus": self.settings.cpus_per_rollout_worker,
+            "num_gpus": self.settings.gpus_per_rollout_worker,
+            "scheduling_strategy": "SPREAD",
+        }
         actor = self._actor_class.options(**asked).remote()
         self._actors[worker] = actor
         self._pending_placements[worker] = (actor.heartbeat.options(concurrency_group="control").remote(), time.monotonic())
@@ -379,7 +383,7 @@ def connect_ray(settings: ClusterConfig) -> tuple[Any, bool]:
     if local:
         if (read := sys.modules.get("ray._raylet")) is not None:
             read.Config.initialize("")  # Ray may already have read the mode, on import
-        asked = settings.rollout_workers * settings.cpus + settings.verifier_workers * settings.verifier_cpus
+        asked = settings.rollout_workers * settings.cpus_per_rollout_worker + settings.verifier_workers * settings.verifier_cpus
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
     check_port_open(settings.address)
     before = getsignal(SIGTERM)

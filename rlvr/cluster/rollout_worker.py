@@ -89,7 +89,7 @@ class RolloutWorker:
         self.sampler: Sampler = self._resources.enter_context(build_from_config("sampler", asked.sampler))
         self.sampler.setup(environment, tokenizer, precision=settings.precision, max_length=mdp.max_length)
         self.model = (
-            _build_model(config, tokenizer, settings.precision, converts_vectors=self.sampler.info.runs_model)
+            _build_model(config, tokenizer, settings.precision, converts_vectors=self.sampler.traits.runs_model)
             if settings.uses_weights
             else None
         )
@@ -113,7 +113,7 @@ class RolloutWorker:
             from rlvr.cluster.weights.packing import apply_updates
 
             apply_updates(self.model, updates)
-            self.sampler.load_model(self.model, version)
+            self.sampler.update_from_model(self.model, version)
         self.version = version
 
     def run_task(
@@ -188,7 +188,7 @@ class EvalWorker(RolloutWorker):
 
 def check_sampler_supported(sampler: Sampler, name: str) -> None:
     """Raise ConfigError for a sampler that rollout workers do not support."""
-    if sampler.info.loads_weights and not (sampler.info.runs_model or sampler.info.blocks_trainer_reason):
+    if sampler.traits.loads_weights and not (sampler.traits.runs_model or sampler.traits.blocks_trainer_reason):
         raise ConfigError(
             f"cluster is set, but the sampler {name!r} has its own processes; rollout workers need one that runs in their process, "
             "such as hf, or vllm with placement: colocated"
@@ -200,13 +200,13 @@ class _CancellableSampler(Sampler):
 
     def __init__(self, inner: Sampler, unneeded: Callable[[], bool]) -> None:
         self.inner, self.is_cancelled = inner, unneeded
-        self.info, self.tokenizer = inner.info, inner.tokenizer
+        self.traits, self.tokenizer = inner.traits, inner.tokenizer
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         self.inner.setup(environment, tokenizer, precision=precision, max_length=max_length)
 
-    def stream(self, requests: Any, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        yield from self._check_cancelled(self.inner.stream(requests, sampling))
+    def stream_completions(self, requests: Any, sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        yield from self._check_cancelled(self.inner.stream_completions(requests, sampling))
 
     def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         yield from self._check_cancelled(self.inner.stream_from_queue(queue, sampling))

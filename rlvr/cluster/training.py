@@ -84,8 +84,10 @@ def build_cluster_components(
     check_cluster_support(inputs, components)
     if settings.rollout_workers == 0:
         return replace(components, rollout=TaskwiseRollout(components.rollout, settings))  # type: ignore[arg-type]
-    precision, vectors = get_precision(components), components.sampler.info.runs_model
-    packer = WeightPacker(settings.weights, precision, converts_vectors=vectors) if loads_trainer_weights(components.sampler) else None
+    precision, vectors = get_precision(components), components.sampler.traits.runs_model
+    packer = (
+        WeightPacker(settings.weight_transfer, precision, converts_vectors=vectors) if loads_trainer_weights(components.sampler) else None
+    )
     made = list[Driver]()
     run_on_main(accelerator, lambda: made.append(start_driver(components, settings, stack, event_log)))
     driver = made[0] if made else None
@@ -109,7 +111,7 @@ def start_driver(components: Components, settings: ClusterConfig, stack: ExitSta
     )
     actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)
-    info = components.sampler.info
+    info = components.sampler.traits
     limits = EpisodeLimits.from_mdp(components.mdp, may_count_own_tokens=not (info.runs_model or info.loads_weights))
     driver = stack.enter_context(Driver(actors, settings, record=event_log, limits=limits))
     if (judges := actors.verifier_workers) is not None:
@@ -124,7 +126,7 @@ def get_precision(components: Components) -> str:
 
 def loads_trainer_weights(sampler: Sampler) -> bool:
     """Whether a sampler loads the weights of the trainer."""
-    return sampler.info.loads_weights
+    return sampler.traits.loads_weights
 
 
 def check_cluster_support(inputs: RunInputs, components: Components) -> None:
@@ -203,22 +205,22 @@ class WeightBroadcaster(Sampler):
         """`packer`: None if the sampler loads no weights."""
         self.inner, self.driver, self.packer = inner, driver, packer
         self._sent: int | None = None
-        self.info, self.tokenizer = inner.info, inner.tokenizer
+        self.traits, self.tokenizer = inner.traits, inner.tokenizer
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Send new weights to the rollout workers, unless this version was sent already. During the SFT warmup all weights have version
         0, and are always sent.
         """
         if version != self._sent or version == 0:
-            self.load_model(weights.gather_model(), version)
+            self.update_from_model(weights.gather_model(), version)
 
-    def load_model(self, model: Any, version: int) -> None:
+    def update_from_model(self, model: Any, version: int) -> None:
         """Send the weights of a model."""
         self._sent = version
         if self.driver is not None:
             self.driver.send_weights(NO_WEIGHTS if self.packer is None else self.packer.pack(model))
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Any:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Any:
         """Raise an error: rollout workers sample whole tasks."""
         raise SamplerError("rollout workers sample the completions, not this process")
 

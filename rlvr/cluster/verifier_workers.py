@@ -18,7 +18,7 @@ from typing import Any
 from zlib import crc32
 
 from rlvr.config.config import RunConfig
-from rlvr.contracts import Environment, Transcript, Verifier, VerifierInfo
+from rlvr.contracts import Environment, Transcript, Verifier, VerifierTraits
 from rlvr.errors import RlvrError, reject_non_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
@@ -56,7 +56,7 @@ class VerifierWorker:
         asked = config.rollout
         self.environment: Environment = build_from_config("env", config.env)
         self.environment.check_ready()
-        self.call_timeout_s, self.executor = asked.call_timeout_s, DaemonThreadExecutor(asked.verify_workers)
+        self.call_timeout_s, self.executor = asked.call_timeout_s, DaemonThreadExecutor(asked.max_concurrent_calls)
         self._num_running, self._is_exclusive = 0, False
         """Number of running verifications, and whether the one that runs is exclusive."""
         self._busy_s, self._counted_until, self._counting_since = 0.0, perf_counter(), perf_counter()
@@ -128,7 +128,7 @@ class VerifierWorker:
 
     def _start_verification(self, task: Task, transcript: Transcript) -> Verdict | Coroutine[Any, Any, Verdict]:
         verifier = self.environment.verifier
-        return (averify_transcript_safely if verifier.info.is_async else verify_transcript_safely)(verifier, task, transcript)
+        return (averify_transcript_safely if verifier.traits.is_async else verify_transcript_safely)(verifier, task, transcript)
 
     def close(self) -> None:
         """Stop the threads and close the environment."""
@@ -255,7 +255,7 @@ class RemoteVerifier(Verifier):
     def __init__(self, inner: Verifier, desk: VerifierClient) -> None:
         self.inner, self.client = inner, desk
         self.instruction, self.needs_reference, self.columns = inner.instruction, inner.needs_reference, inner.columns
-        self.info = VerifierInfo(is_async=True, takes_transcript=True)
+        self.traits = VerifierTraits(is_async=True, takes_transcript=True)
 
     def check_ready(self) -> None:
         """Check nothing: only the verifier workers need what the verifier needs."""

@@ -27,11 +27,13 @@ class ClusterConfig(Section):
     address: str = "local"
     """`local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
     rollout_workers: int = Field(default=1, ge=0, le=10_000)  # the number of sampling processes
-    cpus: float = Field(default=1.0, ge=0)  # CPUs per rollout worker
-    gpus: float = Field(default=0.0, ge=0)  # GPUs per rollout worker
+    cpus_per_rollout_worker: float = Field(default=1.0, ge=0)
+    gpus_per_rollout_worker: float = Field(default=0.0, ge=0)
     verifier_workers: int = Field(default=0, ge=0, le=10_000)
     """The number of verification processes, placed by Ray; 0: each rollout worker verifies its own samples."""
-    verifier_cpus: float = Field(default=1.0, ge=0)  # CPUs per verifier worker, which runs rollout.verify_workers verifications at once
+    verifier_cpus: float = Field(
+        default=1.0, ge=0
+    )  # CPUs per verifier worker, which runs rollout.max_concurrent_calls verifications at once
     groups_per_task: int = Field(default=1, ge=1)
     """The number of whole groups in one rollout task, which one worker samples in one call. Larger tasks are faster, but more is lost
     if a rollout worker fails."""
@@ -48,7 +50,7 @@ class ClusterConfig(Section):
     """A rollout task that has lost this many workers is abandoned, and its completions have no score: they may be the cause."""
     resample_fraction: float = Field(default=0.0, ge=0, le=1)
     """The fraction of rollout tasks that a second rollout worker samples too, to detect a machine that computes wrongly."""
-    weights: Literal["whole", "delta"] = "whole"
+    weight_transfer: Literal["whole", "delta"] = "whole"
     """How new weights are sent: completely, or as the difference to the previous version (a few percent for bfloat16)."""
     placement_timeout_s: float = Field(default=120.0, gt=0)
     """The timeout for Ray to place a rollout worker and to start its process."""
@@ -67,12 +69,12 @@ class ClusterConfig(Section):
             raise ValueError(f"it is {address!r}; allowed: local, auto, or HOST:PORT as `ray start --head` prints it (not ray://)")
         return address
 
-    @field_validator("cpus", "gpus", "verifier_cpus")
+    @field_validator("cpus_per_rollout_worker", "gpus_per_rollout_worker", "verifier_cpus")
     @classmethod
     def _check_resource_amount(cls, amount: float, about: ValidationInfo) -> float:
         if abs(amount * CPU_PARTS - round(amount * CPU_PARTS)) > 1e-6:
             raise ValueError(f"it is {amount:g}; Ray shares processors out in steps of {1 / CPU_PARTS:g}; write for example 0.5")
-        if about.field_name == "gpus" and amount > 1 and amount != int(amount):
+        if about.field_name == "gpus_per_rollout_worker" and amount > 1 and amount != int(amount):
             raise ValueError(f"it is {amount:g}; more than one GPU must be a whole number of them, such as {int(amount)}")
         return amount
 

@@ -12,7 +12,7 @@ from rlvr.config.section import Section, normalize_plugin
 class CurriculumConfig(Section):
     """Prefer tasks that are sometimes solved, by their running solve rate; `{}` uses the defaults.
 
-    >>> CurriculumConfig(meta_key="level").oversample
+    >>> CurriculumConfig(meta_key="level").candidates_per_task
     4
     """
 
@@ -20,7 +20,7 @@ class CurriculumConfig(Section):
     """The weight of the old solve rate when a group updates it (exponential moving average)."""
     min_weight: float = Field(default=0.05, gt=0, le=1)
     """The minimum weight of a task; a task that is solved half of the time has weight 1."""
-    oversample: int = Field(default=4, ge=1)
+    candidates_per_task: int = Field(default=4, ge=1)
     """The number of candidate tasks per sampled task."""
     meta_key: str | None = None
     """A key of the tasks' meta, such as level: tasks with the same value share a rate. Unset: each task has its own."""
@@ -65,7 +65,7 @@ class RolloutConfig(Section):
     sync_turns: bool | None = None
     """Whether all conversations wait for the slowest one before each turn. False is faster with slow tools or sessions; True makes a run
     bitwise repeatable. Unset: True for deterministic runs, and where it costs nothing (no tools, no stateful sessions)."""
-    verify_workers: int = Field(default=32, ge=1)  # the number of concurrent verifications, and of concurrent replies
+    max_concurrent_calls: int = Field(default=32, ge=1)  # the number of concurrent verifications, and of concurrent replies
     call_timeout_s: float = Field(default=600.0, gt=0)
     """The timeout of one verification, or of one reply of the environment or its tools; after it the episode has no score."""
 
@@ -83,7 +83,7 @@ class RolloutConfig(Section):
     def rollout_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `Rollout`."""
         asked = {
-            "verify_workers": self.verify_workers,
+            "max_concurrent_calls": self.max_concurrent_calls,
             "call_timeout_s": self.call_timeout_s,
             "episode_timeout_s": self.episode_timeout_s,
         }

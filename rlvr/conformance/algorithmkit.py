@@ -82,7 +82,7 @@ class _AlgorithmChecks:
     def compute_advantages(self, groups: Groups, logs: Any = None) -> Any:
         """Compute the advantages of groups, with neutral values of the inputs that the algorithm needs."""
         algorithm = self.algorithm
-        algorithm.configure(max_new_tokens=MAX_ANSWER_TOKENS)
+        algorithm.set_completion_limit(max_new_tokens=MAX_ANSWER_TOKENS)
         flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
         needs = {
             need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups]

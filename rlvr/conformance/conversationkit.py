@@ -78,13 +78,13 @@ def play_conversation(
 
 def has_transcript_verifier(environment: Environment) -> bool:
     """Whether the environment's verifier looks at the transcript or the artifacts, not only at the answer."""
-    return environment.verifier.info.takes_transcript
+    return environment.verifier.traits.takes_transcript
 
 
 def iter_conversation_checks(environment: Environment) -> Steps:
     """Yield the checks of an environment's conversations; for one without any, only that of a hostile player."""
     kit = _ConversationChecks(environment)
-    if environment.tools or environment.max_turns > 1 or environment.info.has_sessions:
+    if environment.tools or environment.max_turns > 1 or environment.traits.has_sessions:
         yield "the script of a conversation scores 1", kit.check_oracle_turns
         yield "the same seed gives the same results", kit.check_determinism
         if environment.tools:

@@ -96,7 +96,7 @@ class _EnvChecks:
     def check_tasks(self) -> str:
         seen: dict[str, str] = {}
         validate_environment_limits(self.env)
-        if self.env.info.replies and self.env.max_turns == 1 and not self.env.sub_environments:
+        if self.env.traits.replies and self.env.max_turns == 1 and not self.env.sub_environments:
             return "it defines `reply`, and max_turns is 1, so that the policy never gets a reply; set max_turns to the number of its turns"
         for split in self.env.splits:
             if get_num_tasks(self.env, split) == 0:
@@ -270,7 +270,7 @@ class _EnvChecks:
     @cached_property
     def has_slow_session(self) -> bool:
         """Whether opening a session takes long, because it starts a server, for example."""
-        if not self.env.info.has_sessions:
+        if not self.env.traits.has_sessions:
             return False
         began = time.monotonic()
         handle = LazySession(self.env, self.env.task(self.env.splits[0], 0), seed=0)
@@ -303,7 +303,7 @@ class _EnvChecks:
     def _verify(self, task: Task, answer: str) -> Verdict:
         if has_transcript_verifier(self.env):  # then an answer is a conversation of one turn
             return play_conversation(self.env, task, [answer])[0]
-        return verify_answer_safely(self.env.verifier, task, lambda: self.env.answer(task, [answer]))
+        return verify_answer_safely(self.env.verifier, task, lambda: self.env.select_answer(task, [answer]))
 
     def _check_zero_score(self, task: Task, answer: str) -> str:
         verdict = self._verify(task, answer)

@@ -57,7 +57,7 @@ def check_references(env: Environment, *, timeout_s: float = MAX_CHECK_S) -> Ref
     ["dataset/train/row 1: the reference 'four' is not a number"]
     """
     verifier = env.verifier
-    if verifier.info.is_async or verifier.info.takes_transcript or getattr(verifier, "sandbox", None) is not None:
+    if verifier.traits.is_async or verifier.traits.takes_transcript or getattr(verifier, "sandbox", None) is not None:
         return ReferenceCheck()
     num_read, problems, until = 0, list[str](), time.monotonic() + timeout_s
     for split in env.splits:

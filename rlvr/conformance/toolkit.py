@@ -13,7 +13,7 @@ from rlvr.chat.dialects.table import DIALECTS
 from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, check_closing_twice, run_checks, summarize_problems
 from rlvr.contracts.schema import TYPE_DESCRIPTIONS
 from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_tool_call
-from rlvr.errors import ConfigError, ToolFailure
+from rlvr.errors import ConfigError, ToolInfrastructureError
 from rlvr.registry.plugins import build
 from rlvr.turns import STATUS_MESSAGES, Call, CallStatus, ToolResult, ToolSpec
 
@@ -184,7 +184,7 @@ class _ToolChecks:
                 for arguments in iter_junk_arguments(spec):
                     try:
                         run_tool_call(opened, Call("0.0", spec.name, arguments))
-                    except ToolFailure as crash:
+                    except ToolInfrastructureError as crash:
                         return f"{spec.name} broke on {arguments!r:.60}: {crash}; raise ToolError for mistakes of the policy"
         return ""
 

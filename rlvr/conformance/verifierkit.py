@@ -15,7 +15,7 @@ from rlvr.contracts.plugin import is_default_implementation
 from rlvr.mdp.sessions import RAISED, verify_transcript_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.registry.plugins import build
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.turns import ToolSpec, Turn
 
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
@@ -112,10 +112,10 @@ class _VerifierChecks:
 
     def check_hostile_turns(self) -> str:
         """Verify transcripts with turns that cannot be executed, whose calls may have no arguments."""
-        if not self.verifier.info.takes_transcript:
+        if not self.verifier.traits.takes_transcript:
             raise CheckSkipped("it reads only the answer")
         example = self._require_examples()[0]
-        task = Task(user("question"), example.reference, id="kit", meta=dict(example.meta))
+        task = Task(make_user_prompt("question"), example.reference, id="kit", meta=dict(example.meta))
         plain = verify_transcript_safely(self.verifier, task, Transcript("-", turns=(Turn("-", content="-"),)))
         if RAISED in plain.detail:
             raise CheckSkipped("it needs artifacts; `rlvr check env` plays such turns in its environment")
@@ -173,7 +173,7 @@ class _VerifierChecks:
         return self._verify(example.reference, answer, dict(example.meta))
 
     def _verify(self, reference: Any, answer: str, meta: dict[str, Any]) -> Verdict:
-        verdict = self.verifier.verify(Task(user("question"), reference, id="kit", meta=meta), answer)
+        verdict = self.verifier.verify(Task(make_user_prompt("question"), reference, id="kit", meta=meta), answer)
         if not isinstance(verdict, Verdict):
             raise TypeError(f"verify returned {verdict!r:.80} for {canaries.shorten(answer)}, not a Verdict")
         return verdict

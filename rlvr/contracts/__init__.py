@@ -12,16 +12,16 @@ A plugin's constructor takes keyword arguments only: its signature is its schema
 """
 
 from rlvr.contracts.admission import CapacityLimiter
-from rlvr.contracts.environment import Environment, EnvironmentInfo
+from rlvr.contracts.environment import Environment, EnvironmentTraits
 from rlvr.contracts.explanation import Explanation
 from rlvr.contracts.plugin import Plugin
-from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue
+from rlvr.contracts.sampler import ChatPrompt, Completion, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, StaticQueue
 from rlvr.contracts.sandbox import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.sandbox_files_session import SandboxFilesSession
 from rlvr.contracts.session import Session, StepResult, Transcript
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.toolsession import ToolSession
-from rlvr.contracts.verifier import Verifier, VerifierExample, VerifierInfo
+from rlvr.contracts.verifier import Verifier, VerifierExample, VerifierTraits
 from rlvr.contracts.weights import LoraAdapter, Weights
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "CheckerProgram",
     "Completion",
     "Environment",
-    "EnvironmentInfo",
+    "EnvironmentTraits",
     "ExecutionResult",
     "ExitStatus",
     "Explanation",
@@ -41,7 +41,7 @@ __all__ = [
     "Request",
     "RequestQueue",
     "Sampler",
-    "SamplerInfo",
+    "SamplerTraits",
     "SamplingParams",
     "Sandbox",
     "SandboxFilesSession",
@@ -55,6 +55,6 @@ __all__ = [
     "Transcript",
     "Verifier",
     "VerifierExample",
-    "VerifierInfo",
+    "VerifierTraits",
     "Weights",
 ]

@@ -154,7 +154,7 @@ class Algorithm(Plugin, ABC):
     returns: NestedValues | None = None
     """The critic's target at each token, from the last `compute_advantages`; set if `traits.needs_value`."""
 
-    def configure(self, *, max_new_tokens: int) -> None:
+    def set_completion_limit(self, *, max_new_tokens: int) -> None:
         """Receive the run's limit on the completion length (0: none), before the first step.
 
         Raises:
@@ -212,7 +212,7 @@ class Algorithm(Plugin, ABC):
         name = getattr(self, "name", type(self).__name__)
         raise ConfigError(f"{name} trains on fresh answers only; remove `data`, or choose sft, best_of_n, dpo or kto")
 
-    def reference_mixup(self) -> float:
+    def get_reference_update_fraction(self) -> float:
         """Return how far to move the reference toward the policy after a step (0: not at all, 1: copy the policy)."""
         return 0.0
 

@@ -18,10 +18,10 @@ from rlvr.turns import Call, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentInfo:
+class EnvironmentTraits:
     """What an environment does in a conversation.
 
-    >>> EnvironmentInfo(has_sessions=True).replies
+    >>> EnvironmentTraits(has_sessions=True).replies
     False
     """
 
@@ -112,14 +112,14 @@ class Environment(Plugin, ABC):
         return format(self.num_tasks(split), ",") if self.has_loaded_tasks else "not loaded"
 
     @property
-    def info(self) -> EnvironmentInfo:
+    def traits(self) -> EnvironmentTraits:
         """What this environment does in a conversation (sessions, replies, step rewards), derived from the methods that it defines and
         from its tools.
         """
-        return EnvironmentInfo(
+        return EnvironmentTraits(
             has_sessions=bool(self.tools) or not is_default_implementation(self.new_session),
             replies=not is_default_implementation(self.reply),
-            selects_answer=not is_default_implementation(self.answer),
+            selects_answer=not is_default_implementation(self.select_answer),
             has_step_rewards=not (is_default_implementation(self.step_rewards) and is_default_implementation(self.step_rewards_for_turns)),
         )
 
@@ -172,7 +172,7 @@ class Environment(Plugin, ABC):
         return None
 
     @mark_default_implementation
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         """Return the text to verify at the end. The default is the policy's last turn."""
         return completions[-1] if completions else ""
 
@@ -209,6 +209,6 @@ class StatelessSession(Session):
             raise TypeError(f"reply gave {reply!r:.80}; it must be a text, or None to end the conversation")
         return StepResult(({"role": "user", "content": reply},))
 
-    def answer(self, turns: Sequence[Turn]) -> str:
+    def select_answer(self, turns: Sequence[Turn]) -> str:
         """Call `Environment.answer` with the texts of the turns."""
-        return self.environment.answer(self.task, [turn.text for turn in turns])
+        return self.environment.select_answer(self.task, [turn.text for turn in turns])

@@ -94,7 +94,7 @@ class MySandbox(rlvr.Sandbox):
         "sampler",
         """\
 class MySampler(rlvr.Sampler):
-    def stream(self, requests, sampling):
+    def stream_completions(self, requests, sampling):
         for index, request in enumerate(requests):
             yield index, rlvr.Completion(tokens=[0], logprobs=[0.0], finish="stop")""",
         has_template=False,

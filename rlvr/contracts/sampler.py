@@ -157,10 +157,10 @@ class StaticQueue(RequestQueue):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerInfo:
+class SamplerTraits:
     """What a sampler is: how it gets its weights, and what its samples depend on. A sampler that wraps another one passes it on.
 
-    >>> SamplerInfo(eval_batch_size=64).loads_weights
+    >>> SamplerTraits(eval_batch_size=64).loads_weights
     True
     """
 
@@ -185,7 +185,7 @@ class SamplerInfo:
 class Sampler(Plugin, ABC):
     """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once.
 
-    Define `stream`. A sampler that can take new requests while it works on others overrides `stream_from_queue` as well, and one with an engine of
+    Define `stream_completions`. A sampler that can take new requests while it works on others overrides `stream_from_queue` as well, and one with an engine of
     its own overrides `update_weights` instead of `load_model`.
     """
 
@@ -193,7 +193,7 @@ class Sampler(Plugin, ABC):
         "generate": "write rlvr.generate(sampler, prompts, n=8) for texts, or .sample([rlvr.Request(token_ids, 32)], rlvr.SamplingParams()) for tokens",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
     }
-    info: SamplerInfo = SamplerInfo()
+    traits: SamplerTraits = SamplerTraits()
     """What it is. A class attribute, or set in the constructor where it depends on the settings."""
     tokenizer: str | None = None
     """The tokenizer, if the sampler determines it."""
@@ -204,14 +204,14 @@ class Sampler(Plugin, ABC):
         raise ConfigError(f"{cls.__name__} cannot be used as a policy with --policy")
 
     @abstractmethod
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield the index of each request with its completion as soon as it finishes, so that verification can start early."""
 
     def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield each completion with its request's number, while new requests arrive. Ends when the queue ends.
 
         Yields None to return control to the caller: whenever the sampler would have to wait for requests, and regularly while it works.
-        The default samples one batch of all available requests at a time, with `stream`; a subclass of a sampler with its own `stream_from_queue`
+        The default samples one batch of all available requests at a time, with `stream_completions`; a subclass of a sampler with its own `stream_from_queue`
         overrides this method, too.
         """
         while (asked := queue.pop_all_when_idle()) is not None:
@@ -219,7 +219,7 @@ class Sampler(Plugin, ABC):
                 yield None
                 continue
             silent = {number for number, _ in asked}
-            for place, completion in self.stream([request for _, request in asked], sampling):
+            for place, completion in self.stream_completions([request for _, request in asked], sampling):
                 silent.discard(asked[place][0])
                 yield asked[place][0], completion
             for number in sorted(silent):
@@ -232,7 +232,7 @@ class Sampler(Plugin, ABC):
                 f"a sampler takes a list of rlvr.Request and was given a {type(requests).__name__}; "
                 "for episodes of an environment write rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)"
             )
-        return [completion for _, completion in sorted(self.stream(requests, sampling), key=lambda pair: pair[0])]
+        return [completion for _, completion in sorted(self.stream_completions(requests, sampling), key=lambda pair: pair[0])]
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Receive the environment and the tokenizer before the first request.
@@ -251,10 +251,10 @@ class Sampler(Plugin, ABC):
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Receive the trainer's new weights. The default calls `load_model`; samplers with an engine of their own override this method."""
-        if self.info.loads_weights:
-            self.load_model(weights.gather_model(), version)
+        if self.traits.loads_weights:
+            self.update_from_model(weights.gather_model(), version)
 
-    def load_model(self, model: Any, version: int) -> None:
+    def update_from_model(self, model: Any, version: int) -> None:
         """Load a model of this process, such as the trainer's. The default ignores it."""
 
     def sleep(self) -> None:

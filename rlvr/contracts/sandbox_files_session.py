@@ -52,10 +52,10 @@ class SandboxFilesSession(ToolSession):
         """Return the spec of a small sandbox session: the files are texts of some kilobytes."""
         return SandboxSpec(files=self._files, memory_mb=256, disk_mb=32, file_mb=16, processes=48)
 
-    def tools(self) -> Any:
+    def start_tools(self) -> Any:
         """Open the sandbox session, and set file permissions before the first turn of the policy."""
         new = self.sandbox_session is None
-        specs = super().tools()
+        specs = super().start_tools()
         if new and self._executable and self.sandbox_session is not None:
             outcome = self.sandbox_session.run(["chmod", "755", *self._executable])
             if outcome.exit_code != 0:

@@ -31,7 +31,7 @@ class StepResult:
 
     def __post_init__(self) -> None:
         if isinstance(self.messages, str):
-            raise ValueError(f"the messages of a StepResult are a text; write StepResult(user({self.messages!r:.60}))")
+            raise ValueError(f"the messages of a StepResult are a text; write StepResult(make_user_prompt({self.messages!r:.60}))")
         object.__setattr__(self, "messages", tuple(self.messages))
         if isinstance(self.reward, bool) or not isinstance(self.reward, int | float) or not math.isfinite(self.reward):
             raise ValueError(f"the reward of a StepResult is {self.reward!r}; it must be a finite number")
@@ -75,7 +75,7 @@ class Session(ABC):
     max_artifact_bytes: ClassVar[int] = 1 << 20
     """The maximum total size of the artifacts. An answer with larger artifacts scores 0."""
 
-    def tools(self) -> Sequence[ToolSpec]:
+    def start_tools(self) -> Sequence[ToolSpec]:
         """Return the tools of the policy. Called once, before the prompt is rendered; slow preparation belongs here."""
         return ()
 
@@ -91,7 +91,7 @@ class Session(ABC):
         does not see the reply.
         """
 
-    def answer(self, turns: Sequence[Turn]) -> str:
+    def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return the text to verify. Called once, at the end. The default is the last turn, even if it was truncated."""
         return turns[-1].text if turns else ""
 

@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """Render a conversation as ids, up to the policy's turn. No text in a message becomes a control token."""
         ...
 
-    def render_reply(self, reply: str | Sequence[Message]) -> list[int]:
+    def render_environment_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render a reply as the ids between the policy's stop id and its next turn. A string is one user message."""
         ...
 

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sandbox import SandboxSession
 from rlvr.contracts.schema import SchemaError, build_parameters_schema, extract_docstring_summary, validate_arguments
-from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolFailure, describe_exception, format_suggestion
+from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolInfrastructureError, describe_exception, format_suggestion
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 
 TOOL_MARKER_ATTRIBUTE = "_rlvr_tool"
@@ -185,7 +185,7 @@ class Tool(Plugin):
     def sandbox_session(self) -> SandboxSession:
         """The conversation's sandbox session."""
         if self.context.sandbox_session is None:
-            raise ToolFailure(f"{type(self).__name__} was started without a sandbox session")
+            raise ToolInfrastructureError(f"{type(self).__name__} was started without a sandbox session")
         return self.context.sandbox_session
 
 
@@ -195,7 +195,7 @@ def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CH
     A call that could not be parsed is not executed; its result explains the problem.
 
     Raises:
-        ToolFailure: the tool itself failed.
+        ToolInfrastructureError: the tool itself failed.
     """
     if call.status is not CallStatus.OK:
         return ToolResult(call.id, call.error_message, ok=False)
@@ -214,12 +214,12 @@ def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CH
     except ToolError as told:
         text, ok = f"Error: {told}", False
     except RlvrError as error:
-        raise ToolFailure(f"the tool {spec.name!r} failed: {error}") from error
+        raise ToolInfrastructureError(f"the tool {spec.name!r} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        raise ToolFailure(f"the tool {spec.name!r} raised {describe_exception(error)}") from error
+        raise ToolInfrastructureError(f"the tool {spec.name!r} raised {describe_exception(error)}") from error
     seconds = time.monotonic() - start
     if not isinstance(text, str):
-        raise ToolFailure(f"the tool {spec.name!r} returned {text!r:.80}; a tool returns a text")
+        raise ToolInfrastructureError(f"the tool {spec.name!r} returned {text!r:.80}; a tool returns a text")
     if isinstance(text, FinalAnswer):
         return ToolResult(call.id, str(text), ok, seconds, done=True)
     short = truncate_middle(text, max_characters)

@@ -82,7 +82,7 @@ class ToolSession(Session):
 
     # ---- the Session interface
 
-    def tools(self) -> Sequence[ToolSpec]:
+    def start_tools(self) -> Sequence[ToolSpec]:
         """Create the sandbox session, start the tools, and return their specs."""
         if self._tools_by_name is None:
             self._open_resources()
@@ -94,7 +94,7 @@ class ToolSession(Session):
 
     def step(self, turn: Turn) -> StepResult | None:
         """Execute the calls of the turn. Without calls, the conversation ends or the inner session replies."""
-        self.tools()
+        self.start_tools()
         if not turn.calls_needing_result:
             self.num_invalid_turns = 0
             return self.inner.step(turn) if self.inner else None
@@ -116,7 +116,7 @@ class ToolSession(Session):
             tuple(told), done=self.final_answer is not None or self.num_invalid_turns >= self.max_invalid_turns, tool_results=tuple(results)
         )
 
-    def answer(self, turns: Sequence[Turn]) -> str:
+    def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""
         if self.final_answer is not None:
             last: Sequence[Turn] = (Turn(self.final_answer, content=self.final_answer),)
@@ -124,7 +124,7 @@ class ToolSession(Session):
             last = [turn for turn in turns if not turn.calls_needing_result]
         else:
             return ""
-        return self.inner.answer(last) if self.inner else last[-1].text
+        return self.inner.select_answer(last) if self.inner else last[-1].text
 
     def artifacts(self) -> Mapping[str, Any]:
         """Return the artifacts of the inner session."""
@@ -140,7 +140,7 @@ class ToolSession(Session):
         """Open the inner session, the sandbox session and the tools. `close` releases all of them, even after a failure here."""
         if self.inner:
             self._exit_stack.callback(self.inner.close)
-            if self.inner.tools():
+            if self.inner.start_tools():
                 raise ConfigError(f"{type(self.inner).__name__} has tools of its own; add these to its environment's `tools` instead")
         if any(tool.needs_sandbox for tool in self._shared_tools):
             if self._sandbox is None:

@@ -39,10 +39,10 @@ class VerifierExample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifierInfo:
+class VerifierTraits:
     """How a verifier is best called.
 
-    >>> VerifierInfo(is_async=True).takes_transcript
+    >>> VerifierTraits(is_async=True).takes_transcript
     False
     """
 
@@ -77,12 +77,12 @@ class Verifier(Plugin, ABC):
     """An instruction about the answer format, appended to questions by environments whose questions come from data."""
 
     @cached_property
-    def info(self) -> VerifierInfo:
+    def traits(self) -> VerifierTraits:
         """How this verifier is best called, by default derived from the methods that it defines; a verifier that combines others sets
         it in its constructor.
         """
         takes_transcript = not is_default_implementation(self.verify_transcript)
-        return VerifierInfo(
+        return VerifierTraits(
             is_async=not takes_transcript and not is_default_implementation(self.averify),
             takes_transcript=takes_transcript,
             has_batch_method=not is_default_implementation(self.verify_many),
@@ -155,7 +155,7 @@ class Verifier(Plugin, ABC):
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Score a whole conversation without blocking an event loop. A verifier that is made of others overrides it to await theirs."""
-        if self.info.is_async:
+        if self.traits.is_async:
             return await self.averify(task, transcript.answer)
         verdict: Verdict = await THREAD_RUNNER.get()(self.verify_transcript, task, transcript)
         return verdict

@@ -55,7 +55,7 @@ class LocalEpisodeSource:
         for one in requests:
             with make_rollout(one.item, one.mdp, self.sampler) as rollout:
                 for batch in one.batches:
-                    for i, episode in rollout.stream(batch, one.sampling):
+                    for i, episode in rollout.stream_episodes(batch, one.sampling):
                         yield [(batch[i], episode)]
 
 
@@ -63,7 +63,7 @@ def make_mdp(item: SuiteItem, environment: Environment, sampler: Sampler) -> Tok
     """Make the token MDP of an environment, with the limits of its suite item."""
     named: Any = sampler.tokenizer or "bytes"
     tokenizer = load_tokenizer(named) if isinstance(named, str) else named
-    window = sys.maxsize if sampler.info.text_only else item.max_length  # an endpoint has its own tokens and its own window
+    window = sys.maxsize if sampler.traits.text_only else item.max_length  # an endpoint has its own tokens and its own window
     return TokenMDP(environment, tokenizer, max_new_tokens=item.max_new_tokens, max_length=window, max_turn_tokens=item.max_turn_tokens)
 
 

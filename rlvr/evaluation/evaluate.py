@@ -22,7 +22,7 @@ from rich.console import Console
 
 from rlvr.config import hub
 from rlvr.config.section import validate_section
-from rlvr.contracts import Environment, Sampler, SamplerInfo, Verifier
+from rlvr.contracts import Environment, Sampler, SamplerTraits, Verifier
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, format_suggestion
@@ -137,7 +137,7 @@ class PolicyObject:
             if tokenizer is None:
                 raise ConfigError(f"the policy is a {type(policy).__name__} object and no tokenizer is given; give tokenizer= too")
             sampler = build("sampler", "hf")
-            sampler.load_model(policy, 0)
+            sampler.update_from_model(policy, 0)
             sampler.tokenizer = load_tokenizer(tokenizer)
             return cls(f"object:{type(policy).__name__}", sampler)
         if callable(policy):
@@ -251,11 +251,13 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
         if policy and Path(policy).is_dir():
             raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
         if name in names:
-            form = getattr(load_factory("sampler", name), "info", SamplerInfo()).cli_syntax or "another sampler; see `rlvr list samplers`"
+            form = (
+                getattr(load_factory("sampler", name), "traits", SamplerTraits()).cli_syntax or "another sampler; see `rlvr list samplers`"
+            )
             raise NotFound(f"the policy {policy!r} names a sampler, and not what it samples from; write {form}")
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {format_suggestion(name, names)}")
     factory: Any = load_factory("sampler", name)
-    if not getattr(factory, "info", SamplerInfo()).cli_syntax:
+    if not getattr(factory, "traits", SamplerTraits()).cli_syntax:
         raise ConfigError(f"the sampler {name!r} cannot be named as a policy; choose another with `rlvr list samplers`")
     limits = {"concurrency": concurrency} if concurrency and "concurrency" in get_parameters(factory) else {}
     check_settings("sampler", name, get_parameters(factory), sampler or {})
@@ -267,7 +269,7 @@ def select_output_affecting_settings(policy: str, sampler: Mapping[str, Any]) ->
     if policy.startswith(OBJECT_PREFIXES):
         return dict(sampler)
     factory: Any = load_factory("sampler", get_policy_sampler_name(policy))
-    return {name: value for name, value in sampler.items() if name not in factory.info.non_semantic_settings}
+    return {name: value for name, value in sampler.items() if name not in factory.traits.non_semantic_settings}
 
 
 def get_policy_sampler_name(policy: str) -> str:
@@ -285,7 +287,7 @@ def find_local_policy_folder(policy: str) -> str:
         return ""
     name, _, rest = policy.partition(":")
     factory: Any = load_factory("sampler", name)
-    if not factory.info.cli_syntax.endswith(":DIR"):
+    if not factory.traits.cli_syntax.endswith(":DIR"):
         return ""
     return str(hub.resolve_model_folder(rest).resolve()) if hub.HUB_ID_PATTERN.fullmatch(rest) or Path(rest).is_dir() else ""
 

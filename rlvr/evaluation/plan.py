@@ -45,7 +45,7 @@ class EvalPlan(Section):
     """Name in the suite to verifier and version."""
     before: dict[str, list[list[int]]] = Field(default_factory=dict)
     """Name in the suite to its earlier sizes (tasks, answers for each), one entry for each extension of the evaluation."""
-    rescored: str = ""
+    rescored_from: str = ""
     """The run whose samples were rescored, if nothing was sampled."""
 
     def get_samples_per_task(self, item: SuiteItem) -> int:

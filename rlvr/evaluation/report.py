@@ -93,7 +93,7 @@ class EvalReport(Hinted):
         if len(self.envs) == 1:
             (env,) = self.envs.values()
             return env.avg.value if env.avg and not env.is_headline_withheld else None
-        mean = self.compute_mean()
+        mean = self.compute_mean_over_envs()
         return mean.value if mean else None
 
     def pass_at_k(self, k: int) -> dict[str, float | None]:
@@ -140,7 +140,7 @@ class EvalReport(Hinted):
         num_tasks = {name: env.tasks for name, env in self.envs.items()}
         return ComparedRun(label, self.plan, {sample.key: sample for sample in self.samples}, num_tasks, is_complete=True)
 
-    def compute_mean(self, *, allow_unscored: bool = False) -> Estimate | None:
+    def compute_mean_over_envs(self, *, allow_unscored: bool = False) -> Estimate | None:
         """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
         shown = [env.avg for env in self.envs.values() if env.avg and (allow_unscored or not env.is_headline_withheld)]
         return average_estimates(shown) if len(shown) == len(self.envs) > 1 else None
@@ -153,7 +153,7 @@ class EvalReport(Hinted):
         """Convert the metrics to plain data; the cost only if a price was given."""
         envs = {name: env.to_dict(allow_unscored=allow_unscored) for name, env in self.envs.items()}
         cost = {"cost": self.compute_cost(price)} if price else {}
-        mean = self.compute_mean(allow_unscored=allow_unscored)
+        mean = self.compute_mean_over_envs(allow_unscored=allow_unscored)
         told = {"mean": {"avg": mean.value, "ci95": [mean.low, mean.high]}} if mean else {}
         return {"suite": self.suite, "run": str(self.run_folder) if self.run_folder else None, "envs": envs, **told, **cost}
 
@@ -165,7 +165,7 @@ def print_report(console: Console, report: EvalReport, *, allow_unscored: bool =
         Text.assemble((f"{shorten_plugin_files(plan.policy)} on {report.suite}", "bold"), f"   {plan.sampling_summary}, seed {plan.seed}")
     )
     console.print()
-    console.print(build_headline_table(envs, allow_unscored, report.compute_mean(allow_unscored=allow_unscored)))
+    console.print(build_headline_table(envs, allow_unscored, report.compute_mean_over_envs(allow_unscored=allow_unscored)))
     if several := [env for env in envs if env.n > 1 and env.avg and (allow_unscored or not env.is_headline_withheld)]:
         console.print()
         console.print(build_metrics_table(several, console.width))

@@ -68,7 +68,7 @@ def rescore(
     with ExitStack() as stack:
         environments: dict[str, Environment] = {item.name: stack.enter_context(build_from_config("env", item.env)) for item in items}
         labels = {name: format_verifier_label(environment.verifier) for name, environment in environments.items()}
-        plan = old.model_copy(update={"envs": items, "verifiers": labels, "rescored": run.name})
+        plan = old.model_copy(update={"envs": items, "verifiers": labels, "rescored_from": run.name})
         file = stack.enter_context(SampleStore.open(out, plan, environments.values()))
         # the row of each sample to verify: its last one, or None if it already has a verdict
         last = {

@@ -150,10 +150,10 @@ class EvalRunner:
 
     def _iter_batches(self, sampler: Sampler, requests: Sequence[RolloutRequest]) -> Iterator[Sequence[RolloutRequest]]:
         """Yield batches of requests. If batch composition affects the last bits of an answer, a batch always has the same members."""
-        if not sampler.info.eval_batch_size:
+        if not sampler.traits.eval_batch_size:
             yield [request for request in requests if get_sample_key(request) not in self.stored_keys]
             return
-        size = self.concurrency or sampler.info.eval_batch_size
+        size = self.concurrency or sampler.traits.eval_batch_size
         # requests that were added when the evaluation grew have their own batches
         for _, stage in groupby(requests, key=lambda request: self.plan.find_extension_stage(*get_sample_key(request))):
             together = list(stage)

@@ -81,7 +81,7 @@ class NemoSessions:
     """
 
     def __init__(self, environment: Environment, *, call_timeout_s: float = 600.0) -> None:
-        if environment.info.replies:
+        if environment.traits.replies:
             raise ConfigError(f"{type(environment).__name__} replies to the policy's texts, and NeMo-Gym's simple agent has tools only")
         self.runner = TextConversationFactory(environment, call_timeout_s=call_timeout_s)
         self.sessions, self.lock = dict[str, ServerSession](), Lock()

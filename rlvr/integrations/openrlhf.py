@@ -186,7 +186,7 @@ def make_instance_class(
             text = _strip_stop_text(action, stop_texts)
             messages = await asyncio.to_thread(conversation.step_text, text, truncated=bool(stop_texts) and text == action)
             score = require_score(await asyncio.to_thread(conversation.finish_and_verify), "OpenRLHF") if conversation.done else 0.0
-            feedback = "" if conversation.done else _decode_reversibly(writer, writer.render_reply(messages))
+            feedback = "" if conversation.done else _decode_reversibly(writer, writer.render_environment_reply(messages))
             return {
                 "rewards": tensor(score),
                 "scores": tensor(score),

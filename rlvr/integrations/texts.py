@@ -118,7 +118,7 @@ class FinalTextVerifier:
             assert isinstance(self.env_or_verifier, Verifier)
             return verify_answer_safely(self.env_or_verifier, task, lambda: text)
         environment = self.environment
-        verdict = verify_answer_safely(environment.verifier, task, lambda: environment.answer(task, [text]))
+        verdict = verify_answer_safely(environment.verifier, task, lambda: environment.select_answer(task, [text]))
         return resolve_failed_verdict(environment, task, verdict, verdict, [Turn(text, content=text)], 1)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class FinalTextVerifier:
 
 def require_single_turn(environment: Environment, purpose: str) -> None:
     """Raise ConfigError for an environment with conversations, where only single texts are supported."""
-    own = environment.info.has_sessions or environment.max_turns > 1
+    own = environment.traits.has_sessions or environment.max_turns > 1
     if own:
         raise ConfigError(
             f"{type(environment).__name__} is a conversation (max_turns {environment.max_turns}, {len(environment.tools)} tools), and this "

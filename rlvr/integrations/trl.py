@@ -23,7 +23,7 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.turns import Call, ToolSpec, Turn
 
 TESTED_VERSION = "1.16.0"
@@ -61,7 +61,7 @@ def make_reward_function(
                 f"the data set has no column {reference!r}; it has {', '.join(sorted(columns)) or 'none'}; name it: reference="
             )
         found = columns[meta][place] if meta in columns else None
-        return Task(user(str(prompt)), columns[reference][place], id=f"row {place}", meta=found or {})
+        return Task(make_user_prompt(str(prompt)), columns[reference][place], id=f"row {place}", meta=found or {})
 
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         tasks = [task_at(place, prompt, columns) for place, prompt in enumerate(prompts)]
@@ -89,7 +89,7 @@ class EnvironmentFactory:
             workers: number of concurrent verifications.
             call_timeout_s: timeout of one tool call and of one verification, in seconds.
         """
-        if environment.info.replies:
+        if environment.traits.replies:
             raise ConfigError(
                 f"{type(environment).__name__} replies to the policy's texts, and TRL's environments have tools only; use RolloutFunction"
             )
@@ -243,7 +243,7 @@ class RolloutFunction:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Run one conversation for each prompt. Adjacent equal prompts are a group."""
         rollout = self.rollout = self.rollout or self._make_rollout(trainer)
-        self.sampler.load_model(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
+        self.sampler.update_from_model(trainer.accelerator.unwrap_model(trainer.model), trainer.state.global_step)
         requests = [self._make_request(prompt, place, trainer) for place, prompt in enumerate(prompts)]
         self.num_calls += 1
         args, stops = trainer.args, rollout.mdp.tokenizer.stop_ids

@@ -146,7 +146,7 @@ def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[],
 
 def play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_steps: int, *, seed: int = 0) -> Transcript:
     """Play turns in a new session, of which the session receives the first `num_steps`; raise if it fails."""
-    if not environment.info.is_interactive:
+    if not environment.traits.is_interactive:
         return Transcript(turns[-1].text if turns else "", turns=tuple(turns), step_results=(StepResult(done=True),) * min(1, len(turns)))
     handle = LazySession(environment, task, seed=seed)
     results: list[StepResult] = []
@@ -194,7 +194,7 @@ def _score(environment: Environment, task: Task, transcript: Transcript) -> Verd
     verdict = verify_transcript_safely(environment.verifier, task, transcript, raised=(SandboxUnavailable,))
     if verdict.score is None:
         raise _ControlFailed(verdict.reason)
-    if environment.info.has_step_rewards and verdict.fault is not Fault.ANSWER:
+    if environment.traits.has_step_rewards and verdict.fault is not Fault.ANSWER:
         rewards = tuple(environment.step_rewards_for_turns(task, list(transcript.turns), verdict))
         replace(verdict, step_rewards=rewards)  # checks their sum
         if any(not -len(transcript.turns) <= reward.turn < len(transcript.turns) for reward in rewards):

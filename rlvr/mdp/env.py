@@ -152,12 +152,12 @@ class TokenEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Append one token, or a whole turn as text. At the end of the episode, the reward is the verifier's score."""
-        self.append(action)
+        self.step_without_verification(action)
         if self.state is not None and self.state.stop_reason is not None:
             self.set_verdict(self.mdp.verify(self.state))
         return self.build_step_tuple()
 
-    def append(self, action: Any) -> bool:
+    def step_without_verification(self, action: Any) -> bool:
         """Append a token, or a whole turn as text, without verification; return whether the episode is over. The first half of `step`."""
         if self.state is not None:
             self._num_seen_results = len(self.state.step_results)

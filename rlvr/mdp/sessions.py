@@ -135,7 +135,7 @@ class LazySession:
     def _initialize(self, session: Session) -> None:
         """Query the tools and the initial messages of the session."""
         self.current_method = f"{type(session).__name__}.tools"
-        self.tools = tuple(session.tools())
+        self.tools = tuple(session.start_tools())
         if wrong := [spec for spec in self.tools if not isinstance(spec, ToolSpec)]:
             raise TypeError(f"tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
         self.current_method = f"{type(session).__name__}.initial_messages"
@@ -162,7 +162,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     asked = "answer"
     try:
-        answer = require_string(session.answer(turns))
+        answer = require_string(session.select_answer(turns))
         asked = "artifacts"
         left = session.artifacts()
         asked = "artifacts() cannot be stored, storing them"
@@ -200,7 +200,7 @@ class RecordedSession(Session):
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.record, self.next_turn = record, 0
 
-    def tools(self) -> Sequence[ToolSpec]:
+    def start_tools(self) -> Sequence[ToolSpec]:
         """Return the recorded tools."""
         return [tool_spec_from_json(row) for row in self.record.get("tools", ())]
 
@@ -215,7 +215,7 @@ class RecordedSession(Session):
         self.next_turn += 1
         return step_result_from_json(self.record["step_results"][self.next_turn - 1])
 
-    def answer(self, turns: Sequence[Turn]) -> str:
+    def select_answer(self, turns: Sequence[Turn]) -> str:
         """Return the recorded answer."""
         return str(self.record["answer"])
 
@@ -276,7 +276,7 @@ def verify_transcript_safely(
     `raised`: the errors that are raised instead, because more of the same would follow.
     """
     try:
-        if isinstance(transcript, str) and not verifier.info.takes_transcript:  # building a transcript costs as much as a fast verifier
+        if isinstance(transcript, str) and not verifier.traits.takes_transcript:  # building a transcript costs as much as a fast verifier
             verdict: object = verifier.verify(task, transcript)
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)

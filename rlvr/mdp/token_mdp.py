@@ -83,10 +83,10 @@ class TokenMDP:
             raise ConfigError(f"max_length is {self.max_length}; a prompt and an answer need at least 2 tokens")
         self._stop_ids = tokenizer.stop_ids
         self._preview_tools: tuple[ToolSpec, ...] | None = None
-        info = environment.info
+        info = environment.traits
         self.has_sessions, self.is_interactive, self.has_step_rewards = info.has_sessions, info.is_interactive, info.has_step_rewards
         if environment.max_turns > 1:
-            tokenizer.render_reply("a")  # fails early if the chat template cannot continue a conversation
+            tokenizer.render_environment_reply("a")  # fails early if the chat template cannot continue a conversation
 
     def describe_history_difference(self) -> str:
         """Describe how the context of a conversation differs from that of a chat server; empty if it does not."""
@@ -267,12 +267,12 @@ class TokenMDP:
         """Render a reply. A very long text is not encoded completely if its beginning already exceeds the remaining tokens."""
         most = MAX_CHARACTERS_PER_TOKEN * (max_tokens + TRUNCATION_MARGIN_TOKENS)
         if sum(len(message["content"]) for message in messages) > most:
-            begun = self.tool_format.render_reply(
+            begun = self.tool_format.render_environment_reply(
                 [Message(**{**message, "content": message["content"][:most]}) for message in messages], max_tokens
             )
             if len(begun) > max_tokens + TRUNCATION_MARGIN_TOKENS:
                 return begun
-        return self.tool_format.render_reply(messages, max_tokens)
+        return self.tool_format.render_environment_reply(messages, max_tokens)
 
     def _append_tokens(self, state: ConversationState, tokens: Sequence[int]) -> bool:
         """Append policy tokens, of which the last may close the turn; return whether the session must be stepped."""
@@ -435,4 +435,6 @@ def check_task(task: object) -> Task:
 
 def build_task_error(returned_value: object) -> EnvError:
     """Build the error for an environment that returned something other than a Task."""
-    return EnvError(f"the environment returned {returned_value!r:.80}; `task` must return an rlvr.Task(id, user(text), reference=...)")
+    return EnvError(
+        f"the environment returned {returned_value!r:.80}; `task` must return an rlvr.Task(id, make_user_prompt(text), reference=...)"
+    )

@@ -50,7 +50,7 @@ class _RoleTokenTokenizer:
             ids += [EOS] if message["role"] == "assistant" else []
         return [*ids, POLICY]
 
-    def render_reply(self, reply: str | Sequence[Message]) -> list[int]:
+    def render_environment_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render the environment's reply, and the mark that starts the policy's turn."""
         ids: list[int] = []
         for message in to_reply_messages(reply):

@@ -29,7 +29,7 @@ def decode_messages(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[s
         given = tokenizer.render(row["prompt"])
         if row["tokens"][: len(given)] != given:
             return None
-        before, _, after = tokenizer.decode(tokenizer.render_reply(REPLY_PLACEHOLDER)).partition(REPLY_PLACEHOLDER)
+        before, _, after = tokenizer.decode(tokenizer.render_environment_reply(REPLY_PLACEHOLDER)).partition(REPLY_PLACEHOLDER)
         turns = []
         later = list(zip(row["tokens"], row["action_mask"], strict=True))[len(given) :]
         for own, stretch in groupby(later, key=lambda pair: bool(pair[1])):
@@ -37,7 +37,7 @@ def decode_messages(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[s
             text = tokenizer.decode(ids)
             if not own:
                 text = text.removeprefix(before).removesuffix(after)
-                if tokenizer.render_reply(text) != ids:
+                if tokenizer.render_environment_reply(text) != ids:
                     return None
             turns.append({"role": "assistant" if own else "user", "content": text})
     except (IndexError, OverflowError, ValueError):  # ids that this tokenizer does not have

@@ -68,7 +68,7 @@ class TokenVectorEnv(SyncVectorEnv):
         except Exception:
             self.environment.close()
             raise
-        if self.environment.info.has_sessions:
+        if self.environment.traits.has_sessions:
             self._check_room(num_envs)
         super().__init__([lambda e=e: _PrecomputedStep(e) for e in self.token_envs], autoreset_mode=mode)  # type: ignore[misc]
         self.verify_timeout_s = verify_timeout_s
@@ -102,7 +102,7 @@ class TokenVectorEnv(SyncVectorEnv):
         judged: dict[Future[Verdict], TokenEnv] = {}
         for env, action in zip(self.token_envs, chosen, strict=True):
             assert env.state is not None
-            if env.state.stop_reason is None and env.append(action):
+            if env.state.stop_reason is None and env.step_without_verification(action):
                 judged[self._executor.submit(env.mdp.verify, env.state)] = env
         done, _ = wait(judged, timeout=self.verify_timeout_s)
         for verdict, env in judged.items():

@@ -30,7 +30,7 @@ class PartialSampler(Sampler):
         self.inner, self.max_tokens, self.version, self.rollout_tokenizer = inner, max_tokens, 0, tokenizer
         self.partial_by_seed: dict[int, PartialCompletion] | None = None
         """The partial completion of each request, by seed; None outside of `interrupt_completions`."""
-        self.info, self.tokenizer = inner.info, inner.tokenizer
+        self.traits, self.tokenizer = inner.traits, inner.tokenizer
 
     @contextmanager
     def interrupt_completions(
@@ -43,10 +43,10 @@ class PartialSampler(Sampler):
         finally:
             self.partial_by_seed = None
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each request's completion, complete or interrupted."""
         shorter = [self._shorten_request(request) for request in requests]
-        for place, completion in self.inner.stream(shorter, sampling):
+        for place, completion in self.inner.stream_completions(shorter, sampling):
             yield place, self._join_completion(requests[place], completion)
 
     def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
@@ -100,16 +100,18 @@ class PartialRollout(Rollout):
         self.partial_sampler = PartialSampler(sampler, max_tokens, mdp.tokenizer)
         super().__init__(mdp, sampler=self.partial_sampler, **settings)
 
-    def stream(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> Generator[tuple[int, Episode]]:
+    def stream_episodes(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0
+    ) -> Generator[tuple[int, Episode]]:
         """Yield the index of each request with its episode."""
         begun = {
             _derive_request_seed(request): request.partial_completion for request in requests if request.partial_completion is not None
         }
         if not begun:
-            yield from super().stream(requests, sampling, version=version)
+            yield from super().stream_episodes(requests, sampling, version=version)
             return
         with self.partial_sampler.interrupt_completions(begun, version) as known:
-            for number, episode in super().stream(requests, sampling, version=version):
+            for number, episode in super().stream_episodes(requests, sampling, version=version):
                 yield number, _record_versions(episode, known.get(_derive_request_seed(requests[number]), PartialCompletion()))
 
 

@@ -68,7 +68,7 @@ class Rollout(Hinted):
         max_new_tokens: int | None = None,
         max_length: int | None = None,
         max_turn_tokens: int | None = None,
-        verify_workers: int = 32,
+        max_concurrent_calls: int = 32,
         session_workers: int = 64,
         max_open_sessions: int = 256,
         call_timeout_s: float = DEFAULT_CALL_TIMEOUT_S,
@@ -86,7 +86,7 @@ class Rollout(Hinted):
             max_new_tokens: the maximum number of tokens of the policy in one episode; None: the environment's default.
             max_length: the maximum number of tokens of a prompt and all that follows.
             max_turn_tokens: the maximum number of tokens of one turn.
-            verify_workers: the number of concurrent verifications.
+            max_concurrent_calls: the number of concurrent verifications.
             session_workers: the number of concurrent session calls.
             max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
             call_timeout_s: the timeout of one verification or one session call; after it the episode has no verdict.
@@ -97,8 +97,8 @@ class Rollout(Hinted):
                 depend on the batch composition (`Sampler.eval_batch_size`), and without synchronous turns the composition depends on
                 timing. None: only for such samplers, with a stateless interactive environment.
         """
-        if verify_workers < 1 or call_timeout_s <= 0:
-            raise ConfigError(f"verify_workers {verify_workers} and call_timeout_s {call_timeout_s} must be above 0")
+        if max_concurrent_calls < 1 or call_timeout_s <= 0:
+            raise ConfigError(f"max_concurrent_calls {max_concurrent_calls} and call_timeout_s {call_timeout_s} must be above 0")
         if session_workers < 1 or max_open_sessions < 1:
             raise ConfigError(f"session_workers {session_workers} and max_open_sessions {max_open_sessions} must be at least 1")
         if episode_timeout_s is not None and episode_timeout_s <= 0:
@@ -118,13 +118,13 @@ class Rollout(Hinted):
         """The version of the weights that sample, counted by `update_weights`."""
         self.episode_timeout_s, self.straggler_action = episode_timeout_s, straggler_action
         self.sync_turns = (
-            bool(sampler.info.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
+            bool(sampler.traits.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
         )
-        self.has_async_verifier = mdp.environment.verifier.info.is_async
+        self.has_async_verifier = mdp.environment.verifier.traits.is_async
         """True if the verifier is asynchronous, so that verdicts are awaited without blocking a thread."""
         self.timing = RolloutTiming()
         self.verifier_executor, self.session_executor = (
-            DaemonThreadExecutor(verify_workers),
+            DaemonThreadExecutor(max_concurrent_calls),
             DaemonThreadExecutor(session_workers, name="session"),
         )
 
@@ -157,7 +157,7 @@ class Rollout(Hinted):
     async def stream_groups(self, tasks: Sequence[Task], *, n: int = 1, seed: int = 0, **sampling: Any) -> AsyncIterator[list[Episode]]:
         """Yield each group as soon as its episodes are verified; the arguments are those of `sample`. Order is by completion."""
         requests = make_group_requests(tasks, n, seed)
-        stream = self.stream(requests, SamplingParams(**sampling), version=self.version)
+        stream = self.stream_episodes(requests, SamplingParams(**sampling), version=self.version)
         found: dict[int, dict[int, Episode]] = {}
         try:
             while (item := await asyncio.to_thread(next, stream, None)) is not None:
@@ -174,16 +174,18 @@ class Rollout(Hinted):
         self.version = self.version + 1 if version is None else version
         weights = getattr(source, "weights", None)
         if weights is None:
-            self.sampler.load_model(source, self.version)
+            self.sampler.update_from_model(source, self.version)
         else:
             self.sampler.update_weights(weights, self.version)
 
     def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
         """Return one episode per request, in order."""
-        found = dict(self.stream(requests, sampling, version=version))
+        found = dict(self.stream_episodes(requests, sampling, version=version))
         return [found[i] for i in range(len(requests))]
 
-    def stream(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> Generator[tuple[int, Episode]]:
+    def stream_episodes(
+        self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0
+    ) -> Generator[tuple[int, Episode]]:
         """Yield the index of each request with its episode, as soon as it is verified. All sessions are closed at the end.
 
         The stop ids of the tokenizer are filled in where `sampling` has none: without them, a completion would go on after its end.

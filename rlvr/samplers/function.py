@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT
 from rlvr.chat.openai_calls import build_turn_with_calls
-from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerInfo, SamplingParams, Tokenizer
+from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerTraits, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.registry.plugins import load_function
@@ -38,7 +38,7 @@ class FunctionSampler(Sampler):
     '4'
     """
 
-    info = SamplerInfo(loads_weights=False)
+    traits = SamplerTraits(loads_weights=False)
     tokenizer = "bytes"  # it can encode any text
 
     def __init__(self, *, function: Callable[..., Any] | str = answer_nothing, concurrency: int = 32) -> None:
@@ -74,7 +74,7 @@ class FunctionSampler(Sampler):
         """Store the tokenizer, and the form of tool calls in a text."""
         self._tokenizer, self._dialect = tokenizer, environment.dialect or str(getattr(tokenizer, "dialect", DEFAULT_DIALECT))
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request, in order."""
         if not inspect.iscoroutinefunction(self.function):
             for number, request in enumerate(requests):

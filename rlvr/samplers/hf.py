@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, StaticQueue, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, StaticQueue, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.models.device import free_cached_memory, resolve_device
 from rlvr.models.device_defaults import get_device_defaults
@@ -49,7 +49,7 @@ class HFSampler(Sampler):
     64
     """
 
-    info = SamplerInfo(validates_model=True, eval_batch_size=64, cli_syntax="hf:DIR")
+    traits = SamplerTraits(validates_model=True, eval_batch_size=64, cli_syntax="hf:DIR")
 
     @classmethod
     def settings_from_cli(cls, argument: str) -> dict[str, Any]:
@@ -82,14 +82,14 @@ class HFSampler(Sampler):
     def check_ready(self) -> None:
         """Load the configured model, if the trainer has passed none."""
         if self.model is None and self.tokenizer is not None:
-            self.load_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
+            self.update_from_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Set the precision of the trainer, and the length of sequences to reserve memory for; kept where they are not given."""
         if precision is not None:
             self._precision, self._max_length = precision, max_length
 
-    def load_model(self, model: Any, version: int) -> None:
+    def update_from_model(self, model: Any, version: int) -> None:
         """Use the trainer's model directly; it is copied only if the trainer computes in another precision than the model has."""
         if model is not self._trainer_model:
             self._trainer_model, self.model = model, self._convert_precision(model)
@@ -121,10 +121,10 @@ class HFSampler(Sampler):
 
     def validate_model(self, model: Any) -> str:
         """Raise ConfigError for a model that cannot be sampled from; return why it is slow, or ''."""
-        self.load_model(model, 0)
+        self.update_from_model(model, 0)
         return f"each token computes its whole row again, since {self.slots_problem}" if self.cache_class is RecomputingCache else ""
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield completions; up to `batch_size` at a time, requests with a common prompt side by side."""
         yield from (ended for ended in HFSampler.stream_from_queue(self, StaticQueue(requests), sampling) if ended is not None)
 

@@ -35,7 +35,7 @@ from rlvr.contracts import (
     Request,
     RequestQueue,
     Sampler,
-    SamplerInfo,
+    SamplerTraits,
     SamplingParams,
     StaticQueue,
     Tokenizer,
@@ -68,7 +68,7 @@ class OpenAISampler(Sampler):
     16
     """
 
-    info = SamplerInfo(
+    traits = SamplerTraits(
         runs_model=False,
         text_only=True,
         cli_syntax="openai:URL#MODEL[#TOKENIZER]",
@@ -144,7 +144,7 @@ class OpenAISampler(Sampler):
             attempt_timeout_s,
             completion_timeout_s,
         )
-        self.info = replace(type(self).info, text_only=tokenizer is None)
+        self.traits = replace(type(self).traits, text_only=tokenizer is None)
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="ask")
         self._tokenizer: Tokenizer | None = None
         self._token_limit_field = TOKEN_LIMIT_FIELDS[0]
@@ -163,11 +163,11 @@ class OpenAISampler(Sampler):
         """Store the tokenizer, which encodes the endpoint's text."""
         self._tokenizer = tokenizer
 
-    def load_model(self, model: Any, version: int) -> None:
+    def update_from_model(self, model: Any, version: int) -> None:
         """Raise ConfigError: an endpoint cannot load the trainer's weights."""
         raise ConfigError("the sampler openai cannot load new weights, so it cannot train; use vllm (placement: server) or hf")
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as it arrives."""
         yield from (ended for ended in OpenAISampler.stream_from_queue(self, StaticQueue(requests), sampling) if ended is not None)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlvr.chat.tool_calling import ToolFormat
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, Tokenizer
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, format_suggestion
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.samplers._chat_calls import decode_conversation
@@ -30,7 +30,7 @@ class ScriptedSampler(Sampler):
     'noop'
     """
 
-    info = SamplerInfo(loads_weights=False, cli_syntax="scripted:gold|noop|random")
+    traits = SamplerTraits(loads_weights=False, cli_syntax="scripted:gold|noop|random")
     tokenizer = "bytes"  # it can encode any text
 
     @classmethod
@@ -59,7 +59,7 @@ class ScriptedSampler(Sampler):
         self._environment, self._tokenizer = environment, tokenizer
         self._calls = ToolFormat(tokenizer, environment)
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield one completion for each request."""
         for index, request in enumerate(requests):
             yield index, self._complete(request)

@@ -29,7 +29,7 @@ from rlvr.contracts import (
     Request,
     RequestQueue,
     Sampler,
-    SamplerInfo,
+    SamplerTraits,
     SamplingParams,
     StaticQueue,
     Tokenizer,
@@ -88,7 +88,7 @@ class VLLMSampler(Sampler):
     'colocated'
     """
 
-    info = SamplerInfo(
+    traits = SamplerTraits(
         runs_model=False,
         eval_batch_size=1024,
         cli_syntax="vllm:DIR",
@@ -190,7 +190,7 @@ class VLLMSampler(Sampler):
         )
         sleep &= gpus is None
         if placement == "colocated":
-            self.info = replace(type(self).info, blocks_trainer_reason=IN_PROCESS_REASON)
+            self.traits = replace(type(self).traits, blocks_trainer_reason=IN_PROCESS_REASON)
         self.engine_config = EngineConfig(
             dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size
         )
@@ -209,7 +209,7 @@ class VLLMSampler(Sampler):
         """Return how much the log-probabilities of the probe differ between trainer and engine."""
         return {} if self._probe is None else self._probe.get_difference_metrics()
 
-    def load_model(self, model: Any, version: int) -> None:
+    def update_from_model(self, model: Any, version: int) -> None:
         """Load the weights of a model in this process."""
         self.update_weights(PlainWeights(model), version)
 
@@ -235,7 +235,7 @@ class VLLMSampler(Sampler):
         if self._engine is not None:
             self._engine.sleep()
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         """Yield each completion as soon as it finishes."""
         yield from (ended for ended in VLLMSampler.stream_from_queue(self, StaticQueue(requests), sampling) if ended is not None)
 

@@ -8,7 +8,7 @@ from json import dumps, loads
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from rlvr.task import Fault, Message, Task, Verdict, to_plain_json, user
+from rlvr.task import Fault, Message, Task, Verdict, make_user_prompt, to_plain_json
 
 fast_decode: Callable[[bytes], Any] = loads
 with suppress(ModuleNotFoundError):  # it only saves time
@@ -78,7 +78,7 @@ def parse_prompt(value: Any) -> tuple[Message, ...]:
     ({'role': 'user', 'content': '2+2='},)
     """
     if value is None or isinstance(value, str):
-        return user(value or "")
+        return make_user_prompt(value or "")
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise ValueError(f"prompt is {value!r:.60}; it must be a text or a list of messages")
     return tuple({"role": str(message.get("role")), "content": message["content"]} for message in value if "content" in message)

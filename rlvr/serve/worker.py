@@ -261,7 +261,7 @@ class ServiceWorker:
 
 def has_batch_verify(verifier: Verifier) -> bool:
     """Whether a verifier overrides `verify_many`."""
-    return verifier.info.has_batch_method
+    return verifier.traits.has_batch_method
 
 
 def verify_batch(verifier: Verifier, rows: Sequence[tuple[int, Any, Task, str]]) -> list[Verdict]:

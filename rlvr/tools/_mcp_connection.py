@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN
 from rlvr.contracts.schema import MAX_NESTING_DEPTH
-from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolFailure, format_install_command
+from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolInfrastructureError, format_install_command
 from rlvr.turns import ToolSpec
 
 SDK_GRACE_S = 5.0
@@ -33,7 +33,7 @@ class McpConnection:
         self.stderr = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in stop)
 
     def start(self, timeout: float) -> list[ToolSpec]:
-        """Connect, and return the tools of the server. ToolFailure if it does not start."""
+        """Connect, and return the tools of the server. ToolInfrastructureError if it does not start."""
         sdk = _import_sdk()
         ready: Future[list[ToolSpec]] = Future()
         self.thread = threading.Thread(target=self._run_loop, args=(sdk, ready), name="rlvr-mcp", daemon=True)
@@ -41,20 +41,20 @@ class McpConnection:
         try:
             return ready.result(timeout)
         except TimeoutError as error:
-            raise ToolFailure(
+            raise ToolInfrastructureError(
                 f"the MCP server {self._describe_server()} did not answer within {timeout:g} s{self._read_last_error_line()}"
             ) from error
         except ConfigError:
             raise
         except Exception as error:
-            raise ToolFailure(
+            raise ToolInfrastructureError(
                 f"the MCP server {self._describe_server()} did not start: {_format_error(error)}{self._read_last_error_line()}"
             ) from error
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return the text of its result. ToolError for an error of the tool and for a timeout."""
         if self.loop is None or self.thread is None or not self.thread.is_alive():
-            raise ToolFailure(f"the MCP server {self._describe_server()} exited{self._read_last_error_line()}")
+            raise ToolInfrastructureError(f"the MCP server {self._describe_server()} exited{self._read_last_error_line()}")
         asked = asyncio.run_coroutine_threadsafe(self._call_tool(name, dict(arguments)), self.loop)
         late = f"the call took longer than {self.timeout:g} s and was cancelled"
         try:
@@ -63,7 +63,7 @@ class McpConnection:
             asked.cancel()
             raise ToolError(late) from error
         except Exception as error:
-            raise ToolFailure(
+            raise ToolInfrastructureError(
                 f"the MCP server {self._describe_server()} failed: {_format_error(error)}{self._read_last_error_line()}"
             ) from error
         text = "\n".join(block.text if block.type == "text" else f"[{block.type} is not shown]" for block in found.content)

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from rlvr.contracts import ExecutionResult, ExitStatus, SandboxSession
-from rlvr.errors import ToolFailure
+from rlvr.errors import ToolInfrastructureError
 
 STATUS_MESSAGES = {
     ExitStatus.TIMEOUT: "[stopped: it ran longer than {timeout:g} s]",
@@ -18,10 +18,10 @@ STATUS_MESSAGES = {
 
 
 def run_in_sandbox(sandbox_session: SandboxSession, source: str, language: Literal["bash", "python"], timeout: float) -> str:
-    """Run a program in the sandbox and return its output as one text. ToolFailure if the sandbox itself failed."""
+    """Run a program in the sandbox and return its output as one text. ToolInfrastructureError if the sandbox itself failed."""
     outcome = sandbox_session.run(source, language=language, timeout=timeout)
     if outcome.status is ExitStatus.INTERNAL_ERROR:
-        raise ToolFailure(f"the sandbox failed: {outcome.reason or 'no reason given'}")
+        raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason or 'no reason given'}")
     return format_result(outcome, timeout)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, ToolFailure
+from rlvr.errors import ConfigError, ToolInfrastructureError
 from rlvr.tools._mcp_connection import McpConnection
 from rlvr.tools._sandbox_run import validate_timeout
 from rlvr.turns import ToolSpec
@@ -84,14 +84,14 @@ class Mcp(Tool):
             try:
                 with self.session():
                     pass
-            except ToolFailure as error:
+            except ToolInfrastructureError as error:
                 raise ConfigError(str(error)) from error
         return self._known_specs[-1]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool of the server."""
         if self.connection is None:
-            raise ToolFailure("the MCP server is not connected")
+            raise ToolInfrastructureError("the MCP server is not connected")
         return self.connection.call(name.removeprefix(self.prefix), arguments)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolFailure
+from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolInfrastructureError
 
 SUFFIXES = (".txt", ".md", ".rst")
 """The file types in a folder that are indexed."""
@@ -85,7 +85,7 @@ class Search(Tool):
         if len(query) > MAX_QUERY_CHARS:
             raise ToolError(f"the query has {len(query)} characters; at most {MAX_QUERY_CHARS} are allowed")
         if self.index is None:
-            raise ToolFailure("the documents are not open")
+            raise ToolInfrastructureError("the documents are not open")
         words = _tokenize(self._bm25s, [query])
         if not words or not words[0]:
             return "No passage contains any of these words."

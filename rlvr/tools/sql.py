@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.errors import ConfigError, ToolError, ToolFailure
+from rlvr.errors import ConfigError, ToolError, ToolInfrastructureError
 from rlvr.tools import _sql_process
 from rlvr.tools._sandbox_run import validate_timeout
 
@@ -89,7 +89,7 @@ class Sql(Tool):
             query: one statement.
         """
         if self._process is None:
-            raise ToolFailure("the database is not open")
+            raise ToolInfrastructureError("the database is not open")
         asked = {"query": query, "timeout": self.timeout, "max_rows": self.max_rows}
         reply = self._request(asked, START_TIMEOUT_S + 10 * self.timeout)
         if reply is None:
@@ -112,14 +112,14 @@ class Sql(Tool):
                 start_new_session=True,  # Ctrl-C is for this process, which decides what to stop
             )
         except OSError as error:
-            raise ToolFailure(f"the process of the database did not start: {error}") from error
+            raise ToolInfrastructureError(f"the process of the database did not start: {error}") from error
         reply = self._request(self._database, START_TIMEOUT_S)
         if reply is None or "config" in reply:
             self.teardown()
-            raise ConfigError(reply["config"]) if reply else ToolFailure("the process of the database did not start")
+            raise ConfigError(reply["config"]) if reply else ToolInfrastructureError("the process of the database did not start")
 
     def _request(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Send a request and return the reply; None if the process ended. Raises ToolFailure after the wall-clock limit."""
+        """Send a request and return the reply; None if the process ended. Raises ToolInfrastructureError after the wall-clock limit."""
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         poll, data, end = select.poll(), bytearray(), time.monotonic() + timeout_s
         poll.register(self._process.stdout, select.POLLIN)
@@ -129,7 +129,7 @@ class Sql(Tool):
             while not data.endswith(b"\n"):
                 if not poll.poll(max(end - time.monotonic(), 0) * 1000):
                     self.teardown()
-                    raise ToolFailure(f"the process of the database did not answer within {timeout_s:g} s")
+                    raise ToolInfrastructureError(f"the process of the database did not answer within {timeout_s:g} s")
                 part = self._process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
                 if not part:
                     return None
@@ -145,7 +145,7 @@ class Sql(Tool):
         code = self._process.wait(START_TIMEOUT_S)
         self.teardown()
         if code == -signal.SIGKILL:
-            return ToolFailure("the process of the database was killed")
+            return ToolInfrastructureError("the process of the database was killed")
         self._start_process()
         if code == -signal.SIGXCPU:
             return self._build_late_error(was_reset=self.mode == "scratch")
@@ -160,7 +160,7 @@ class Sql(Tool):
             what = "it may only read" if self.mode == "read" else "it may not access other files or change settings"
             return ToolError(f"the statement is not allowed: {what} ({error})")
         if error.startswith(("file is not a database", "disk I/O error", "database disk image")):
-            return ToolFailure(f"the database failed: {error}")
+            return ToolInfrastructureError(f"the database failed: {error}")
         if "user-defined function" in error:
             return ToolError("printf and format take no width or precision that is * or has more than three digits")
         return ToolError(error)

@@ -136,10 +136,10 @@ def check_sampling_supported(components: Components) -> None:
             f"rollout.max_staleness is {staleness}, and each of {components.accelerator.num_processes} processes samples its share: "
             "sampling during training would interleave their messages; set it to 0, launch one process, or let a `cluster` sample for all"
         )
-    if sampler.info.blocks_trainer_reason:
+    if sampler.traits.blocks_trainer_reason:
         raise ConfigError(
             f"rollout.max_staleness is {staleness}, but the sampler {components.config.rollout.sampler['name']!r} cannot sample while the "
-            f"trainer trains: {sampler.info.blocks_trainer_reason}; or set max_staleness to 0"
+            f"trainer trains: {sampler.traits.blocks_trainer_reason}; or set max_staleness to 0"
         )
 
 
@@ -150,7 +150,7 @@ def check_partial_rollouts(components: Components) -> None:
     name = f"rollout.partial_rollout_tokens is {most}, which continues answers of one turn in later steps"
     if components.mdp.is_interactive or components.environment.max_turns > 1:
         raise ConfigError(f"{name}; in {components.config.env['name']} conversations have several turns, so leave it unset")
-    if components.sampler.info.text_only:
+    if components.sampler.traits.text_only:
         raise ConfigError(
             f"{name}; the sampler {components.config.rollout.sampler['name']!r} gives texts, which it cannot continue; leave it unset"
         )
@@ -362,7 +362,7 @@ class PrefetchedSource(BatchSource):
         return functools.partial(self._sample_batch, self._copies[place], step, version)
 
     def _sample_batch(self, model: Any, step: int, version: int) -> RolloutBatch:
-        self.components.sampler.load_model(model, version)
+        self.components.sampler.update_from_model(model, version)
         return self.source.collect(step, version)
 
 
@@ -415,7 +415,7 @@ def copy_model_for_sampler(sampler: Sampler, model: Any) -> Any:
 
     Engines read files, so a copy on the device would waste memory.
     """
-    device = model.device if sampler.info.runs_model else CPU_DEVICE
+    device = model.device if sampler.traits.runs_model else CPU_DEVICE
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach().to(device, copy=True), p.requires_grad) for p in model.parameters()}
     memo |= {id(buffer): buffer.to(device, copy=True) for buffer in model.buffers()}
     return copy.deepcopy(model, memo)

@@ -86,7 +86,7 @@ class Components:
         by_time = (
             asked.episode_timeout_s is not None
             or asked.straggler_action == "truncate"
-            or (self.sampler.info.eval_batch_size and not self.rollout.sync_turns)
+            or (self.sampler.traits.eval_batch_size and not self.rollout.sync_turns)
         )
         timed = self.mdp.is_interactive and by_time
         return is_deterministic(self.config, self.accelerator.device) and not timed
@@ -153,7 +153,7 @@ def build_components(
         config.train.steps
         * config.rollout.prompts_per_step
         * algorithm.traits.sampling_rounds
-        * (curriculum.oversample if curriculum else 1)
+        * (curriculum.candidates_per_task if curriculum else 1)
     )
     size = MAX_CHECKED_PROMPTS if schedule.num_tasks is None else min(schedule.num_tasks, MAX_CHECKED_PROMPTS)
     longest = compute_max_prompt_length(mdp, "train", map(schedule.get_index, range(min(looks, size))))
@@ -372,7 +372,7 @@ def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP
     if (
         config.rollout.sync_turns is None
         and mdp.has_sessions
-        and sampler.info.eval_batch_size
+        and sampler.traits.eval_batch_size
         and is_deterministic(config, accelerator.device)
     ):
         return True

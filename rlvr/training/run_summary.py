@@ -31,7 +31,7 @@ def build_run_table(components: Components, folder: Path) -> Table:
     updates = config.train.minibatches_per_step * components.algorithm.traits.num_iterations
     rounds, curriculum = components.algorithm.traits.sampling_rounds, rollout.curriculum
     sampling = f", groups without spread replaced in up to {rounds} rounds" if rounds > 1 else ""
-    chosen = f", chosen by solve rate from {curriculum.oversample} times as many" if curriculum else ""
+    chosen = f", chosen by solve rate from {curriculum.candidates_per_task} times as many" if curriculum else ""
     processes = components.accelerator.num_processes
     lora = config.model.lora
     beside = ", ".join(lora.target_modules or list_linear_layers(components.model)) if lora else ""
@@ -120,13 +120,13 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
     if components.config.cluster is None:
         return []
     deterministic = is_deterministic(components.config, components.accelerator.device)
-    company = "in the same company, which the calls fix" if components.sampler.info.eval_batch_size else "in any company"
+    company = "in the same company, which the calls fix" if components.sampler.traits.eval_batch_size else "in any company"
     tokens = "same tokens: yes, where rollout workers run on machines that compute the same bits"
     if not deterministic:
         tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
     elif not components.is_bitwise_repeatable:
         tokens = "same tokens: in distribution only, since times decide what is sampled together (rollout.sync_turns=true fixes that)"
-    elif components.sampler.info.eval_batch_size and not components.sampler.info.runs_model:
+    elif components.sampler.traits.eval_batch_size and not components.sampler.traits.runs_model:
         tokens = "same tokens: mostly, since an engine decides by itself what it computes together, and last bits depend on that"
     gradients = "yes, from the same tokens" if deterministic else "up to rounding, from the same tokens"
     return [

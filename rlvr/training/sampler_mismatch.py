@@ -47,7 +47,7 @@ MEDIAN_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "mixed bf16": 0.05}
 
 def runs_trainer_model(sampler: Sampler) -> bool:
     """Return whether a sampler runs the trainer's own model, in this process."""
-    return sampler.info.runs_model and sampler.info.validates_model and getattr(sampler, "model", None) is not None
+    return sampler.traits.runs_model and sampler.traits.validates_model and getattr(sampler, "model", None) is not None
 
 
 SAMPLER_CHECK_NAME = "the sampler's tokens"
@@ -281,7 +281,7 @@ def measure_logprob_gaps(
             model = load_model(ModelConfig.model_validate({"path": folder, "dtype": weights})).eval().to(place)
             with build("sampler", sampler_name, **unheld) as asked:
                 asked.setup(environment, tokenizer, precision=mixed or weights, max_length=mdp.max_length)
-                asked.load_model(model, 0)
+                asked.update_from_model(model, 0)
                 for temperature in temperatures:
                     found = asked.sample(requests, SamplingParams(temperature, stop_ids=tokenizer.stop_ids))
                     yield from compute_logprob_gaps(model, requests, found, precision, temperature)

@@ -28,7 +28,7 @@ class TrainReport:
     """On the held-out tasks, after the SFT warmup and before the first training step."""
     accuracy_after: float | None
     held_out_tasks: int
-    held_out_seen: int = 0
+    held_out_contaminated: int = 0
     """The number of held-out tasks that were trained on; must be 0."""
     held_out_unscored: int = 0
     """The number of held-out answers without a score after training; with more than 2 % of them there is no `accuracy_after`."""
@@ -36,7 +36,7 @@ class TrainReport:
     """Whether some held-out scores lie between 0 and 1: then `accuracy_before` and `accuracy_after` are mean scores."""
     interval_after: list[float] | None = None
     """The 95 % interval of the accuracy after training."""
-    members: dict[str, float | None] = field(default_factory=dict)
+    scores_by_env: dict[str, float | None] = field(default_factory=dict)
     """With a mixture: the accuracy after training on each of its environments."""
     status: str = "finished"
     """`finished`, or `stopped: ` and the reason that a callback gave."""
@@ -52,7 +52,7 @@ class TrainReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
-        idle = {"rewards", *(["members"] if not self.members else [])}
+        idle = {"rewards", *(["scores_by_env"] if not self.scores_by_env else [])}
         return {key: value for key, value in asdict(self).items() if key not in idle}
 
 
@@ -66,16 +66,14 @@ def format_closing_lines(report: TrainReport, folder: Path) -> str:
     if report.interval_after:
         low, high = (format_score(value, is_partial=report.has_partial_scores) for value in report.interval_after)
         between = f" (95 %: {low} to {high})"
-    counted = f"{report.held_out_tasks} task{'s' * (report.held_out_tasks != 1)}, {report.held_out_seen} of them trained on"
+    counted = f"{report.held_out_tasks} task{'s' * (report.held_out_tasks != 1)}, {report.held_out_contaminated} of them trained on"
     if report.held_out_answers > report.held_out_tasks:
-        counted = (
-            f"{report.held_out_answers} answers to {report.held_out_tasks} different tasks, {report.held_out_seen} of these trained on"
-        )
+        counted = f"{report.held_out_answers} answers to {report.held_out_tasks} different tasks, {report.held_out_contaminated} of these trained on"
     lines = [f"{name} {before} -> {after}{between} on {counted}"]
     if not report.held_out_tasks:
         lines = ["held-out accuracy not measured (eval.tasks=0)"]
     lines[0] += f"; {report.seconds:.0f} s"
-    lines += [f"  {env}: {format_score(value, is_partial=report.has_partial_scores)}" for env, value in report.members.items()]
+    lines += [f"  {env}: {format_score(value, is_partial=report.has_partial_scores)}" for env, value in report.scores_by_env.items()]
     lines += [f"{report.status} after {report.steps} steps"] if report.status != "finished" else []
     return "\n".join([*lines, f"run folder {folder}: metrics.jsonl, episodes.jsonl, reward.png, checkpoints/last"])
 

@@ -499,7 +499,7 @@ class Trainer(Hinted):
             held_out_unscored=count_unscored(episodes),
             has_partial_scores=self.report_values["has_partial_scores"],
             interval_after=None if accuracy is None else estimate_score_interval(self.components, episodes),
-            members=compute_mean_scores_by_env(self.components, episodes),
+            scores_by_env=compute_mean_scores_by_env(self.components, episodes),
             status=f"stopped: {self.stop_reason}" if self.stop_reason else "finished",
             rewards=[row["reward"] for row in steps if row["reward"] is not None],
             held_out_answers=len(episodes),

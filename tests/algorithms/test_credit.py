@@ -16,7 +16,7 @@ from rlvr.algorithms.functions.returns import compute_gae
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from tests.fixtures.learning import factory, usual
 from tests.fixtures.two_threads import at_once
 
@@ -143,7 +143,7 @@ def test_a_part_that_an_answer_lacks_is_zero_and_only_one_that_nobody_has_is_a_m
 
 
 def test_gdpo_takes_what_structure_says_of_a_malformed_answer() -> None:
-    verify, task = build("verifier", "structure").verify, Task(user("2+2="), id="t", reference="4")
+    verify, task = build("verifier", "structure").verify, Task(make_user_prompt("2+2="), id="t", reference="4")
     verdicts = [verify(task, text) for text in ("<think></think><answer>4</answer>", "<think></think><answer>5</answer>", "4")]
     group = [said(v.score, parts=dict(v.components)) for v in verdicts]
     right, wrong, malformed = scalars("gdpo", group, reward_weights={"format": 1.0, "content": 1.0})[0]
@@ -197,12 +197,12 @@ def test_answers_near_the_cap_are_punished_softly() -> None:
     with pytest.raises(ConfigError, match="more than max_new_tokens, 10"):
         factory("dapo")(overlong_buffer=11, max_new_tokens=10)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
-        factory("dapo")(overlong_buffer=4).configure(max_new_tokens=0)
+        factory("dapo")(overlong_buffer=4).set_completion_limit(max_new_tokens=0)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dapo")(overlong_buffer=4).compute_advantages([group])
-    factory("dapo")(overlong_buffer=8).configure(max_new_tokens=8)
+    factory("dapo")(overlong_buffer=8).set_completion_limit(max_new_tokens=8)
     with pytest.raises(ConfigError, match="overlong_buffer is 64, more than the longest allowed answer, 8"):
-        factory("dapo")(overlong_buffer=64).configure(max_new_tokens=8)
+        factory("dapo")(overlong_buffer=64).set_completion_limit(max_new_tokens=8)
     with pytest.raises(ConfigError, match="need a limit on the answer length"):
         factory("dr_grpo")().compute_row_weights([1], ["0"])
 

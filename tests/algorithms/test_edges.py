@@ -127,12 +127,12 @@ def test_the_reference_moves_every_so_many_steps() -> None:
     algorithm, moved = factory("grpo")(beta=0.1, ref_model_sync_steps=3, ref_model_mixup_alpha=0.7), []
     for _ in range(7):
         algorithm.on_step_end([1.0], None)
-        moved.append(algorithm.reference_mixup())
+        moved.append(algorithm.get_reference_update_fraction())
     assert moved == [0.0, 0.0, 0.7, 0.0, 0.0, 0.7, 0.0]
     still = factory("grpo")(beta=0.1)
     assert not still.traits.syncs_reference and factory("grpo")(beta=0.1, ref_model_sync_steps=1).traits.syncs_reference
     still.on_step_end([1.0], None)
-    assert still.reference_mixup() == 0.0
+    assert still.get_reference_update_fraction() == 0.0
 
 
 def test_beta_is_steered_by_the_samples_of_the_step() -> None:
@@ -195,7 +195,7 @@ def test_a_group_whose_greedy_answer_has_no_score_is_silent_at_every_token() -> 
 def test_the_runs_own_cap_is_taken_where_none_is_set() -> None:
     algorithm = factory("dapo")(overlong_buffer=2, scale_rewards="none")
     algorithm.compute_row_weights([1], ["0"], max_length=9)  # the weights of one step change no setting
-    algorithm.configure(max_new_tokens=3)
+    algorithm.set_completion_limit(max_new_tokens=3)
     [[a, b]] = algorithm.compute_advantages([[said(1.0, length=3), said(1.0, length=1)]])
     assert (a[-1], b[-1]) == pytest.approx((-0.25, 0.25))
 

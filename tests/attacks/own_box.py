@@ -11,7 +11,7 @@ from typing import Any
 from rlvr.contracts import Sandbox, SandboxFilesSession, Transcript
 from rlvr.contracts.tool import Tool
 from rlvr.mdp.sessions import verify_transcript_safely
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 from rlvr.turns import Call, Turn
 from rlvr.verifiers.final_state import FinalState
 
@@ -94,7 +94,7 @@ STATE = [
     sh("exits, in each way", "exit 3", "exec true", "kill -9 $$", "ulimit -t 0; while :; do :; done"),
 ]  # fmt: skip
 BREAKAGES = [*PROCESSES, *MEMORY, *DESCRIPTORS, *FILES, *STATE]
-TASK = Task(user("Write done to out.txt."), {"files": {"out.txt": "done", "data.txt": "kept"}}, id="own")
+TASK = Task(make_user_prompt("Write done to out.txt."), {"files": {"out.txt": "done", "data.txt": "kept"}}, id="own")
 LATER: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("bash", {"command": "echo well"}),
     ("python", {"code": "print('well')"}),

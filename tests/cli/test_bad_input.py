@@ -18,7 +18,7 @@ from rlvr.registry.plugins import PACKAGE_FOLDER
 BROKEN = '''
 """Plugins with faults."""
 import threading
-from rlvr import Environment, VerifierExample, Task, Verdict, Verifier, user
+from rlvr import Environment, VerifierExample, Task, Verdict, Verifier, make_user_prompt
 
 class Raises(Verifier):
     def verify(self, task, answer):
@@ -78,7 +78,7 @@ class Left(Lost):
 
 class Unclosable(Lost):
     def task(self, split, index):
-        return Task(user("why?"), "because", id=f"{split}/{index}")
+        return Task(make_user_prompt("why?"), "because", id=f"{split}/{index}")
     def close(self):
         raise RuntimeError("no way to close")
 
@@ -88,7 +88,7 @@ class Texts(Lost):
 
 class Numbers(Lost):
     def task(self, split, index):
-        return Task(user("why?"), "7", id=f"{split}/{index}")
+        return Task(make_user_prompt("why?"), "7", id=f"{split}/{index}")
     def gold(self, task):
         return 7
 
@@ -101,7 +101,7 @@ class Long(Empty):
     def num_tasks(self, split):
         return None
     def task(self, split, index):
-        return Task(user("why? " * 400), "because", id=f"long/{split}/{index}")
+        return Task(make_user_prompt("why? " * 400), "because", id=f"long/{split}/{index}")
 
 NOT_CALLABLE = 7
 '''

@@ -158,7 +158,7 @@ def test_what_rollout_workers_of_an_evaluation_cannot_do_is_refused(tmp_path: Pa
 
 
 def test_a_sampler_with_processes_of_its_own_is_refused(tmp_path: Path, there: ClusterSampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedSampler, "info", replace(ScriptedSampler.info, loads_weights=True, runs_model=False))
+    monkeypatch.setattr(ScriptedSampler, "traits", replace(ScriptedSampler.traits, loads_weights=True, runs_model=False))
     with pytest.raises(ConfigError, match="the sampler 'scripted' has its own processes"):
         evaluate(SUMS, "scripted:random", tasks=3, out=tmp_path / "there", remote_sampling=there)
     assert not (tmp_path / "there").exists()

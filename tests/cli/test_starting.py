@@ -45,7 +45,7 @@ def test_one_command_makes_a_run_with_recipe_interval_and_page(desk: Path, capsy
     assert run_command([*line, "--json"]) == 0
     said = capsys.readouterr()
     report = json.loads(said.out)
-    assert report["held_out_tasks"] == 3 and report["held_out_seen"] == 0 and len(report["interval_after"]) == 2
+    assert report["held_out_tasks"] == 3 and report["held_out_contaminated"] == 0 and len(report["interval_after"]) == 2
     told = " ".join(said.err.split())
     assert "question = {question}, reference = {answer}" in told and "3 of 30 rows are held out" in told and "(95 %: " in told
     assert "note: no step changed the weights: the checkpoint is the model that training began with" in told, "no answer was right"

@@ -33,8 +33,8 @@ class Paced(ScriptedSampler):
         super().__init__(answer="random")
         self.seconds, self.dies, self.times, self.home = seconds, list(dies), times, home
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        for found in super().stream(requests, sampling):
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        for found in super().stream_completions(requests, sampling):
             time.sleep(self.seconds)
             self._meet(requests[found[0]])
             yield found

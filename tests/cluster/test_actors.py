@@ -34,7 +34,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.rollout.rollout_request import RolloutRequest
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 
 class RayError(Exception):
@@ -277,7 +277,7 @@ def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
         r"\(its machines: 4 CPUs, 0 GPUs\); ask for fewer or for smaller ones, or add machines"
     )
     with pytest.raises(ConfigError, match=words):
-        RayTransport(ClusterConfig(rollout_workers=3, gpus=1.0), {}, WorkerSettings("float32", False, 1))
+        RayTransport(ClusterConfig(rollout_workers=3, gpus_per_rollout_worker=1.0), {}, WorkerSettings("float32", False, 1))
 
 
 def test_a_cluster_that_is_connected_already_is_used_as_it_is(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def test_a_task_that_cannot_be_sent_is_one_sentence(ray: Ray, monkeypatch: pytes
 
     transport = started()
     monkeypatch.setitem(transport._actors, "c0.0", SimpleNamespace(run_task=SimpleNamespace(remote=remote)))
-    task = Task(user("2+2="), "4", id="t")
+    task = Task(make_user_prompt("2+2="), "4", id="t")
     with pytest.raises(RlvrError, match=r"the tasks from group g on cannot be sent to a rollout worker: Could not .*pickle can write"):
         transport.start_task(DispatchTask("c0.0", "g", 0, 1), [RolloutRequest(task, "g", 0)], SamplingParams(), 0)
 

@@ -318,7 +318,7 @@ def test_what_no_machine_can_hold_is_one_sentence_at_once(nodes: Nodes) -> None:
         r"\(its machines: 4 CPUs, 0 GPUs; "
     )
     with pytest.raises(ConfigError, match=words):
-        RayTransport(ClusterConfig(cpus=6), {}, FACTS)
+        RayTransport(ClusterConfig(cpus_per_rollout_worker=6), {}, FACTS)
 
 
 def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> None:
@@ -357,7 +357,7 @@ def test_a_cluster_is_examined_by_placing_one_process_of_each_kind(nodes: Nodes)
 
 def test_what_a_cluster_lacks_is_said_within_the_limit(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.cluster.checks.doctor.collect_versions", lambda: {"Python": "2.7.1"})
-    found = {seen.name: seen for seen in check_cluster_ready(ClusterConfig(gpus=1), timeout_s=30)}
+    found = {seen.name: seen for seen in check_cluster_ready(ClusterConfig(gpus_per_rollout_worker=1), timeout_s=30)}
     assert "cluster.rollout_workers is 1" in found["capacity"].detail and found["capacity"].problem
     assert found["rollout_workers"].problem == "no machine is large enough"
     assert "no machine has so many GPUs" in found["rollout_workers"].detail

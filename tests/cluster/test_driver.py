@@ -27,12 +27,12 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, derive_seed
-from rlvr.task import Fault, StepReward, Task, Verdict, user
+from rlvr.task import Fault, StepReward, Task, Verdict, make_user_prompt
 
 
 def draws(groups: int = 6, members: int = 2) -> list[RolloutRequest]:
     return [
-        RolloutRequest(Task(user("?"), "4", id=f"t/{g}"), f"1:{g}", derive_seed(g, m), {"index": g})
+        RolloutRequest(Task(make_user_prompt("?"), "4", id=f"t/{g}"), f"1:{g}", derive_seed(g, m), {"index": g})
         for g in range(groups)
         for m in range(members)
     ]

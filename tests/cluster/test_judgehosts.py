@@ -15,10 +15,10 @@ from rlvr.cluster.verifier_workers import VerifierBusy, VerifierLost, VerifierLo
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 from tests.cluster.test_actors import PLACE, Ray, RayError, RayTaskError
 
-TASK, SAID = Task(user("2+2="), "4", id="t"), Transcript("4")
+TASK, SAID = Task(make_user_prompt("2+2="), "4", id="t"), Transcript("4")
 
 
 HEARD: list[list[str]] = []

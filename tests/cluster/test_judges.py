@@ -24,11 +24,11 @@ from rlvr.contracts import Environment, SamplingParams, Transcript, Verifier
 from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import Sums, Talk
 
-TASK, SAID = Task(user("2+2="), "4", id="t"), Transcript("4")
+TASK, SAID = Task(make_user_prompt("2+2="), "4", id="t"), Transcript("4")
 
 
 def answers(name: str, seen: list[str], *, after: float = 0.0) -> AskVerdict:
@@ -179,7 +179,7 @@ def test_a_judge_host_gives_the_verdict_of_the_verifier_to_the_bit_and_its_error
 
 
 def test_a_verifier_that_hangs_costs_its_own_verdict_and_no_thread() -> None:
-    judge = host(verify_workers=1, call_timeout_s=0.4)
+    judge = host(max_concurrent_calls=1, call_timeout_s=0.4)
 
     async def three() -> list[Verdict]:
         return list(await asyncio.gather(*(judge.verify(TASK, Transcript(answer)) for answer in ("hang", "hang", "4"))))
@@ -217,7 +217,7 @@ def test_an_answer_that_must_be_alone_has_the_next_turn_and_nothing_beside_it() 
 
 
 def test_a_host_knows_which_share_of_its_threads_was_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, clock = host(verify_workers=2), [100.0]
+    judge, clock = host(max_concurrent_calls=2), [100.0]
     monkeypatch.setattr("rlvr.cluster.verifier_workers.perf_counter", lambda: clock[0])
     judge._counting_since = judge._counted_until = 100.0
     for more, passed in ((1, 4.0), (2, 2.0), (-3, 2.0)):  # 1, then 3 of 2, then none

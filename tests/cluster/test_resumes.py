@@ -105,5 +105,5 @@ def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatc
         assert len(told) == 3 and all(word in line for word, line in zip(words, told, strict=True))
         assert describe_cluster_guarantees(build_components(tiny_run(), accelerator, stack)) == []
         if not changes:
-            components.sampler.info = replace(components.sampler.info, runs_model=False)  # as an engine of its own
+            components.sampler.traits = replace(components.sampler.traits, runs_model=False)  # as an engine of its own
             assert describe_cluster_guarantees(components)[1].startswith("same tokens: mostly, since an engine decides")

@@ -105,7 +105,7 @@ def files(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in (folder / "episodes.jsonl", folder / "metrics.jsonl", weights)]
 
 
-GUIDED = {"curriculum": {"meta_key": "carries", "oversample": 3}}
+GUIDED = {"curriculum": {"meta_key": "carries", "candidates_per_task": 3}}
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() 
 def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     for rollout_workers in (0, 2):
-        cluster = {"rollout_workers": rollout_workers, "max_restarts": 100, "weights": "delta"}
+        cluster = {"rollout_workers": rollout_workers, "max_restarts": 100, "weight_transfer": "delta"}
         few: dict[str, Any] = {"eval": {"tasks": 0}, "rollout": {"prompts_per_step": 2, "num_generations": 4}, "sft_warmup": None}
         config = tiny_run(cluster=cluster, model={"config": MODEL, "dtype": "bfloat16"}, train={"steps": 3, "learning_rate": 1e-4}, **few)
         train(config, out=tmp_path / str(rollout_workers))

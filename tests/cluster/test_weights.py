@@ -331,6 +331,8 @@ def test_a_delta_without_the_checksums_of_all_tensors_is_refused() -> None:
 
 
 def test_float32_weights_have_no_delta() -> None:
-    words = r"cluster.weights is delta, but rollout workers compute in float32, where an update changes nearly every weight; set model"
+    words = (
+        r"cluster.weight_transfer is delta, but rollout workers compute in float32, where an update changes nearly every weight; set model"
+    )
     with pytest.raises(ConfigError, match=words):
         WeightPacker("delta", "float32")

@@ -22,7 +22,7 @@ from rlvr.registry.plugins import PACKAGE_FOLDER
 HEAD = '''\
 """A plugin with a defect in it."""
 import itertools, random, threading, time
-from rlvr import Environment, VerifierExample, Fault, Task, Verdict, Verifier, user
+from rlvr import Environment, VerifierExample, Fault, Task, Verdict, Verifier, make_user_prompt
 from rlvr.extraction import extract_answer
 
 COUNTER = itertools.count()
@@ -89,7 +89,7 @@ class Planted(Environment):
 
     def task(self, split, index):
         number = self.number(split, index)
-        return Task(user(f"{number}>"), str(number)[::-1], id=f"planted/{split}/{index}")
+        return Task(make_user_prompt(f"{number}>"), str(number)[::-1], id=f"planted/{split}/{index}")
 
     def number(self, split, index):
         return random.Random(f"{split}/{index}").randrange(10000, 99999, 2) * 10 + (7 if split == "test" else 8)

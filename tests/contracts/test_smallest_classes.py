@@ -37,7 +37,7 @@ class Shut(rlvr.Sandbox):
 
 
 class Dry(rlvr.Sampler):
-    """Lacks `stream`."""
+    """Lacks `stream_completions`."""
 
 
 class Lazy(rlvr.Algorithm):
@@ -58,7 +58,7 @@ INCOMPLETE: list[tuple[str, Callable[[], Any], str]] = [
     ("verifier", lambda: rlvr.make_verifier(Silent), "verifier 'Silent' lacks the method `verify`"),
     ("verifier", lambda: rlvr.make_verifier(MIX), "verifier 'Silent' lacks the method `verify`"),
     ("sandbox", lambda: rlvr.make_sandbox(Shut), "sandbox 'Shut' lacks the method `run_program`"),
-    ("sampler", lambda: rlvr.make_sampler(Dry), "sampler 'Dry' lacks the method `stream`"),
+    ("sampler", lambda: rlvr.make_sampler(Dry), "sampler 'Dry' lacks the method `stream_completions`"),
     ("algorithm", lambda: rlvr.make_algorithm(Lazy), "algorithm 'Lazy' lacks the methods `compute_advantages`, "),
     ("env", lambda: rlvr.make_env(Gym), "env 'Gym' is a Gym, not an rlvr.Environment"),
     ("verifier", lambda: rlvr.make_verifier(Gym), "verifier 'Gym' is a Gym, not an rlvr.Verifier"),

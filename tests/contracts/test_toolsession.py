@@ -9,16 +9,16 @@ import pytest
 
 from rlvr.contracts import StepResult, ToolSession
 from rlvr.contracts.tool import Tool, ToolExample, tool
-from rlvr.errors import ConfigError, ToolFailure
+from rlvr.errors import ConfigError, ToolInfrastructureError
 from rlvr.registry.plugins import build
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.tools.bash import Bash
 from rlvr.tools.calculator import Calculator
 from rlvr.tools.submit import Submit
 from rlvr.turns import Call, CallStatus, Turn
 from tests.tools.desks import Desks, FakeBoxes, Till, TillSession
 
-TASK = Task(user("make it 7"), "7", id="t", meta={"start": 0})
+TASK = Task(make_user_prompt("make it 7"), "7", id="t", meta={"start": 0})
 
 
 def calls(*calls: Call) -> Turn:
@@ -44,7 +44,7 @@ def till(**settings: object) -> TillSession:
 
 def test_each_call_of_a_turn_gets_its_result_in_order() -> None:
     session = till()
-    assert [spec.name for spec in session.tools()] == ["add", "close_till"] and session.tools() == session.tools()
+    assert [spec.name for spec in session.start_tools()] == ["add", "close_till"] and session.start_tools() == session.start_tools()
     misread = Call("0.2", "add", status=CallStatus.BAD_JSON, error_detail="no value")
     said = heard(session, calls(add(3), add("x", 1), misread, add(99, 3), Call("0.4", "ad", {}), add(4, 5)))
     assert [message["role"] for message in said.messages] == ["tool"] * 6 and not said.done
@@ -60,27 +60,27 @@ def test_each_call_of_a_turn_gets_its_result_in_order() -> None:
 
 def test_a_turn_without_calls_is_the_answer_and_a_conversation_that_ends_with_a_call_has_none() -> None:
     session = till()
-    session.tools()
+    session.start_tools()
     final = Turn("it has 7", content="it has 7")
-    assert session.step(final) is None and session.answer([calls(add(7)), final]) == "it has 7"
-    assert session.answer([final, calls(add(7))]) == "" and session.answer([]) == ""
+    assert session.step(final) is None and session.select_answer([calls(add(7)), final]) == "it has 7"
+    assert session.select_answer([final, calls(add(7))]) == "" and session.select_answer([]) == ""
     session.close()
 
 
 def test_a_call_that_submits_ends_the_conversation_and_later_calls_of_the_turn_are_not_run() -> None:
     session = till()
-    session.tools()
+    session.start_tools()
     said = heard(session, calls(add(7), Call("0.1", "close_till", {}), add(50, 2)))
     assert said.done and [result.done for result in said.tool_results] == [False, True, False]
     assert "was not run" in said.tool_results[2].text and session.artifacts() == {"total": 7}
-    assert session.answer([calls()]) == "7"
+    assert session.select_answer([calls()]) == "7"
     session.close()
 
 
 def test_a_tool_that_breaks_is_raised() -> None:
     session = till()
-    session.tools()
-    with pytest.raises(ToolFailure, match="the till is on fire"):
+    session.start_tools()
+    with pytest.raises(ToolInfrastructureError, match="the till is on fire"):
         session.step(calls(add(13)))
     session.close()
 
@@ -102,7 +102,7 @@ def test_the_box_has_the_files_and_is_closed_with_the_session() -> None:
     boxes = FakeBoxes()
     session = till(tools=[Bash()], sandbox=boxes)
     assert not boxes.boxes
-    session.tools()
+    session.start_tools()
     assert boxes.boxes[0].files == {"start.txt": b"0"}
     assert heard(session, calls(Call("0.0", "bash", {"command": "echo hi"}))).tool_results[0].text == "echo hi"
     session.close()
@@ -113,7 +113,7 @@ def test_the_box_has_the_files_and_is_closed_with_the_session() -> None:
 def test_no_box_is_opened_where_no_tool_needs_one() -> None:
     boxes = FakeBoxes()
     session = till(tools=[Calculator()], sandbox=boxes)
-    session.tools()
+    session.start_tools()
     session.close()
     assert not boxes.boxes
 
@@ -134,7 +134,7 @@ def test_what_was_opened_before_a_failure_is_closed() -> None:
     boxes = FakeBoxes()
     session = till(tools=[Bash(), Sinks()], sandbox=boxes)
     with pytest.raises(OSError, match="no water"):
-        session.tools()
+        session.start_tools()
     session.close()
     assert boxes.boxes[0].closed == 1
 
@@ -145,14 +145,14 @@ def test_what_was_opened_before_a_failure_is_closed() -> None:
 def test_tools_that_cannot_be_opened_together_are_refused(tools: list[Tool], told: str) -> None:
     session = till(tools=tools)
     with pytest.raises(ConfigError, match=told):
-        session.tools()
+        session.start_tools()
     session.close()
 
 
 def test_a_long_result_is_cut_and_says_so() -> None:
     session = ToolSession(TASK, [Loud()])
     session.max_result_characters = 100  # type: ignore[misc]
-    session.tools()
+    session.start_tools()
     result = heard(session, calls(Call("0.0", "shout", {"times": 60}))).tool_results[0]
     assert result.truncated and len(result.text) <= 100 and "left out" in result.text
     session.close()
@@ -225,14 +225,14 @@ def test_calls_of_parallel_tools_run_at_the_same_time_with_results_in_order() ->
 
 def test_of_parallel_calls_that_fail_the_first_one_is_said() -> None:
     session = ToolSession(TASK, [Meeting()])
-    with pytest.raises(ToolFailure, match="place 0"):
+    with pytest.raises(ToolInfrastructureError, match="place 0"):
         heard(session, calls(*(meet(number, "fail") for number in range(3))))
     session.close()
 
 
 def test_no_more_calls_run_at_once_than_the_maximum() -> None:
     session = ToolSession(TASK, [Meeting(), Sleeper()])
-    session.tools()
+    session.start_tools()
     groups = session._group_parallel_calls([*(meet(number) for number in range(10)), Call("0.10", "wait", {}), Call("0.11", "none", {})])
     assert [len(group) for group in groups] == [8, 2, 1, 1]
     session.close()

@@ -16,7 +16,7 @@ from rlvr.envs.bugfix import KINDS, BuggyPackage, _build_package
 from rlvr.errors import ConfigError
 from rlvr.mdp.sessions import build_session_record, load_recorded_transcript
 from rlvr.registry.plugins import build
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.turns import Call
 from tests.attacks.worlds import BUGFIX_ATTACKS, MODULE_ATTACKS
 
@@ -126,7 +126,7 @@ def test_code_in_the_answer_does_not_count(environment: Environment) -> None:
 def test_a_reference_without_cases_is_the_fault_of_the_task(environment: Environment) -> None:
     references: list[Any] = [None, {}, {"files": [], "cases": []}, {"files": ["a.py"], "cases": [{}]}, {"files": [1], "cases": []}]
     for reference in references:
-        verdict = environment.verifier.verify_transcript(Task(user("?"), reference, id="t"), Transcript("", {"a.py": b""}))
+        verdict = environment.verifier.verify_transcript(Task(make_user_prompt("?"), reference, id="t"), Transcript("", {"a.py": b""}))
         assert verdict.score is None and verdict.fault is Fault.TASK
 
 

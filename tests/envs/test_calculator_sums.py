@@ -57,7 +57,7 @@ def test_without_tools_the_gold_answer_is_one_turn() -> None:
 
 
 def test_a_share_of_the_scripts_answers_at_once() -> None:
-    env = make_env("calculator_sums", tool_call_fraction=0.3)
+    env = make_env("calculator_sums", gold_tool_call_fraction=0.3)
     calling = sum(env.oracle_turns(env.task("train", index)) is not None for index in range(400))
     assert 90 <= calling <= 150
 
@@ -70,8 +70,8 @@ def test_a_share_of_the_scripts_answers_at_once() -> None:
         {"digits": [8, 5]},
         {"digits": [1, 5]},
         {"digits": [5, 41]},
-        {"tool_call_fraction": 1.5},
-        {"tool_call_fraction": True},
+        {"gold_tool_call_fraction": 1.5},
+        {"gold_tool_call_fraction": True},
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import Task, user
+from rlvr import Task, make_user_prompt
 from rlvr.envs._data.rows import find_split_word, map_to_train_and_test, read_file_rows
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.registry.plugins import build
@@ -129,7 +129,7 @@ def test_templates_fill_question_system_instruction_and_reference(tmp_path: Path
         system="You measure in {unit}. {{sic}}", instruction="Answer with the unit.",
     )  # fmt: skip
     task = next(task for split in env.splits for task in asked(env, split) if task.reference == "3 cm")
-    assert task.prompt == user("n = 3: double {n}\n\nAnswer with the unit.", system="You measure in cm. {sic}")
+    assert task.prompt == make_user_prompt("n = 3: double {n}\n\nAnswer with the unit.", system="You measure in cm. {sic}")
 
 
 def test_a_column_of_messages_is_the_prompt(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_halving_always_finds_the_number() -> None:
             said.append(str((low + high) // 2))
             reply = env.reply(task, said)
             low, high = (int(said[-1]) + 1, high) if reply == "higher" else (low, int(said[-1]) - 1)
-        assert reply is None and env.max_turns == 7 and env.verifier.verify(task, env.answer(task, said)).passed
+        assert reply is None and env.max_turns == 7 and env.verifier.verify(task, env.select_answer(task, said)).passed
 
 
 def test_a_guess_that_is_none_is_asked_for_again() -> None:
@@ -117,10 +117,10 @@ def test_each_form_of_a_guess_is_read(example: str) -> None:
     env = build("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
     assert parse_single_guess(example) == 500 and env.reply(task, [example]) is None
-    assert env.verifier.verify(task, env.answer(task, [example])).passed
+    assert env.verifier.verify(task, env.select_answer(task, [example])).passed
     above, below = (replace(task, reference=secret) for secret in ("501", "499"))
     assert (env.reply(above, [example]), env.reply(below, [example])) == ("higher", "lower")
-    assert not env.verifier.verify(above, env.answer(above, [example])).passed
+    assert not env.verifier.verify(above, env.select_answer(above, [example])).passed
     fewer = [row for row in GUESS_FORMS if row[-1] != example]
     assert not [row for row in fewer if re.fullmatch(row[0] + r"\s*[.?!]*", example.strip(), re.IGNORECASE)], "another row reads it too"
 
@@ -145,7 +145,7 @@ def test_what_is_no_guess_is_asked_for_again(text: str) -> None:
     env = build("env", "guess_number", max_number=1000)
     task = replace(env.task("train", 0), reference="500")
     assert env.reply(task, [text]) == "say one number"
-    assert not env.verifier.verify(task, env.answer(task, [text])).passed
+    assert not env.verifier.verify(task, env.select_answer(task, [text])).passed
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "countdown", "digit_sum", "copy_reverse", "guess_number"])
@@ -170,9 +170,9 @@ def test_the_suite_quick_says_what_to_do_and_reads_what_chat_models_answer() -> 
                 gold = env.gold(task)
                 for text in (gold, f"**{gold}**", f"Answer: {gold}", f"The final answer is **{gold}**.", rf"\boxed{{{gold}}}"):
                     if name != "countdown" or text == gold:
-                        assert env.verifier.verify(task, env.answer(task, [text])).passed, (name, text)
+                        assert env.verifier.verify(task, env.select_answer(task, [text])).passed, (name, text)
                 for text in ("", "0 or 1", task.question, f"{gold} or {task.question}"):
-                    assert not env.verifier.verify(task, env.answer(task, [text])).passed, (name, text)
+                    assert not env.verifier.verify(task, env.select_answer(task, [text])).passed, (name, text)
 
 
 def test_toys_are_what_they_say() -> None:

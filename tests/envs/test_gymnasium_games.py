@@ -12,7 +12,7 @@ from rlvr.conformance.conversationkit import PlayedConversation, play_conversati
 from rlvr.contracts import Transcript
 from rlvr.envs.external._game_env import GameRewardVerifier
 from rlvr.errors import ConfigError
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, Task, make_user_prompt
 
 ODD = "tests.fixtures.theirs.odd_worlds:Odd-v0"
 
@@ -142,7 +142,7 @@ def test_settings_that_make_no_sense_are_one_message_each() -> None:
 
 
 def test_rewards_are_judged_by_what_was_declared() -> None:
-    judge, scaled = GameRewardVerifier(), Task(user("q"), {"scale": [-1.0, 1.0]}, id="t")
+    judge, scaled = GameRewardVerifier(), Task(make_user_prompt("q"), {"scale": [-1.0, 1.0]}, id="t")
     for rewards, over, score in (([1.0], True, 1.0), ([-1.0], True, 0.0), ([0.5, -0.5], True, 0.5), ([1.0], False, 0.0)):
         assert judge.verify_transcript(scaled, Transcript("", {"rewards": rewards, "over": over})).score == score
     assert judge.verify_transcript(scaled, Transcript("", {"rewards": [2.0], "over": True})).fault is Fault.INFRA

@@ -30,7 +30,7 @@ def play(env: Any, task: Task, said: list[str]) -> tuple[Verdict, list[str], int
         if heard is None:
             break
         replies.append(heard.messages[0]["content"])
-    transcript = Transcript(session.answer(turns), session.artifacts(), tuple(turns))
+    transcript = Transcript(session.select_answer(turns), session.artifacts(), tuple(turns))
     session.close()
     return env.verifier.verify_transcript(task, transcript), replies, len(turns)
 

@@ -107,4 +107,4 @@ def test_a_run_reports_each_environment(tmp_path: Path) -> None:
         for name in envs:
             own = [e["reward"] for e in episodes if e["step"] == row["step"] and parse_sub_environment(e["task_id"]) == name]
             assert row[f"reward/{name}"] == (pytest.approx(sum(own) / len(own)) if own else None)
-    assert set(report.members) == {"easy", "hard"} and report.interval_after is not None and report.held_out_seen == 0
+    assert set(report.scores_by_env) == {"easy", "hard"} and report.interval_after is not None and report.held_out_contaminated == 0

@@ -57,7 +57,7 @@ def test_the_first_search_alone_does_not_have_the_answer_often() -> None:
 @pytest.mark.slow
 def test_constant_answers_are_not_paid() -> None:
     constants = {answer for task in TASKS for answer in task.reference} | {"", "0", "1", "the", "none", "unknown"}
-    paid = Counter({said: sum(ENV.answer(task, [said]) in task.reference for task in TASKS) for said in constants})
+    paid = Counter({said: sum(ENV.select_answer(task, [said]) in task.reference for task in TASKS) for said in constants})
     assert paid.most_common(1)[0][1] <= 1  # its own task
 
 
@@ -104,7 +104,7 @@ def test_conversations_share_the_index_and_not_their_passages() -> None:
     one, again, other = (ENV.new_session(task, seed=0) for task in (TASKS[0], TASKS[0], TASKS[1]))
     try:
         for session in (one, again, other):
-            session.tools()
+            session.start_tools()
         indexes = [session._tools_by_name["search"].index for session in (one, again, other)]
         assert indexes[0] is indexes[1] and indexes[0] is not indexes[2]
         title = TASKS[1].meta["path"][0]

@@ -15,7 +15,7 @@ from rlvr.envs.shell import KINDS
 from rlvr.errors import ConfigError
 from rlvr.mdp.sessions import build_session_record, load_recorded_transcript
 from rlvr.registry.plugins import build
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.turns import Call
 from tests.attacks.worlds import SHELL_ATTACKS
 
@@ -162,12 +162,12 @@ def test_no_attack_is_paid_and_none_takes_its_zero_away(docker_sandbox: Sandbox)
 )
 def test_each_file_must_be_as_wanted(evidence: dict[str, Any], score: float) -> None:
     with build("verifier", "final_state") as verifier:
-        task = Task(user("?"), {"files": {"a": "1\n", "b": None}}, id="t")
+        task = Task(make_user_prompt("?"), {"files": {"a": "1\n", "b": None}}, id="t")
         assert verifier.verify_transcript(task, Transcript("", evidence)).score == score
 
 
 @pytest.mark.parametrize("reference", [None, {}, [], "a", {"answer": "a"}, {"answer": [""]}, {"files": {"a": 1}}, {"files": {}}, {"a": 1}])
 def test_a_reference_that_says_nothing_is_the_fault_of_the_task(reference: Any) -> None:
     with build("verifier", "final_state") as verifier:
-        verdict = verifier.verify_transcript(Task(user("?"), reference, id="t"), Transcript("a", {}))
+        verdict = verifier.verify_transcript(Task(make_user_prompt("?"), reference, id="t"), Transcript("a", {}))
         assert verdict.score is None and verdict.fault is Fault.TASK

@@ -17,7 +17,7 @@ from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import StepReward, Task, Verdict, user
+from rlvr.task import StepReward, Task, Verdict, make_user_prompt
 from rlvr.tools.calculator import Calculator
 from rlvr.tools.python import Python
 
@@ -81,7 +81,7 @@ class Climb(Environment):
         self.verifier = build("verifier", "exact")
 
     def task(self, split: str, index: int) -> Task:
-        return Task(user("1"), "2", id="climb")
+        return Task(make_user_prompt("1"), "2", id="climb")
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return None if completions[-1] == "2" else "+1"

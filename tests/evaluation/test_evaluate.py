@@ -22,7 +22,7 @@ import yaml
 
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerInfo, SamplingParams, Verifier
+from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, Verifier
 from rlvr.errors import ConfigError, NotFound, RlvrError, SamplerError
 from rlvr.evaluation.evaluate import evaluate, make_env_requests
 from rlvr.evaluation.plan import EvalPlan
@@ -35,7 +35,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.training import checkpoint
 from rlvr.training.checkpoint import Progress
 from tests.fixtures.endpoint import closed_port
@@ -81,7 +81,7 @@ class Numbers(Environment):
         self.verifier = Sometimes()
 
     def task(self, split: str, index: int) -> Task:
-        return Task(user("?"), id=f"{split}/{index}", reference=index)
+        return Task(make_user_prompt("?"), id=f"{split}/{index}", reference=index)
 
     def gold(self, task: Task) -> str:
         return "x"
@@ -198,12 +198,12 @@ class Moody(ScriptedSampler):
     down = True
     asked = 0
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        for i, completion in super().stream(requests, sampling):
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        for i, completion in super().stream_completions(requests, sampling):
             type(self).asked += 1
             yield i, Completion([], [], "error", "the endpoint answered 500") if self.down and i % 3 == 0 else completion
 
-    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
 
 def test_what_failed_is_counted_and_asked_again_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,13 +291,13 @@ def test_a_round_that_was_cut_short_is_sampled_in_the_same_company(tmp_path: Pat
     sizes: list[int] = []
 
     class Company(ScriptedSampler):
-        info = replace(ScriptedSampler.info, eval_batch_size=64)
+        traits = replace(ScriptedSampler.traits, eval_batch_size=64)
 
-        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             sizes.append(len(requests))
-            return super().stream(requests, sampling)
+            return super().stream_completions(requests, sampling)
 
-        stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+        stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
     monkeypatch.setattr("rlvr.samplers.scripted.make", Company)
     evaluate(SUMS, "scripted:random", tasks=10, concurrency=4, out=tmp_path / "e")
@@ -543,7 +543,7 @@ def test_an_evaluation_grows_without_sampling_again(tmp_path: Path) -> None:
 class _Batched(ScriptedSampler):
     """A sampler whose last bits depend on who is in the batch."""
 
-    info = SamplerInfo(eval_batch_size=4)
+    traits = SamplerTraits(eval_batch_size=4)
 
 
 def test_what_an_evaluation_grew_by_is_sampled_in_batches_of_its_own(tmp_path: Path) -> None:

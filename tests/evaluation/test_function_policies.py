@@ -125,7 +125,7 @@ class Steps(Environment):
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return None if len(completions) == 3 else "go on"
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         return " ".join(completions)
 
     def list_legal_turns(self, task: Task, completions: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ WORLD = '''
 import json
 from pathlib import Path
 
-from rlvr import Environment, Fault, Task, Verdict, Verifier, user
+from rlvr import Environment, Fault, Task, Verdict, Verifier, make_user_prompt
 
 
 class Same(Verifier):
@@ -54,7 +54,7 @@ class Asked(Environment):
         return len(self.rows)
 
     def task(self, split, index):
-        return Task(user(self.rows[index][0]), self.rows[index][1], id=f"asked/{index}")
+        return Task(make_user_prompt(self.rows[index][0]), self.rows[index][1], id=f"asked/{index}")
 
     def gold(self, task):
         return task.reference

@@ -83,7 +83,7 @@ def test_others_are_asked_for_what_is_missing_alone(tmp_path: Path, suite: Path)
 
 
 def test_rounds_of_a_sampler_whose_company_matters_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ScriptedSampler, "info", replace(ScriptedSampler.info, eval_batch_size=8))
+    monkeypatch.setattr(ScriptedSampler, "traits", replace(ScriptedSampler.traits, eval_batch_size=8))
     others, folder = Backwards(), tmp_path / "e"
     evaluate(SUMS, "scripted:random", tasks=20, out=folder)
     before = results(folder)

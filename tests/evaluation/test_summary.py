@@ -16,7 +16,7 @@ from rlvr.evaluation.summary import EnvSummary, summarize_env
 from rlvr.evaluation.votes import assign_answer_classes
 from rlvr.registry.plugins import build
 from rlvr.runs.conversation_stats import ConversationStats
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 
 def sample(index: int, k: int, score: float | None = 0.0, text: str = "#### 1", **rest: Any) -> EvalSample:
@@ -38,7 +38,7 @@ def summary(groups: dict[int, list[EvalSample]], n: int, **rest: Any) -> EnvSumm
 def voted(verifier: str, reference: Any, texts: dict[str, float]) -> list[int | None]:
     with build("verifier", verifier) as judge:
         return assign_answer_classes(
-            judge, Task(user("?"), reference, id="t"), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())]
+            judge, Task(make_user_prompt("?"), reference, id="t"), [sample(0, k, s, text) for k, (text, s) in enumerate(texts.items())]
         )
 
 

@@ -237,7 +237,7 @@ def test_rollouts_have_the_tokens_the_mask_and_the_log_probabilities_of_the_mode
 
 def test_rollouts_pass_on_what_could_not_be_judged() -> None:
     class Told(ScriptedSampler):
-        def load_model(self, model: Any, version: int) -> None: ...
+        def update_from_model(self, model: Any, version: int) -> None: ...
 
     env = Counts(verifier=Unable())
     play = RolloutFunction(env, make_rows(env, "train", 2), sampler=Told(answers=["7"]))

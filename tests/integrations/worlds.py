@@ -12,7 +12,7 @@ from rlvr.contracts import Environment, Session, StepResult, ToolSession, Verifi
 from rlvr.contracts.tool import Tool, tool
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 from rlvr.turns import Call
 from tests.fixtures.templates import CHATML, tokenizer_for
 from tests.fixtures.worlds import Same
@@ -46,10 +46,10 @@ class Watched(ToolSession):
     alive: set[int] = set()
     begun: list[int] = []
 
-    def tools(self) -> Any:
+    def start_tools(self) -> Any:
         self.alive.add(id(self))
         self.begun.append(id(self))
-        return super().tools()
+        return super().start_tools()
 
     def close(self) -> None:
         self.alive.discard(id(self))
@@ -68,7 +68,7 @@ class Counts(Environment):
         self.tools = (Counter(),)
 
     def task(self, split: str, index: int) -> Task:
-        return Task(user(f"Count to {index}."), id=f"counts/{split}/{index}", reference=str(index))
+        return Task(make_user_prompt(f"Count to {index}."), id=f"counts/{split}/{index}", reference=str(index))
 
     def new_session(self, task: Task, *, seed: int) -> Session:
         return Watched(task, self.tools, seed=seed)
@@ -88,7 +88,7 @@ class Twice(Environment):
         self.verifier = Same() if verifier is None else verifier
 
     def task(self, split: str, index: int) -> Task:
-        return Task(user(f"What is {index}?"), id=f"twice/{split}/{index}", reference=str(index))
+        return Task(make_user_prompt(f"What is {index}?"), id=f"twice/{split}/{index}", reference=str(index))
 
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return "Are you sure?" if len(completions) < 2 else None

@@ -37,9 +37,9 @@ class World(Session):
         self.happens("step", self.heard)
         return None if turn.text == "end" else StepResult(({"role": "user", "content": "go on"},))
 
-    def answer(self, turns: Sequence[Turn]) -> str:
+    def select_answer(self, turns: Sequence[Turn]) -> str:
         self.happens("answer", self.heard)
-        return super().answer(turns)
+        return super().select_answer(turns)
 
     def artifacts(self) -> Mapping[str, Any]:
         self.happens("artifacts", self.heard)

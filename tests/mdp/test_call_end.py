@@ -85,7 +85,7 @@ def test_stepping_and_sampling_end_the_turn_alike_and_the_environment_ends_it_wi
     acted = [place for place, own in enumerate(one.action_mask) if own]
     assert TOK.decode([one.tokens[place] for place in acted]) == "!add 3\n" and one.turns[0].text == "!add 3\n"
     after = one.tokens[acted[-1] + 1 :]
-    assert after == [TOK.eos_id, *TOK.render_reply("=8")]
+    assert after == [TOK.eos_id, *TOK.render_environment_reply("=8")]
     with pytest.raises(EnvError, match="tokens follow the call"):
         mdp.append_turn(one, TOK.encode("!add 4\n=12\n"))
     one.close()
@@ -110,7 +110,7 @@ def test_a_chat_template_gets_its_own_end_of_a_turn_and_the_result_is_labelled(t
 class Rambling(Sampler):
     """Ignores where a turn ends, as an engine does that knows stop ids only."""
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for place, request in enumerate(requests):
             tokens = TOK.encode("!add 7\n=12\nit has 12")[: request.max_tokens] if request.turn == 0 else [*TOK.encode("done"), TOK.eos_id]
             yield place, Completion(tokens, [-0.5 - n / 100 for n in range(len(tokens))], "length" if request.turn == 0 else "stop")

@@ -17,7 +17,7 @@ from gymnasium.utils.env_checker import check_env
 
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.env import OBSERVATION_KINDS, TOKEN_OBSERVATIONS, TokenEnv
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from tests.fixtures import worlds
 from tests.fixtures.worlds import TOKENS, Nonsense, Raises, Sums, Talk, Unable
 
@@ -184,7 +184,7 @@ def test_a_verifier_that_returns_nonsense_is_the_machinerys_fault(value: Any) ->
 
 def test_an_environment_that_cannot_say_its_answer_ends_the_episode_without_a_score() -> None:
     class Lost(Sums):
-        def answer(self, task: Task, said: Sequence[str]) -> str:
+        def select_answer(self, task: Task, said: Sequence[str]) -> str:
             raise KeyError("answer")
 
     env = TokenEnv(env=Lost(), tokenizer=TOKENS)
@@ -215,7 +215,7 @@ def test_a_split_with_a_size_is_drawn_within_its_size() -> None:
 def test_a_task_can_be_named() -> None:
     env = TokenEnv(env=Sums(below=3), tokenizer=TOKENS, split="test")
     assert env.reset(options={"index": np.int64(8)})[1]["task_id"] == "sums/test/8"
-    assert env.reset_to_task(Task(user("1+1="), "2", id="mine"))[1]["task_id"] == "mine"
+    assert env.reset_to_task(Task(make_user_prompt("1+1="), "2", id="mine"))[1]["task_id"] == "mine"
     for bad in (9, -1, 1.5, "3"):
         with pytest.raises(EnvError, match=r"there is no task .* allowed: 0 to 8"):
             env.reset(options={"index": bad})

@@ -18,7 +18,7 @@ from rlvr.mdp.state import find_last_policy_token
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import POLICY, USER, ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import RolloutRequest
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, Task, make_user_prompt
 from rlvr.turns import Call, CallStatus, Turn
 from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
@@ -227,7 +227,7 @@ class Forgetful(Talk):
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return str(len(completions)) if isinstance(completions, list) and completions.pop() == "1" else None
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         assert isinstance(completions, list)
         return "".join(completions.pop() for _ in range(len(completions)))
 
@@ -247,7 +247,7 @@ class Wordless(Talk):
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return self.gives
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         return self.gives
 
 
@@ -293,7 +293,7 @@ class Mute(Environment):
     """An environment that forgot its verifier."""
 
     def task(self, split: str, index: int) -> Task:
-        return Task(user(""), "", id="t")
+        return Task(make_user_prompt(""), "", id="t")
 
 
 def test_what_cannot_pose_tasks_is_refused_at_once() -> None:

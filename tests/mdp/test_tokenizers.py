@@ -17,7 +17,7 @@ from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, load_tokenizer
 from rlvr.models.model_loading import to_transformers_tokenizer
-from rlvr.task import Message, user
+from rlvr.task import Message, make_user_prompt
 from tests.fixtures.worlds import Sums, Talk
 
 CHATML = (
@@ -63,7 +63,7 @@ ALL: list[TokenizerContract] = [
 def test_the_contract(tokenizer: TokenizerContract) -> None:
     assert isinstance(tokenizer, TokenizerContract)
     assert tokenizer.eos_id in tokenizer.stop_ids and all(0 <= i < tokenizer.vocab_size for i in tokenizer.stop_ids)
-    ids = tokenizer.render(user("1+1=", system="0"))
+    ids = tokenizer.render(make_user_prompt("1+1=", system="0"))
     assert ids and all(type(i) is int and 0 <= i < tokenizer.vocab_size for i in ids)
     for i in range(tokenizer.vocab_size):  # any id inside the vocabulary decodes
         assert isinstance(tokenizer.decode([i]), str)
@@ -110,7 +110,7 @@ def test_turns_of_the_toys_are_marked() -> None:
     said: list[Message] = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "1"}]
     assert tokenizer.render(said[:1]) == [USER, *one, POLICY]
     assert tokenizer.render(said) == [USER, *one, POLICY, *one, EOS, USER, *one, POLICY]
-    assert tokenizer.render_reply("1") == [USER, *one, POLICY]
+    assert tokenizer.render_environment_reply("1") == [USER, *one, POLICY]
 
 
 def test_a_character_outside_the_alphabet_is_unknown_and_shows() -> None:
@@ -134,18 +134,18 @@ def test_history_only_grows(tokenizer: TokenizerContract) -> None:
     said: list[Message] = [{"role": "user", "content": "1+1="}]
     ids = tokenizer.render(said)
     for answer, reply in (("1", "0"), ("0+1", ""), ("", "1=1")):
-        ids = [*ids, *tokenizer.encode(answer), tokenizer.eos_id, *tokenizer.render_reply(reply)]
+        ids = [*ids, *tokenizer.encode(answer), tokenizer.eos_id, *tokenizer.render_environment_reply(reply)]
         said.append({"role": "assistant", "content": answer})
         said.append({"role": "user", "content": reply})
         assert ids == tokenizer.render(said)
 
 
 def test_the_templates_words_are_the_templates_tokens(hf: HFTokenizer) -> None:
-    ids = hf.render(user("Hi", system="Be brief."))
+    ids = hf.render(make_user_prompt("Hi", system="Be brief."))
     text = hf.tokenizer.decode(ids)
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert ids.count(hf.eos_id) == 2 and ids[0] == hf.tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert hf.tokenizer.decode(hf.render_reply("No.")) == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+    assert hf.tokenizer.decode(hf.render_environment_reply("No.")) == "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
@@ -162,22 +162,22 @@ def test_a_template_that_cannot_be_continued_is_refused_before_anything_is_said(
 def test_a_template_that_refuses_a_role_says_so() -> None:
     strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% endfor %}"
     with pytest.raises(ConfigError, match="cannot render a conversation of system, user: System role not supported"):
-        HFTokenizer(hugging_face(strict)).render(user("2+2=", system="Add."))
+        HFTokenizer(hugging_face(strict)).render(make_user_prompt("2+2=", system="Add."))
 
 
 def test_bare_text_begins_as_all_texts_of_its_model_do() -> None:
     fast = hugging_face(None)
     fast.bos_token = "<|im_start|>"
-    plain = HFTokenizer(fast).render(user("2+2="))
+    plain = HFTokenizer(fast).render(make_user_prompt("2+2="))
     whole: Any = fast.backend_tokenizer
     whole.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", fast.bos_token_id)])
-    assert HFTokenizer(fast).render(user("2+2=")) == [fast.bos_token_id, *plain] == list(fast("2+2=")["input_ids"])
+    assert HFTokenizer(fast).render(make_user_prompt("2+2=")) == [fast.bos_token_id, *plain] == list(fast("2+2=")["input_ids"])
 
 
 def test_without_a_template_the_bare_text_is_the_prompt() -> None:
     tokenizer = HFTokenizer(hugging_face(None))
-    assert tokenizer.decode(tokenizer.render(user("2+2=", system="Add."))) == "Add.\n2+2="
-    assert tokenizer.decode(tokenizer.render_reply("No.")) == "\nNo.\n"
+    assert tokenizer.decode(tokenizer.render(make_user_prompt("2+2=", system="Add."))) == "Add.\n2+2="
+    assert tokenizer.decode(tokenizer.render_environment_reply("No.")) == "\nNo.\n"
 
 
 def test_more_stop_ids_may_be_given(hf: HFTokenizer) -> None:
@@ -208,7 +208,7 @@ def test_a_folder_holds_one_with_its_stop_ids(tmp_path: Path, stops: Any, expect
         GenerationConfig(eos_token_id=stops).save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
     assert isinstance(loaded, HFTokenizer) and loaded.stop_ids == expected
-    assert loaded.render(user("Hi")) == HFTokenizer(hugging_face()).render(user("Hi"))
+    assert loaded.render(make_user_prompt("Hi")) == HFTokenizer(hugging_face()).render(make_user_prompt("Hi"))
 
 
 def test_names_of_tokenizers() -> None:
@@ -235,4 +235,4 @@ def test_a_checkpoint_has_a_tokenizer_that_transformers_loads(tokenizer: Tokeniz
     texts = ["1+1=2\n", "", "  1 ", "π=3é"] + (["<x>\t\x00\x7f\xad≈ 𝛑"] if isinstance(tokenizer, ByteTokenizer) else [])
     for text in texts:
         assert loaded.encode(text) == tokenizer.encode(text) and loaded.decode(tokenizer.encode(text)) == text
-        assert loaded.render(user(text)) == tokenizer.render(user(text))
+        assert loaded.render(make_user_prompt(text)) == tokenizer.render(make_user_prompt(text))

@@ -9,7 +9,7 @@ import pytest
 from rlvr.contracts import Tokenizer
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
 from rlvr.mdp.transcript import decode_messages
-from rlvr.task import user
+from rlvr.task import make_user_prompt
 from tests.mdp.test_tokenizers import hugging_face
 
 SPOKEN = [("assistant", "50"), ("user", "30 or so"), ("assistant", ""), ("user", ""), ("assistant", "0")]
@@ -17,9 +17,10 @@ SPOKEN = [("assistant", "50"), ("user", "30 or so"), ("assistant", ""), ("user",
 
 def row(tokenizer: Tokenizer, *, said: list[tuple[str, str]] = SPOKEN) -> dict[str, Any]:
     """A stored conversation whose last turn was cut off."""
-    prompt = list(user("Guess.", system="Be brief."))
+    prompt = list(make_user_prompt("Guess.", system="Be brief."))
     stretches = [
-        [*tokenizer.encode(text), tokenizer.eos_id] if role == "assistant" else tokenizer.render_reply(text) for role, text in said
+        [*tokenizer.encode(text), tokenizer.eos_id] if role == "assistant" else tokenizer.render_environment_reply(text)
+        for role, text in said
     ]
     stretches[-1].pop()
     tokens = tokenizer.render(prompt)

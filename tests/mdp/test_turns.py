@@ -23,4 +23,4 @@ def test_tasks_with_one_question_and_other_answers_are_other_tasks(tmp_path: Pat
     talk = {"env": {"name": "guess_number", "max_number": 1000}, "tokenizer": "chars", "sft_warmup": None, "train": {"steps": 1}}
     talk["rollout"] = {"prompts_per_step": 4, "num_generations": 2, "max_length": 64}
     report = train(tiny_run(**talk), out=tmp_path / "a", console=Console(file=io.StringIO()))
-    assert report.held_out_tasks > 5 and report.held_out_seen == 0
+    assert report.held_out_tasks > 5 and report.held_out_contaminated == 0

@@ -314,7 +314,7 @@ class BoxedBoard(Board):
 
     box: SandboxSession | None = None
 
-    def tools(self) -> Sequence[Any]:
+    def start_tools(self) -> Sequence[Any]:
         assert self.boards.sandbox
         self.box = self.boards.sandbox.create_session()
         return ()
@@ -384,7 +384,7 @@ def test_a_rollout_that_is_left_early_or_fails_gives_everything_back(left: int) 
 
     boards = BoxedBoards(sandbox, happens=happens)
     with rollout_of(boards, ScriptedSampler(answers=["1", "7"]), session_workers=2) as rollout:
-        stream = rollout.stream(draws(boards, 24), STOPS)
+        stream = rollout.stream_episodes(draws(boards, 24), STOPS)
         for _ in range(left):
             next(stream)
         stream.close()

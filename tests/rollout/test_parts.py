@@ -27,7 +27,7 @@ class Counting(Sampler):
     def __init__(self) -> None:
         self.seeds = list[int]()
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for place, request in enumerate(requests):
             self.seeds.append(request.seed)
             if request.prompt[0] == 99:
@@ -44,7 +44,7 @@ class Serving(Counting):
         yield None
         while asked := queue.pop(1):  # type: ignore[attr-defined]
             for number, request in asked:
-                [(_, completion)] = self.stream([request], sampling)
+                [(_, completion)] = self.stream_completions([request], sampling)
                 yield number, completion
 
 
@@ -105,7 +105,7 @@ class Once(Sampler):
     def __init__(self, tokens: list[int], logprobs: list[float]) -> None:
         self.completion = Completion(tokens, logprobs, "length")
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from ((place, self.completion) for place, _ in enumerate(requests))
 
 

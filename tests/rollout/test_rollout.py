@@ -18,7 +18,7 @@ from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.samplers._vllm_format import make_completion
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from tests.fixtures.worlds import DIGITS, Match, Raises, Sums, Talk, Unable
 
 
@@ -54,7 +54,7 @@ def test_turns_alternate_and_only_the_policy_s_tokens_are_acted() -> None:
 class Fails(Sampler):
     """A sampler of which every third completion is broken, each in its own way."""
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i in range(len(requests)):
             yield (
                 i,
@@ -145,7 +145,7 @@ def test_a_rollout_stops_where_so_many_calls_hang_that_no_thread_is_left(monkeyp
     monkeypatch.setattr("rlvr.mdp.verifier_executor.MAX_HUNG_THREADS", 2)
     verifier = Hangs()
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=1, call_timeout_s=0.2) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), max_concurrent_calls=1, call_timeout_s=0.2) as rollout:
         with pytest.raises(TooManyHungCalls, match=r"2 verifications still run after their timeout of 0\.2 s, and no thread is left"):
             rollout.collect(draws(environment, 6), SamplingParams())
         verifier.release.set()
@@ -158,7 +158,7 @@ class Slowly(Sampler):
         self.verifier = verifier
         self.seen: list[int] = []
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i in range(len(requests)):
             if i:
                 self.verifier.arrived.wait(20)
@@ -194,7 +194,7 @@ class Sleeps(Match):
 
 def test_the_times_of_sampling_and_of_verification_are_told_apart() -> None:
     environment = Sums(verifier=Sleeps())
-    with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=2) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), max_concurrent_calls=2) as rollout:
         rollout.collect(draws(environment, 4), SamplingParams())
     assert rollout.timing.total_verify_s > 0.19 and rollout.timing.verify_tail_s > rollout.timing.sampling_s
 
@@ -202,7 +202,7 @@ def test_the_times_of_sampling_and_of_verification_are_told_apart() -> None:
 class Trickle(Sampler):
     """An answer every few milliseconds, as an engine with many lanes gives them."""
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         for i in range(len(requests)):
             time.sleep(0.01)
             yield i, Completion([5, 0], [-0.1, -0.1], "stop")
@@ -230,13 +230,13 @@ def test_seeds_are_functions_of_their_parts_alone() -> None:
 
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="workers 0"):
-        Rollout(TokenMDP(Sums(), ByteTokenizer()), sampler=ScriptedSampler(), verify_workers=0)
+        Rollout(TokenMDP(Sums(), ByteTokenizer()), sampler=ScriptedSampler(), max_concurrent_calls=0)
 
 
 class Mute(Sampler):
     """A sampler that forgets every other request."""
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         yield from ((i, Completion([5, 0], [-0.1, -0.1], "stop")) for i in range(0, len(requests), 2))
 
 
@@ -252,14 +252,14 @@ def test_episodes_are_handed_over_while_others_are_still_sampled() -> None:
     environment, sampled = Sums(), []
 
     class Slow(Sampler):
-        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             for i in range(len(requests)):
                 sampled.append(i)
                 time.sleep(0.02)  # room for the judge
                 yield i, Completion([5, 0], [-0.1, -0.1], "stop")
 
     with rollout_of(environment, Slow()) as rollout:
-        seen = [(i, len(sampled)) for i, _ in rollout.stream(draws(environment, 10), SamplingParams())]
+        seen = [(i, len(sampled)) for i, _ in rollout.stream_episodes(draws(environment, 10), SamplingParams())]
     assert sorted(i for i, _ in seen) == list(range(10)) and seen[0][1] < 10
 
 
@@ -277,7 +277,7 @@ class Patient(Match):
 def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
     verifier = Patient("")
     environment = Sums(verifier=verifier)
-    with rollout_of(environment, ScriptedSampler(answer="gold"), verify_workers=1, call_timeout_s=0.5) as rollout:
+    with rollout_of(environment, ScriptedSampler(answer="gold"), max_concurrent_calls=1, call_timeout_s=0.5) as rollout:
         assert all(e.reward == 1.0 for e in rollout.collect(draws(environment, 8), SamplingParams()))
         verifier.hangs_on = draws(environment, 3)[2].task.id
         found = rollout.collect(draws(environment, 8), SamplingParams())
@@ -288,19 +288,19 @@ def test_the_deadline_is_one_verification_s_and_not_that_of_the_queue() -> None:
 
 def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> None:
     class Slow(ScriptedSampler):
-        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             time.sleep(0.5)
-            yield from super().stream(requests, sampling)
+            yield from super().stream_completions(requests, sampling)
 
-        stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+        stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
     class Late(Sums):
-        def answer(self, task: Task, said: Sequence[str]) -> str:
+        def select_answer(self, task: Task, said: Sequence[str]) -> str:
             time.sleep(0.1)
-            return super().answer(task, said)
+            return super().select_answer(task, said)
 
     environment = Late()
-    with rollout_of(environment, Slow(answer="gold"), verify_workers=1, call_timeout_s=0.4) as rollout:
+    with rollout_of(environment, Slow(answer="gold"), max_concurrent_calls=1, call_timeout_s=0.4) as rollout:
         for _ in range(4):
             assert [e.reward for e in rollout.collect(draws(environment, 1), SamplingParams())] == [1.0]
 
@@ -308,7 +308,7 @@ def test_a_verification_has_its_whole_deadline_from_when_it_was_submitted() -> N
 class LongWinded(Sums):
     def task(self, split: str, index: int) -> Task:
         task = super().task(split, index)
-        return Task(user("1+" * 50 + "1="), task.reference, id=task.id) if index == 1 else task
+        return Task(make_user_prompt("1+" * 50 + "1="), task.reference, id=task.id) if index == 1 else task
 
 
 def test_a_prompt_that_is_too_long_costs_its_own_answer_alone() -> None:
@@ -320,7 +320,7 @@ def test_a_prompt_that_is_too_long_costs_its_own_answer_alone() -> None:
 
 
 class Mumbles(Sums):
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         raise RuntimeError("lost for words")
 
 
@@ -334,7 +334,7 @@ def test_an_answer_that_cannot_be_read_is_the_machinery_s_fault() -> None:
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.01])
 def test_an_impossible_log_probability_costs_its_own_answer_alone(logprob: float) -> None:
     class Odd(Sampler):
-        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             yield from ((i, Completion([5, 0], [logprob if i == 1 else -0.1, -0.1], "stop")) for i in range(len(requests)))
 
     environment = Sums()

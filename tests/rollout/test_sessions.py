@@ -53,10 +53,10 @@ def soon(what: Any, seconds: float = 20.0) -> bool:
 class Waves(ScriptedSampler):
     """The same answers, a wave at a time."""
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        yield from super().stream(requests, sampling)
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        yield from super().stream_completions(requests, sampling)
 
-    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
 
 def test_sessions_are_told_each_turn_and_closed() -> None:
@@ -88,7 +88,7 @@ def test_a_conversation_goes_on_while_the_session_of_another_takes_its_time() ->
     boards = Boards(happens=happens)
     with rollout_of(boards, ScriptedSampler(answers=["1", "2", "7"])) as rollout:
         seen = list[int]()
-        for i, episode in rollout.stream(draws(boards, 6), STOPS):
+        for i, episode in rollout.stream_episodes(draws(boards, 6), STOPS):
             assert episode.is_scored
             seen.append(i)
             others.release()
@@ -133,11 +133,11 @@ class Composed(ScriptedSampler):
         super().__init__(answers=["1", "123456"])  # the second is cut off: a session is asked for its answer after the last turn
         self.waves = list[list[str]]()
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
         self.waves.append([request.task.id for request in requests if request.task])
-        yield from super().stream(requests, sampling)
+        yield from super().stream_completions(requests, sampling)
 
-    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
 
 def test_in_sync_waves_do_not_depend_on_how_long_sessions_take_to_close() -> None:
@@ -222,7 +222,7 @@ def test_a_session_that_hangs_costs_its_own_episode_and_is_closed_when_it_comes_
 def test_a_generator_that_is_left_closes_every_session() -> None:
     boards = Boards()
     with rollout_of(boards, ScriptedSampler(answers=["1", "1", "7"])) as rollout:
-        stream = rollout.stream(draws(boards, 40), STOPS)
+        stream = rollout.stream_episodes(draws(boards, 40), STOPS)
         next(stream)
         del stream
         assert boards.settled and boards.opened
@@ -341,7 +341,7 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
     boards.verifier.verify_transcript = unsure  # type: ignore[method-assign]
     sampler: Sampler = Waves(answer="random") if waves else Erring(random.Random(seed), share)
     options = {
-        "verify_workers": workers,
+        "max_concurrent_calls": workers,
         "session_workers": actors,
         "max_open_sessions": open_sessions,
         "sync_turns": sync_turns,
@@ -350,7 +350,7 @@ def test_whatever_fails_every_draw_comes_out_once_and_every_session_is_closed_on
     began, seen = time.monotonic(), dict[int, Episode]()
     try:
         with rollout_of(boards, sampler, **options) as rollout:
-            for i, episode in rollout.stream(draws(boards, count), STOPS):
+            for i, episode in rollout.stream_episodes(draws(boards, count), STOPS):
                 assert i not in seen
                 seen[i] = episode
                 if len(seen) == left:
@@ -379,7 +379,7 @@ def test_the_hf_sampler_gives_the_tokens_of_the_waves_however_long_sessions_take
     found: list[list[Episode]] = []
     for sync_turns in (True, False):
         sampler, boards = HFSampler(batch_size=8), Boards(happens=happens)
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         with rollout_of(boards, sampler, sync_turns=sync_turns) as rollout:
             found.append(rollout.collect(draws(boards, 32), STOPS))
     waves, flowing = found
@@ -447,7 +447,7 @@ def test_a_rollout_that_another_thread_closes_ends_and_leaves_no_session_open() 
     closer.start()
     began, failed = time.monotonic(), list[str]()
     try:
-        failed += [e.error for _, e in rollout.stream(draws(boards, 12), STOPS) if not e.is_scored]
+        failed += [e.error for _, e in rollout.stream_episodes(draws(boards, 12), STOPS) if not e.is_scored]
     except RuntimeError as error:
         failed.append(str(error))
     closer.join(20)

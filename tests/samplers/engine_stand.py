@@ -45,7 +45,7 @@ class StandInEngine:
         assert method == "reload_from_folder"
         if TROUBLE == "dies":
             raise RuntimeError("out of memory")
-        self.sampler.load_model(load_model(ModelConfig(path=settings["folder"])), version)
+        self.sampler.update_from_model(load_model(ModelConfig(path=settings["folder"])), version)
 
     def compute_logprobs(self, tokens: Sequence[int]) -> list[float]:
         return compute_model_logprobs(self.sampler.model, tokens)

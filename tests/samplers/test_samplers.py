@@ -44,7 +44,7 @@ def model() -> Any:
 
 def hf(model: Any, **settings: Any) -> HFSampler:
     sampler = HFSampler(**settings)
-    sampler.load_model(model, 0)
+    sampler.update_from_model(model, 0)
     return sampler
 
 
@@ -142,14 +142,14 @@ def test_a_subclass_may_wrap_stream_alone(model: Any) -> None:
     class Counting(HFSampler):
         calls = 0
 
-        def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
             self.calls += 1
-            yield from super().stream(requests, sampling)
+            yield from super().stream_completions(requests, sampling)
 
-        stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+        stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
     wrapped = Counting()
-    wrapped.load_model(model, 0)
+    wrapped.update_from_model(model, 0)
     served = dict(ended for ended in wrapped.stream_from_queue(StaticQueue(requests(3)), SamplingParams()) if ended is not None)
     assert wrapped.calls == 1
     assert [served[i].tokens for i in range(3)] == [done.tokens for done in hf(model).sample(requests(3), SamplingParams())]
@@ -344,19 +344,19 @@ def test_it_samples_in_the_precision_that_the_trainer_computes_in() -> None:
     model = load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
     sampler = HFSampler()
     sampler.setup(Sums(), TOKENIZER, precision="bfloat16", max_length=40)
-    sampler.load_model(model, 0)
+    sampler.update_from_model(model, 0)
     own = sampler.model
     assert own.dtype is torch.bfloat16 and model.dtype is torch.float32
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.25)
-    sampler.load_model(model, 1)
+    sampler.update_from_model(model, 1)
     assert sampler.model is own  # no second copy
     pairs = zip(own.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(mine, given.bfloat16()) and not mine.requires_grad for mine, given in pairs)
     other = HFSampler()
     other.setup(Sums(), TOKENIZER, precision="float32", max_length=40)
-    other.load_model(model, 1)
+    other.update_from_model(model, 1)
     assert other.model is model
 
 

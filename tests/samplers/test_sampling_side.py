@@ -70,7 +70,7 @@ class Few(Sums):
 def test_questions_walk_the_schedule_and_a_curriculum_looks_ahead() -> None:
     plain = TaskSampler(TaskOrder(Few(), "train", seed=1))
     assert [i for _ in range(2) for i, _ in plain.next_tasks(5)] == [plain.task_order.get_index(k) for k in range(10)]
-    guided = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(oversample=4))
+    guided = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=1), Curriculum(candidates_per_task=4))
     for _, task in guided.task_order.load_tasks(0, 10):
         guided.curriculum.update_solve_rate(task.id, 0.5 if task.id.endswith(("3", "7")) else 0.0)
     drawn = Counter(index for _ in range(40) for index, _ in guided.next_tasks(3))
@@ -102,9 +102,9 @@ def test_a_restored_curriculum_draws_the_same() -> None:
 
 def test_no_task_is_asked_twice_in_a_step_where_two_passes_meet() -> None:
     for count in (4, 8, 10):
-        questions = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=0), Curriculum(oversample=4))
+        questions = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=0), Curriculum(candidates_per_task=4))
         for step in range(20):
             asked = [index for index, _ in questions.next_tasks(1 if step % 3 == 2 else count)]  # odd sizes: windows do not end with a pass
             assert len(asked) == len(set(asked))
-    many = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=0), Curriculum(oversample=4)).next_tasks(12)
+    many = CurriculumTaskSampler(TaskOrder(Few(), "train", seed=0), Curriculum(candidates_per_task=4)).next_tasks(12)
     assert len(many) == 12 and len(dict(many)) == 10  # more than there are

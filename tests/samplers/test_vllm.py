@@ -64,7 +64,7 @@ def test_the_trainer_s_process_is_left_as_it_was() -> None:
     model = fresh()
     threads, state, set_threads = torch.get_num_threads(), torch.get_rng_state(), torch.set_num_threads
     with VLLMSampler(kv_cache_gb=0.25) as sampler:
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
     assert torch.get_num_threads() == threads and torch.equal(state, torch.get_rng_state()) and torch.set_num_threads is set_threads
     assert not torch.distributed.is_initialized() and torch.is_grad_enabled()
 
@@ -107,7 +107,7 @@ def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
     model = fresh(max_position_embeddings=1 << 18)
     with VLLMSampler(kv_cache_gb=0.1) as sampler:
         sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=300)
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         real: Any = sampler._engine
         assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
         assert (
@@ -127,7 +127,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def vllm(model: Any) -> Iterator[VLLMSampler]:
     with VLLMSampler(kv_cache_gb=0.25, max_num_seqs=64) as sampler:
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         yield sampler
 
 
@@ -220,8 +220,8 @@ def test_greedy_is_the_argmax(vllm: VLLMSampler, model: Any) -> None:
 
 def test_completions_come_as_they_end_and_an_abandoned_stream_leaves_nothing_running(vllm: VLLMSampler) -> None:
     asked = [Request([2, 5], length, seed=length) for length in (40, 3, 20)]
-    assert [index for index, _ in vllm.stream(asked, SamplingParams())] == [1, 2, 0]
-    stream = vllm.stream(asked, SamplingParams())
+    assert [index for index, _ in vllm.stream_completions(asked, SamplingParams())] == [1, 2, 0]
+    stream = vllm.stream_completions(asked, SamplingParams())
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     engine: Any = vllm._engine
@@ -257,7 +257,7 @@ def test_conversations_have_the_tokens_of_the_waves_however_long_sessions_take(v
     model = fresh(3)
     with torch.no_grad():
         model.lm_head.weight[[0, 11]] *= 1.5  # a stop id is likely enough for several turns
-    vllm.load_model(model, 0)
+    vllm.update_from_model(model, 0)
     dice, found = random.Random(0), list[list[Any]]()
 
     def happens(what: str, task: Task, turn: int) -> None:
@@ -288,7 +288,7 @@ def test_sample_train_reload_for_twenty_steps(vllm: VLLMSampler) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     worst, said = 0.0, set()
     for step in range(20):
-        vllm.load_model(model, step)
+        vllm.update_from_model(model, step)
         found = vllm.sample(asked, SamplingParams(stop_ids=STOPS))
         worst = max(worst, largest_difference(model, asked, found))
         said.add(tuple(engine.compute_logprobs(range(16))))
@@ -306,13 +306,13 @@ def test_sample_train_reload_for_twenty_steps(vllm: VLLMSampler) -> None:
 @pytest.mark.parametrize("amount", [0.05, 1e-5])
 def test_a_skipped_reload_is_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest.MonkeyPatch, amount: float) -> None:
     model = fresh()
-    vllm.load_model(model, 0)
+    vllm.update_from_model(model, 0)
     engine: Any = vllm._engine
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "collective_rpc", lambda *args, **kwargs: None)
         with pytest.raises(SamplerError, match=r"still samples from old weights.*version 1 was sent.*reload had no effect"):
-            vllm.load_model(nudged(model, amount, 1), 1)
-    vllm.load_model(model, 1)
+            vllm.update_from_model(nudged(model, amount, 1), 1)
+    vllm.update_from_model(model, 1)
 
 
 def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,21 +322,21 @@ def test_other_weights_are_caught_at_once(vllm: VLLMSampler, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(engine, "update_weights", lambda _, version: take(PlainWeights(other), version))
         with pytest.raises(SamplerError, match=r"does not sample from the trainer's weights: at version 1 .* differ by [0-9.]+; 0.0001"):
-            vllm.load_model(model, 1)
-    vllm.load_model(model, 2)
+            vllm.update_from_model(model, 1)
+    vllm.update_from_model(model, 2)
 
 
 def test_an_update_that_moves_nothing_is_no_stale_reload(vllm: VLLMSampler, model: Any) -> None:
     for version in range(3):
-        vllm.load_model(model, version)
+        vllm.update_from_model(model, version)
     assert vllm._probe is not None and 0 < vllm._probe.max_difference < 1e-5
 
 
 def test_what_was_cached_under_old_weights_is_forgotten(vllm: VLLMSampler) -> None:
     model, asked = fresh(), [Request([2, *range(4, 14)] * 8, 8, seed=3)]  # a prompt of many cache blocks
-    vllm.load_model(model, 0)
+    vllm.update_from_model(model, 0)
     vllm.sample(asked * 3, SamplingParams())
-    vllm.load_model(nudged(model, 0.05, 5), 1)
+    vllm.update_from_model(nudged(model, 0.05, 5), 1)
     assert largest_difference(model, asked, vllm.sample(asked, SamplingParams())) < 1e-5
 
 
@@ -357,7 +357,7 @@ def test_the_replay_law_holds_on_what_it_samples(vllm: VLLMSampler, make: Any, l
     model = fresh(3)
     with torch.no_grad():  # stop ids and the digit that ends the talk are likely enough to be met often
         model.lm_head.weight[[0, 11]] *= 1.5
-    vllm.load_model(model, 0)
+    vllm.update_from_model(model, 0)
     environment: Environment = make()
     mdp = TokenMDP(environment, TOKENIZER, **lengths)
     draws = [RolloutRequest(environment.task("train", i), f"g{i}", derive_seed(i), {"split": "train", "index": i}) for i in range(count)]

@@ -127,18 +127,18 @@ def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(eng
     ):
         with VLLMSampler(**settings) as sampler:  # type: ignore[arg-type]
             sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=300)
-            sampler.load_model(long(), 0)
+            sampler.update_from_model(long(), 0)
             assert (engine.told["dtype"], engine.told["max_model_len"]) == (dtype, length)
     with VLLMSampler(probe_tolerance=9.0) as sampler:
-        sampler.load_model(long(), 0)  # nobody said anything: the weights' precision and the model's own length, as before
+        sampler.update_from_model(long(), 0)  # nobody said anything: the weights' precision and the model's own length, as before
         assert (engine.told["dtype"], engine.told["max_model_len"]) == ("float32", None)
     with VLLMSampler(probe_tolerance=9.0) as sampler:
         sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=4096)
-        sampler.load_model(long(), 0)
+        sampler.update_from_model(long(), 0)
         assert engine.told["max_model_len"] is None  # the model's own, which the engine knows best
     with VLLMSampler(probe_tolerance=9.0) as sampler:
         sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=5)
-        sampler.load_model(long(), 0)
+        sampler.update_from_model(long(), 0)
         assert engine.told["max_model_len"] == 33  # room for the probe
 
 
@@ -156,10 +156,10 @@ def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypa
 def test_memory_is_returned_before_the_engine_wakes_and_after_it_sleeps(engine: Engine) -> None:
     engine.model = long()
     with VLLMSampler() as sampler:
-        sampler.load_model(long(), 0)
+        sampler.update_from_model(long(), 0)
         sampler.sleep()
         sampler.sleep()
-        sampler.load_model(long(), 1)
+        sampler.update_from_model(long(), 1)
     assert engine.told["enable_sleep_mode"]
     assert engine.done == ["free", "reload_weights", "sleep", "free", "free", "wake weights", "reload_weights", "wake kv_cache"]
 
@@ -243,11 +243,11 @@ def test_a_server_gets_bfloat16_where_the_trainer_computes_in_it() -> None:
             return super().__call__(path, body, before)
 
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         sampler.sample(requests(3), SamplingParams(stop_ids=STOPS))
     with endpoint(Looks()) as seen, served(seen.url) as sampler:
         sampler.setup(cast(Any, None), cast(Any, None), precision="bfloat16", max_length=100)
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         assert (
             0
             < sampler.get_weight_load_metrics()["weight_probe/logprob_difference_mean"]
@@ -268,7 +268,7 @@ def test_all_servers_load_at_once() -> None:
             return super().__call__(path, body, before)
 
     with endpoint(Waits()) as one, endpoint(Waits()) as two, served(one.url, two.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         assert len(sampler.sample(requests(4), SamplingParams(stop_ids=STOPS))) == 4
 
 
@@ -282,11 +282,11 @@ FAILING: list[tuple[Any, str]] = [
 def test_servers_that_fail_together_are_one_error(trouble: Any, words: str) -> None:
     stands = Stand(), Stand()
     with endpoint(stands[0]) as one, endpoint(stands[1]) as two, served(one.url, two.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         for stand in stands:
             stand.trouble = {"/collective_rpc": trouble}
         with pytest.raises(SamplerError, match=words.format(one=one.url, two=two.url)):
-            sampler.load_model(fresh(), 1)
+            sampler.update_from_model(fresh(), 1)
 
 
 def deep(seed: int = 1) -> Any:
@@ -383,7 +383,7 @@ def test_a_model_from_a_folder_is_sampled_from_on_the_device(monkeypatch: pytest
 
     monkeypatch.setattr("rlvr.samplers.hf.resolve_device", elsewhere)
     found: list[torch.device] = []
-    monkeypatch.setattr(HFSampler, "load_model", lambda self, model, version: found.append(model.device))
+    monkeypatch.setattr(HFSampler, "update_from_model", lambda self, model, version: found.append(model.device))
     samplers = HFSampler(model=saved(tmp_path)), HFSampler(model=str(tmp_path), device="cpu")
     assert not asked  # who only asks it for its rules needs no room for its model
     for sampler in samplers:

@@ -41,7 +41,7 @@ from rlvr.samplers._local.rendezvous import SOCKET_FOLDER_VARIABLE, redirect_ren
 from rlvr.samplers._local.weight_loading import iter_tensors
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers.vllm import VLLMSampler
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update.policy_weights import AdapterWeights
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
@@ -72,7 +72,7 @@ def beside(**settings: Any) -> VLLMSampler:
 @pytest.fixture(scope="module")
 def sampler(stand: Path) -> Iterator[VLLMSampler]:
     with beside() as made:
-        made.load_model(fresh(), 0)
+        made.update_from_model(fresh(), 0)
         yield made
     assert not list(stand.iterdir())  # nothing is left in shared memory
 
@@ -88,7 +88,7 @@ def pids(sampler: VLLMSampler) -> list[int]:
 def in_mid_rollout(sampler: VLLMSampler, asked: list[Request], act: Callable[[int], None]) -> list[Completion]:
     """All completions; after the third one, something is done to the process of an engine that has requests."""
     found: dict[int, Completion] = {}
-    for number, completion in sampler.stream(asked, SAMPLING):
+    for number, completion in sampler.stream_completions(asked, SAMPLING):
         found[number] = completion
         if len(found) == 3:
             act(next(slot.process.pid for slot in inside(sampler).slots if slot.load.running))
@@ -120,14 +120,14 @@ def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
 def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) -> None:
     model, asked = fresh(), requests(24)
     for version in range(1, 4):
-        sampler.load_model(nudged(model, 0.05, version), version)
+        sampler.update_from_model(nudged(model, 0.05, version), version)
         assert sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not any(
             slot.load.groups for slot in inside(sampler).slots
         )
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
     assert all(slot.load.groups and not slot.load.running and not slot.load.tokens for slot in inside(sampler).slots)
     assert [path.name for path in inside(sampler)._weights_folder.iterdir()] == ["weights-3"]  # only the newest are kept
-    sampler.load_model(fresh(2), 4)  # weights that have nothing to do with those before
+    sampler.update_from_model(fresh(2), 4)  # weights that have nothing to do with those before
     greedy = [sampler.sample([Request(asked[0].prompt, 12, seed)], SamplingParams(0.0, stop_ids=STOPS))[0] for seed in range(3)]
     assert len({tuple(c.tokens) for c in greedy}) == 1 and set(greedy[0].logprobs) == {0.0}
     with pytest.raises(ConfigError, match="134 tokens, and the vLLM engines beside the trainer allows 128"):
@@ -139,12 +139,12 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
 @pytest.mark.slow
 def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(sampler: VLLMSampler) -> None:
     model, asked = fresh(), requests(30, max_tokens=40)
-    sampler.load_model(model, 5)
+    sampler.update_from_model(model, 5)
     undisturbed = sampler.sample(asked, SAMPLING)
     before = pids(sampler)
     found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGKILL))
     assert [c.tokens for c in found] == [c.tokens for c in undisturbed] and largest_difference(model, asked, found) < 1e-4
-    sampler.load_model(nudged(model, 0.05, 1), 6)  # the restarted one gets newer weights too, and the probe looks at each
+    sampler.update_from_model(nudged(model, 0.05, 1), 6)  # the restarted one gets newer weights too, and the probe looks at each
     assert (
         sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
         and sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4
@@ -156,14 +156,14 @@ def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(samp
 @pytest.mark.slow
 def test_an_engine_that_hangs_is_killed_after_its_deadline(sampler: VLLMSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests(30, max_tokens=40)
-    sampler.load_model(fresh(), 7)
+    sampler.update_from_model(fresh(), 7)
     undisturbed, before = sampler.sample(asked, SAMPLING), pids(sampler)
     monkeypatch.setattr(inside(sampler), "timeouts", Timeouts(completion_timeout_s=3.0, start_timeout_s=120.0))
     found = in_mid_rollout(sampler, asked, lambda pid: os.kill(pid, signal.SIGSTOP))
     assert [c.tokens for c in found] == [c.tokens for c in undisturbed]
     assert all(gone(pid) for pid in set(before) - set(pids(sampler)))
     monkeypatch.undo()
-    sampler.load_model(fresh(), 8)
+    sampler.update_from_model(fresh(), 8)
 
 
 @pytest.mark.slow
@@ -172,14 +172,14 @@ def test_an_engine_with_long_answers_is_not_killed_and_one_without_a_token_is(mo
     asked, timeouts = requests(3, max_tokens=40), {"engines": 1, "completion_timeout_s": 2.5}
     monkeypatch.setenv("STAND", "slow")
     with beside(**timeouts) as slow:
-        slow.load_model(fresh(), 0)
+        slow.update_from_model(fresh(), 0)
         before, began = pids(slow), time.monotonic()
         assert all(completion.finish != "error" for completion in slow.sample(asked, SamplingParams()))
         assert pids(slow) == before and time.monotonic() - began > 5
     monkeypatch.setenv("STAND", "idles")
     monkeypatch.setattr(local, "MAX_DEATHS", 1)
     with beside(**timeouts) as idle:
-        idle.load_model(fresh(), 0)
+        idle.update_from_model(fresh(), 0)
         with pytest.raises(SamplerError, match=r"died 2 times in a row; the last time: it did not answer in time \(busy\)"):
             idle.sample(asked, SamplingParams())
 
@@ -189,7 +189,7 @@ def test_an_engine_is_not_blamed_for_time_in_which_the_trainer_did_not_listen(
     sampler: VLLMSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer that was stopped, or whose verifiers took long, finds the answers that came meanwhile."""
-    sampler.load_model(fresh(), 7)
+    sampler.update_from_model(fresh(), 7)
     before = pids(sampler)
     monkeypatch.setattr(inside(sampler), "timeouts", Timeouts(completion_timeout_s=2.0, start_timeout_s=120.0))
     monkeypatch.setattr(local, "STALL_S", 0.5)
@@ -214,7 +214,7 @@ def framed(message: Any) -> bytes:
 )
 def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, said: bytes) -> None:
     asked = requests(20, max_tokens=20)
-    sampler.load_model(fresh(), 7)
+    sampler.update_from_model(fresh(), 7)
     undisturbed, before = sampler.sample(asked, SAMPLING), pids(sampler)
     file = Path(os.environ["STAND_SAYS"])
 
@@ -223,7 +223,7 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
 
     found = in_mid_rollout(sampler, asked, babbles)
     assert not file.exists() and [c.tokens for c in found] == [c.tokens for c in undisturbed]
-    sampler.load_model(fresh(), 8)
+    sampler.update_from_model(fresh(), 8)
     assert sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
 
 
@@ -231,18 +231,18 @@ def test_an_engine_that_sends_garbage_is_started_again(sampler: VLLMSampler, sai
 def test_weights_that_do_not_fit_are_said_with_where_they_may_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk fails as a file does that may not become so long. An engine that dies then does not answer without weights."""
     with beside(engines=1) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         with (
             no_room(),
             pytest.raises(SamplerError, match=r"could not be written to \S+: .*too large.*; set weights_folder to one with room"),
         ):
-            sampler.load_model(fresh(), 1)
+            sampler.update_from_model(fresh(), 1)
         monkeypatch.setattr(local, "MAX_DEATHS", 1)
         os.kill(pids(sampler)[0], signal.SIGKILL)
         with pytest.raises(RlvrError, match="weights-0' is not a folder"):
             sampler.sample(requests(3), SAMPLING)
     with beside(weights_folder="/nowhere/at/all") as other, pytest.raises(ConfigError, match="weights_folder /nowhere/at/all cannot be"):
-        other.load_model(fresh(), 0)
+        other.update_from_model(fresh(), 0)
 
 
 @contextmanager
@@ -292,9 +292,9 @@ def test_what_killed_processes_shared_is_removed(tmp_path: Path, first: str) -> 
 @pytest.mark.slow
 def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: VLLMSampler) -> None:
     asked = requests(20, max_tokens=40)
-    sampler.load_model(fresh(), 9)
+    sampler.update_from_model(fresh(), 9)
     whole = sampler.sample(asked, SAMPLING)
-    stream = sampler.stream(asked, SAMPLING)
+    stream = sampler.stream_completions(asked, SAMPLING)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     assert not any(slot.load.running for slot in inside(sampler).slots)
@@ -303,7 +303,7 @@ def test_an_abandoned_stream_leaves_nothing_running_and_nothing_behind(sampler: 
 
 @pytest.mark.slow
 def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSampler) -> None:
-    sampler.load_model(fresh(), 10)
+    sampler.update_from_model(fresh(), 10)
     sent = inside(sampler)._weights_folder / "weights-10"
 
     def swapped(pid: int) -> None:
@@ -314,7 +314,7 @@ def test_an_engine_with_other_weights_after_a_restart_is_refused(sampler: VLLMSa
     with pytest.raises(SamplerError, match=r"engine \d beside the trainer was restarted and has other weights than before"):
         in_mid_rollout(sampler, requests(60, max_tokens=60), swapped)
         sampler.sleep()  # waits for all, if the others were faster than the restart
-    sampler.load_model(fresh(), 11)
+    sampler.update_from_model(fresh(), 11)
 
 
 @pytest.mark.slow
@@ -332,7 +332,7 @@ def test_what_does_not_start_ends_in_words(
     monkeypatch.setattr(local, "MAX_DEATHS", 0)
     before = set(stand.iterdir())
     with beside(engines=1) as sampler, pytest.raises(error, match=words):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
     assert set(stand.iterdir()) == before
 
 
@@ -364,7 +364,7 @@ def test_engines_end_when_the_trainer_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_request_goes_where_least_is_under_way_unless_its_prompt_is_known() -> None:
-    loads, request = [EngineLoad(64), EngineLoad(64)], Request([1] * 10, 90, task=Task(user("x"), None, id="t"))
+    loads, request = [EngineLoad(64), EngineLoad(64)], Request([1] * 10, 90, task=Task(make_user_prompt("x"), None, id="t"))
     assert choose_engine(loads, request, "a") == 0
     loads[0].add(0, request, "a")
     assert (choose_engine(loads, request, "b"), choose_engine(loads, request, "a")) == (1, 0)
@@ -559,7 +559,7 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
     model, asked = fresh(), requests(12)
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(3):
-            sampler.load_model(nudged(model, 0.05, version), version)
+            sampler.update_from_model(nudged(model, 0.05, version), version)
             assert sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
         [engine], home = pids(sampler), inside(sampler)._folder
@@ -592,7 +592,7 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
         assert {path.name for path in sent.iterdir()} == {"base", "adapter-1"} and (sent / "base").stat().st_mtime_ns == written  # once
         apart = sampler.sample(asked, SAMPLING)
         assert [c.tokens for c in apart] != [c.tokens for c in undisturbed] and largest_difference(adapted, asked, apart) < 1e-4
-        sampler.load_model(weights.gather_model(), 2)
+        sampler.update_from_model(weights.gather_model(), 2)
         merged = sampler.sample(asked, SAMPLING)
         assert [c.tokens for c in merged] == [c.tokens for c in apart]
         for one, other in zip(merged, apart, strict=True):

@@ -58,7 +58,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def alone(asked: list[Request]) -> Any:
     """What one server that never fails answers."""
     with endpoint(Stand()) as one, served(one.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         return sampler.sample(asked, SAMPLING)
 
 
@@ -74,7 +74,7 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, caplog: pytest.LogC
         "completion_timeout_s": 600.0,
     }  # a frozen one is found by its health
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, **patient) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         assert sampler.sample(asked, SAMPLING) == alone(asked) and mortal.dead
         again = prompts(4, first=50)
         before = len(one.asked)
@@ -88,19 +88,19 @@ def test_a_lost_server_s_requests_go_to_the_others(how: Any, caplog: pytest.LogC
 def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights(caplog: pytest.LogCaptureFixture) -> None:
     mortal, model = Mortal(3 + 2), fresh()
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         sampler.sample(prompts(8), SAMPLING)
         assert mortal.dead
-        sampler.load_model(nudged(model, 0.05, 1), 1)  # still dead
+        sampler.update_from_model(nudged(model, 0.05, 1), 1)  # still dead
         mortal.born_again()
         mortal.samples = 0
         sampler.sample(prompts(8), SAMPLING)
         assert mortal.samples == 0
-        sampler.load_model(nudged(model, 0.05, 2), 2)
+        sampler.update_from_model(nudged(model, 0.05, 2), 2)
         found = sampler.sample(prompts(8), SAMPLING)
         assert mortal.samples > 0 and mortal.name.endswith("-2")
     with endpoint(Stand()) as single, served(single.url) as sampler:
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         assert sampler.sample(prompts(8), SAMPLING) == found
     assert f"{one.url} is healthy again and gets the next weights" in [record.getMessage() for record in caplog.records]
 
@@ -109,7 +109,7 @@ def test_a_server_that_comes_back_gets_nothing_before_it_has_the_current_weights
 def test_a_server_that_was_restarted_behind_our_back_is_lost_and_its_answers_do_not_count() -> None:
     mortal, asked = Mortal(), prompts(12)
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         mortal.born_again()
         assert sampler.sample(asked, SAMPLING) == alone(asked)
         assert 0 < mortal.samples <= 2 * 2
@@ -121,30 +121,30 @@ def test_a_server_that_was_restarted_behind_our_back_is_lost_and_its_answers_do_
 def test_a_server_that_dies_while_it_takes_weights_leaves_the_run_to_the_others(path: str, how: Any) -> None:
     mortal, model = Mortal(None, how, path), fresh()
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url, heartbeat_timeout_s=0.3) as sampler:
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         mortal.left = 0
-        sampler.load_model(nudged(model, 0.05, 1), 1)
+        sampler.update_from_model(nudged(model, 0.05, 1), 1)
         mortal.samples = 0
         assert len(sampler.sample(prompts(4), SAMPLING)) == 8 and mortal.samples == 0 and mortal.dead
         mortal.born_again()
-        sampler.load_model(model, 2)
+        sampler.update_from_model(model, 2)
         assert sampler._engine is not None and len(sampler._engine.get_logprob_scorers()) == 2
 
 
 def test_a_server_that_comes_back_with_another_model_ends_the_run_with_its_name() -> None:
     mortal = Mortal(3 + 1)
     with endpoint(mortal) as one, endpoint(Stand()) as two, served(one.url, two.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         sampler.sample(requests(12), SAMPLING)
         mortal.born_again()
         mortal.keeps_its_weights = True
         with pytest.raises(SamplerError, match=f"{one.url} does not sample from the trainer's weights: at version 1"):
-            sampler.load_model(nudged(fresh(), 0.05, 1), 1)
+            sampler.update_from_model(nudged(fresh(), 0.05, 1), 1)
 
 
 def test_without_the_last_server_the_run_ends() -> None:
     with endpoint(Mortal(3 + 2)) as one, endpoint(Mortal(3 + 5)) as two, served(one.url, two.url, concurrency=2) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         with pytest.raises(SamplerError, match=r"closed the connection.*with \d+ answers in progress.*--resume"):
             sampler.sample(prompts(16), SAMPLING)
 

@@ -104,7 +104,7 @@ class Stand:
                 return {"prompt_logprobs": [None, *({str(i): {"logprob": s}} for i, s in zip(ids[1:], scores, strict=True))]}
             self.given += "seed" in params
             sampler = HFSampler()
-            sampler.load_model(model, 0)
+            sampler.update_from_model(model, 0)
             sampling = SamplingParams(
                 params.get("temperature", 1.0), 1.0, params.get("top_k", 0), frozenset(params.get("stop_token_ids", ()))
             )
@@ -132,7 +132,7 @@ def test_weights_go_over_and_completions_come_back(stand: tuple[Stand, str]) -> 
     model, asked = fresh(), requests(12)
     with served(url) as sampler:
         for version in range(3):
-            sampler.load_model(nudged(model, 0.05, version), version)
+            sampler.update_from_model(nudged(model, 0.05, version), version)
             found = sampler.sample(asked, SamplingParams(stop_ids=STOPS))
             assert largest_difference(model, asked, found) < 1e-4 and script.name.endswith(f"-{version}")
         engine: Any = sampler._engine
@@ -149,24 +149,24 @@ def test_weights_that_a_killed_run_left_are_swept(stand: tuple[Stand, str], tmp_
         left = Path(process.stdout.readline().strip())
         (left / "weights").mkdir()
         with served(stand[1], weights_folder=str(tmp_path)) as sampler:
-            sampler.load_model(fresh(), 0)
+            sampler.update_from_model(fresh(), 0)
             assert len(list(tmp_path.iterdir())) == 2  # its owner still lives
         process.kill()
         process.wait(30)
     with served(stand[1], weights_folder=str(tmp_path)) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         assert not left.exists() and len(list(tmp_path.iterdir())) == 1
     assert not list(tmp_path.iterdir())
     with (
         pytest.raises(ConfigError, match=r"weights_folder .*No such file"),
         served(stand[1], weights_folder=str(tmp_path / "no")) as sampler,
     ):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
 
 
 def test_a_group_goes_to_one_server_and_all_servers_get_work() -> None:
     with endpoint(Stand()) as one, endpoint(Stand()) as two, served(one.url, two.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         before = [len(one.asked), len(two.asked)]
         prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(12)]
         sampler.sample([Request(prompt, 2, seed) for prompt in prompts for seed in range(3)], SamplingParams())
@@ -188,7 +188,7 @@ class Slow(Stand):
 def test_a_slow_server_gets_fewer_requests() -> None:
     """By a hash of their prompts, both would get the same number, and one would wait for the other."""
     with endpoint(Slow()) as one, endpoint(Stand()) as two, served(one.url, two.url, concurrency=2) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         before = [len(seen.asked) for seen in (one, two)]
         prompts = [TOKENIZER.render([{"role": "user", "content": str(i)}]) for i in range(40)]
         found = sampler.sample([Request(prompt, 2, 0) for prompt in prompts], SamplingParams(stop_ids=STOPS))
@@ -237,7 +237,7 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
         ):
             sampler.sample(asked, SamplingParams())
         moved(adapted, 4)
-        sampler.load_model(weights.gather_model(), 4)  # merged weights after an adapter
+        sampler.update_from_model(weights.gather_model(), 4)  # merged weights after an adapter
         assert largest_difference(adapted, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))) < 1e-4 and script.name.endswith(
             "-4"
         )
@@ -305,10 +305,10 @@ def test_a_server_gets_another_request_as_soon_as_one_ends() -> None:
     script, boards = Gated(), Boards()
     draws = [RolloutRequest(boards.task("train", i), f"g{i}", derive_seed(i)) for i in range(16)]
     with endpoint(script) as seen, served(seen.url, concurrency=3) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         with Rollout(TokenMDP(boards, TOKENIZER), sampler=sampler, sync_turns=False) as rollout:
             order = list[int]()
-            for number, episode in rollout.stream(draws, SamplingParams(stop_ids=STOPS)):
+            for number, episode in rollout.stream_episodes(draws, SamplingParams(stop_ids=STOPS)):
                 assert episode.is_scored, episode.error
                 order.append(number)
                 if len(order) == 15:
@@ -337,7 +337,7 @@ FAULTS = [
 def test_a_server_that_fails_in_the_middle_stops_the_step_in_time(stand: tuple[Stand, str], trouble: dict[str, Any], words: str) -> None:
     script, url = stand
     with served(url, concurrency=4) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         script.given, script.after, script.trouble = 0, 8, trouble
         began = time.monotonic()
         with pytest.raises(SamplerError, match=words):
@@ -358,11 +358,11 @@ def test_a_server_that_fails_while_it_carries_out_an_order_is_found_by_its_pulse
 ) -> None:
     script, url = stand
     with served(url, heartbeat_timeout_s=0.5) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         script.trouble = trouble
         began = time.monotonic()
         with pytest.raises(SamplerError, match=f"{url} {words}, during {next(iter(trouble))}"):
-            sampler.load_model(fresh(), 1)
+            sampler.update_from_model(fresh(), 1)
         assert time.monotonic() - began < 20  # below the 30 s that an order may take: the heartbeat found it
 
 
@@ -377,7 +377,7 @@ def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand:
 
     with served(url, heartbeat_timeout_s=0.1) as sampler:
         script.keeps_its_weights, script.model, script.trouble = True, model, {"/collective_rpc": slow}
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         assert script.name.endswith("-0")
 
 
@@ -385,7 +385,7 @@ def test_an_order_that_takes_its_time_is_waited_for_while_the_heart_beats(stand:
 def test_the_last_deadline_holds_where_the_heart_still_beats(stand: tuple[Stand, str]) -> None:
     script, url = stand
     with served(url, completion_timeout_s=5.0) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
         with pytest.raises(SamplerError, match=r"generated no token within 5 s \(completion_timeout_s\), with 3 answers in progress"):
             sampler.sample(requests(3), SamplingParams())
@@ -411,7 +411,7 @@ def test_the_timeout_of_completions_counts_from_the_last_token_of_the_server(sta
 
     asked = requests(1)
     with served(url, completion_timeout_s=1.5, heartbeat_timeout_s=0.3) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         expected = sampler.sample(asked, SamplingParams(stop_ids=STOPS))
         script.long_body = next(body for path, body in reversed(script.bodies) if path == GENERATE)
         script.trouble = {GENERATE: take_long, "/metrics": count_tokens}
@@ -428,14 +428,14 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
     with served(url) as sampler:
         script.keeps_its_weights = True
         with pytest.raises(SamplerError, match=re.escape(url) + ".* does not sample from the trainer's weights: at version 0"):
-            sampler.load_model(model, 0)
+            sampler.update_from_model(model, 0)
         script.keeps_its_weights = False
-        sampler.load_model(model, 1)
+        sampler.update_from_model(model, 1)
         script.keeps_its_weights = True
         with pytest.raises(SamplerError, match="still samples from old weights"):
-            sampler.load_model(nudged(model, 1e-4, 2), 2)
+            sampler.update_from_model(nudged(model, 1e-4, 2), 2)
         script.keeps_its_weights = False
-        sampler.load_model(model, 3)
+        sampler.update_from_model(model, 3)
         script.model, script.name = fresh(9), "default"  # restarted behind our back
         with pytest.raises(SamplerError, match=r"sampled with the weights default, but .*-3 were sent"):
             sampler.sample(requests(4), SamplingParams())
@@ -444,10 +444,10 @@ def test_a_server_with_other_weights_is_found(stand: tuple[Stand, str]) -> None:
 def test_a_reload_that_only_the_second_server_skipped_is_found() -> None:
     lazy, model = Stand(), fresh()
     with endpoint(Stand()) as one, endpoint(lazy) as two, served(one.url, two.url) as sampler:
-        sampler.load_model(model, 0)
+        sampler.update_from_model(model, 0)
         lazy.keeps_its_weights = True
         with pytest.raises(SamplerError, match=re.escape(two.url) + " still samples from old weights"):
-            sampler.load_model(nudged(model, 1e-3, 1), 1)
+            sampler.update_from_model(nudged(model, 1e-3, 1), 1)
 
 
 def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_too(
@@ -463,9 +463,9 @@ def test_a_thread_that_asks_only_after_the_others_were_broken_off_is_broken_off_
 
     monkeypatch.setattr(HttpClient, "request", hesitates)
     with served(url, heartbeat_timeout_s=0.2) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         script.trouble = {GENERATE: silent}
-        stream = sampler.stream([Request([2, 5], 4, seed) for seed in range(2)], SamplingParams())
+        stream = sampler.stream_completions([Request([2, 5], 4, seed) for seed in range(2)], SamplingParams())
         monkeypatch.setattr(sampler._engine, "_check_health", lambda pending_description: stream_ends())
         began = time.monotonic()
         with pytest.raises(SamplerError, match="no pulse"):
@@ -501,13 +501,13 @@ def test_what_cannot_work_is_said_at_once(stand: tuple[Stand, str], trouble: dic
     script, url = stand
     script.trouble = trouble
     with served(url, start_timeout_s=1.0) as sampler, pytest.raises(error, match=words):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
 
 
 def test_a_closed_port_is_said_within_its_deadline() -> None:
     began = time.monotonic()
     with served(closed_port(), start_timeout_s=1.0) as sampler, pytest.raises(SamplerError, match=r"within 1 s \(nothing listens at"):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
     assert time.monotonic() - began < 20
     with pytest.raises(ConfigError, match=r"placement is 'server' and urls is None"):
         VLLMSampler(placement="server")
@@ -608,7 +608,7 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
                 and sampler.get_weight_load_metrics()["weight_probe/logprob_difference_max"] < 1e-4
             )
         assert orders.count("/collective_rpc") == 1 and weights._merged_model is None
-        sampler.load_model(weights.gather_model(), 4)
+        sampler.update_from_model(weights.gather_model(), 4)
         assert [c.tokens for c in sampler.sample(asked, SamplingParams(stop_ids=STOPS))] == [c.tokens for c in found]
 
 
@@ -620,7 +620,7 @@ def test_a_real_server_receives_weights_without_files(real: tuple[subprocess.Pop
     for run in range(2):  # the second one finds the group that the first one left
         with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0, transfer="gloo") as sampler:
             for version in range(2):
-                sampler.load_model(nudged(model, 0.03, 2 * run + version), version)
+                sampler.update_from_model(nudged(model, 0.03, 2 * run + version), version)
                 assert largest_difference(model, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))) < 1e-4
 
 
@@ -631,13 +631,13 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
     model, asked, found = fresh(), requests(40), list[Completion]()
     with served(url, start_timeout_s=500.0, heartbeat_timeout_s=10.0, completion_timeout_s=120.0) as sampler:
         for version in range(4):
-            sampler.load_model(nudged(model, 0.03, version), version)
+            sampler.update_from_model(nudged(model, 0.03, version), version)
             for temperature in (0.7, 1.0):
                 found = sampler.sample(asked, SamplingParams(temperature, stop_ids=STOPS))
                 assert largest_difference(model, asked, found, temperature) < 1e-4
         assert {completion.finish for completion in found} == {"stop", "length"}
         assert [c.tokens for c in sampler.sample(asked[::-1], SamplingParams(stop_ids=STOPS))][::-1] == [c.tokens for c in found]
-        stream = sampler.stream([Request([2, 5], 100, seed) for seed in range(64)], SamplingParams())
+        stream = sampler.stream_completions([Request([2, 5], 100, seed) for seed in range(64)], SamplingParams())
         next(stream)
         kill_process_group(server.pid, timeout_s=20.0)
         with pytest.raises(SamplerError, match=re.escape(url) + r".*with \d+ answers in progress.*--resume"):

@@ -88,7 +88,7 @@ def test_every_server_gets_the_weights_without_a_file(sent: tuple[list[Member], 
     members, sampler = sent
     for version in range(3):
         model = nudged(fresh(), 0.03, version)
-        sampler.load_model(model, version)  # the probe compares both servers' log-probabilities with the trainer's
+        sampler.update_from_model(model, version)  # the probe compares both servers' log-probabilities with the trainer's
         for member in members:
             assert {name: t.shape for name, t in member.received.items()} == {n: t.shape for n, t in model.named_parameters()}
             assert all(torch.equal(t, dict(model.named_parameters())[n]) for n, t in member.received.items())
@@ -115,7 +115,7 @@ def test_every_server_gets_the_weights_without_a_file(sent: tuple[list[Member], 
 def test_a_server_that_does_not_take_part_ends_the_step_with_words(sent: tuple[list[Member], VLLMSampler], words: str) -> None:
     _, sampler = sent
     with pytest.raises(SamplerError, match=words):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
 
 
 def test_what_cannot_work_is_said_before_anything_starts() -> None:

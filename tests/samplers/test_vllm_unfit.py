@@ -115,13 +115,13 @@ def test_what_is_no_completion_ends_the_run_in_words_unless_another_server_is_le
     asked, script = prompts(3), Bad()
     with endpoint(script) as one, endpoint(Stand()) as two:
         with served(one.url) as sampler:
-            sampler.load_model(fresh(), 0)
+            sampler.update_from_model(fresh(), 0)
             script.bad = bad
             with pytest.raises(SamplerError, match=words):
                 sampler.sample(asked, SAMPLING)
         script.bad = None
         with served(one.url, two.url, concurrency=1) as sampler:
-            sampler.load_model(fresh(), 0)
+            sampler.update_from_model(fresh(), 0)
             script.bad = bad
             assert sampler.sample(asked, SAMPLING) == expected
 
@@ -142,15 +142,15 @@ def test_a_server_that_fails_while_it_takes_newer_weights_is_lost(
     script.path, script.only_scores = path, True
     with endpoint(script) as one, endpoint(Stand()) as two:
         with served(one.url) as sampler:
-            sampler.load_model(fresh(), 0)
+            sampler.update_from_model(fresh(), 0)
             script.bad = bad
             with pytest.raises(SamplerError, match=words):
-                sampler.load_model(fresh(), 1)
+                sampler.update_from_model(fresh(), 1)
         script.bad = None
         with served(one.url, two.url) as sampler:
-            sampler.load_model(fresh(), 0)
+            sampler.update_from_model(fresh(), 0)
             script.bad = bad
-            sampler.load_model(fresh(), 1)
+            sampler.update_from_model(fresh(), 1)
             before = len(one.asked)
             assert sampler.sample(asked, SAMPLING) == expected and len(one.asked) == before
     [record] = caplog.records
@@ -167,7 +167,7 @@ def test_a_server_that_cannot_take_the_first_weights_ends_the_run_at_once() -> N
         served(one.url, two.url) as sampler,
         pytest.raises(SamplerError, match=r"returned 500: no such folder, for /collective_rpc"),
     ):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
 
 
 @pytest.mark.parametrize("body", [b"<html>", None, [1], {}])
@@ -179,7 +179,7 @@ def test_a_cache_that_was_perhaps_not_cleared_ends_the_run(body: Any) -> None:
         served(one.url) as sampler,
         pytest.raises(SamplerError, match="did not reset its prefix cache for version 0"),
     ):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
 
 
 @pytest.mark.parametrize(
@@ -194,18 +194,18 @@ def test_a_first_answer_that_shows_no_probability_is_refused(bad: Any, words: st
     script = Bad()
     script.bad = bad
     with endpoint(script) as one, served(one.url) as sampler, pytest.raises(ConfigError, match=words):
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
 
 
 def test_a_server_that_comes_back_with_less_room_is_not_taken_back(expected: list[Completion], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roll, "FIRST_CHECK_INTERVAL_S", 0.0)
     script, asked = Bad(), prompts(3)
     with endpoint(script) as one, endpoint(Stand()) as two, served(one.url, two.url) as sampler:
-        sampler.load_model(fresh(), 0)
+        sampler.update_from_model(fresh(), 0)
         script.bad = (500, {"error": "dead"})
         sampler.sample(asked, SAMPLING)
         script.path, script.bad = "/v1/models", (200, {"data": [{"max_model_len": 16}]})
-        sampler.load_model(fresh(), 1)
+        sampler.update_from_model(fresh(), 1)
         before = len(one.asked)
         assert sampler.sample(asked, SAMPLING) == expected and len(one.asked) == before
 

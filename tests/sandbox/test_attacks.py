@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlvr.contracts import Sandbox
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 from rlvr.verifiers.unit_tests import UnitTests
 from tests.attacks.channel import CHANNEL
 from tests.attacks.harm import HARM
@@ -25,7 +25,7 @@ def verifier(docker_sandbox: Sandbox) -> UnitTests:
 
 
 def judge(verifier: UnitTests, kind: str, code: str) -> Verdict:
-    return verifier.verify(Task(user("x"), REFERENCES[kind], id="t"), f"```python\n{code}\n```")
+    return verifier.verify(Task(make_user_prompt("x"), REFERENCES[kind], id="t"), f"```python\n{code}\n```")
 
 
 def test_the_corpus_is_large_and_covers_every_family() -> None:

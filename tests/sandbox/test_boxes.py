@@ -15,7 +15,7 @@ import pytest
 
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.tool import ToolContext, run_tool_call
-from rlvr.errors import ConfigError, SandboxError, ToolFailure
+from rlvr.errors import ConfigError, SandboxError, ToolInfrastructureError
 from rlvr.registry.plugins import build
 from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.box import cgroups as groups
@@ -86,7 +86,7 @@ def test_a_box_whose_supervisor_dies_is_lost_and_nothing_is_repeated(kind: str, 
         assert " failed: " in first.reason and second.reason == first.reason
         with pytest.raises(SandboxError, match=" failed: "):
             box.write_file("a", b"")
-        with Python().session(ToolContext(sandbox_session=box)) as python, pytest.raises(ToolFailure, match=" failed: "):
+        with Python().session(ToolContext(sandbox_session=box)) as python, pytest.raises(ToolInfrastructureError, match=" failed: "):
             run_tool_call(python, Call("0.0", "python", {"code": "print(1)"}))
         assert other.run("echo well").stdout == b"well\n"
         box.close()

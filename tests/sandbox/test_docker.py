@@ -25,7 +25,7 @@ from rlvr.sandbox._outside import engine as _engine
 from rlvr.sandbox._outside.container import build_host_config
 from rlvr.sandbox._outside.pool import SupervisorPool
 from rlvr.sandbox.docker import DockerSandbox
-from rlvr.task import Task, Verdict, user
+from rlvr.task import Task, Verdict, make_user_prompt
 
 LONG = Program("import time\ntime.sleep(600)", limits=Limits(wall_s=600))
 HERE = Path(__file__).resolve().parents[2]
@@ -229,7 +229,7 @@ def test_an_engine_that_goes_away_for_a_moment_costs_no_verdict(monkeypatch: pyt
     with build("sandbox", "docker", containers=2) as sandbox, build("verifier", "unit_tests", sandbox=sandbox) as verifier:
 
         def judge(power: int) -> tuple[int, Verdict]:
-            return power, verifier.verify(Task(user("x"), tests, id="t"), answer.format(power))
+            return power, verifier.verify(Task(make_user_prompt("x"), tests, id="t"), answer.format(power))
 
         def batch() -> list[tuple[int, Verdict]]:
             with ThreadPoolExecutor(4) as threads:

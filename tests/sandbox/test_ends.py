@@ -22,7 +22,7 @@ from rlvr.sandbox._inside import process_killer as ends
 from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.toolchains import BinaryCache, compute_compiler_limits
 from rlvr.sandbox._inside.zygote_client import ChildProcess
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, Task, make_user_prompt
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,9 @@ def test_an_answer_without_a_first_thread_scores_zero(docker_sandbox: Sandbox, k
     }
     verifier = build("verifier", "unit_tests", sandbox=docker_sandbox)
     began = time.monotonic()
-    verdict = verifier.verify(Task(user("x"), references[kind], id="t"), f"```python\n{HEADLESS_PROGRAM}\ndef f(x): return 0\n```")
+    verdict = verifier.verify(
+        Task(make_user_prompt("x"), references[kind], id="t"), f"```python\n{HEADLESS_PROGRAM}\ndef f(x): return 0\n```"
+    )
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
     assert time.monotonic() - began < 25
 
@@ -222,7 +224,7 @@ def test_what_a_task_asks_for_and_is_not_there_is_marked_as_refused(program: Pro
 def test_a_limit_that_the_sandbox_does_not_have_is_the_tasks_fault(process_sandbox: Sandbox) -> None:
     reference = {"kind": "stdio", "cases": [{"stdin": "", "stdout": "1"}], "limits": {"memory_mb": 1 << 20}}
     verdict = build("verifier", "unit_tests", sandbox=process_sandbox).verify(
-        Task(user("x"), reference, id="t"), "```python\nprint(1)\n```"
+        Task(make_user_prompt("x"), reference, id="t"), "```python\nprint(1)\n```"
     )
     assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict
 

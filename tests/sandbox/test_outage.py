@@ -100,7 +100,7 @@ class Runs(Verifier):
 def collect(sandbox: docker.DockerSandbox, count: int) -> list[float | None]:
     environment = Sums()
     environment.verifier = Runs(sandbox)
-    with Rollout(environment, "bytes", {"name": "scripted", "answer": "gold"}, verify_workers=4) as rollout:
+    with Rollout(environment, "bytes", {"name": "scripted", "answer": "gold"}, max_concurrent_calls=4) as rollout:
         groups = rollout.sample([environment.task("train", i) for i in range(count)])
     return [episode.verdict.score if episode.verdict is not None else None for [episode] in groups]
 

@@ -21,7 +21,7 @@ from tests.serve.served import VERIFIERS, Server, served, until
 TOKEN = "a-token-of-the-tests-0123456789"
 WORLDS = '''
 import pathlib, time
-from rlvr import Task, user
+from rlvr import Task, make_user_prompt
 from rlvr.contracts import Environment, Session, StepResult, Verifier
 
 
@@ -51,7 +51,7 @@ class Slow(Environment):
         self.verifier, self.log = verifier, pathlib.Path(log)
 
     def task(self, split, index):
-        return Task(user("?"), "end", id=f"slow/{split}/{index}", meta={"seconds": index / 10})
+        return Task(make_user_prompt("?"), "end", id=f"slow/{split}/{index}", meta={"seconds": index / 10})
 
     def new_session(self, task, *, seed):
         time.sleep(task.meta["seconds"])

@@ -20,7 +20,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Fault, StepReward, Task, Verdict, user
+from rlvr.task import Fault, StepReward, Task, Verdict, make_user_prompt
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, Sums
 from tests.serve.served import VERIFIERS, Server, served, until
@@ -42,7 +42,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def task(reference: Any = "4") -> Task:
-    return Task(user("2+2="), reference, id="t")
+    return Task(make_user_prompt("2+2="), reference, id="t")
 
 
 def remote(server: Server, **settings: Any) -> Any:
@@ -158,7 +158,7 @@ def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token:
         done = threading.Event()
         watching = threading.Thread(target=watch)
         watching.start()
-        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, verify_workers=2) as rollout:
+        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, max_concurrent_calls=2) as rollout:
             episodes = rollout.collect([RolloutRequest(environment.task("train", i), "g", i) for i in range(40)], SamplingParams())
         done.set()
         watching.join()

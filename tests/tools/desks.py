@@ -10,7 +10,7 @@ from rlvr.contracts import Environment, Sandbox, Session, ToolSession, Transcrip
 from rlvr.contracts.sandbox import ExecutionResult, Program, SandboxSpec
 from rlvr.contracts.tool import FinalAnswer, Tool, tool
 from rlvr.errors import ToolError
-from rlvr.task import Message, Task, Verdict, user
+from rlvr.task import Message, Task, Verdict, make_user_prompt
 from rlvr.turns import Call
 from tests.tools.fakes import FakeBox
 
@@ -91,7 +91,7 @@ class Desks(Environment):
 
     def task(self, split: str, index: int) -> Task:
         start = index % 50
-        return Task(user(f"make it {start + 7}"), id=f"desks/{split}/{index}", reference=str(start + 7), meta={"start": start})
+        return Task(make_user_prompt(f"make it {start + 7}"), id=f"desks/{split}/{index}", reference=str(start + 7), meta={"start": start})
 
     def gold(self, task: Task) -> str | None:
         return str(task.reference)

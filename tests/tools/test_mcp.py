@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts.tool import run_tool_call
-from rlvr.errors import MissingExtra, ToolFailure
+from rlvr.errors import MissingExtra, ToolInfrastructureError
 from rlvr.tools._mcp_connection import simplify_schema
 from rlvr.tools.mcp import Mcp
 from rlvr.turns import Call
@@ -51,9 +51,9 @@ def test_a_server_over_stdio(server: Mcp) -> None:
     assert not ok and "longer than 0.2 s" in text, "a slow call is told, so that slowness buys nothing"
     server.connection.timeout = 30
     assert said(server, "add", x=2, y=2) == ("4", True), "the server lives on"
-    with pytest.raises(ToolFailure, match="failed"):
+    with pytest.raises(ToolInfrastructureError, match="failed"):
         said(server, "die")
-    with pytest.raises(ToolFailure):
+    with pytest.raises(ToolInfrastructureError):
         said(server, "add", x=1, y=2)
 
 
@@ -87,11 +87,11 @@ def test_a_server_over_http() -> None:
 
 
 def test_a_server_that_does_not_come_up_is_not_waited_for() -> None:
-    with pytest.raises(ToolFailure, match=r"did not start|did not answer"):
+    with pytest.raises(ToolInfrastructureError, match=r"did not start|did not answer"):
         Mcp(command=[sys.executable, "-c", "import sys; sys.exit('no config')"], start_timeout=60).start()
-    with pytest.raises(ToolFailure, match="did not answer within 1 s"):
+    with pytest.raises(ToolInfrastructureError, match="did not answer within 1 s"):
         Mcp(command=[sys.executable, "-c", "import time; time.sleep(60)"], start_timeout=1).start()
-    with pytest.raises(ToolFailure):
+    with pytest.raises(ToolInfrastructureError):
         Mcp(command=["/no/such/program"], start_timeout=60).start()
 
 

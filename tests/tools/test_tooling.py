@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.contracts.schema import SchemaError, build_parameters_schema, build_type_schema, validate_arguments
 from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_tool_call, tool, truncate_middle
-from rlvr.errors import ConfigError, PluginError, ToolError, ToolFailure
+from rlvr.errors import ConfigError, PluginError, ToolError, ToolInfrastructureError
 from rlvr.registry.plugins import build
 from rlvr.turns import Call, CallStatus
 from tests.tools.fakes import FakeBox
@@ -145,7 +145,7 @@ def test_what_the_policy_got_wrong_is_told_and_what_broke_is_raised() -> None:
         refused = run_tool_call(moody, call("do", what="refuse"))
         assert (refused.ok, refused.text) == (False, "Error: not today")
         for what, words in (("crash", "raised KeyError"), ("leave", "raised SystemExit")):
-            with pytest.raises(ToolFailure, match=words):
+            with pytest.raises(ToolInfrastructureError, match=words):
                 run_tool_call(moody, call("do", what=what))
         assert run_tool_call(moody, call("do", what="number")).text == "3", "another value than a text is shown as JSON"
         unknown = run_tool_call(moody, call("dos", what="a"))

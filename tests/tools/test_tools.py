@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rlvr.contracts import ExecutionResult, ExitStatus
 from rlvr.contracts.tool import ToolContext, run_tool_call
-from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolFailure
+from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolInfrastructureError
 from rlvr.tools._arithmetic import evaluate
 from rlvr.tools.bash import Bash
 from rlvr.tools.calculator import Calculator
@@ -96,7 +96,7 @@ def test_what_a_command_did_is_told(outcome: ExecutionResult, text: str) -> None
 @pytest.mark.parametrize(("make", "name", "key"), [(Bash, "bash", "command"), (Python, "python", "code")])
 def test_a_box_that_fails_is_nobodys_answer(make: Any, name: str, key: str) -> None:
     box = FakeBox(lambda source: ExecutionResult(ExitStatus.INTERNAL_ERROR, reason="the daemon is gone"))
-    with make().session(ToolContext(sandbox_session=box)) as opened, pytest.raises(ToolFailure, match="the daemon is gone"):
+    with make().session(ToolContext(sandbox_session=box)) as opened, pytest.raises(ToolInfrastructureError, match="the daemon is gone"):
         said(opened, name, **{key: "1"})
     with pytest.raises(ValueError, match="timeout"):
         make(timeout=0)
@@ -228,7 +228,7 @@ def test_an_sql_process_that_somebody_kills_is_no_fault_of_the_statement() -> No
     with Sql(script=SCRIPT).session() as sql:
         assert isinstance(sql, Sql) and sql._process is not None
         sql._process.kill()
-        with pytest.raises(ToolFailure, match="was killed"):
+        with pytest.raises(ToolInfrastructureError, match="was killed"):
             sql.sql("select 1")
 
 

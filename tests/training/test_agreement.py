@@ -37,7 +37,7 @@ def fresh(seed: int = 0) -> Any:
 def sampled(model: Any, temperature: float, asked: float | None = None) -> list[LogprobGap]:
     requests = [Request([2, 5, 6 + i % 5], 40, seed=i) for i in range(24)]
     sampler = HFSampler()
-    sampler.load_model(model, 0)
+    sampler.update_from_model(model, 0)
     found = sampler.sample(requests, SamplingParams(temperature, stop_ids=TOKENIZER.stop_ids))
     return list(compute_logprob_gaps(fresh(), requests, found, "float32", temperature if asked is None else asked))
 

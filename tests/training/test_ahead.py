@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlvr.config.config import ModelConfig
-from rlvr.contracts import SamplerInfo
+from rlvr.contracts import SamplerTraits
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.models.model_loading import load_model
 from rlvr.models.plain_weights import compute_model_logprobs
@@ -52,7 +52,7 @@ def settings(most: int, **changes: Any) -> dict[str, Any]:
         "rollout": {
             "prompts_per_step": 4,
             "num_generations": 4,
-            "curriculum": {"meta_key": "carries", "oversample": 3},
+            "curriculum": {"meta_key": "carries", "candidates_per_task": 3},
             "max_staleness": most,
         },
         "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
@@ -336,7 +336,7 @@ def test_what_cannot_overlap_is_refused(processes: int, held: str, told: str) ->
         config=tiny_run(**settings(1)),
         accelerator=SimpleNamespace(num_processes=processes),
         rollout=SimpleNamespace(main_process_samples=False),
-        sampler=SimpleNamespace(info=SamplerInfo(blocks_trainer_reason=held)),
+        sampler=SimpleNamespace(traits=SamplerTraits(blocks_trainer_reason=held)),
     )
     components.config.rollout.sampler.update(name="hf")
     with pytest.raises(ConfigError, match=told):
@@ -374,8 +374,8 @@ def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monke
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=8, hidden_size=8, intermediate_size=8, **shape))
     model.lm_head.weight = model.get_input_embeddings().weight
     for runs, where in ((True, "cpu"), (False, "meta")):
-        copied = ahead.copy_model_for_sampler(SimpleNamespace(info=SamplerInfo(runs_model=runs)), model)  # type: ignore[arg-type]
+        copied = ahead.copy_model_for_sampler(SimpleNamespace(traits=SamplerTraits(runs_model=runs)), model)  # type: ignore[arg-type]
         assert {t.device.type for t in copied.state_dict().values()} == {where}
         assert copied.lm_head.weight is copied.get_input_embeddings().weight and copied.lm_head.weight is not model.lm_head.weight
     assert {p.device.type for p in model.parameters()} == {"cpu"}
-    assert HFSampler.info.runs_model and not VLLMSampler.info.runs_model
+    assert HFSampler.traits.runs_model and not VLLMSampler.traits.runs_model

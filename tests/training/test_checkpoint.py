@@ -71,7 +71,9 @@ def test_a_saved_character_tokenizer_comes_back_as_itself(tmp_path: Path, family
     )
     loaded = load_tokenizer(str(tmp_path / "checkpoints" / "last"))
     assert loaded.encode("0 1\n<x?") == tokenizer.encode("0 1\n<x?") and loaded.vocab_size == tokenizer.vocab_size
-    assert loaded.decode([4, 6, 5, 8, 0]) == tokenizer.decode([4, 6, 5, 8, 0]) and loaded.render_reply("1") == tokenizer.render_reply("1")
+    assert loaded.decode([4, 6, 5, 8, 0]) == tokenizer.decode([4, 6, 5, 8, 0]) and loaded.render_environment_reply(
+        "1"
+    ) == tokenizer.render_environment_reply("1")
     everybody_s = AutoTokenizer.from_pretrained(tmp_path / "checkpoints" / "last")  # as servers load it: a class of its own for qwen2
     assert everybody_s.encode("0 1\n<x") == tokenizer.encode("0 1\n<x") and everybody_s.decode([4, 6, 5, 8]) == "0 1\n"
 

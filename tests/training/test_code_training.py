@@ -50,12 +50,12 @@ class Attentive(ScriptedSampler):
         super().__init__()
         self.judged = judged
 
-    def stream(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
-        for count, pair in enumerate(super().stream(requests, sampling)):
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        for count, pair in enumerate(super().stream_completions(requests, sampling)):
             until(lambda done=count - 1: len(self.judged) >= done)
             yield pair
 
-    stream_from_queue = Sampler.stream_from_queue  # which calls `stream`
+    stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 
 
 def test_programs_run_while_others_are_being_sampled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str
 
 EVERYTHING: dict[str, Any] = {
     "algorithm": {"name": "dapo", "beta": 0.1, "kl_target": 0.01, "kl_horizon": 100, "dynamic_sampling_rounds": 3},
-    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"meta_key": "carries", "oversample": 3}},
+    "rollout": {"prompts_per_step": 4, "num_generations": 4, "curriculum": {"meta_key": "carries", "candidates_per_task": 3}},
     "train": {"steps": 4, "learning_rate": 1e-3, "minibatches_per_step": 2},
     "env": {"name": "tests/fixtures/worlds.py:Sums", "below": 12},
     "log": {"save_every": 2},
@@ -537,13 +537,13 @@ def test_the_quickstart_asks_for_what_it_says() -> None:
 
 
 def test_the_engine_rests_after_each_look_of_a_warm_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, load = list[str](), HFSampler.load_model
+    done, load = list[str](), HFSampler.update_from_model
 
     def loaded(self: HFSampler, model: Any, version: int) -> None:
         done.append("load")
         load(self, model, version)
 
-    monkeypatch.setattr(HFSampler, "load_model", loaded)
+    monkeypatch.setattr(HFSampler, "update_from_model", loaded)
     monkeypatch.setattr(HFSampler, "validate_model", lambda self, model: "")
     monkeypatch.setattr(HFSampler, "sleep", lambda self: done.append("rest"))
     started = {"steps": 10, "batch_size": 16, "learning_rate": 1e-6, "target_accuracy": 0.99}

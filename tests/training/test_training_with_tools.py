@@ -10,7 +10,7 @@ import pytest
 from rlvr.config.config import load_config
 from rlvr.rollout.replay import replay_run
 from rlvr.runs.run_log import read_jsonl
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.tools._arithmetic import CalculatorNumber, evaluate
 from rlvr.training.batch_sources import MAX_REFERENCE_CHARACTERS, build_reference_answer_meta
 from rlvr.training.train import train
@@ -40,9 +40,9 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
     assert 1 <= times["rollout/max_open_sessions"] <= 16 and times["tools/total_time"] > 0 and times["time/sampler_idle"] >= 0
     assert all(row["reference"].isdecimal() for row in rows), "the viewer shows it"
     assert (
-        build_reference_answer_meta(Task(user("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
+        build_reference_answer_meta(Task(make_user_prompt("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
         == {}
-        == build_reference_answer_meta(Task(user("?"), None, id="t"))
+        == build_reference_answer_meta(Task(make_user_prompt("?"), None, id="t"))
     )
     report = replay_run(tmp_path / "run")
     assert (report.mismatches, report.num_recorded_sessions) == (0, len(rows))
@@ -67,7 +67,7 @@ def test_a_run_with_tools_has_the_same_bits_however_long_they_take(tmp_path: Pat
         "sft_warmup.batch_size=16",
         "sft_warmup.learning_rate=5e-3",
         "sft_warmup.target_accuracy=1",
-        "env.tool_call_fraction=1",
+        "env.gold_tool_call_fraction=1",
     ]
     config = load_config("agent_quickstart", [*SHORT, *taught, "train.steps=2"])
     waits = dict.fromkeys(("first", "second"), 0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlvr import make_verifier
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.countdown import NOTATION_RULES, evaluate_expression, normalize_expression
 
 FOURTEEN = {"numbers": [2, 3, 4], "target": 14}
@@ -20,7 +20,7 @@ THREE = {"numbers": [1, 6, 8], "target": 3}
 
 
 def ask(verifier: Any, reference: Any, text: str) -> Verdict:
-    verdict: Verdict = verifier.verify(Task(user("?"), reference, id="t"), text)
+    verdict: Verdict = verifier.verify(Task(make_user_prompt("?"), reference, id="t"), text)
     return verdict
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlvr.extraction import extract_answer
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.verifiers.symbolic import Symbolic
 
 
@@ -25,7 +25,7 @@ def verifier() -> Iterator[Symbolic]:
     ],
 )  # fmt: skip
 def test_a_part_of_a_formula_is_no_answer(verifier: Symbolic, text: str) -> None:
-    assert verifier.verify(Task(user("?"), "17", id="t"), text).score == 0.0
+    assert verifier.verify(Task(make_user_prompt("?"), "17", id="t"), text).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_part_of_a_formula_is_no_answer(verifier: Symbolic, text: str) -> None
     ],
 )  # fmt: skip
 def test_a_box_that_its_sentence_denies_is_no_answer(verifier: Symbolic, text: str) -> None:
-    assert verifier.verify(Task(user("?"), "17", id="t"), text).score == 0.0
+    assert verifier.verify(Task(make_user_prompt("?"), "17", id="t"), text).score == 0.0
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,9 @@ def test_a_box_that_its_sentence_denies_is_no_answer(verifier: Symbolic, text: s
     ],
 )  # fmt: skip
 def test_a_box_in_a_plain_sentence_is_the_answer(verifier: Symbolic, text: str) -> None:
-    assert verifier.verify(Task(user("?"), "17", id="t"), text).score == 1.0, verifier.verify(Task(user("?"), "17", id="t"), text).reason
+    assert verifier.verify(Task(make_user_prompt("?"), "17", id="t"), text).score == 1.0, verifier.verify(
+        Task(make_user_prompt("?"), "17", id="t"), text
+    ).reason
 
 
 @pytest.mark.parametrize(
@@ -116,5 +118,5 @@ def test_a_doubtful_declaration_is_not_found(text: str) -> None:
     ],
 )
 def test_notations_that_models_write_are_read(verifier: Symbolic, gold: str, answer: str, score: float) -> None:
-    verdict = verifier.verify(Task(user("?"), gold, id="t"), f"\\boxed{{{answer}}}")
+    verdict = verifier.verify(Task(make_user_prompt("?"), gold, id="t"), f"\\boxed{{{answer}}}")
     assert verdict.score == score, verdict.reason

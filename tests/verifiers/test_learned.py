@@ -17,12 +17,12 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from rlvr.models.reward_model import build_reward_model
 from rlvr.registry.plugins import build
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, Task, make_user_prompt
 from tests.fixtures.tiny import MODEL
 from tests.fixtures.worlds import DIGITS
 
 TOKENIZER = CharTokenizer(DIGITS)
-TASK = Task(user("2+2="), id="t", reference="4")
+TASK = Task(make_user_prompt("2+2="), id="t", reference="4")
 
 
 def kept(model: Any, folder: Path) -> str:

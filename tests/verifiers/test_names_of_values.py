@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.verifiers.symbolic import Symbolic
 
 
@@ -90,12 +90,12 @@ MAXIMA = [
 
 @pytest.mark.parametrize(("gold", "answer", "score"), [*CALLS, *EULER, *MEMBERSHIPS, *PRODUCTS, *UNITS, *MAXIMA])
 def test_names_and_symbols_are_read_as_what_they_name(verifier: Symbolic, gold: str, answer: str, score: float) -> None:
-    verdict = verifier.verify(Task(user("?"), gold, id="t"), f"\\boxed{{{answer}}}")
+    verdict = verifier.verify(Task(make_user_prompt("?"), gold, id="t"), f"\\boxed{{{answer}}}")
     assert verdict.score == score, verdict.reason
 
 
 def test_a_letter_before_a_calculation_does_not_make_it_worked_out(verifier: Symbolic) -> None:
-    task = Task(user(r"Simplify $\sqrt{48}$."), r"4\sqrt{3}", id="t")
+    task = Task(make_user_prompt(r"Simplify $\sqrt{48}$."), r"4\sqrt{3}", id="t")
     assert verifier.verify(task, r"\boxed{e = \sqrt{48}}").score == 0.0
     assert verifier.verify(task, r"\boxed{e = 4\sqrt{3}}").score == 1.0
 
@@ -114,5 +114,5 @@ def test_a_letter_before_a_calculation_does_not_make_it_worked_out(verifier: Sym
     ],
 )
 def test_answers_in_parts_one_a_line(verifier: Symbolic, gold: str, answer: str, score: float) -> None:
-    verdict = verifier.verify(Task(user("?"), gold, id="t"), answer)
+    verdict = verifier.verify(Task(make_user_prompt("?"), gold, id="t"), answer)
     assert verdict.score == score, verdict.reason

@@ -10,7 +10,7 @@ import rlvr
 from rlvr import Environment, Session, StepResult, Task, Transcript, Verifier
 from rlvr.conformance import check_env, list_failures
 from rlvr.mdp.records import step_result_from_json, step_result_to_json
-from rlvr.task import Fault, Message, user
+from rlvr.task import Fault, Message, make_user_prompt
 from rlvr.turns import Turn
 
 SAID: tuple[Message, ...] = ({"role": "user", "content": "go on"},)
@@ -27,7 +27,11 @@ class Stairs(Environment):
         self.verifier = verifier
 
     def task(self, split: str, index: int) -> Task:
-        return Task(user(f"Climb the stairs of the {split} house number {index}: say up."), {"scale": [0, 1]}, id=f"stairs/{split}/{index}")
+        return Task(
+            make_user_prompt(f"Climb the stairs of the {split} house number {index}: say up."),
+            {"scale": [0, 1]},
+            id=f"stairs/{split}/{index}",
+        )
 
     def new_session(self, task: Task, *, seed: int) -> Session:
         return StairsSession()
@@ -48,7 +52,7 @@ class StairsSession(Session):
 def verify(rewards: list[float], reference: Any) -> rlvr.Verdict:
     results = tuple(StepResult(SAID, reward=reward) for reward in rewards)
     with rlvr.make_verifier("session_reward") as verifier:
-        return verifier.verify_transcript(Task(user("?"), reference, id="t"), Transcript("", step_results=results))
+        return verifier.verify_transcript(Task(make_user_prompt("?"), reference, id="t"), Transcript("", step_results=results))
 
 
 def test_the_score_is_the_sum_and_each_turn_is_credited_with_its_own() -> None:

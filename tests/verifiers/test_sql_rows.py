@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlvr import make_verifier
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers import _sql_runner as _sqlrun
 from rlvr.verifiers import sql_rows
 
@@ -20,7 +20,7 @@ OTHER = "create table t(a, b); insert into t values (7, 'x'), (8, 'z'), (5, '3')
 
 def judged(gold: str, answer: str, *, ordered: bool = False, databases: tuple[str, ...] = (TABLE,)) -> Verdict:
     reference = {"query": gold, "databases": list(databases), "ordered": ordered}
-    return VERIFIER.verify(Task(user("?"), reference, id="t"), answer)
+    return VERIFIER.verify(Task(make_user_prompt("?"), reference, id="t"), answer)
 
 
 @pytest.mark.parametrize(

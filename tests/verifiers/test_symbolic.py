@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.symbolic import Symbolic
 
 CORPUS = Path(__file__).parents[1] / "corpora" / "math"
@@ -29,7 +29,7 @@ def verifier() -> Iterator[Symbolic]:
 
 
 def ask(verifier: Symbolic, reference: Any, answer: str, **meta: Any) -> Verdict:
-    return verifier.verify(Task(user("?"), id="t", reference=reference, meta=meta), answer)
+    return verifier.verify(Task(make_user_prompt("?"), id="t", reference=reference, meta=meta), answer)
 
 
 def rows(family: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
 from rlvr.verifiers.math.parsing.spelling_rules import SPELLING_RULES, SpellingRule, standardize_notation
 from rlvr.verifiers.math.parsing.units import is_number_word, parse_unit_label
@@ -121,10 +121,10 @@ def test_an_expression_out_of_the_question_is_no_answer(gold: str, answer: str, 
 
 
 def test_the_rule_about_the_question_can_be_turned_off(verifier: Symbolic) -> None:
-    task = Task(user("What is $6 \\cdot 7$?"), id="t", reference="42")
+    task = Task(make_user_prompt("What is $6 \\cdot 7$?"), id="t", reference="42")
     assert verifier.verify(task, r"\boxed{6 \cdot 7}").score == 0.0
     assert verifier.verify(task, r"\boxed{42}").score == 1.0
-    free = Task(user("What is $6 \\cdot 7$?"), id="t", reference="42", meta={"policy": {"worked_out": "off"}})
+    free = Task(make_user_prompt("What is $6 \\cdot 7$?"), id="t", reference="42", meta={"policy": {"worked_out": "off"}})
     assert verifier.verify(free, r"\boxed{6 \cdot 7}").score == 1.0
 
 
@@ -134,7 +134,7 @@ def test_copying_formulas_out_of_published_questions_pays_nothing(verifier: Symb
     paid = []
     for line in (DATA / "math500.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)
-        task = Task(user(row["problem"]), id="t", reference=row["answer"])
+        task = Task(make_user_prompt(row["problem"]), id="t", reference=row["answer"])
         assert verifier.verify(task, f"\\boxed{{{row['answer']}}}").score == 1.0, row["answer"]
         for span in re.findall(r"\$([^$]+)\$", row["problem"]):
             arithmetic = re.search(r"[-+*/^=]|\\[a-z]", span.strip("-")) and not re.search("text|mathrm", span)
@@ -160,7 +160,7 @@ def test_sixty_digits_prove_nothing_where_a_part_is_too_small_to_see() -> None:
 
 
 def boxed(verifier: Symbolic, gold: str, answer: str) -> Verdict:
-    return verifier.verify(Task(user("?"), id="t", reference=gold), f"\\boxed{{{answer}}}")
+    return verifier.verify(Task(make_user_prompt("?"), id="t", reference=gold), f"\\boxed{{{answer}}}")
 
 
 COSTLY = ["+".join([r"\erf(60)"] * 20) + "+10^{780}", r"\Gamma(\frac13)+10^{780}", r"(\frac13)!+10^{780}"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers._workers import pool as workers
 from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
 from rlvr.verifiers.math.parsing.parser import parse_answer
@@ -32,7 +32,7 @@ def scores(verifier: Symbolic) -> list[float | None]:
 
 
 def ask(verifier: Symbolic, gold: str, answer: str) -> Verdict:
-    return verifier.verify(Task(user("?"), id="t", reference=gold), answer)
+    return verifier.verify(Task(make_user_prompt("?"), id="t", reference=gold), answer)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
         concurrent.futures.ProcessPoolExecutor(1, mp.get_context("spawn")) as processes,
     ):
         assert ask(verifier, *PAIRS[0]).score == 1.0
-        tasks = [Task(user("?"), id="t", reference=gold) for gold, _ in (*PAIRS[:2], ("5 cm", "5"))]
+        tasks = [Task(make_user_prompt("?"), id="t", reference=gold) for gold, _ in (*PAIRS[:2], ("5 cm", "5"))]
         answers = [*(answer for _, answer in PAIRS[:2]), "5"]
         there = list(processes.map(verifier.verify, tasks, answers))
         assert [verdict.score for verdict in there] == [1.0, 1.0, 0.0]
@@ -179,8 +179,8 @@ def test_memory_is_limited() -> None:
 
 def test_an_interpreter_that_ends_without_closing_leaves_no_worker() -> None:
     code = (
-        "from rlvr.verifiers.symbolic import Symbolic; from rlvr.task import Task, user\n"
-        "v = Symbolic(); v.verify(Task(user('?'), '|x-1|', id='t'), '|1-x|'); print(v.pool.list_pids()[0])"
+        "from rlvr.verifiers.symbolic import Symbolic; from rlvr.task import Task, make_user_prompt\n"
+        "v = Symbolic(); v.verify(Task(make_user_prompt('?'), '|x-1|', id='t'), '|1-x|'); print(v.pool.list_pids()[0])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

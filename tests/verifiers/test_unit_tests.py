@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.unit_tests import UnitTests
 
 SQUARE_IO = {"kind": "stdio", "cases": [{"stdin": "3", "stdout": "9\n"}, {"stdin": "4", "stdout": "16\n"}]}
@@ -28,7 +28,7 @@ def verifier(process_sandbox: Sandbox) -> UnitTests:
 
 
 def judge(verifier: UnitTests, reference: Mapping[str, Any], code: str) -> Verdict:
-    return verifier.verify(Task(user("write it"), reference, id="t"), f"Here it is.\n```python\n{code}\n```\n")
+    return verifier.verify(Task(make_user_prompt("write it"), reference, id="t"), f"Here it is.\n```python\n{code}\n```\n")
 
 
 @pytest.mark.parametrize(("reference", "code"), [
@@ -99,13 +99,13 @@ def test_a_dead_sandbox_is_never_a_zero(reference: dict[str, Any]) -> None:
 
 
 def test_an_answer_without_code_scores_0(verifier: UnitTests) -> None:
-    verdict = verifier.verify(Task(user("x"), SQUARE_IO, id="t"), "print(int(input()) ** 2)")
+    verdict = verifier.verify(Task(make_user_prompt("x"), SQUARE_IO, id="t"), "print(int(input()) ** 2)")
     assert verdict.score == 0.0 and "no code" in verdict.reason
 
 
 def test_the_last_block_counts(verifier: UnitTests) -> None:
     right, wrong = "```python\nprint(int(input()) ** 2)\n```\n", "```python\nprint(0)\n```\n"
-    task = Task(user("x"), SQUARE_IO, id="t")
+    task = Task(make_user_prompt("x"), SQUARE_IO, id="t")
     assert verifier.verify(task, wrong + "Rather:\n" + right).score == 1.0
     assert verifier.verify(task, right + "Rather:\n" + wrong).score == 0.0
 

@@ -12,7 +12,7 @@ import pytest
 from rlvr import make_verifier
 from rlvr.contracts import Limits, Sandbox
 from rlvr.errors import ConfigError
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.code.reference import parse_reference
 from rlvr.verifiers.code.test_analysis import prepare_test
 from rlvr.verifiers.unit_tests import UnitTests
@@ -25,7 +25,7 @@ def verifier(process_sandbox: Sandbox) -> UnitTests:
 
 def judge(verifier: UnitTests, test: str, code: str, **more: Any) -> Verdict:
     reference = {"kind": "asserts", "entry_point": "f", "test": test, **more}
-    return verifier.verify(Task(user("write it"), reference, id="t"), f"```python\n{code}\n```\n")
+    return verifier.verify(Task(make_user_prompt("write it"), reference, id="t"), f"```python\n{code}\n```\n")
 
 
 @pytest.mark.parametrize(("test", "right", "wrong"), [

@@ -9,7 +9,7 @@ import pytest
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
 from rlvr.errors import ConfigError
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.code.blocks import extract_code, insert_prelude, parse_blocks
 from rlvr.verifiers.unit_tests import UnitTests
 
@@ -26,7 +26,7 @@ def verifier(process_sandbox: Sandbox) -> UnitTests:
 
 
 def judge(verifier: UnitTests, reference: dict[str, Any], answer: str) -> Verdict:
-    return verifier.verify(Task(user("write it"), reference, id="t"), answer)
+    return verifier.verify(Task(make_user_prompt("write it"), reference, id="t"), answer)
 
 
 def fenced(text: str, label: str = "python", indent: str = "") -> str:

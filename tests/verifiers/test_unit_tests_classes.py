@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlvr.contracts import Sandbox
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.verifiers.unit_tests import UnitTests
 
 STACK_TEST = "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"
@@ -25,7 +25,7 @@ def verifier(process_sandbox: Sandbox) -> UnitTests:
 
 def judge(verifier: UnitTests, test: str, answer: str, name: str = "Stack") -> Verdict:
     reference = {"kind": "asserts", "entry_point": name, "test": test}
-    return verifier.verify(Task(user("x"), reference, id="t"), f"```python\n{answer}\n```")
+    return verifier.verify(Task(make_user_prompt("x"), reference, id="t"), f"```python\n{answer}\n```")
 
 
 @pytest.mark.parametrize("answer", [STACK, "class Stack(list):\n    push = list.append"])

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, Task, make_user_prompt
 from rlvr.verifiers.unit_tests import UnitTests
 
 LIMITS = {"wall_s": 0.8, "cpu_s": 0.4, "memory_mb": 96}
@@ -77,7 +77,7 @@ def test_no_answer_makes_a_test_look_unfit(process_sandbox: Sandbox) -> None:
     def one(case: tuple[str, str, str]) -> str:
         name, test, answer = case
         reference = {"kind": "asserts", "entry_point": "f", "test": test}
-        verdict = verifier.verify(Task(user("x"), reference, id="t"), f"```python\n{answer}\n```")
+        verdict = verifier.verify(Task(make_user_prompt("x"), reference, id="t"), f"```python\n{answer}\n```")
         return "" if verdict.score == 0.0 else f"{name}; {answer!r}: {verdict.score} {verdict.fault} {verdict.reason}"
 
     with ThreadPoolExecutor(4) as threads:
@@ -91,7 +91,7 @@ def test_no_answer_makes_calls_or_input_and_output_look_broken(process_sandbox: 
     verifier = UnitTests(sandbox=process_sandbox, limits=LIMITS)
 
     def one(answer: str) -> str:
-        verdict = verifier.verify(Task(user("x"), reference, id="t"), f"```python\n{answer}\nprint(f(1))\n```")
+        verdict = verifier.verify(Task(make_user_prompt("x"), reference, id="t"), f"```python\n{answer}\nprint(f(1))\n```")
         return "" if verdict.score == 0.0 else f"{answer!r}: {verdict.score} {verdict.fault} {verdict.reason}"
 
     with ThreadPoolExecutor(4) as threads:
@@ -111,7 +111,7 @@ class Broken(Sandbox):
 def test_a_rehearsal_that_the_sandbox_failed_is_tried_again(process_sandbox: Sandbox) -> None:
     sandbox = Broken(process_sandbox, "dry_run_test()")
     verifier = UnitTests(sandbox=sandbox)
-    task = Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
+    task = Task(make_user_prompt("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
     answer = "```python\ndef f(x): return x\n```"
     verdict = verifier.verify(task, answer)
     assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
@@ -134,7 +134,7 @@ class SilentDryRun(Sandbox):
 @pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.RUNTIME_ERROR, ExitStatus.TIMEOUT, ExitStatus.MEMORY_LIMIT])
 def test_a_dry_run_that_did_not_run_gives_no_score(process_sandbox: Sandbox, status: ExitStatus) -> None:
     verifier = UnitTests(sandbox=SilentDryRun(process_sandbox, status))
-    task = Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
+    task = Task(make_user_prompt("x"), {"kind": "asserts", "entry_point": "f", "test": "assert f(1) == 1"}, id="t")
     for answer in ("def f(x): return x", "def f(x): return 2"):
         verdict = verifier.verify(task, f"```python\n{answer}\n```")
         assert (verdict.score, verdict.fault) == (None, Fault.INFRA), verdict
@@ -146,6 +146,6 @@ def test_a_dry_run_that_did_not_run_gives_no_score(process_sandbox: Sandbox, sta
 def test_a_test_that_does_not_finish_without_an_answer_is_a_fault_of_the_task(process_sandbox: Sandbox, test: str) -> None:
     verifier = UnitTests(sandbox=process_sandbox, limits={"wall_s": 2, "cpu_s": 1})
     verdict = verifier.verify(
-        Task(user("x"), {"kind": "asserts", "entry_point": "f", "test": test}, id="t"), "```python\ndef f(x): return x\n```"
+        Task(make_user_prompt("x"), {"kind": "asserts", "entry_point": "f", "test": test}, id="t"), "```python\ndef f(x): return x\n```"
     )
     assert (verdict.score, verdict.fault) == (None, Fault.TASK), verdict

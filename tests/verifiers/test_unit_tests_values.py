@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlvr.contracts import Sandbox
 from rlvr.errors import ConfigError
-from rlvr.task import Fault, Task, user
+from rlvr.task import Fault, Task, make_user_prompt
 from rlvr.verifiers.code.compare_text import is_same_text
 from rlvr.verifiers.code.compare_values import is_same_value
 from rlvr.verifiers.code.reference import untag_values
@@ -226,7 +226,7 @@ def test_a_result_that_is_slow_to_read_costs_its_own_limits_and_not_our_process(
     calls = {"kind": "calls", "function": "f", "cases": [{"args": [1], "expected": {"__set__": [1]}}], "limits": {"cpu_s": 1, "wall_s": 5}}
     verifier = UnitTests(sandbox=process_sandbox)
     used = time.process_time()
-    verdict = verifier.verify(Task(user("x"), calls, id="t"), f"```python\n{HEAVY}\n```")
+    verdict = verifier.verify(Task(make_user_prompt("x"), calls, id="t"), f"```python\n{HEAVY}\n```")
     used = time.process_time() - used
     assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
     assert used < verdict.detail["cpu_s"] / 4, "the sandbox does the work, not we"

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlvr
-from rlvr import Fault, Task, Verdict, make_verifier, user
+from rlvr import Fault, Task, Verdict, make_user_prompt, make_verifier
 from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config, list_entries
 from rlvr.verifiers._markup import MARKUP_RULES, strip_markup
@@ -22,7 +22,7 @@ from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number,
 
 
 def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
-    verdict = verifier.verify(Task(user("q"), reference, id="t"), answer)
+    verdict = verifier.verify(Task(make_user_prompt("q"), reference, id="t"), answer)
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -57,7 +57,7 @@ def test_what_is_no_text_raises_and_never_scores(name: str, answer: Any) -> None
     }
     verifier = own[name]() if name in own else make_verifier(name, **settings.get(name, {}))
     with verifier, pytest.raises(AnswerTypeError, match=r"verifies a text, and was given a \w+: ") as raised:
-        verifier.verify(Task(user("q"), "4", id="t"), answer)
+        verifier.verify(Task(make_user_prompt("q"), "4", id="t"), answer)
     assert isinstance(raised.value, TypeError) and isinstance(raised.value, RlvrError)
     assert ("messages[-1]['content']" in str(raised.value)) == (answer in (CHAT, tuple(CHAT)))
 

@@ -17,7 +17,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Fault, Task, Verdict, user
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from tests.fixtures.worlds import DIGITS, Sums
 
 WAITS = '''
@@ -40,7 +40,7 @@ class Waits(Verifier):
             raise RuntimeError("broken")
         return Verdict(float(answer == task.reference), "compared")
 '''
-TASK = Task(user("2+2="), "4", id="t", meta={"member": "sums"})
+TASK = Task(make_user_prompt("2+2="), "4", id="t", meta={"member": "sums"})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def structure(name: str) -> Verifier:
 
 
 def verdict_of(verifier: Verifier, answer: str) -> Verdict:
-    assert verifier.info.is_async, "it would not wait"
+    assert verifier.traits.is_async, "it would not wait"
     return awaited(verifier, answer)
 
 
@@ -108,7 +108,7 @@ def test_the_parts_and_the_reason_are_those_of_judging_in_a_thread(waits: str) -
     with composite(waits) as verifier:
         assert verdict_of(verifier, "4").components == {"far": 1.0, "near": 1.0}
         assert verdict_of(verifier, "lots").components == {"far": 0.0, "near": 0.0}
-    assert not MixtureVerifier({}).info.is_async and awaited(MixtureVerifier({}), "4").fault is Fault.TASK
+    assert not MixtureVerifier({}).traits.is_async and awaited(MixtureVerifier({}), "4").fault is Fault.TASK
 
 
 def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_rollout_waits_for_a_composite_without_its_threads(waits: str, tmp_pat
         environment: Environment = Sums(verifier=verifier)
         sampler, tokenizer = ScriptedSampler(answer="gold"), CharTokenizer(DIGITS)
         sampler.setup(environment, tokenizer)
-        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, verify_workers=1) as rollout:
+        with Rollout(TokenMDP(environment, tokenizer), sampler=sampler, max_concurrent_calls=1) as rollout:
             drawn: list[Any] = [RolloutRequest(environment.task("train", i), "g", i) for i in range(20)]
             episodes = rollout.collect(drawn, SamplingParams())
     assert [episode.reward for episode in episodes] == [1.0] * 20

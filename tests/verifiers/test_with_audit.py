@@ -8,14 +8,14 @@ import pytest
 
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.training.step_notes import UnusualMetricNotes
 from rlvr.training.task_sampling.audit_monitor import AuditVerifierMonitor
 from tests.fixtures.tiny import tiny_run
 
 
 def task(number: int = 0) -> Task:
-    return Task(user("2+2="), "4", id=f"t/{number}")
+    return Task(make_user_prompt("2+2="), "4", id=f"t/{number}")
 
 
 def test_the_score_is_the_first_verifier_s_and_the_share_is_fixed() -> None:
@@ -33,7 +33,7 @@ def test_the_score_is_the_first_verifier_s_and_the_share_is_fixed() -> None:
 
 def test_a_second_verifier_that_fails_changes_no_score() -> None:
     with build("verifier", "with_audit", verifier="exact", audit_with="numeric", fraction=1.0) as verifier:
-        verdict = verifier.verify(Task(user("?"), "Paris", id="t"), "Paris")
+        verdict = verifier.verify(Task(make_user_prompt("?"), "Paris", id="t"), "Paris")
         assert verdict.score == 1.0 and "audit" not in verdict.components and verdict.detail["audit"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlvr.errors import ConfigError
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.verifiers.math.compare.scalars import is_numeral
 from rlvr.verifiers.math.compare.worked_out import list_steps
 from rlvr.verifiers.math.parsing.parser import parse_answer
@@ -29,7 +29,7 @@ def verifier() -> Iterator[Symbolic]:
 
 
 def score(verifier: Symbolic, gold: str, answer: str, question: str = "?", **policy: str) -> float | None:
-    task = Task(user(question), gold, id="t", meta={"policy": policy} if policy else {})
+    task = Task(make_user_prompt(question), gold, id="t", meta={"policy": policy} if policy else {})
     return verifier.verify(task, f"\\boxed{{{answer}}}").score
 
 
@@ -84,7 +84,7 @@ def test_where_the_question_asks_for_a_form_the_form_counts(verifier: Symbolic, 
 
 
 def test_the_reason_says_what_is_left_to_do_and_which_policy_says_so(verifier: Symbolic) -> None:
-    task = Task(user("?"), "72", id="t")
+    task = Task(make_user_prompt("?"), "72", id="t")
     explained = verifier.explain(task, r"\boxed{48+48/2}")
     assert explained.verdict.score == 0.0
     assert explained.verdict.reason == "it has the right value, but it is not worked out: the sum 48 + (48/2) is left to do"
@@ -157,7 +157,9 @@ def test_undone_calculations_of_grade_school_problems_score_zero(verifier: Symbo
 def test_right_answers_in_other_forms_are_paid(verifier: Symbolic) -> None:
     rows = [json.loads(line) for line in (ROOT / "benchmarks" / "verifiers" / "worked_out_right.jsonl").read_text("utf-8").splitlines()]
     refused = [
-        row for row in rows if verifier.verify(Task(user(row.get("prompt") or "?"), row["reference"], id="t"), row["answer"]).score != 1.0
+        row
+        for row in rows
+        if verifier.verify(Task(make_user_prompt(row.get("prompt") or "?"), row["reference"], id="t"), row["answer"]).score != 1.0
     ]
     assert len(rows) >= 150 and refused == []
 
@@ -199,5 +201,5 @@ def test_a_calculation_that_begins_with_the_question_is_judged_by_its_end(
 )
 def test_products_with_i_sums_of_vectors_and_cancelled_constants_are_left_to_do(gold: str, answer: str) -> None:
     with Symbolic() as verifier:
-        verdict = verifier.verify(Task(user("What is it?"), id="t", reference=gold), answer)
+        verdict = verifier.verify(Task(make_user_prompt("What is it?"), id="t", reference=gold), answer)
     assert verdict.score == 0.0 and "left to do" in verdict.reason

@@ -85,7 +85,7 @@ class CallSession(Session):
         self.failure: dict[str, str] = {}
         self.instance: ForeignInstanceProxy | None = None
 
-    def tools(self) -> Sequence[ToolSpec]:
+    def start_tools(self) -> Sequence[ToolSpec]:
         """Start the services, and return the functions of the question."""
         if self.host is not None and self.instance is None:
             self.instance = self._start_services(self.host)

@@ -13,7 +13,7 @@ from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec, Too
 from rlvr.contracts.tool import Tool
 from rlvr.envs.external._harbor.folders import TaskFolder
 from rlvr.envs.external._harbor.images import TaskImage, get_or_build_image
-from rlvr.errors import ConfigError, ToolFailure
+from rlvr.errors import ConfigError, ToolInfrastructureError
 from rlvr.task import Task
 
 MAX_ARCHIVE_BYTES = 4 << 20
@@ -40,14 +40,14 @@ def make_sandbox_spec(image: TaskImage, folder: TaskFolder, disk_mb: int) -> San
 
 
 def set_up_session(sandbox_session: SandboxSession, image: TaskImage, variables: Mapping[str, str]) -> None:
-    """Copy the files of the task into a new session, and export its variables. Raises ToolFailure if that fails."""
+    """Copy the files of the task into a new session, and export its variables. Raises ToolInfrastructureError if that fails."""
     exported = {**SHELL_VARIABLES, "PATH": SEARCH_PATH, **image.variables, **variables}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
     script = START_SCRIPT.format(inner=shlex.quote(f"/tmp{image.workdir}"), workdir=shlex.quote(image.workdir))
     outcome = sandbox_session.run("\n".join([*lines, script]), timeout=SETUP_TIMEOUT_S)
     if outcome.status is not ExitStatus.OK:
         said = outcome.stderr.decode("utf-8", "replace")[-300:]
-        raise ToolFailure(f"the files of the task could not be copied into the sandbox: {outcome.reason} {said}".strip())
+        raise ToolInfrastructureError(f"the files of the task could not be copied into the sandbox: {outcome.reason} {said}".strip())
 
 
 class TaskFolderSession(ToolSession):
@@ -67,10 +67,10 @@ class TaskFolderSession(ToolSession):
         self.image = get_or_build_image(self.folder)
         return make_sandbox_spec(self.image, self.folder, self.disk_mb)
 
-    def tools(self) -> Any:
+    def start_tools(self) -> Any:
         """Open the sandbox session, and copy the files before the first turn of the policy."""
         new = self.sandbox_session is None
-        specs = super().tools()
+        specs = super().start_tools()
         if new:
             if self.sandbox_session is None or self.image is None:
                 raise ConfigError("a task folder needs a tool that runs in the sandbox, such as bash")
@@ -87,7 +87,7 @@ def collect_files(sandbox_session: SandboxSession, image: TaskImage, folder: Tas
     wanted = " ".join(shlex.quote(f"./{path}") for path in list_artifact_paths(image, folder))
     outcome = sandbox_session.run(COLLECT_COMMAND.format(paths=wanted), timeout=SETUP_TIMEOUT_S)
     if outcome.status is ExitStatus.INTERNAL_ERROR:
-        raise ToolFailure(f"the sandbox failed: {outcome.reason}")
+        raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
     if outcome.status is ExitStatus.OUTPUT_LIMIT or outcome.truncated or len(outcome.stdout) > MAX_ARCHIVE_BYTES:
         return {"trouble": f"the files it left are more than {MAX_ARCHIVE_BYTES >> 20} MB, compressed"}
     if outcome.status not in (ExitStatus.OK, ExitStatus.RUNTIME_ERROR) or not outcome.stdout:

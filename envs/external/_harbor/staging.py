@@ -18,7 +18,7 @@ from rlvr.contracts import ExitStatus, SandboxSession
 from rlvr.envs.external._harbor.folders import TaskFolder
 from rlvr.envs.external._harbor.images import TaskImage
 from rlvr.envs.external._harbor.sessions import SEARCH_PATH, SETUP_TIMEOUT_S, list_artifact_paths
-from rlvr.errors import ToolFailure
+from rlvr.errors import ToolInfrastructureError
 
 CLEANUP_SOURCE = Path(__file__).with_name("cleanup.py").read_text("utf-8")
 """Source of the cleanup program, which runs in the sandbox."""
@@ -102,7 +102,7 @@ def stage_files(sandbox_session: SandboxSession, image: TaskImage, folder: TaskF
         sandbox_session.write_file(".left.tgz", answer_archive)
         outcome = sandbox_session.run(script, timeout=SETUP_TIMEOUT_S)
         if outcome.status is ExitStatus.INTERNAL_ERROR:
-            raise ToolFailure(f"the sandbox failed: {outcome.reason}")
+            raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
         if outcome.status is not ExitStatus.OK:
             said = outcome.stderr.decode("utf-8", "replace").strip()[-200:]
             return f"the files that were left cannot be copied into a fresh sandbox: {said or outcome.reason}"

@@ -17,7 +17,7 @@ from rlvr.envs.external._harbor.folders import TaskFolder
 from rlvr.envs.external._harbor.images import TaskImage, get_or_build_image
 from rlvr.envs.external._harbor.sessions import SEARCH_PATH, build_solution_command, collect_files, make_sandbox_spec, set_up_session
 from rlvr.envs.external._harbor.staging import stage_files
-from rlvr.errors import ToolFailure, reject_non_text_answers
+from rlvr.errors import ToolInfrastructureError, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 
 MAX_REPORT_BYTES = 64_000
@@ -86,7 +86,7 @@ class TaskFolderVerifier(Verifier):
                 found = RewardReport(None, why)
             if found.reward is None:
                 return self._find_fault(folder, found)
-        except ToolFailure as error:
+        except ToolInfrastructureError as error:
             return Verdict(None, f"the tests of {folder.name} could not be run: {error}", fault=Fault.INFRA)
         full = abs(found.reward - 1.0) <= 1e-9
         score = min(1.0, found.reward) if self.partial else float(full)
@@ -94,7 +94,7 @@ class TaskFolderVerifier(Verifier):
         return Verdict(1.0 if full else score, f"the tests gave the reward {found.reward:g}", detail=detail)
 
     def run_tests(self, folder: TaskFolder, answer_archive: bytes) -> RewardReport:
-        """Run the tests on the collected files, in a fresh sandbox. Raises ToolFailure if the sandbox fails."""
+        """Run the tests on the collected files, in a fresh sandbox. Raises ToolInfrastructureError if the sandbox fails."""
         image = get_or_build_image(folder)
         with self._open_session(folder, image) as box:
             set_up_session(box, image, {})
@@ -102,7 +102,7 @@ class TaskFolderVerifier(Verifier):
                 return RewardReport(None, wrong)
             outcome = box.run(_build_test_command(folder, image), timeout=folder.test_timeout_s)
             if outcome.status is ExitStatus.INTERNAL_ERROR:
-                raise ToolFailure(f"the sandbox failed: {outcome.reason}")
+                raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
             if (ended := _parse_report(outcome)) is None:
                 said = outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
                 return RewardReport(None, f"the tests were stopped ({outcome.reason or outcome.status.value}{said and ': '}{said})"[:300])
@@ -117,7 +117,7 @@ class TaskFolderVerifier(Verifier):
 
     def _open_session(self, folder: TaskFolder, image: TaskImage) -> SandboxSession:
         if self.sandbox is None:
-            raise ToolFailure("the environment has no sandbox; its tools need one")
+            raise ToolInfrastructureError("the environment has no sandbox; its tools need one")
         return self.sandbox.create_session(make_sandbox_spec(image, folder, self.disk_mb))
 
     def _find_tampering(self, folder: TaskFolder, report: RewardReport) -> str:

@@ -85,7 +85,7 @@ class PolicyGradient(Algorithm):
         unused = find_inactive_settings(settings)
         return [(key, value, value != self.spec.default_settings[key]) for key, value in settings.items() if key not in unused]
 
-    def configure(self, *, max_new_tokens: int) -> None:
+    def set_completion_limit(self, *, max_new_tokens: int) -> None:
         """Use the run's limit on the completion length, if the settings have none."""
         self.max_new_tokens = self.settings.max_new_tokens or max_new_tokens
         if self.settings.overlong_buffer or self.settings.loss_aggregation == "seq-mean-token-sum-norm":
@@ -230,7 +230,7 @@ class PolicyGradient(Algorithm):
         self.controller.update(kl_value, round(count))
         self.is_critic_warmup = self.controller.num_steps < self.critic_warmup_steps
 
-    def reference_mixup(self) -> float:
+    def get_reference_update_fraction(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
         return self.controller.get_reference_mixup()
 

@@ -128,7 +128,7 @@ class Preference(WholeAnswerAlgorithm):
         """Count a step."""
         self.controller.update(None, 0)
 
-    def reference_mixup(self) -> float:
+    def get_reference_update_fraction(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
         return self.controller.get_reference_mixup()
 

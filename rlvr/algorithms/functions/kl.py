@@ -46,7 +46,7 @@ class KLController:
 
     def __init__(self, beta: float, *, target: float | None = None, horizon: int = 10_000, sync_every: int = 0, mixup: float = 0.6) -> None:
         self.beta, self.target_kl, self.horizon_episodes = beta, target, horizon
-        self.sync_interval_steps, self.reference_mixup, self.num_steps = sync_every, mixup, 0
+        self.sync_interval_steps, self.reference_update_fraction, self.num_steps = sync_every, mixup, 0
 
     def update(self, kl: float | None, num_episodes: int) -> None:
         """Update beta after a step: raise it if the KL is above the target, lower it if below."""
@@ -57,4 +57,4 @@ class KLController:
 
     def get_reference_mixup(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
-        return self.reference_mixup if self.sync_interval_steps and self.num_steps % self.sync_interval_steps == 0 else 0.0
+        return self.reference_update_fraction if self.sync_interval_steps and self.num_steps % self.sync_interval_steps == 0 else 0.0

@@ -102,7 +102,7 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> Resampling
                 model = load_model(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
                 collector.load_weights(
                     version,
-                    [WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.info.runs_model).pack(model)],
+                    [WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.traits.runs_model).pack(model)],
                 )
                 del model
             collector.version = version
@@ -149,9 +149,9 @@ def build_local_worker(config: RunConfig) -> RolloutWorker:
     accelerator = Accelerator()
     plain = config.model_copy(update={"cluster": None})
     with closing(build_from_config("sampler", config.rollout.sampler)) as sampler:
-        if sampler.info.loads_weights and not sampler.info.runs_model:
+        if sampler.traits.loads_weights and not sampler.traits.runs_model:
             raise ConfigError(f"--audit cannot sample by {config.rollout.sampler['name']!r}, which has its own processes")
-        loads = sampler.info.loads_weights
+        loads = sampler.traits.loads_weights
     like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
     precision = get_trainer_precision(like, accelerator.mixed_precision, accelerator.device)
     made = RolloutWorker(plain, WorkerSettings(precision, None, torch.get_num_threads(), uses_weights=loads))

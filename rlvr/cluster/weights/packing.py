@@ -48,8 +48,8 @@ class WeightPacker:
         """`converts_vectors`: whether vectors are converted to the precision too, not only matrices."""
         if mode == "delta" and getattr(torch, precision).itemsize != 2:
             raise ConfigError(
-                f"cluster.weights is delta, but rollout workers compute in {precision}, where an update changes nearly every weight; "
-                "set model.dtype to bfloat16, or cluster.weights to whole"
+                f"cluster.weight_transfer is delta, but rollout workers compute in {precision}, where an update changes nearly every weight; "
+                "set model.dtype to bfloat16, or cluster.weight_transfer to whole"
             )
         self.mode, self.precision, self.converts_vectors, self.bucket_bytes, self.full_copy_interval = (
             mode,

@@ -20,7 +20,7 @@ from typing import Any
 from rlvr.contracts import Verifier
 from rlvr.errors import RlvrError
 from rlvr.registry.plugins import build
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 
 ANSWER_ARGUMENTS = (
     "completions",
@@ -50,7 +50,7 @@ def load_verify_function(target: str, settings: Mapping[str, Any]) -> tuple[Veri
 
     def verify_row(row: dict[str, Any]) -> dict[str, Any]:
         verdict = verifier.verify(
-            Task(user(row.get("question") or "?"), row["reference"], id="audit", meta=row.get("meta") or {}), row["answer"]
+            Task(make_user_prompt(row.get("question") or "?"), row["reference"], id="audit", meta=row.get("meta") or {}), row["answer"]
         )
         return {"score": verdict.score, "reason": verdict.reason[:200], "fault": verdict.fault.value}
 

@@ -26,12 +26,15 @@ class Curriculum:
     True
     """
 
-    def __init__(self, *, ema_decay: float = 0.7, min_weight: float = 0.05, oversample: int = 4, meta_key: str | None = None) -> None:
-        if not 0 <= ema_decay < 1 or not 0 < min_weight <= 1 or oversample < 1:
+    def __init__(
+        self, *, ema_decay: float = 0.7, min_weight: float = 0.05, candidates_per_task: int = 4, meta_key: str | None = None
+    ) -> None:
+        if not 0 <= ema_decay < 1 or not 0 < min_weight <= 1 or candidates_per_task < 1:
             raise ConfigError(
-                f"ema_decay {ema_decay} must be at least 0 and below 1, min_weight {min_weight} above 0 and at most 1, and oversample {oversample} at least 1"
+                f"ema_decay {ema_decay} must be at least 0 and below 1, min_weight {min_weight} above 0 and at most 1, and "
+                f"candidates_per_task {candidates_per_task} at least 1"
             )
-        self.ema_decay, self.min_weight, self.oversample, self.meta_key = ema_decay, min_weight, oversample, meta_key
+        self.ema_decay, self.min_weight, self.candidates_per_task, self.meta_key = ema_decay, min_weight, candidates_per_task, meta_key
         self.solve_rates: dict[str, float] = {}
 
     def get_rate_key(self, task: Task) -> str:

@@ -95,7 +95,7 @@ class CurriculumTaskSampler(TaskSampler):
     def next_tasks(self, num_tasks: int) -> IndexedTasks:
         """Return tasks, selected from several candidates each; tasks that are not selected return in the next pass."""
         first, size, curriculum = self.position, self.task_order.num_tasks, self.curriculum
-        window = max(num_tasks, min(num_tasks * curriculum.oversample, size or num_tasks * curriculum.oversample))
+        window = max(num_tasks, min(num_tasks * curriculum.candidates_per_task, size or num_tasks * curriculum.candidates_per_task))
         tasks = self.task_order.load_tasks(first, window)
         if num_tasks <= (size or num_tasks):
             different = dict(tasks)  # the window may span two passes; no task is used twice in a step

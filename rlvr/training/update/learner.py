@@ -425,7 +425,7 @@ class Learner(Hinted):
         algorithm.on_step_end([e.reward for e in step.episodes if not e.is_auxiliary], metrics.get("kl"), self.all_reduce)
         if self.reference is not None:
             metrics["beta"] = algorithm.beta
-            if mix := algorithm.reference_mixup():
+            if mix := algorithm.get_reference_update_fraction():
                 reshard(self.policy)
                 self.reference.soft_update(self.accelerator.unwrap_model(self.policy).model, mix)
         if step_stats.num_steps:  # a step that changed nothing does not advance the schedule

@@ -86,4 +86,4 @@ class OptimizationSettings:
                 f"algorithm.divergence={algorithm.traits.divergence_kind} compares whole vocabularies, which sharded weights (FSDP2) do not "
                 "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
             )
-        algorithm.configure(max_new_tokens=max_new_tokens)
+        algorithm.set_completion_limit(max_new_tokens=max_new_tokens)

@@ -131,7 +131,7 @@ def test_a_call_that_hangs_is_the_answers_fault(long: Any) -> None:
 def test_services_that_are_gone_are_no_score(long: Any) -> None:
     task = long.task("train", 0)
     session = long.new_session(task, seed=0)
-    session.tools()
+    session.start_tools()
     long.host.close()
     long.host.target = "rlvr.envs.external._foreign.nothing:Nothing"
     from rlvr.turns import Turn

@@ -20,7 +20,7 @@ from rlvr.samplers import openai
 from rlvr.samplers._chat_calls import decode_conversation
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
 from rlvr.samplers.openai import OpenAISampler, compute_retry_delay
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from tests.fixtures.endpoint import Endpoint, closed_port, drip, endpoint, hang_up, silent
 from tests.fixtures.worlds import Sums
 
@@ -45,7 +45,7 @@ def sampler(url: str, **settings: Any) -> OpenAISampler:
 
 
 def request(question: str = "1+1=", max_tokens: int = 20) -> Request:
-    task = Task(user(question), id="t", reference="2")
+    task = Task(make_user_prompt(question), id="t", reference="2")
     return Request(WORDS.render(task.prompt), max_tokens, seed=7, task=task)
 
 
@@ -82,9 +82,15 @@ def test_a_reply_that_is_no_answer_is_asked_for_again_and_is_never_an_empty_answ
 
 
 def test_a_conversation_is_read_back_turn_by_turn() -> None:
-    task = Task(({"role": "system", "content": "be brief"}, *user("1+1=")), id="t", reference="2")
-    tokens = [*WORDS.render(task.prompt), *WORDS.encode("é 3"), WORDS.eos_id, *WORDS.render_reply("no")]
-    tokens += [WORDS.eos_id, *WORDS.render_reply("say something"), *WORDS.encode("4"), WORDS.eos_id, *WORDS.render_reply("")]
+    task = Task(({"role": "system", "content": "be brief"}, *make_user_prompt("1+1=")), id="t", reference="2")
+    tokens = [*WORDS.render(task.prompt), *WORDS.encode("é 3"), WORDS.eos_id, *WORDS.render_environment_reply("no")]
+    tokens += [
+        WORDS.eos_id,
+        *WORDS.render_environment_reply("say something"),
+        *WORDS.encode("4"),
+        WORDS.eos_id,
+        *WORDS.render_environment_reply(""),
+    ]
     assert decode_conversation(Request(tokens, 5, task=task), WORDS) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "1+1="},
@@ -217,7 +223,7 @@ class Chat(Sums):
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         return "go on"
 
-    def answer(self, task: Task, completions: Sequence[str]) -> str:
+    def select_answer(self, task: Task, completions: Sequence[str]) -> str:
         return completions[0]
 
 
@@ -293,7 +299,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked() -> None:
     with pytest.raises(ConfigError, match="has no model"):
         OpenAISampler.settings_from_cli("http://localhost:8000/v1")
     with pytest.raises(ConfigError, match="cannot load new weights"):
-        OpenAISampler(url="http://localhost:1", model="m").load_model(None, 1)
+        OpenAISampler(url="http://localhost:1", model="m").update_from_model(None, 1)
     with pytest.raises(ConfigError, match="retries is 0; it must be above 0"):
         OpenAISampler(url="http://localhost:1", model="m", retries=-1)
 

@@ -14,7 +14,7 @@ from rlvr.errors import CheckFailed, ConfigError
 from rlvr.registry.plugins import build
 from rlvr.rollout.replay import replay_run
 from rlvr.runs.run_log import read_jsonl
-from rlvr.task import Task, user
+from rlvr.task import Task, make_user_prompt
 from rlvr.training.task_sampling.canary import CanaryTasks, make_canary
 from rlvr.training.train import train
 from tests.fixtures.tiny import tiny_run
@@ -116,12 +116,12 @@ def test_what_canaries_cannot_tell_is_refused_before_the_run(env: dict[str, Any]
 
 
 def test_a_canary_is_the_same_prompt_with_a_reference_of_the_same_kind() -> None:
-    task = Task(user("2+2="), "4", id="t", meta={"level": 1})
+    task = Task(make_user_prompt("2+2="), "4", id="t", meta={"level": 1})
     pot = make_canary(task, 7)
     assert (pot.prompt, pot.id, pot.meta) == (task.prompt, task.id, task.meta)
     assert pot.reference.isdigit() and len(pot.reference) == 12 and pot == make_canary(task, 7) != make_canary(task, 8)
-    assert isinstance(make_canary(Task(user("?"), 4, id="t"), 0).reference, int)
-    assert make_canary(Task(user("?"), "Paris", id="t"), 0).reference.isalpha()
+    assert isinstance(make_canary(Task(make_user_prompt("?"), 4, id="t"), 0).reference, int)
+    assert make_canary(Task(make_user_prompt("?"), "Paris", id="t"), 0).reference.isalpha()
 
 
 def test_so_many_are_asked_as_the_share_says() -> None:

@@ -91,7 +91,7 @@ def test_each_method_learns_from_a_stored_run(name: str, source: Path, tmp_path:
     rows = metrics(tmp_path / "a")
     assert report.accuracy_before is not None and report.accuracy_after is not None
     assert report.accuracy_after > report.accuracy_before + 0.1
-    assert report.held_out_seen == 0
+    assert report.held_out_contaminated == 0
     if name != "sft":
         assert rows[0]["rewards/margins"] == pytest.approx(0.0, abs=1e-6) and rows[-1]["rewards/margins"] > 0.1
         assert rows[-1]["logps/chosen"] > rows[0]["logps/chosen"] > rows[0]["logps/rejected"] > rows[-1]["logps/rejected"]
@@ -106,7 +106,7 @@ def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
     }  # fmt: skip
     report = run(tiny_run(**changes), tmp_path / "a")
     assert report.accuracy_before == 0.0 and report.accuracy_after is not None and report.accuracy_after > 0.2
-    assert report.held_out_seen == 0
+    assert report.held_out_contaminated == 0
     row = metrics(tmp_path / "a")[-1]
     assert row["completions/clipped_ratio"] == 0 and "mismatch_kl" not in row and not any(name.startswith("sampling/") for name in row)
 

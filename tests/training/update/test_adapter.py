@@ -123,7 +123,7 @@ def test_the_sampler_says_how_likely_the_trainer_finds_it() -> None:
     model = moved(plain())
     subject = learner(model)
     sampler = HFSampler()
-    sampler.load_model(subject.gather_model(), 0)
+    sampler.update_from_model(subject.gather_model(), 0)
     requests = [Request([1, 6, 4, 11, 2], 6, seed) for seed in range(8)]
     said = sampler.sample(requests, SamplingParams())
     tokens = [[1, 6, 4, 11, 2, *c.tokens] for c in said]
@@ -132,7 +132,7 @@ def test_the_sampler_says_how_likely_the_trainer_finds_it() -> None:
     assert torch.allclose(ours, torch.tensor([x for c in said for x in c.logprobs]), atol=1e-5)
     held = sampler.model
     subject.update([group([1.0, 0.0, 1.0, 0.0])])
-    sampler.load_model(subject.gather_model(), 1)
+    sampler.update_from_model(subject.gather_model(), 1)
     assert sampler.model is held and float((scores(held) - scores(model)).abs().max()) < 1e-5
 
 

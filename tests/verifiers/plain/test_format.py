@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlvr import Task, make_verifier, user
+from rlvr import Task, make_user_prompt, make_verifier
 from rlvr.errors import ConfigError
 
-TASK = Task(user("2+2="), None, id="t")
+TASK = Task(make_user_prompt("2+2="), None, id="t")
 ENGLISH = "First we add the two numbers that are given in the question, and so the sum of three and four is $7$."
 GERMAN = "Zuerst addieren wir die beiden Zahlen, die in der Aufgabe stehen, und das ist dann nicht mehr als $7$."
 CHINESE = "首先我们把两个数相加，所以答案是 $7$。"

@@ -13,7 +13,7 @@ OPTIONS = {"options": ["Rome", "Paris", "London", "Berlin"]}
 
 def score(verifier: str, reference: Any, answer: str, meta: dict[str, Any] | None = None, **settings: Any) -> float | None:
     with rlvr.make_verifier(verifier, **settings) as plugin:
-        return plugin.verify(rlvr.Task(rlvr.user("?"), reference, id="t", meta=meta or {}), answer).score
+        return plugin.verify(rlvr.Task(rlvr.make_user_prompt("?"), reference, id="t", meta=meta or {}), answer).score
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_division_that_comes_out_even_is_left_to_do(reference: str, answer: st
 
 def test_numeric_says_what_it_reads() -> None:
     with rlvr.make_verifier("numeric") as plugin:
-        reason = plugin.verify(rlvr.Task(rlvr.user("?"), "1250", id="t"), "1250 km").reason
+        reason = plugin.verify(rlvr.Task(rlvr.make_user_prompt("?"), "1250", id="t"), "1250 km").reason
     assert reason == (
         "'1250 km' is not one number; numeric reads one numeral without a unit (digits, a sign, a point, 1e3, 1/3); "
         "symbolic reads units, LaTeX and words"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import Fault, Task, Verdict, make_verifier, user
+from rlvr import Fault, Task, Verdict, make_user_prompt, make_verifier
 from rlvr.conformance.adversarial_answers import EMPTY_ANSWERS, INJECTION_ANSWERS, JUNK_ANSWERS
 from rlvr.verifiers.instruction_checks.languages import COMMON_WORDS, detect_language
 from rlvr.verifiers.instruction_checks.registry import IFBENCH, IFEVAL, INSTRUCTIONS
@@ -17,7 +17,7 @@ STRICT, LOOSE = make_verifier("instructions"), make_verifier("instructions", loo
 
 
 def ask(instructions: Any, answer: str, verifier: Any = STRICT) -> Verdict:
-    verdict = verifier.verify(Task(user("q"), instructions, id="t"), answer)
+    verdict = verifier.verify(Task(make_user_prompt("q"), instructions, id="t"), answer)
     assert isinstance(verdict, Verdict)
     return verdict
 
@@ -133,7 +133,7 @@ def test_loose_forgives_a_first_line_a_last_line_and_asterisks() -> None:
 
 def test_a_share_is_the_part_that_is_followed() -> None:
     both = [{"id": "punctuation:no_comma"}, {"id": "startend:quotation"}]
-    assert make_verifier("instructions", score="share").verify(Task(user("q"), both, id="t"), "no marks").score == 0.5
+    assert make_verifier("instructions", score="share").verify(Task(make_user_prompt("q"), both, id="t"), "no marks").score == 0.5
     assert ask(both, "no marks").components == {"share": 0.5}
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from rlvr import Fault, Task, Verdict, make_verifier, user
+from rlvr import Fault, Task, Verdict, make_user_prompt, make_verifier
 from rlvr.errors import ConfigError
 from rlvr.verifiers._decoys import make_decoy_reference
 from tests.fixtures.endpoint import endpoint, hang_up
 
-TASK = Task(user("The capital of France?"), "Paris", id="t")
+TASK = Task(make_user_prompt("The capital of France?"), "Paris", id="t")
 Decide = Callable[[str, str, int], str]
 """Measure (reference or rubric), answer, how many requests came before: what the judge writes, with CODE for its code."""
 
@@ -179,7 +179,10 @@ def test_an_honest_answer_passes_the_canary() -> None:
         return "VERDICT-CODE: " + ("right" if "Reference:\n4 apples" in measure else "wrong")
 
     with scripted(apples) as seen, judge(seen.url) as verifier:
-        assert verifier.verify(Task(user("2 + 2 apples?"), "4 apples", id="t"), "four apples").score == 1.0 and len(seen.asked) == 2
+        assert (
+            verifier.verify(Task(make_user_prompt("2 + 2 apples?"), "4 apples", id="t"), "four apples").score == 1.0
+            and len(seen.asked) == 2
+        )
 
 
 def test_a_majority_of_votes_decides() -> None:
@@ -284,7 +287,7 @@ def test_a_wrong_setting_is_one_message(settings: dict[str, Any], words: str) ->
 
 def test_every_verifier_judges_many() -> None:
     numeric = make_verifier("numeric")
-    tasks = [Task(user("q"), str(n), id="t") for n in range(3)]
+    tasks = [Task(make_user_prompt("q"), str(n), id="t") for n in range(3)]
     assert [verdict.score for verdict in numeric.verify_many(tasks, ["0", "9", "2"])] == [1.0, 0.0, 1.0]
     with pytest.raises(ValueError, match="zip"):
         numeric.verify_many(tasks, ["0"])

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rlvr import Task, user
+from rlvr import Task, make_user_prompt
 from rlvr.verifiers._rubric_points import SIGN_NAMES, make_met_and_lacking_rubrics
 from tests.verifiers.texts.test_judge import judge, scripted
 
 ITEM = re.compile(r"^(\d\.|[-*]) ", re.MULTILINE)
 RUBRIC = "The answer is polite and names the capital."
-TASK = Task(user("What is the capital of France, please? Say it in one sentence."), None, id="t")
+TASK = Task(make_user_prompt("What is the capital of France, please? Say it in one sentence."), None, id="t")
 POINTS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
     (r'contains the word "(\w+)"', lambda word, answer: word in answer.casefold()),
     (r"contains? the number (\d+)", lambda number, answer: re.search(rf"(?<!\d){number}(?!\d)", answer) is not None),

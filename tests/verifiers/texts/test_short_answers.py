@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlvr import Fault, Task, Verifier, make_verifier, user
+from rlvr import Fault, Task, Verifier, make_user_prompt, make_verifier
 from tests.verifiers.texts.cases_of_short_answers import CASES, Case
 
 FLAT = [(name, case) for name, cases in CASES.items() for case in cases]
@@ -34,7 +34,7 @@ def closing() -> Any:
 @pytest.mark.parametrize(("name", "case"), FLAT, ids=[f"{name}-{i}" for i, (name, _) in enumerate(FLAT)])
 def test_a_case(name: str, case: Case) -> None:
     settings, reference, meta, answer, score = case
-    verdict = built(name, settings).verify(Task(user("q"), reference, id="t", meta=meta), answer)
+    verdict = built(name, settings).verify(Task(make_user_prompt("q"), reference, id="t", meta=meta), answer)
     assert verdict.score == (score if score is None else pytest.approx(score, abs=0.011)), (answer[:80], verdict)
     assert (verdict.fault is Fault.TASK) == (score is None), verdict
 
@@ -43,7 +43,7 @@ def test_a_case(name: str, case: Case) -> None:
 def test_code_blocks_that_are_only_opened_are_read_in_one_pass(unit: str) -> None:
     """The time of a search for the end of each block would grow with the square of their number: minutes for these."""
     began = time.process_time()
-    verdict = built("table", {}).verify(Task(user("q"), [{"a": 1}]), unit * 20_000)
+    verdict = built("table", {}).verify(Task(make_user_prompt("q"), [{"a": 1}]), unit * 20_000)
     assert verdict.score == 0.0 and time.process_time() - began < 10
 
 
@@ -64,7 +64,7 @@ def test_answers_that_backtrack_delay_only_each_other(name: str, hostile: tuple[
 
     def verify(reference: Any, answer: str) -> tuple[float | None, float]:
         began = time.monotonic()
-        return verifier.verify(Task(user("q"), reference), answer).score, time.monotonic() - began
+        return verifier.verify(Task(make_user_prompt("q"), reference), answer).score, time.monotonic() - began
 
     with make_verifier(name) as verifier, ThreadPoolExecutor(8) as threads:
         assert verify(*harmless)[0] == 1.0
