@@ -10,7 +10,7 @@ H200, with vLLM 0.26; `docs/scale.md` has the figures.
 
     packages   versions, what vLLM needs that is not installed, seconds of its imports
     step       one engine in bfloat16 without CUDA graphs: seconds to start and to load new weights, how far trainer and engine are
-               apart, the same seeds twice and in company, 256 answers, and the card's memory: awake, asleep, after an update, awake
+               apart, the same seeds twice and in a batch, 256 answers, and the card's memory: awake, asleep, after an update, awake
     speed      seconds to start with the compiler and CUDA graphs; tokens per second at 256, 1,024 and 64 answers
     beside     an engine in a process of its own (placement: local): start, weights, speed, and a kill in the middle of a rollout
     training   a run of some steps with the engine: seconds, and the difference of the probabilities, step by step

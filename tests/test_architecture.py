@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,12 @@ HEAVY_PACKAGES = (
 # ---- reading the tree -------------------------------------------------------------------------------------------------
 
 
+@cache
+def parse_text(text: str) -> ast.Module:
+    """Parse a module once for all rules, which read the tree and do not change it."""
+    return ast.parse(text)
+
+
 def sources(root: Path) -> Iterator[tuple[str, Path]]:
     """Every module of the product as (dotted name, real file); each file once, at its real place."""
     for path in sorted((root / "rlvr").rglob("*.py")):
@@ -109,7 +116,7 @@ def direction(root: Path) -> list[str]:
             found.append(f"rlvr/{here} has no layer; give it one in tests/test_architecture.py")
             continue
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        for target, line in imported(ast.parse(path.read_text("utf-8")), package):
+        for target, line in imported(parse_text(path.read_text("utf-8")), package):
             if target.split(".")[0] in LINKED_PACKAGES:
                 found.append(f"{path.relative_to(root)}:{line}: imports {target}; say rlvr.{target}")
             there = place(target) if target.startswith("rlvr.") else ""
@@ -126,7 +133,7 @@ def circles(root: Path) -> list[str]:
     names = {name for name, _ in sources(root)}
     for module, path in sources(root):
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parse_text(path.read_text("utf-8"))
         targets = {target for target, _ in imported(_without_type_checking(tree), package)}
         ours = {target if target in names else target.rpartition(".")[0] for target in targets}
         graph[module] = ours & names - {"rlvr", module}
@@ -170,7 +177,7 @@ def docstrings(root: Path) -> list[str]:
     """Every public module, class and function says what it is for."""
     found = []
     for _, path in sources(root):
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parse_text(path.read_text("utf-8"))
         where = path.relative_to(root)
         if not ast.get_docstring(tree):
             found.append(f"{where}: the module has no docstring")
@@ -217,7 +224,7 @@ def plugin_files(root: Path) -> list[str]:
     found = []
     for package in LINKED_PACKAGES:
         for path in sorted((root / package).glob("*.py")):
-            last = ast.parse(path.read_text("utf-8")).body[-1]
+            last = parse_text(path.read_text("utf-8")).body[-1]
             made = isinstance(last, ast.Assign) and ast.unparse(last.targets[0]) == "make"
             if not path.name.startswith("_") and not made:
                 found.append(f"{package}/{path.name} must end with `make = ...`")
@@ -229,7 +236,7 @@ def capabilities(root: Path) -> list[str]:
     found = []
     for _, path in sources(root):
         where = path.relative_to(root)
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse_text(path.read_text("utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name == "__init_subclass__":
                 found.append(f"{where}:{node.lineno}: __init_subclass__ changes classes of others; say it in a record, or with a decorator")
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot) and _is_method_check(node, where):
@@ -258,7 +265,7 @@ def prints(root: Path) -> list[str]:
         where = path.relative_to(root).as_posix()
         if where.startswith("rlvr/cli/") or where.startswith(PRINTING_PROGRAMS):
             continue
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse_text(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 found.append(f"{where}:{node.lineno}: prints; use logging.getLogger(__name__)")
     return found

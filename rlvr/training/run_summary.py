@@ -67,7 +67,7 @@ def build_run_table(components: Components, folder: Path) -> Table:
         ),
         *([("critic", SHARED_CRITIC_DESCRIPTION)] if components.algorithm.traits.needs_value else []),
         *([("sampled ahead", describe_staleness(components))] if rollout.max_staleness else []),
-        *([("answers in parts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.partial_rollout_tokens) else []),
+        *([("partial rollouts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.partial_rollout_tokens) else []),
         (
             "total",
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",

@@ -584,7 +584,7 @@ def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(r
     assert len([call for call in ray.calls if call.name == "cancel"]) == 1
 
 
-def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
+def test_verifier_workers_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
     transport = RayTransport(ClusterConfig(verifier_workers=1, verifier_cpus=0.5), {}, WorkerSettings("float32", False, 1))
     host = ray.last("build_worker")
 
@@ -603,7 +603,7 @@ def test_judge_hosts_are_named_to_all_that_are_there_and_to_each_that_comes(ray:
     assert ray.killed == 3
 
 
-def test_rollout_workers_and_judge_hosts_must_have_room_together() -> None:
+def test_rollout_workers_and_verifier_workers_must_have_room_together() -> None:
     check_capacity(ClusterConfig(rollout_workers=3, verifier_workers=1), [{"CPU": 4.0}])
     with pytest.raises(ConfigError, match=r"cluster.verifier_workers is 1, each with 1 CPUs on one machine, and .* capacity for 0"):
         check_capacity(ClusterConfig(rollout_workers=4, verifier_workers=1), [{"CPU": 4.0}])

@@ -364,11 +364,11 @@ def test_what_a_cluster_lacks_is_said_within_the_limit(nodes: Nodes, monkeypatch
     assert [seen.problem for name, seen in found.items() if name.startswith("machine ")] == ["other versions"] * 2
 
 
-# ---- judge hosts --------------------------------------------------------------------------------------------------------
+# ---- verifier workers --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [None, signal.SIGKILL, signal.SIGSTOP])
-def test_verdicts_of_judge_hosts_are_those_of_one_process_also_if_a_host_is_killed_or_frozen(
+def test_verdicts_of_verifier_workers_are_those_of_one_process_also_if_a_host_is_killed_or_frozen(
     nodes: Nodes,
     expected: list[list[Episode]],
     how: signal.Signals | None,

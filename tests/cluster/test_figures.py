@@ -60,7 +60,7 @@ def test_counts_are_those_since_the_last_step() -> None:
     assert figures.take_step_metrics()["cluster/workers_lost"] == 0.0
 
 
-def test_how_busy_judge_hosts_are_is_told_where_there_are_any() -> None:
+def test_how_busy_verifier_workers_are_is_told_where_there_are_any() -> None:
     figures = ClusterMetrics(num_workers=1)
     assert "cluster/verifier_busy_fraction" not in figures.take_step_metrics()
     figures.get_verifier_load = lambda: 0.75

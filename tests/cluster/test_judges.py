@@ -1,4 +1,4 @@
-"""Judge hosts without a cluster: who is asked, what happens to a verdict whose host is lost, and that verdicts are the same ones."""
+"""Verifier workers without a cluster: who is asked, what happens to a verdict whose host is lost, and that verdicts are the same ones."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_host_that_is_gone_between_its_choice_and_the_question_is_left(monkeyp
     assert asked(desk)[0].reason == "b"
 
 
-# ---- a judge host -------------------------------------------------------------------------------------------------------
+# ---- a verifier worker -------------------------------------------------------------------------------------------------------
 
 
 class Moody(Verifier):
@@ -171,7 +171,7 @@ def host(**rollout: Any) -> VerifierWorker:
     return VerifierWorker(tiny_run(env={"name": f"{__file__}:World"}, rollout=rollout))
 
 
-def test_a_judge_host_gives_the_verdict_of_the_verifier_to_the_bit_and_its_errors_as_faults() -> None:
+def test_a_verifier_worker_gives_the_verdict_of_the_verifier_to_the_bit_and_its_errors_as_faults() -> None:
     judge = host()
     for answer in ("4", "raise", "hello"):
         assert asyncio.run(judge.verify(TASK, Transcript(answer))) == verify_transcript_safely(Moody(), TASK, Transcript(answer))
@@ -266,7 +266,7 @@ def test_a_host_that_is_lost_before_it_begins_with_an_answer_is_not_lost_by_it(m
 
 
 class Mortal:
-    """A judge host that dies, with all that it judges, once it has judged "kill"."""
+    """A verifier worker that dies, with all that it judges, once it has judged "kill"."""
 
     def __init__(self, away: float) -> None:
         """`away`: how long a question is under way."""
@@ -340,7 +340,7 @@ def test_the_time_of_a_verdict_is_counted_by_its_host_alone() -> None:
 
 
 @pytest.mark.parametrize("env", [Sums, Talk])
-def test_the_episodes_of_a_collector_are_the_same_with_judge_hosts(env: type[Environment]) -> None:
+def test_the_episodes_of_a_collector_are_the_same_with_verifier_workers(env: type[Environment]) -> None:
     found = []
     for judges in (0, 2):
         sampler = {"name": "scripted", "answers": ["4", "7"]}

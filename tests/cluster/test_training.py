@@ -137,7 +137,7 @@ def test_a_run_is_the_same_with_rollout_workers_that_are_lost(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_answers_in_parts_are_the_same_with_rollout_workers_that_are_lost(
+def test_partial_rollouts_are_the_same_with_rollout_workers_that_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
     """What is there of an answer travels to whichever collector continues it, and half of the units are sampled twice and compared."""

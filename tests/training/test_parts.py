@@ -1,4 +1,4 @@
-"""Long answers in parts: each token of a known version, each group once, and a run that repeats itself to the bit all the same."""
+"""Partial rollouts: each token of a known version, each group once, and a run that repeats itself to the bit all the same."""
 
 from __future__ import annotations
 

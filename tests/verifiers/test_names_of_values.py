@@ -1,4 +1,4 @@
-"""Letters that name a value or a function, products of letters, symbols of units, and answers in parts."""
+"""Letters that name a value or a function, products of letters, symbols of units, and golds in parts."""
 
 from __future__ import annotations
 
@@ -113,6 +113,6 @@ def test_a_letter_before_a_calculation_does_not_make_it_worked_out(verifier: Sym
         ("12", "1. 3 + 4 = 7\n2. 7 + 5 = 12", 0.0),
     ],
 )
-def test_answers_in_parts_one_a_line(verifier: Symbolic, gold: str, answer: str, score: float) -> None:
+def test_a_gold_in_parts_one_a_line(verifier: Symbolic, gold: str, answer: str, score: float) -> None:
     verdict = verifier.verify(Task(make_user_prompt("?"), gold, id="t"), answer)
     assert verdict.score == score, verdict.reason

@@ -144,7 +144,7 @@ def test_without_weights_there_is_nothing_to_audit(run: Path, tmp_path: Path) ->
         audit_recorded_groups(tmp_path / "run")
 
 
-def test_answers_in_parts_are_not_audited(run: Path, tmp_path: Path) -> None:
+def test_partial_rollouts_are_not_audited(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run", symlinks=True)
     config = tmp_path / "run" / "config.yaml"
     text = config.read_text("utf-8")

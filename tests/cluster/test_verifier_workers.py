@@ -1,4 +1,4 @@
-"""The judge hosts of a run over a pretended Ray: started, watched, started again, and clear words where none is left."""
+"""The verifier workers of a run over a pretended Ray: started, watched, started again, and clear words where none is left."""
 
 from __future__ import annotations
 
