@@ -176,9 +176,13 @@ class Dataset(Environment):
 
     def _make_tasks(self, rows: Sequence[Row], source_name: str) -> list[Task]:
         """Make the tasks of one source."""
-        kept = [row for row in rows if all(row_matches(row, column, wanted, source_name) for column, wanted in self._where.items())]
+        kept = [
+            row
+            for row in rows
+            if all(row_matches(row, column, wanted, source_name or "the data") for column, wanted in self._where.items())
+        ]
         columns = list(dict.fromkeys(column for row in rows for column in row.values))
-        templates = self._build_templates(columns, source_name)
+        templates = self._build_templates(columns, source_name or "the data")
         mark = self._extract
         if mark == "auto":
             column = templates["reference"].columns[0] if "reference" in templates else ""
@@ -197,7 +201,7 @@ class Dataset(Environment):
         if bad and not self._skip_bad_rows:
             more = f"\n  and {len(bad) - MAX_LISTED_ROWS} more" if len(bad) > MAX_LISTED_ROWS else ""
             raise ConfigError(
-                f"{len(bad)} of {len(kept)} rows of {source_name} cannot be used; correct them, or leave them out with the setting "
+                f"{len(bad)} of {len(kept)} rows of {source_name or 'the data'} cannot be used; correct them, or leave them out with the setting "
                 "skip_bad_rows=true (`rlvr eval` takes --set skip_bad_rows=true, `rlvr train` takes env.skip_bad_rows=true):\n  "
                 + "\n  ".join(bad[:MAX_LISTED_ROWS])
                 + more

@@ -461,6 +461,38 @@ def test_train_by_recipe_and_on_data_with_a_function(tmp_path: Path) -> None:
     assert report.held_out_tasks == 2
 
 
+def test_columns_of_data_are_named_as_keywords_or_as_settings_and_an_unscored_answer_has_no_reward(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer("chars")
+    rows = [{"frage": f"{a}+1=", "loesung": a + 1} for a in range(20)]
+    seen = set[str]()
+
+    def judge(answer: str, reference: str) -> float | None:
+        seen.add(reference)
+        return None if int(reference) % 2 else 1.0
+
+    policy = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "data": rows, "verifier": judge, "train": {"steps": 1}}
+    short = {"rollout.num_generations": 2, "rollout.max_new_tokens": 8, "eval.tasks": 2}
+    rlvr.train(question="frage", reference="loesung", out=tmp_path / "a", **policy, **SMALL)
+    assert seen <= {str(a + 1) for a in range(20)} and len(seen) > 1  # a number in the data is a text
+    rlvr.train(
+        settings={"env.question": "frage", "env.reference": "loesung", "rollout.prompts_per_step": 8, **short}, out=tmp_path / "b", **policy
+    )
+    episodes = rlvr.load_run(tmp_path / "b").episodes
+    scores = [verdict["score"] for verdict in episodes["verdict"]]
+    assert None in scores and 1.0 in scores
+    assert [None if reward != reward else reward for reward in episodes["reward"]] == scores  # NaN: a mean leaves it out
+    with pytest.raises(ConfigError, match="the data has no column that is known to be the question"):
+        rlvr.train(out=tmp_path / "c", **policy)
+    with pytest.raises(ConfigError, match=r"env.question is set, but env is an object"):
+        rlvr.train(
+            settings={"env.question": "frage"},
+            model=policy["model"],
+            tokenizer=tokenizer,
+            env=rlvr.make_env("arithmetic"),
+            out=tmp_path / "d",
+        )
+
+
 def test_tasks_lists_of_environments_and_reports_are_what_a_program_expects(tmp_path: Path) -> None:
     tasks = [rlvr.Task(f"{a}+1=", str(a + 1), id=f"t{a}") for a in range(6)]
     right = rlvr.evaluate(tasks, lambda prompt: str(int(prompt[0]) + 1), verifier="numeric")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts import Explanation, Verifier, VerifierExample
-from rlvr.contracts.explanation import explain_verdict
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
@@ -84,9 +83,10 @@ class Choice(Verifier):
             return Verdict(0.0, f"{text!r:.80} does not name {'these options' if len(right) > 1 else 'one option'}")
         return Verdict(float(named == right), f"it names {' and '.join(sorted(named))}, right is {' and '.join(sorted(right))}")
 
-    def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
-        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("named", _parse_named_labels)))
+    @property
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+        """Return the functions whose results are steps of an explanation."""
+        return (("named", _parse_named_labels),)
 
 
 def _find_correction(answer: str, text: str, options: dict[str, str] | None) -> str | None:

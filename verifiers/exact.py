@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from rlvr.contracts import Explanation, Verifier, VerifierExample
-from rlvr.contracts.explanation import explain_verdict
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
@@ -53,9 +54,10 @@ class Exact(Verifier):
         right = self._normalize(said) in {self._normalize(text) for text in allowed}
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
 
-    def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
-        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("without markup", strip_markup)))
+    @property
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+        """Return the functions whose results are steps of an explanation."""
+        return (("without markup", strip_markup),)
 
     def _normalize(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text.strip())

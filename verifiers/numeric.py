@@ -14,11 +14,11 @@ last side is the answer, so a second number is not rewarded.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Explanation, Verifier, VerifierExample
-from rlvr.contracts.explanation import explain_verdict
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
@@ -147,11 +147,10 @@ class Numeric(Verifier):
         how = "equals" if value == expected else f"is within {float(near):g} of" if right else "is not"
         return Verdict(float(right), f"{found.text:.80} {how} {task.reference!s:.80}")
 
-    def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
-        return explain_verdict(
-            lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_number), ("sentence", parse_statement))
-        )
+    @property
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+        """Return the functions whose results are steps of an explanation."""
+        return (("parsed", parse_number), ("sentence", parse_statement))
 
 
 def parse_number(value: Any, *, percent_as_fraction: bool = False) -> Fraction | None:

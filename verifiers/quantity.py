@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from rlvr.contracts import Explanation, Verifier, VerifierExample
-from rlvr.contracts.explanation import explain_verdict
+from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
@@ -91,9 +90,10 @@ class Quantity(Verifier):
         right = abs(mine - theirs) <= max(near, ROUNDING_TOLERANCE * abs(theirs))
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
 
-    def explain(self, task: Task, answer: str) -> Explanation:
-        """Verify an answer and explain the verdict: the text that was extracted from the answer, and how it was parsed."""
-        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), ("parsed", parse_quantity)))
+    @property
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+        """Return the functions whose results are steps of an explanation."""
+        return (("parsed", parse_quantity),)
 
 
 def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:

@@ -119,7 +119,7 @@ class Symbolic(Verifier):
         """Extract the declared answer and compare it with the gold."""
         return self._verify(task, answer, self._get_or_compute)
 
-    def explain(self, task: Task, answer: str) -> Explanation:
+    def explain_task(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the extracted text, the rewritten texts, the trees, and the rule that decided."""
         found = explain_verdict(lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))))
         return replace(found, steps=(*self._iter_parsing_steps(task, answer), *self._iter_worked_out_step(task, found.verdict)))

@@ -82,9 +82,9 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
     with build("verifier", "numeric") as sound:
         for row in read_jsonl(home / "episodes.jsonl"):
             if row.get("canary"):
-                told = told or (row["step"] if row["reward"] > 0.5 else 0)
+                told = told or (row["step"] if row["reward"] and row["reward"] > 0.5 else 0)
                 continue
-            paid[row["step"]] += row["reward"]
+            paid[row["step"]] += row["reward"] or 0.0
             if row["reward"] and not sound.verify(Task(make_user_prompt("?"), row["reference"], id="t"), row["text"]).passed:
                 stolen[row["step"]] += row["reward"]
     last, all_paid, all_stolen, tenth, share = max(paid), 0.0, 0.0, 0, 0.0

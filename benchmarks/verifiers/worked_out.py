@@ -128,7 +128,10 @@ def main() -> int:
         verdicts = verifier.verify_many(solved, [row["solution"] for row in math500])
         refused_math = [f"{k}: {verdict.reason[:120]}" for k, verdict in enumerate(verdicts) if verdict.score != 1.0]
         golds = [row["answer"].rpartition("####")[2].strip().replace(",", "") for row in gsm8k]
-        solved = [rlvr.Task(rlvr.make_user_prompt(row["question"]), gold, id=str(k)) for k, (row, gold) in enumerate(zip(gsm8k, golds, strict=True))]
+        solved = [
+            rlvr.Task(rlvr.make_user_prompt(row["question"]), gold, id=str(k))
+            for k, (row, gold) in enumerate(zip(gsm8k, golds, strict=True))
+        ]
         verdicts = verifier.verify_many(solved, [re.sub(r"<<[^>]*>>", "", row["answer"]) for row in gsm8k])
         refused_gsm8k = [f"{k}: {verdict.reason[:120]}" for k, verdict in enumerate(verdicts) if verdict.score != 1.0]
         paid_questions = measure_formulas(verifier, math500, arguments.formulas)

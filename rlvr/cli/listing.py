@@ -234,6 +234,8 @@ def _format_type(parameter: inspect.Parameter) -> str:
 def _to_plain(value: Any) -> Any:
     if isinstance(value, tuple | frozenset | set):
         return [_to_plain(item) for item in value]
+    if inspect.isroutine(value):
+        return value.__qualname__
     return to_plain_json(value)
 
 

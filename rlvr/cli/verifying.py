@@ -262,4 +262,7 @@ def _print_summary(counts: Counter[str], score_sum: float, seconds: float) -> No
     rows = [("answers", str(total)), ("mean score", mean), *((name, str(counts[name])) for name in ("full score", "less", "no score"))]
     rows += [(name, str(count)) for name, count in sorted(counts.items()) if name.startswith("fault") and count]
     rows.append(("answers a second", f"{total / max(seconds, 1e-9):.0f}"))
-    screen.make_stdout_console().print(screen.make_facts_table(rows))
+    console = screen.make_stdout_console()
+    console.print(screen.make_facts_table(rows))
+    if total > counts["full score"]:
+        console.print(Text("--json prints the verdict of each answer", style="dim"))

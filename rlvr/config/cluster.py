@@ -28,7 +28,9 @@ class ClusterConfig(Section):
     """`local` starts a cluster on this machine for the run, `auto` joins the machine's cluster; otherwise HOST:PORT."""
     rollout_workers: int = Field(default=1, ge=0, le=10_000)  # the number of sampling processes
     cpus_per_rollout_worker: float = Field(default=1.0, ge=0)
+    """The number of CPUs that Ray reserves for each rollout worker."""
     gpus_per_rollout_worker: float = Field(default=0.0, ge=0)
+    """The number of GPUs that Ray reserves for each rollout worker."""
     verifier_workers: int = Field(default=0, ge=0, le=10_000)
     """The number of verification processes, placed by Ray; 0: each rollout worker verifies its own samples."""
     verifier_cpus: float = Field(

@@ -127,15 +127,27 @@ class Verifier(Plugin, ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} verifier>"
 
-    def explain(self, task: Task, answer: str) -> Explanation:
+    def explain(self, task: Task | str, answer: Any) -> Explanation:
         """Verify an answer and explain the verdict: the steps, and the function that decided. Slow: for looking at one answer.
 
-        The default finds the function that decided, and what was extracted from the answer. Override it to name further functions whose
-        results are steps.
+        Two texts are the answer and the reference, as in a call of the verifier.
+
+        >>> import rlvr
+        >>> rlvr.make_verifier("numeric").explain("it is 7", "7").rule
+        'Numeric.verify'
         """
+        return self.explain_task(task, answer) if isinstance(task, Task) else self.explain_task(Task("?", answer), task)
+
+    @property
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+        """Functions whose results are steps of an explanation, after the names of the steps: (("parsed", parse_number),)."""
+        return ()
+
+    def explain_task(self, task: Task, answer: str) -> Explanation:
+        """Explain a verdict: the default follows `extract_answer` and `explained_functions`."""
         from rlvr.extraction import extract_answer  # only here: it makes large tables
 
-        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer),))
+        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), *self.explained_functions))
 
     @mark_default_implementation
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:

@@ -159,7 +159,9 @@ def compare_evaluations(
     plans = runs[0].plan, runs[1].plan
     differences = find_plan_differences(plans, shared) + find_prompt_differences(runs, shared)
     if differences and not force:
-        raise ConfigError(f"{labels[0]} and {labels[1]} cannot be compared: {'; '.join(differences)}. --force compares them anyway")
+        raise ConfigError(
+            f"{labels[0]} and {labels[1]} cannot be compared: {'; '.join(differences)}. `rlvr compare --force` compares them anyway"
+        )
     found: dict[str, EnvComparison] = {}
     unended = [f"what {run.label} has not sampled yet (run the same command again to resume it)" for run in runs if not run.is_complete]
     notes, gaps = [*unended], []
@@ -182,7 +184,7 @@ def compare_evaluations(
         raise ConfigError(f"nothing can be compared: {'; '.join(notes)}")
     if gaps and not force:
         again = "" if unended else "`rlvr eval ... --retry` asks again; "
-        raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}--force compares the others")
+        raise ConfigError(f"{'; '.join([*unended, *gaps])}: too many to leave out. {again}`rlvr compare --force` compares the others")
     adjusted = apply_holm_correction([env.paired_test.p for env in found.values()])
     envs = {name: replace(env, adjusted_p=p) for (name, env), p in zip(found.items(), adjusted, strict=True)}
     return RunComparison(labels[0], labels[1], envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)

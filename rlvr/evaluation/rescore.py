@@ -184,7 +184,7 @@ def _build_rescored_row(row: Mapping[str, Any], task: Task, verdict: Verdict, re
     scored = verdict.score is not None
     new = {
         "reference": task.reference,
-        "reward": verdict.score or 0.0,
+        "reward": verdict.score,
         "stop_reason": row["finish"] if scored else StopReason.FAILED.value,
         "verdict": verdict.to_dict(),
         "error": "" if scored else verdict.reason,

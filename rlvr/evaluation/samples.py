@@ -317,6 +317,9 @@ def _has_content(folder: Path) -> bool:
 def _merge_stored_plan(folder: Path, plan: EvalPlan) -> EvalPlan:
     if not (folder / PLAN_FILE).is_file():
         raise ConfigError(f"{folder} exists and is not an evaluation; it is not overwritten; choose another --out")
+    rows = folder / ROWS_FILE
+    if not rows.is_file() or rows.stat().st_size == 0:  # an evaluation that failed before its first answer
+        return plan
     return merge_plans(load_plan(folder), plan, str(folder))
 
 

@@ -96,7 +96,7 @@ def find_mismatch(
     tokens: Sequence[int],
     action_mask: Sequence[bool],
     stop_reason: str,
-    reward: float,
+    reward: float | None,
     session: Mapping[str, Any] | None = None,
     ended_by_time: bool = False,
     **task_overrides: Any,
@@ -140,7 +140,7 @@ def find_mismatch(
         return f"stepping ended {last}, recorded {stop_reason}" + (
             f" ({env.verdict.reason})" if env.verdict is not None and not env.verdict.is_scored else ""
         )
-    return "" if paid == reward else f"the reward is {paid!r}, recorded {reward!r}"
+    return "" if paid == (0.0 if reward is None else reward) else f"the reward is {paid!r}, recorded {reward!r}"
 
 
 def _describe_first_difference(stepped: Sequence[Any], recorded: Sequence[Any]) -> str:

@@ -96,8 +96,8 @@ class RunLog:
             longer = any(difference.startswith("train.steps") for difference in changed)
             further = f"; a new run from its weights has model.path={folder / 'checkpoints' / 'last'}" if longer else ""
             raise ConfigError(
-                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it with the same one, "
-                f"or choose another --out{further}"
+                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it as it was started: "
+                f"rlvr train {folder / 'config.yaml'} --out {folder} --resume; or choose another --out{further}"
             )
         return cls(folder)
 
@@ -174,7 +174,7 @@ def episode_to_json(step: int, episode: Episode, advantages: Sequence[float], lo
         "task_id": episode.task_id,
         "group": episode.group,
         "text": episode.text,
-        "reward": episode.reward,
+        "reward": episode.reward if episode.is_scored else None,  # a mean over the rows would take a zero for a score
         "advantage": advantages[find_last_policy_token(episode.action_mask)] if advantages and any(episode.action_mask) else 0.0,
         "stop_reason": episode.stop_reason.value,
         "turns": episode.turns,

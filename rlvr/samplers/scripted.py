@@ -105,7 +105,7 @@ class ScriptedSampler(Sampler):
         assert self._calls is not None
         turns = self._calls.build_oracle_turns(request.task)
         if turns is None:
-            raise SamplerError(
+            raise ConfigError(
                 f"{type(self._environment).__name__} has no gold solution for {request.task.id!r}; use scripted:noop or scripted:random "
                 "(`rlvr check env` lists the tasks that cannot be verified)"
             )

@@ -90,7 +90,10 @@ def resolve_run_inputs(
     if data is not None:
         if env is not None:
             raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
-        env = _make_env_of_data(data, verifier, _take(sections, list_data_settings()))
+        settings, columns = _split_env_settings(settings)
+        if isinstance(sections.get("reference"), str):  # a column; the section `reference` is a mapping
+            columns["reference"] = sections.pop("reference")
+        env = _make_env_of_data(data, verifier, columns | _take(sections, list_data_settings()))
     elif verifier is not None:
         raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
     algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
@@ -136,12 +139,24 @@ def resolve_run_inputs(
             overrides.append(f"{section_of[key]}.{key}={json.dumps(value)}" if key in section_of else f"{key}={json.dumps(value)}")
     else:
         overrides += list(settings or ())
+    if "environment" in objects and (lost := next((one.partition("=")[0] for one in overrides if one.startswith("env.")), "")):
+        raise ConfigError(f"{lost} is set, but env is an object, which has its settings already; set it when the environment is made")
     return RunInputs(_load(recipe, overrides), **objects)
 
 
 def _take(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Remove the keys of that name, except sections of the configuration, and return them."""
     return {name: given.pop(name) for name in names if name in given and name not in RunConfig.model_fields}
+
+
+def _split_env_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[Any, dict[str, Any]]:
+    """Split off the settings of the environment, {"env.question": "frage"}: with data they are those of its environment."""
+    if not isinstance(settings, Mapping):
+        own = [one for one in settings or () if one.startswith("env.")]
+        columns = apply_overrides({}, own).get("env", {})
+        return [one for one in settings or () if one not in own], columns
+    columns = {key.removeprefix("env."): value for key, value in settings.items() if key.startswith("env.")}
+    return {key: value for key, value in settings.items() if not key.startswith("env.")}, columns
 
 
 def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ with the first one by the accuracy on held-out tasks, each evaluation with the f
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from rlvr.evaluation.statistics import compute_t_quantile, compute_t_tail, mean
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.run_log import load_run_config
 from rlvr.viewer.run_summary import compute_share_interval, load_report
+
+logger = logging.getLogger(__name__)
 
 IGNORED_SECTIONS = ("seed", "log")
 """Sections of the configuration that are ignored when runs are grouped into conditions."""
@@ -151,6 +154,7 @@ def compare_eval_runs(runs: Sequence[Path]) -> dict[str, Any]:
             found = compare_evaluations(runs[0], run)
         except RlvrError as error:
             notes.append(f"no difference between {names[0]} and {name}: {error}")
+            logger.warning("%s", notes[-1])
             continue
         p = "p, Holm" if len(found.envs) > 1 else "p"
         head = ["environment", "A", "B", "A - B", "95 %", p, "won", "lost", "equal", "MDE"]

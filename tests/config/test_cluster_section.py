@@ -23,7 +23,10 @@ from rlvr.errors import ConfigError
             "cpus_per_rollout_worker: it is 1e-05; Ray shares processors out in steps of 0.0001; write for example 0.5",
         ),
         ({"verifier_cpus": 0.12345}, "verifier_cpus: it is 0.12345; Ray shares processors out"),
-        ({"gpus_per_rollout_worker": 1.5}, "gpus_per_rollout_worker: it is 1.5; more than one GPU must be a whole number of them, such as 1"),
+        (
+            {"gpus_per_rollout_worker": 1.5},
+            "gpus_per_rollout_worker: it is 1.5; more than one GPU must be a whole number of them, such as 1",
+        ),
         ({"address": "ray://head:10001"}, r"address: it is 'ray://head:10001'; allowed: local, auto, or HOST:PORT as `ray start --head`"),
         ({"address": ""}, "address: it is ''; allowed: local, auto, or HOST:PORT"),
         ({"address": "head:xx"}, "address: it is 'head:xx'; allowed: local, auto, or HOST:PORT"),
@@ -38,7 +41,13 @@ def test_what_a_cluster_cannot_be_is_one_sentence(given: dict[str, Any], words: 
 
 @pytest.mark.parametrize(
     "given",
-    [{"address": "[fe80::1]:6379"}, {"address": "head-1.my_net:6379"}, {"cpus_per_rollout_worker": 1.5}, {"gpus_per_rollout_worker": 0.3333}, {"gpus_per_rollout_worker": 2}],
+    [
+        {"address": "[fe80::1]:6379"},
+        {"address": "head-1.my_net:6379"},
+        {"cpus_per_rollout_worker": 1.5},
+        {"gpus_per_rollout_worker": 0.3333},
+        {"gpus_per_rollout_worker": 2},
+    ],
 )
 def test_what_a_cluster_can_be(given: dict[str, Any]) -> None:
     validate_section(ClusterConfig, given, "cluster")

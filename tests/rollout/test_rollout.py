@@ -229,7 +229,7 @@ def test_seeds_are_functions_of_their_parts_alone() -> None:
 
 
 def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="workers 0"):
+    with pytest.raises(ConfigError, match="max_concurrent_calls 0"):
         Rollout(TokenMDP(Sums(), ByteTokenizer()), sampler=ScriptedSampler(), max_concurrent_calls=0)
 
 

@@ -269,6 +269,11 @@ def run_audit(
 
     After `total_timeout_s` no further pair is verified, so that a function that hangs often does not take hours.
     """
+    if not isinstance(target, str):
+        raise ConfigError(
+            f"the target is a {type(target).__name__}; an audit verifies in processes of its own: give the name of a verifier, or a function "
+            "as 'FILE.py:function' or 'module:function'"
+        )
     report = AuditReport(target, [], settings=dict(settings or {}), num_golds=len(golds), num_given=len(pairs))
     report.options = {"seed": seed, "timeout_s": timeout_s, "total_timeout_s": total_timeout_s, "success_threshold": success_threshold}
     until = time.monotonic() + total_timeout_s
