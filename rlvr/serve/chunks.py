@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MAX_SHARED_DEATHS = 10
 """A row is isolated after this many deaths of processes that held it without verifying it at that moment."""
@@ -61,6 +62,56 @@ class RowChunk:
             num_deaths_verifying=num_deaths_verifying,
             num_deaths_holding=num_deaths_holding,
         )
+
+
+class FairQueue:
+    """Chunks that wait, taken from each request in turn, so that a small request does not wait for the end of a large one.
+
+    >>> queue = FairQueue()
+    >>> for name in ("a", "b"):
+    ...     for place in range(2 if name == "a" else 1):
+    ...         queue.append(RowChunk("numeric", [name.encode()], place, print if name == "a" else repr))
+    >>> [queue.take().rows for _ in range(len(queue))]
+    [[b'a'], [b'b'], [b'a']]
+    """
+
+    def __init__(self) -> None:
+        self._requests: dict[OnLines, deque[RowChunk]] = {}
+        """The chunks of each request, which is known by its callback; the first request is served next."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._requests.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def __iter__(self) -> Iterator[RowChunk]:
+        return (chunk for waiting in list(self._requests.values()) for chunk in list(waiting))
+
+    def append(self, chunk: RowChunk) -> None:
+        """Add a chunk as the last of its request."""
+        self._requests.setdefault(chunk.on_lines, deque()).append(chunk)
+
+    def appendleft(self, chunk: RowChunk) -> None:
+        """Add a chunk as the first of its request."""
+        self._requests.setdefault(chunk.on_lines, deque()).appendleft(chunk)
+
+    def remove(self, chunk: RowChunk) -> None:
+        """Remove a chunk."""
+        self._requests[chunk.on_lines].remove(chunk)
+        if not self._requests[chunk.on_lines]:
+            del self._requests[chunk.on_lines]
+
+    def take(self, may_take: Callable[[RowChunk], bool] = lambda chunk: True) -> RowChunk | None:
+        """Remove and return the first chunk of the next request whose chunk may be taken; None if there is none."""
+        key = next((key for key, waiting in self._requests.items() if may_take(waiting[0])), None)
+        if key is None:
+            return None
+        waiting = self._requests.pop(key)
+        chunk = waiting.popleft()
+        if waiting:
+            self._requests[key] = waiting  # behind the others
+        return chunk
 
 
 def group_into_ranges(numbers: Iterable[int]) -> list[range]:

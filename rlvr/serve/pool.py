@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from rlvr.errors import ConfigError
-from rlvr.serve.chunks import OnLines, ProgressMarks, RowChunk, group_into_ranges
+from rlvr.serve.chunks import FairQueue, OnLines, ProgressMarks, RowChunk, group_into_ranges
 from rlvr.serve.metrics import ServiceMetrics
 from rlvr.serve.rows import format_verdict_line, get_row_id
 from rlvr.task import Fault, Verdict
@@ -59,6 +59,10 @@ class WorkerProcess:
     def has_quarantined_row(self) -> bool:
         """Whether the process has a quarantined row, so that it gets no others."""
         return any(chunk.needs_own_process for chunk in self.running_chunks.values())
+
+    def count_chunks(self, client_callback: OnLines) -> int:
+        """Count the chunks of one request that the process works on."""
+        return sum(chunk.on_lines == client_callback for chunk in self.running_chunks.values())
 
     async def run_forever(self) -> None:
         """Start the process, read its messages, and start another when it dies, until the pool closes."""
@@ -194,8 +198,10 @@ class ServicePool:
         self.threads = int(settings["threads"])
         self.max_chunks = self.threads + 1
         """Maximum chunks of a process: one more than its threads, so that no thread waits for work."""
+        self.max_request_chunks = self.threads - 1 if self.threads > 3 else self.max_chunks
+        """Maximum chunks of one request in a process: slow answers of one client leave a thread for the others."""
         self.worker_processes = [WorkerProcess(self) for _ in range(workers)]
-        self.queue, self.quarantined = deque[RowChunk](), deque[RowChunk]()
+        self.queue, self.quarantined = FairQueue(), deque[RowChunk]()
         self.num_waiting_rows, self.last_number, self.seconds_per_row, self.is_closing, self.setup_error = (
             0,
             0,
@@ -261,9 +267,17 @@ class ServicePool:
             open_to.remove(
                 min(open_to, key=lambda hand: len(hand.running_chunks))
             )  # gets no more chunks, to become free for a quarantined row
-        while self.queue and (open_to := [hand for hand in open_to if len(hand.running_chunks) < self.max_chunks]):
-            for hand in open_to[: len(self.queue)]:
-                self._send_chunk(hand, self.queue.popleft())
+        while self.queue and (
+            open_to := [hand for hand in open_to if len(hand.running_chunks) < self.max_chunks and self._send_next(hand)]
+        ):
+            pass
+
+    def _send_next(self, worker: WorkerProcess) -> bool:
+        """Send the next chunk to a process; False if there is none for it."""
+        chunk = self.queue.take(lambda chunk: worker.count_chunks(chunk.on_lines) < self.max_request_chunks)
+        if chunk is not None:
+            self._send_chunk(worker, chunk)
+        return chunk is not None
 
     def _send_chunk(self, worker: WorkerProcess, chunk: RowChunk) -> None:
         self.last_number += 1
@@ -301,7 +315,8 @@ class ServicePool:
         """Remove the queued rows of a client that disconnected, which are found by its callback; rows that a process already has are
         finished.
         """
-        for line in (self.queue, self.quarantined):
+        lines: tuple[FairQueue | deque[RowChunk], ...] = (self.queue, self.quarantined)
+        for line in lines:
             for chunk in [chunk for chunk in line if chunk.on_lines == client_callback]:
                 line.remove(chunk)
                 self.num_waiting_rows -= len(chunk.pending_rows)
@@ -335,8 +350,8 @@ class ServicePool:
             served = now if self.num_ready_workers else served
             if all(hand.num_failed_starts >= MAX_START_FAILURES for hand in self.worker_processes) or now - served > START_TIMEOUT_S:
                 why = self.setup_error or (f"none was ready for {START_TIMEOUT_S:g} s" if now - served > START_TIMEOUT_S else "see the log")
-                while self.queue or self.quarantined:
-                    self.fail_chunk((self.queue or self.quarantined).popleft(), f"no worker process can be started: {why}")
+                while chunk := self.queue.take() or (self.quarantined.popleft() if self.quarantined else None):
+                    self.fail_chunk(chunk, f"no worker process can be started: {why}")
             self.dispatch()
 
     async def close(self) -> None:

@@ -182,7 +182,8 @@ class Supervisor:
         if uid is not None:
             rlimits["NPROC"] = int(limits["processes"])
         if isinstance(self.meter, meter.ProcessTableMeter):  # nothing else enforces the limit then
-            rlimits["AS"] = int(limits["memory_mb"]) * MEGABYTE + 512 * MEGABYTE
+            spare = toolchains.SPARE_ADDRESS_MB.get(argv[0] if argv else "", 512)
+            rlimits["AS"] = (int(limits["memory_mb"]) + spare) * MEGABYTE
         order = {
             "argv": argv,
             "uid": uid,

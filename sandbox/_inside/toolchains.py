@@ -9,6 +9,8 @@ from collections import OrderedDict
 
 COMPILERS = {"cpp": ["/usr/bin/g++", "-O2", "-std=c++17", "-pipe", "-o", "answer", "answer.cpp"]}
 RUNNERS = {"cpp": ["./answer"], "javascript": ["/usr/bin/node", "--stack-size=8000", "answer.js"]}
+SPARE_ADDRESS_MB = {"/usr/bin/node": 2048}
+"""Address space beyond the program's memory, by program; 512 for others. V8 reserves more than a gigabyte, which it does not use."""
 SOURCE_FILES = {"cpp": "answer.cpp", "javascript": "answer.js"}
 BINARY_NAME = "answer"
 MAX_BINARY_MB = 32

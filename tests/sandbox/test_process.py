@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -197,6 +198,15 @@ def test_other_languages(docker_sandbox: Sandbox, language: str, source: str, br
     outcome = compiled(docker_sandbox, language, source, b"21")
     assert (outcome.status, outcome.stdout.strip()) == (ExitStatus.OK, b"42"), outcome
     assert compiled(docker_sandbox, language, broken).status is stop
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="NOT RUN: node is not installed")
+def test_javascript_starts_with_the_smallest_default_memory(process_sandbox: Sandbox) -> None:
+    program = Program("console.log(require('fs').readFileSync(0, 'utf8') * 2)", language="javascript", stdin=b"21")
+    outcome = process_sandbox.run(program)
+    assert (outcome.status, outcome.stdout.strip()) == (ExitStatus.OK, b"42"), outcome
+    many = Program("const a = []; for (;;) a.push(new Array(1e6).fill(1.5))", language="javascript")
+    assert process_sandbox.run(many).status is ExitStatus.MEMORY_LIMIT
 
 
 @pytest.mark.docker

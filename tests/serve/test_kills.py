@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.serve.chunks import MAX_SHARED_DEATHS, RowChunk
+from rlvr.serve.chunks import MAX_SHARED_DEATHS, FairQueue, RowChunk
 from rlvr.serve.metrics import ServiceMetrics
 from rlvr.serve.pool import MAX_DEATHS_HOLDING, MAX_DEATHS_VERIFYING, ServicePool, WorkerProcess
 from tests.serve.served import VERIFIERS, served, until
@@ -68,7 +69,8 @@ def test_a_row_under_suspicion_does_not_wait_for_all_others(pool: ServicePool, m
     [hand] = pool.worker_processes
     hand.is_ready = True
     rows = [RowChunk("numeric", [LINE], place, print) for place in range(9)]
-    pool.queue.extend(rows[:8])
+    for row in rows[:8]:
+        pool.queue.append(row)
     pool.dispatch()
     assert len(hand.running_chunks) == pool.max_chunks
     pool.quarantined.append(rows[8].slice_rows(range(1), num_deaths_verifying=1, num_deaths_holding=1))
@@ -146,8 +148,37 @@ def test_a_row_that_is_lost_too_often_is_judged_alone_and_at_last_given_up(pool:
         assert all(part.needs_own_process == (deaths > MAX_SHARED_DEATHS) for part in held) and len(held) == (
             2 if deaths > MAX_SHARED_DEATHS else 1
         )
-        pool.queue.clear()
+        while pool.queue.take():
+            pass
         pool.quarantined.clear()
         for part in held:
             pool.retry_chunk(part, ())
     assert deaths == MAX_DEATHS_HOLDING and len(told) == 2 and all(b'"fault": "infra"' in line for line in told)
+
+
+def test_slow_answers_of_one_client_leave_room_for_another(moody: str) -> None:
+    with served(moody, "--workers", "1", "--threads", "4") as running:
+        running.lines(batch(*["sleep 0.3"] * 4))  # the service knows that rows are slow, so that each is a chunk of its own
+        slow = threading.Thread(target=running.lines, args=(batch(*["sleep 0.3"] * 60),))
+        slow.start()  # 6 s of work for three threads
+        until(lambda: "rlvr_rows_waiting 0\n" not in running.ask("/metrics")[1])
+        began = time.monotonic()
+        found = running.lines(batch(*["4"] * 3))
+        waited, is_going_on = time.monotonic() - began, slow.is_alive()
+        slow.join(60)
+    assert {line["score"] for line in found} == {1.0} and is_going_on and waited < 3, waited
+
+
+def test_the_queue_takes_from_each_request_in_turn() -> None:
+    queue, clients = FairQueue(), [lambda lines, count: None for _ in range(3)]
+    for client, count in zip(clients, (5, 1, 2), strict=True):
+        for place in range(count):
+            queue.append(RowChunk("numeric", [LINE], place, client))
+    assert len(queue) == len([*queue]) == 8
+    order = [clients.index(chunk.on_lines) for chunk in iter(queue.take, None)]
+    assert order == [0, 1, 2, 0, 2, 0, 0, 0] and not queue
+    queue.append(RowChunk("numeric", [LINE], 0, clients[0]))
+    queue.append(RowChunk("numeric", [LINE], 0, clients[1]))
+    taken = queue.take(lambda chunk: chunk.on_lines is clients[1])
+    assert taken is not None and taken.on_lines is clients[1] and len(queue) == 1
+    assert queue.take(lambda chunk: chunk.on_lines is clients[1]) is None and len(queue) == 1
