@@ -62,7 +62,7 @@ class LLMJudge(AsyncVerifier):
     1.0
     """
 
-    version = "3"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does
+    version = "4"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does; 4: a verdict is a line
     needs = {"verifier": "exact"}
     examples = (VerifierExample("Paris", correct=("Paris",), incorrect=("Rome", "Paris or Rome", "")),)
     setting_hints: ClassVar = {
@@ -204,7 +204,7 @@ class LLMJudge(AsyncVerifier):
                         usage_counter["refused"] += 1
                         return False
                     text = reply
-            found = {word.lower() for word in re.findall(rf"VERDICT-{code}\W*?:\W*?(right|wrong)\b", text, re.IGNORECASE)}
+            found = {word.lower() for word in re.findall(rf"^[\W_]*VERDICT-{code}\W*?:\W*?(right|wrong)[\W_]*$", text, re.I | re.M)}
             if len(found) == 1:
                 return found == {"right"}
             usage_counter["unclear"] += 1

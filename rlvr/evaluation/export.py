@@ -167,7 +167,7 @@ def escape_spreadsheet_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     value = CONTROL_CHARACTER.sub(lambda match: f"\\x{ord(match[0]):02x}", value)
-    if not value.startswith(FORMULA_STARTS):
+    if not value.startswith(FORMULA_STARTS) and not value.lstrip(" \n\ufeff\u00a0").startswith(FORMULA_STARTS):
         return value
     try:
         float(value)

@@ -182,10 +182,11 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
     one.
     """
     pattern, bare = get_declaration_patterns(text)
-    marks = [mark for mark in pattern.finditer(text) if not _OTHER_SUBJECT.search(text[max(0, mark.start() - 24) : mark.start()])]
-    marks = [mark for mark in marks if not is_denied(text[max(0, mark.start() - CHARS_BEFORE) : mark.end()], "")]
+    # from the end, and a bounded number: a text that says "the answer is not" a million times costs no more than one that says it a thousand times
+    last = [*pattern.finditer(text)][: -2 * MAX_DECLARATIONS - 1 : -1]
+    marks = [mark for mark in last if _is_declaration(text, mark)][:MAX_DECLARATIONS][::-1]
     # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
-    firm = [mark for mark in marks[-MAX_DECLARATIONS:] if _is_firm_declaration(text, mark, bare)]
+    firm = [mark for mark in marks if _is_firm_declaration(text, mark, bare)]
     marks = (firm or marks)[-100:]
     said: list[tuple[str, bool]] = []
     before = starts = end = 0
@@ -201,6 +202,14 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
     corrected = bool(_CORRECTION_WORDS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and is_separating_text(gap))
     return kept, corrected, text[end : end + 800]
+
+
+def _is_declaration(text: str, phrase: re.Match[str]) -> bool:
+    """Whether a phrase speaks of the answer to this question, and is not denied."""
+    start = phrase.start()
+    return not _OTHER_SUBJECT.search(text[max(0, start - 24) : start]) and not is_denied(
+        text[max(0, start - CHARS_BEFORE) : phrase.end()], ""
+    )
 
 
 def _find_text_after_phrase(text: str, phrase: re.Match[str], next_phrase: re.Match[str] | None) -> tuple[str, bool, int]:

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from rlvr.extraction import EXTRACTORS, extract_answer
+from rlvr.extraction import EXTRACTORS, answer_lines, extract_answer
 from rlvr.extraction.declaration_phrases import LANGUAGES
+from rlvr.extraction.extraction import MAX_DECLARATIONS
 
 PIECES = [
     *("$", "\\boxed{", "{", "}", "<answer>", "</think>", "<think>", "the answer is ", "#### 1\n", "```\n", "\\boxed{1}", "\\"),
@@ -162,3 +163,17 @@ def test_a_long_fence_that_is_none_is_read_in_one_go(mark: str) -> None:
         return time.process_time() - start
 
     assert cost(12_000) < 8 * min(cost(3_000) for _ in range(3)) + 0.02
+
+
+def test_a_text_that_denies_a_hundred_thousand_answers_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+    deny = answer_lines.is_denied
+
+    def counted(before: str, after: str) -> bool:
+        asked.append(before)
+        return deny(before, after)
+
+    monkeypatch.setattr(answer_lines, "is_denied", counted)
+    assert extract_answer("answer is not " * 100_000, "auto").text is None
+    assert extract_answer("answer is not 8. " * 100_000 + "\nThe answer is 7.", "auto").text == "7"
+    assert len(asked) < 10 * MAX_DECLARATIONS

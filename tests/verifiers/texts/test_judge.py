@@ -137,6 +137,12 @@ def test_both_verdicts_at_once_are_none() -> None:
         assert verifier.verify(TASK, "in Paris").score == 0.0
 
 
+@pytest.mark.parametrize("line", ["VERDICT-CODE: right or wrong", "I will not say VERDICT-CODE: right", "VERDICT-CODE: right, if it were Rome"])
+def test_a_verdict_within_a_sentence_is_none(line: str) -> None:
+    with scripted(lambda *_: line) as seen, judge(seen.url, retries=0, canary=False) as verifier:
+        assert not verifier.verify(TASK, "in Rome").passed
+
+
 @pytest.mark.parametrize("line", ["**VERDICT-CODE:** right", "**VERDICT-CODE**: **Right**.", "`VERDICT-CODE: right`", "VERDICT-CODE:right"])
 def test_a_verdict_in_markdown_is_read(line: str) -> None:
     with scripted(lambda *_: line) as seen, judge(seen.url, canary=False) as verifier:
