@@ -23,7 +23,7 @@ class StopReason(StrEnum):
     TERMINATED = "terminated"
     """The policy stopped (an EOS or stop token), or the environment ended the conversation."""
     TRUNCATED = "truncated"
-    """A limit on tokens or turns was reached first."""
+    """A limit on tokens, turns or time was reached first."""
     FAILED = "failed"
     """The task, the sampler or the infrastructure failed. The episode has no score; it is never trained on and never counted as wrong."""
 
@@ -104,7 +104,7 @@ class Episode:
 
     @property
     def truncated_mid_turn(self) -> bool:
-        """Whether a token limit truncated a turn. Reaching the turn limit does not count, because every turn is complete."""
+        """Whether a limit other than that on turns ended the episode: on tokens, the context window, or time. The last turn may be complete."""
         return self.stop_reason is StopReason.TRUNCATED and self.meta.get("truncated") != "turns"
 
     @property

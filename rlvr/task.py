@@ -89,11 +89,11 @@ class Fault(StrEnum):
     NONE = "none"
     """No problem: the score is valid."""
     ANSWER = "answer"
-    """The answer made verification fail (it hung, crashed or exceeded a limit): it is wrong, score 0."""
+    """The answer made verification fail (its program crashed or exceeded a limit): it is wrong, score 0."""
     TASK = "task"
     """The task cannot be verified (for example, its reference does not parse): no answer to it gets a score."""
     INFRA = "infra"
-    """The infrastructure failed (a dead sandbox, a full disk): no score; retry."""
+    """The infrastructure failed (a dead sandbox, a full disk, a verifier that did not return in time): no score; `--retry` verifies again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ STEP = [
     ("TokenMDP", "rlvr/mdp/token_mdp.py", "the rules: append, reply, limits"),
     ("Sampler.stream_from_queue", "rlvr/samplers/hf.py", "token ids with log-probabilities"),
     ("Verifier.verify", "verifiers/numeric.py", "a score, or none"),
-    ("compute_advantages", "rlvr/algorithms/grpo.py", "the scores of a group, per token"),
+    ("compute_advantages", "rlvr/algorithms/base/policy_gradient.py", "the scores of a group, per token"),
     ("Learner.update", "rlvr/training/update/learner.py", "rows, forward, loss, backward, step"),
     ("Sampler.update_weights", "rlvr/contracts/sampler.py", "the sampler gets the new weights"),
     ("Callback", "rlvr/training/callbacks.py", "progress, logs, checkpoints"),

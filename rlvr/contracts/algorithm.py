@@ -59,7 +59,7 @@ class LossInputs:
     new: Tensor
     """Log-probabilities under the policy being trained. Only this, `entropy`, `values` and `divergence` carry a gradient."""
     old: Tensor
-    """Log-probabilities under the weights at the start of the step, computed by the trainer."""
+    """Log-probabilities under the weights at the start of the step, computed by the trainer; with `old_from_sampler` those of the sampler."""
     sampler: Tensor
     """Log-probabilities reported by the sampler."""
     advantages: Tensor
@@ -136,7 +136,7 @@ class AlgorithmTraits:
     is_supervised: bool = False
     """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
     off_policy_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Default settings for off-policy runs (rollout.max_staleness above 0). Settings given by the user take precedence."""
+    """Default settings for off-policy runs (rollout.max_staleness or rollout.partial_rollout_tokens above 0). Settings given by the user take precedence."""
 
 
 class Algorithm(Plugin, ABC):

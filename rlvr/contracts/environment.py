@@ -194,7 +194,7 @@ class Environment(Plugin, ABC):
 
 
 class StatelessSession(Session):
-    """The session of a stateless environment: it calls `Environment.reply` and `Environment.answer`."""
+    """The session of a stateless environment: it calls `Environment.reply` and `Environment.select_answer`."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self.environment, self.task, self.completions = environment, task, list[str]()
@@ -210,5 +210,5 @@ class StatelessSession(Session):
         return StepResult(({"role": "user", "content": reply},))
 
     def select_answer(self, turns: Sequence[Turn]) -> str:
-        """Call `Environment.answer` with the texts of the turns."""
+        """Call `Environment.select_answer` with the texts of the turns."""
         return self.environment.select_answer(self.task, [turn.text for turn in turns])

@@ -167,7 +167,7 @@ class SamplerTraits:
     loads_weights: bool = True
     """False for a sampler without weights, such as a script: the trainer then sends it none."""
     runs_model: bool = True
-    """True if it runs the model that `load_model` receives; False if an engine of its own reads the weights (`update_weights`)."""
+    """True if it runs the model that `update_from_model` receives; False if an engine of its own reads the weights (`update_weights`)."""
     validates_model: bool = False
     """True if `validate_model` tests the model, which the sampler then has as its `model`: its tokens can be checked before a run."""
     text_only: bool = False
@@ -186,7 +186,7 @@ class Sampler(Plugin, ABC):
     """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once.
 
     Define `stream_completions`. A sampler that can take new requests while it works on others overrides `stream_from_queue` as well, and one with an engine of
-    its own overrides `update_weights` instead of `load_model`.
+    its own overrides `update_weights` instead of `update_from_model`.
     """
 
     _hints = {
@@ -250,7 +250,7 @@ class Sampler(Plugin, ABC):
         return ""
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Receive the trainer's new weights. The default calls `load_model`; samplers with an engine of their own override this method."""
+        """Receive the trainer's new weights. The default calls `update_from_model`; samplers with an engine of their own override this method."""
         if self.traits.loads_weights:
             self.update_from_model(weights.gather_model(), version)
 

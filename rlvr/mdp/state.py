@@ -13,7 +13,7 @@ from rlvr.task import Task, Verdict
 from rlvr.turns import Turn
 
 DONE_RESULT = StepResult(done=True)
-"""The step result of an environment that is not interactive."""
+"""The step result that ends a conversation: of an environment that is not interactive, and after an error of the session."""
 
 
 @dataclass(slots=True)

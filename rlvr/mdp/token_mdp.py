@@ -7,10 +7,11 @@ How an episode ends:
     a stop id closes a turn, and the environment has no reply                    TERMINATED
     a stop id closes the last allowed turn, and the environment would reply      TRUNCATED
     the token limit or the context window is reached without a stop id           TRUNCATED
+    a stop id closes a turn, and the reply, or a token after it, has no room     TRUNCATED
     the episode timeout has passed, and the environment would reply              TRUNCATED
     it is the last of its group (`straggler_action: truncate`) with enough turns TRUNCATED
 A turn of `max_turn_tokens` is truncated; the session still receives it, and the conversation continues if it replies. A stop id on the
-last allowed token counts as a stop. If tool calls are plain text, the end of the first complete call closes a turn like a stop id; the
+last allowed token closes its turn. If tool calls are plain text, the end of the first complete call closes a turn like a stop id; the
 end-of-turn token of the chat template is then appended as a token of the environment.
 """
 

@@ -243,7 +243,9 @@ class VLLMSampler(Sampler):
         """Yield completions for a queue of requests; the engine batches new requests with the running ones."""
         self.check_ready()
         if self._engine is None:
-            raise SamplerError("the vllm sampler has no model yet: `load` was not called and no folder is given; write vllm:DIR")
+            raise SamplerError(
+                "the vllm sampler has no model yet: `update_from_model` was not called and no folder is given; write vllm:DIR"
+            )
         if 0 < sampling.temperature < MIN_TEMPERATURE:
             raise ConfigError(f"temperature is {sampling.temperature}; vLLM samples at 0 (greedy) or at {MIN_TEMPERATURE} and above")
         yield from self._engine.stream_from_queue(queue, sampling)

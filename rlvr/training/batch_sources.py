@@ -76,8 +76,8 @@ class BatchSource(ABC):
     """Gives the training loop the batch of each step."""
 
     sends_weights = False
-    """True if the source itself gives the sampler the weights that it samples with; the trainer then does so only before an evaluation.
-    Otherwise the trainer does, after each step.
+    """True if the source itself gives the sampler the weights that it samples with; the trainer then does so only at the
+    start, at a resume, before an evaluation and at the end. Otherwise the trainer does, after each step.
     """
 
     @abstractmethod

@@ -117,7 +117,7 @@ class RunLogWriter(Callback):
 
 class PeriodicCheckpoints(Callback):
     """Saves every `log.save_every` steps, and after the last one, also if Ctrl-C or SIGTERM made it the last. While the run's health is in
-    doubt a checkpoint waits.
+    doubt, nothing is saved; if the run ends then, its newest checkpoint is the one before.
     """
 
     def __init__(self, health: RunHealth) -> None:

@@ -116,7 +116,7 @@ SETTINGS: Mapping[str, Setting] = {
     "mask_truncated_completions": Setting("Exclude answers that reached the limit from the loss."),
     "mask_malformed_calls": Setting("Exclude the turns with a tool call that could not be read from the loss; the other turns of the "
                                     "answer train."),
-    "dynamic_sampling_rounds": Setting("Groups whose rewards are all equal are not trained on; others are sampled instead, in up to this "
+    "dynamic_sampling_rounds": Setting("Groups whose rewards are all equal give no gradient; others are sampled instead, in up to this "
                                        "many rounds per step.", 1),
     # KL and entropy
     "beta": Setting("The weight of the KL to the reference, or of the reference in a preference loss. 0: no reference model.", 0.0),

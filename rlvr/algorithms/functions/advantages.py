@@ -1,7 +1,7 @@
 """Advantages of whole answers: the reward minus a baseline, divided by a deviation. One number per answer, in lists.
 
 A reward of None (no verdict, a failed episode) is left out of every mean and gets advantage 0; it is never read as 0.
-Rewards that differ from token to token are in `returns`, and turns in `turns`.
+Rewards that differ from token to token are in `returns`, and turns in `turn_advantages`.
 """
 
 from __future__ import annotations

@@ -326,7 +326,9 @@ class Learner(Hinted):
     def _backward_and_step(
         self, rows: TokenRows, row_indices: Sequence[int], compute_loss: MicroBatchLoss, *, critic_only: bool = False
     ) -> tuple[float, float]:
-        """Accumulate the micro-batches' gradients, then clip and step. A non-finite step is skipped; `critic_only`: train only the critic."""
+        """Accumulate the micro-batches' gradients, then clip and step. A step that is not finite changes no weights and is counted
+        (`step/nonfinite_minibatches`). `critic_only`: train only the critic.
+        """
         accelerator, losses = self.accelerator, list[Tensor]()
         factor = accelerator.num_processes * accelerator.gradient_accumulation_steps  # undo both of accelerate's means
         for batch, real, last in self._iter_microbatches(rows, row_indices):
