@@ -8,6 +8,7 @@ import time
 import pytest
 
 from rlvr.extraction import EXTRACTORS, answer_lines, extract_answer
+from rlvr.extraction.context_words import is_denied
 from rlvr.extraction.declaration_phrases import LANGUAGES
 from rlvr.extraction.extraction import MAX_DECLARATIONS
 
@@ -167,11 +168,10 @@ def test_a_long_fence_that_is_none_is_read_in_one_go(mark: str) -> None:
 
 def test_a_text_that_denies_a_hundred_thousand_answers_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[str]()
-    deny = answer_lines.is_denied
 
     def counted(before: str, after: str) -> bool:
         asked.append(before)
-        return deny(before, after)
+        return is_denied(before, after)
 
     monkeypatch.setattr(answer_lines, "is_denied", counted)
     assert extract_answer("answer is not " * 100_000, "auto").text is None
