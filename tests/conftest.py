@@ -174,3 +174,12 @@ def process_sandbox() -> Iterator[Sandbox]:
 
     with build("sandbox", "process", trusted=True) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the clients of a Python that has torch and transformers loaded: `rlvr`, and `program` for any other."""
+    from tests.fixtures.preloaded import start_server
+
+    with start_server(tmp_path_factory.mktemp("preloaded")) as folder:
+        yield folder

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ import yaml
 
 from rlvr.registry.plugins import check_settings, get_parameters, load_factory
 from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
-from tests.fixtures.preloaded import start_server
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
 FEW = "sft_warmup.steps=2 train.steps=1 eval.tasks=4 rollout.prompts_per_step=4"
@@ -41,13 +40,7 @@ NOT_RUN = {
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-@pytest.fixture(scope="module")
-def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with start_server(tmp_path_factory.mktemp("preloaded")) as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def readers(tmp_path_factory: pytest.TempPathFactory, preloaded: Path) -> dict[str, Reader]:
     found = {}
     for page in PAGES:

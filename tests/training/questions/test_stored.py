@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -283,13 +282,13 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
 
 
 @pytest.mark.slow
-def test_every_recipe_starts_from_the_command_line(source: Path, tmp_path: Path) -> None:
+def test_every_recipe_starts_from_the_command_line(source: Path, tmp_path: Path, preloaded: Path) -> None:
     for k, name in enumerate(("dpo", "reward_model")):
         words = [name, f"data.run={source}", "train.steps=1", "eval.tasks=2", "--out", str(tmp_path / str(k)), "--json"]
-        done = subprocess.run([sys.executable, "-m", "rlvr", "train", *words], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([preloaded / "rlvr", "train", *words], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["status"] == "finished"
-    done = subprocess.run([sys.executable, "-m", "rlvr", "train", "kto"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([preloaded / "rlvr", "train", "kto"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "data.run=runs/DIR" in done.stderr and "Traceback" not in done.stderr
 
 

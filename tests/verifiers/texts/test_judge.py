@@ -137,7 +137,9 @@ def test_both_verdicts_at_once_are_none() -> None:
         assert verifier.verify(TASK, "in Paris").score == 0.0
 
 
-@pytest.mark.parametrize("line", ["VERDICT-CODE: right or wrong", "I will not say VERDICT-CODE: right", "VERDICT-CODE: right, if it were Rome"])
+@pytest.mark.parametrize(
+    "line", ["VERDICT-CODE: right or wrong", "I will not say VERDICT-CODE: right", "VERDICT-CODE: right, if it were Rome"]
+)
 def test_a_verdict_within_a_sentence_is_none(line: str) -> None:
     with scripted(lambda *_: line) as seen, judge(seen.url, retries=0, canary=False) as verifier:
         assert not verifier.verify(TASK, "in Rome").passed
