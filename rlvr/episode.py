@@ -89,7 +89,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """The undiscounted return."""
+        """The undiscounted return; 0.0 also for an episode without a score, see `is_scored`."""
         return math.fsum(self.rewards)
 
     @property

@@ -31,6 +31,7 @@ MODULES = (
     "contracts/environment", "contracts/session", "contracts/verifier", "contracts/tool", "contracts/sandbox", "contracts/sampler",
     "contracts/algorithm", "contracts/tokenizer", "contracts/toolsession", "contracts/sandbox_files_session",
     "api", "mdp/env", "mdp/token_mdp", "mdp/vector", "rollout/rollout", "training/trainer", "training/callbacks",
+    "algorithms/base/algorithm_spec", "algorithms/functions/answer_batch",
     "training/update/learner", "runs/run", "evaluation/evaluate", "evaluation/report", "evaluation/statistics", "evaluation/compare",
     "evaluation/rescore", "evaluation/export", "viewer/view", "rollout/replay", "conformance/__init__", "conformance/audit/audit",
     "registry/plugins", "integrations/trl", "integrations/verl", "integrations/openrlhf", "integrations/skyrl", "integrations/texts",

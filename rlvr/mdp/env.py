@@ -84,6 +84,19 @@ class TokenEnv(gymnasium.Env[Any, Any]):
         on_length: str = "truncate",
         render_mode: str | None = None,
     ) -> None:
+        """Build the environment.
+
+        Args:
+            env: the environment: a name, a mapping with its settings, or an object.
+            tokenizer: a name, a folder or an object; None: characters, or bytes where `obs` is text.
+            obs: the observation: `dict`, `ids`, `onehot_ids` or `text`.
+            split: the tasks that `reset` draws from; "": the first split.
+            max_new_tokens: the most tokens of the policy in an episode.
+            max_length: the most tokens of the prompt and all turns.
+            max_turn_tokens: the most tokens of the policy in a turn.
+            on_length: what a limit on tokens does: `truncate`, or `terminate` for learners that bootstrap the value of a truncated episode.
+            render_mode: `ansi`: `render` returns the conversation as text.
+        """
         if obs not in OBSERVATION_KINDS:
             raise ConfigError(f"obs is {obs!r}; {format_suggestion(str(obs), OBSERVATION_KINDS)}")
         if on_length not in ("truncate", "terminate"):

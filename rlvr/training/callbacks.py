@@ -40,7 +40,7 @@ class StepRecord(Mapping[str, Any]):
     step: int
     """The number of the step, from 1."""
     metrics: Mapping[str, Any]
-    """The metrics of the step, as in metrics.jsonl."""
+    """The metrics of the step, as in metrics.jsonl; the page \"The run folder\" lists them. `record["reward"]` reads one."""
     timings: Mapping[str, Any]
     """Its times, as in timings.jsonl."""
     batch: RolloutBatch
