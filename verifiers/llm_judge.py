@@ -62,7 +62,9 @@ class LLMJudge(AsyncVerifier):
     1.0
     """
 
-    version = "4"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does; 4: a verdict is a line
+    version = (
+        "4"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does; 4: a verdict is a line
+    )
     needs = {"verifier": "exact"}
     examples = (VerifierExample("Paris", correct=("Paris",), incorrect=("Rome", "Paris or Rome", "")),)
     setting_hints: ClassVar = {

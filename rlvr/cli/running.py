@@ -53,7 +53,7 @@ def train_run(
         from rlvr.training.train import train
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
-    method: Any = train if config.reward_model is None else train_reward_model
+    method: Any = train if config.reward_model_training is None else train_reward_model
     if config.cluster is not None:
         from rlvr.cluster.training import train as method
     console = screen.make_stderr_console() if json else screen.make_stdout_console()

@@ -189,7 +189,7 @@ class RunConfig(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     cluster: ClusterConfig | None = None  # sample on other machines, with Ray
     data: DataConfig | None = None
-    reward_model: RewardModelConfig | None = None
+    reward_model_training: RewardModelConfig | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
     """The algorithm: a name, or {name: ..., setting: value}; `rlvr list algorithms` shows the names."""
     train: TrainConfig = Field(default_factory=TrainConfig)
@@ -235,9 +235,9 @@ class RunConfig(Section):
             raise ValueError(
                 "rollout.partial_rollout_tokens and rollout.canary_fraction are both set, which do not work together yet; remove one"
             )
-        if self.reward_model is not None and self.model.lora is not None:
+        if self.reward_model_training is not None and self.model.lora is not None:
             raise ValueError("model.lora is set, but a reward model trains all its weights; remove it")
-        if self.reward_model is not None and (self.data is None or self.data.run is None):
+        if self.reward_model_training is not None and (self.data is None or self.data.run is None):
             raise ValueError("data.run is not set: a reward model is trained on pairs from a run, for example data.run=runs/DIR")
         return self
 

@@ -16,7 +16,7 @@ class Weights(ABC):
 
     @property
     @abstractmethod
-    def model_structure(self) -> Any:
+    def adapted_model(self) -> Any:
         """The model, for its configuration and module structure. Its tensors may be sharded; it must not be run."""
 
     @abstractmethod

@@ -44,6 +44,9 @@ def configure_device(config: RunConfig, device: torch.device) -> None:
         # cuDNN plans attention anew for every shape that it has not seen, which takes up to two seconds, and each batch has new ones
         torch.backends.cuda.enable_cudnn_sdp(False)
     # float32 runs keep exact float32, because the sampler's probabilities are compared with it
-    mixed = resolve_mixed_precision(config.train.mixed_precision, device, config.model.dtype) != "no" or config.reward_model is not None
+    mixed = (
+        resolve_mixed_precision(config.train.mixed_precision, device, config.model.dtype) != "no"
+        or config.reward_model_training is not None
+    )
     if get_device_defaults(device).tf32 and mixed and not config.model.fp32_head:
         torch.set_float32_matmul_precision("high")

@@ -215,7 +215,7 @@ class VLLMSampler(Sampler):
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Load the trainer's weights in place and check them with the probe."""
-        model = weights.model_structure
+        model = weights.adapted_model
         if self._engine is None:
             part = weights.get_adapter() if self.enable_lora else None
             self._engine = self._start_engine(model, part.rank if part and part.rank <= LORA_RANKS[-1] else 0)

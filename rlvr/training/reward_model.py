@@ -95,7 +95,7 @@ def train_reward_model(
 ) -> RewardModelReport:
     """Train a reward model as configured, and write a run folder."""
     transformers.utils.logging.disable_progress_bar()
-    screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model
+    screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model_training
     assert settings is not None
     check_reward_model_settings(config)
     if verify_repeatability:

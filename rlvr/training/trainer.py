@@ -593,5 +593,5 @@ def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, 
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     if config.cluster is not None and not has_custom_builder:
         raise ConfigError("cluster is set, which this trainer does not know; call rlvr.cluster.training.train, or use `rlvr train`")
-    if config.reward_model is not None:
-        raise ConfigError("reward_model is set, and a trainer trains a policy; call rlvr.training.reward_model.train_reward_model")
+    if config.reward_model_training is not None:
+        raise ConfigError("reward_model_training is set, and a trainer trains a policy; call rlvr.training.reward_model.train_reward_model")

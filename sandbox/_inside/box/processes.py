@@ -102,7 +102,7 @@ class SessionProcesses:
             self.tools.zygote.receive_message(0.05)
         return ended and process.has_exited
 
-    def find_early_exit_code(self, process: ChildProcess) -> int | None:
+    def find_exit_code_before_unmount(self, process: ChildProcess) -> int | None:
         """Return the exit code of a process as soon as it stopped running, without the 10 ms that the kernel needs to remove its mounts."""
         status = (
             None if self.has_cgroup_meter else meter.find_exiting_status(process.pid)

@@ -265,7 +265,7 @@ class SessionServer:
                         selector.unregister(key.fd)
                         if (
                             call.read_ends[key.fd] == "report"
-                            and (status := self.processes.find_early_exit_code(process)) is not None
+                            and (status := self.processes.find_exit_code_before_unmount(process)) is not None
                             and not run.exit_status
                         ):
                             return status

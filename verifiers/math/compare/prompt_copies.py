@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from rlvr.verifiers.math.compare.compare import find_assigned_name, split_assignment
 from rlvr.verifiers.math.compare.scalars import CompareContext
-from rlvr.verifiers.math.compare.worked_out import contains_tree, list_steps
+from rlvr.verifiers.math.compare.worked_out import contains_tree, list_remaining_steps
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, get_free_symbols, has_op, sort_terms
 from rlvr.verifiers.math.policy import MathConventions
@@ -61,10 +61,10 @@ def _explain_unfinished_rewriting(gold: Tree, answer: Tree, formulas: frozenset[
     formulas = frozenset(formula for formula in formulas if formula != gold and formula[0] in ARITHMETIC_OPS)
     if not formulas:
         return ""
-    done = {step.kind for step in list_steps(gold)}
-    mine = {step.kind for step in list_steps(answer)}
+    done = {step.kind for step in list_remaining_steps(gold)}
+    mine = {step.kind for step in list_remaining_steps(answer)}
     for formula in formulas:
-        missing = ({step.kind for step in list_steps(formula)} - done) & mine
+        missing = ({step.kind for step in list_remaining_steps(formula)} - done) & mine
         held = contains_tree(answer, formula) and not contains_tree(gold, formula)
         if (missing or held) and _is_same_value(formula, gold):
             return f"it is not worked out: it is the question's {describe_tree(formula)} in another form"

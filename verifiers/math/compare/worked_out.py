@@ -1,6 +1,6 @@
 r"""Decide whether an answer of the right value was worked out, or is a calculation that is left to the reader.
 
-`list_steps` finds what is left to do in a tree: sums, products, powers, roots and functions of numbers that have a simpler form, and
+`list_remaining_steps` finds what is left to do in a tree: sums, products, powers, roots and functions of numbers that have a simpler form, and
 operations that change nothing (`x + 0`, `1 \cdot x`, `\sqrt{x^2}`). A gold that is a numeral wants a numeral. Any other gold wants an
 answer without a kind of step that the gold itself has done; what the gold leaves open (`2^{100} - 1`) the answer may leave open too.
 
@@ -113,7 +113,7 @@ def explain_open_step(gold: Tree, answer: Tree) -> str:
 
 def _list_allowed_kinds(gold: Tree) -> frozenset[str]:
     """List the kinds of steps that an answer may leave open: those that the gold leaves open, and those beside them."""
-    kinds = {step.kind for step in list_steps(gold)}
+    kinds = {step.kind for step in list_remaining_steps(gold)}
     kinds |= {_classify_function(node[1]) for node in list_nodes(gold) if node[0] == "fun"}
     if gold[0] == "rel" and gold[2] == "=" and len(get_free_symbols(gold)) > 1:
         kinds.add("power")  # x^2 + y^2 = 5^2 is the usual form of an equation
@@ -134,7 +134,7 @@ def _list_asserted_parts(answer: Tree, known_letters: frozenset[str]) -> list[Tr
 
 
 def _describe_open_step(tree: Tree, allowed: frozenset[str]) -> str:
-    steps = [step for step in list_steps(tree) if step.kind not in allowed]
+    steps = [step for step in list_remaining_steps(tree) if step.kind not in allowed]
     return f"{STEP_NAMES.get(steps[-1].kind, 'the function')} {describe_tree(steps[-1].part)} is left to do" if steps else ""
 
 
@@ -159,10 +159,10 @@ def _list_alternatives(tree: Tree) -> tuple[Tree, ...]:
 # What is left to do in a tree
 
 
-def list_steps(tree: Tree) -> list[Step]:
+def list_remaining_steps(tree: Tree) -> list[Step]:
     """List what is left to do in a tree, inner steps first.
 
-    >>> [step.kind for step in list_steps(("mul", ("sym", "x"), ("num", 3, 1), ("num", 4, 1)))]
+    >>> [step.kind for step in list_remaining_steps(("mul", ("sym", "x"), ("num", 3, 1), ("num", 4, 1)))]
     ['product']
     """
     finder = _StepFinder()
@@ -197,7 +197,7 @@ class _StepFinder:
         if op in LEAVES:
             return
         if op == "rel" and len(parts := _list_asserted_parts(tree, get_free_symbols(tree))) > 1:
-            self.visit(min(parts, key=lambda part: len(list_steps(part))))
+            self.visit(min(parts, key=lambda part: len(list_remaining_steps(part))))
             return
         children = list(iter_children(tree))
         for child in children:
