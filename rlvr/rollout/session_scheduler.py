@@ -1,7 +1,7 @@
 """The scheduler for interactive environments, with stateful sessions or stateless replies.
 
     WAITING  OPENING  (READY  SAMPLING  STEPPING_SESSION)*  COLLECTING  CLOSING  VERIFYING  DONE
-    A token limit that cuts a turn ends the conversation without its STEPPING_SESSION.
+    A limit on all tokens that cuts a turn ends the conversation without its STEPPING_SESSION; `max_turn_tokens` does not.
 
 Each session call is a job with its own timeout. A stateless environment has no OPENING and no CLOSING.
 

@@ -13,7 +13,7 @@
     reward.png         the reward curve
     report.json        what `rlvr train --json` prints
 
-A run is never overwritten, and is resumed only with the configuration it was started with.
+A run is never overwritten, and is resumed only with the configuration it was started with (see `RunLog.reopen` for what may differ).
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class RunLog:
 
     @classmethod
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
-        """Open an existing run folder to resume; raise ConfigError if the configuration differs, except for the sections cluster, health and log."""
+        """Open an existing run folder to resume; raise ConfigError if the configuration differs.
+
+        The sections health, log (without `log.episodes`) and cluster (without `cluster.groups_per_task`, and if both have it) may differ.
+        """
         changed = list_config_differences(adopt_changeable_settings(load_run_config(folder), config), config)
         if changed:
             longer = any(difference.startswith("train.steps") for difference in changed)

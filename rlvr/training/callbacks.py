@@ -88,7 +88,7 @@ class Callback:
         """Called after an evaluation on the held-out tasks; `step` is 0 before training."""
 
     def on_save(self, trainer: Trainer, step: int) -> None:
-        """Called when the checkpoint of a step was handed to the disk."""
+        """Called when the checkpoint of a step was handed to the thread that writes it."""
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
         """Called once, when the run has ended without an error."""
@@ -117,7 +117,7 @@ class RunLogWriter(Callback):
 
 class PeriodicCheckpoints(Callback):
     """Saves every `log.save_every` steps, and after the last one, also if Ctrl-C or SIGTERM made it the last. While the run's health is in
-    doubt, nothing is saved; if the run ends then, its newest checkpoint is the one before.
+    doubt, only the last step is saved; if a signal ends the run then, its newest checkpoint is the one before.
     """
 
     def __init__(self, health: RunHealth) -> None:

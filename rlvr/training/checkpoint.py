@@ -122,7 +122,7 @@ def set_aside_later_checkpoints(folder: Path, step: int) -> int:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a thread. The error of a failed write is raised at the next step.
+    """Writes one checkpoint at a time in a thread. The error of a failed write is raised at the first step after it.
 
     >>> with CheckpointWriter(write_timeout_s=60) as writer:  # doctest: +SKIP
     ...     writer.start_write(5, lambda: publish_checkpoint(partial, tokenizer, state, progress))

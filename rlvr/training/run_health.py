@@ -1,6 +1,7 @@
 """Run health: find out that a run is in trouble, say in which step that began and what the likely cause is, and stop it.
 
-Every rule needs several steps in a row, because one bad step is noise. From the first of them on no checkpoint is written. A run that is
+Every rule needs several steps in a row, because one bad step is noise; only a fall of the held-out figure counts at once. From the first of
+them on no checkpoint is written, except of the last step and while steps merely have no gradient. A run that is
 stopped sets aside the checkpoints since the trouble, or since the update that caused it, so that a resume goes on from before.
 
 A falling reward alone is no trouble: tasks get harder, and steps differ. It counts if the answers have changed too: their length, their
