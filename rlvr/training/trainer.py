@@ -9,7 +9,8 @@ either restores the newest checkpoint or trains the SFT warmup, if there is one.
     tasks -> episodes -> update -> weights to the sampler -> metrics -> callbacks (logs, checkpoints, notes, the user's own)
 
 Sampling carries no random state from step to step: tasks and seeds are functions of the run's seed, the step's number and the position in
-the task order. A checkpoint has the generators of the update (the order of minibatches, torch's own). So a run that was killed and resumed has the final weights of one that was not: to the bit where `rlvr.models.determinism`
+the task order. A checkpoint has the generators of the update (the order of minibatches, torch's own). So a run that was killed and resumed
+has the final weights of one that was not: to the bit where `rlvr.models.determinism`
 holds (on a CPU), up to rounding elsewhere.
 
 Under `accelerate launch` every process runs this on its share of the groups; only the main process writes.
