@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 
+import rlvr
 from rlvr.cli.commands import run_command
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, Verifier
@@ -572,3 +573,13 @@ def test_an_endpoint_that_is_not_there_is_told_once_and_at_once(tmp_path: Path) 
     with pytest.raises(SamplerError, match=r"nothing listens at http://127\.0\.0\.1:"):
         evaluate(SUMS, f"openai:{closed_port()}/v1#tiny", tasks=1000, out=tmp_path / "e")
     assert not (tmp_path / "e").exists()
+
+
+def test_an_evaluation_that_failed_before_its_first_answer_leaves_its_folder_to_another(tmp_path: Path) -> None:
+    rows = [{"question": f"{a}+1=", "answer": "many"} for a in range(4)]
+    with pytest.raises(ConfigError, match="has no gold solution for"):
+        rlvr.evaluate(rows, "scripted:gold", verifier="numeric", out=tmp_path / "e")
+    report = rlvr.evaluate("arithmetic", lambda prompt: "7", tasks=3, out=tmp_path / "e")
+    assert len(report.samples) == 3 and rlvr.load_evaluation(tmp_path / "e").plan.envs[0].name == "arithmetic"
+    with pytest.raises(ConfigError, match="was begun with another plan"):
+        rlvr.evaluate("digit_sum", lambda prompt: "7", tasks=3, out=tmp_path / "e")
