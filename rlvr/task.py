@@ -93,7 +93,7 @@ class Fault(StrEnum):
     TASK = "task"
     """The task cannot be verified (for example, its reference does not parse): no answer to it gets a score."""
     INFRA = "infra"
-    """The infrastructure failed (a dead sandbox, a full disk, a verifier that did not return in time): no score; `--retry` verifies again."""
+    """The infrastructure failed (a dead sandbox, a full disk, a verifier that did not return in time): no score; `--retry` samples again."""
 
 
 @dataclass(frozen=True, slots=True)

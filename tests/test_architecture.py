@@ -240,9 +240,7 @@ def capabilities(root: Path) -> list[str]:
             if isinstance(node, ast.FunctionDef) and node.name == "__init_subclass__":
                 found.append(f"{where}:{node.lineno}: __init_subclass__ changes classes of others; say it in a record, or with a decorator")
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot) and _is_method_check(node, where):
-                found.append(
-                    f"{where}:{node.lineno}: asks which method a class overrides; read it from the `info` or the `traits` of the plugin"
-                )
+                found.append(f"{where}:{node.lineno}: asks which method a class overrides; read it from the `traits` of the plugin")
     return found
 
 

@@ -481,6 +481,15 @@ def test_columns_of_data_are_named_as_keywords_or_as_settings_and_an_unscored_an
     scores = [verdict["score"] for verdict in episodes["verdict"]]
     assert None in scores and 1.0 in scores
     assert [None if reward != reward else reward for reward in episodes["reward"]] == scores  # NaN: a mean leaves it out
+    settings = {"env.question": "frage", "env.verifier.tolerance": 0.1, "env.reference": "loesung"}
+    inputs = resolve_run_inputs(None, settings, model="x", data=rows, question="no", verifier="numeric")
+    assert inputs.environment is not None and inputs.environment.verifier.tolerance * 10 == 1  # type: ignore[attr-defined]
+    refused: tuple[tuple[Any, str], ...] = (({"env.path": "x"}, "env.path is set, and data"), (["env.rows=1"], "env.rows is set"))
+    for settings, words in refused:
+        with pytest.raises(ConfigError, match=words):
+            resolve_run_inputs(None, settings, model="x", data=rows, verifier="numeric")
+    with pytest.raises(ConfigError, match="env is set, but env is an object"):
+        resolve_run_inputs(None, ["env=arithmetic"], model="x", env=rlvr.make_env("arithmetic"))
     with pytest.raises(ConfigError, match="the data has no column that is known to be the question"):
         rlvr.train(out=tmp_path / "c", **policy)
     with pytest.raises(ConfigError, match=r"env.question is set, but env is an object"):

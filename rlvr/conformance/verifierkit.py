@@ -17,6 +17,7 @@ from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.turns import ToolSpec, Turn
+from rlvr.verifiers.function import FunctionVerifier
 
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
 
@@ -100,7 +101,7 @@ class _VerifierChecks:
     def check_broken_references(self) -> str:
         if not self.verifier.needs_reference:
             raise CheckSkipped("it needs no reference")
-        if hasattr(self.verifier, "function"):
+        if isinstance(self.verifier, FunctionVerifier):
             raise CheckSkipped(
                 "a function cannot say that a reference is broken; data whose references it cannot read are refused before a run"
             )

@@ -17,6 +17,8 @@ from rlvr.task import Verdict
 
 MAX_SHOWN_CHARS = 400
 _PACKAGE = Path(__file__).parents[1]
+_CONTRACT = "rlvr.contracts.verifier"
+"""The module that asks for explanations; no function there decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,9 @@ class _DecisionSite:
 class _CallTracer:
     """Watches the functions of one call: what they return, and where they raise."""
 
-    def __init__(self, watched: Sequence[tuple[str, Callable[..., Any]]]) -> None:
+    def __init__(self, watched: Sequence[tuple[str, Callable[..., Any]]], module: str) -> None:
+        self._module = module
+        """The module of the verifier, which is followed like those of rlvr."""
         self._names: dict[CodeType, str] = {getattr(function, "__wrapped__", function).__code__: name for name, function in watched}
         self.steps: list[tuple[str, str]] = []
         self._open: dict[FrameType, tuple[int, Any]] = {}
@@ -67,7 +71,8 @@ class _CallTracer:
     def on_event(self, frame: FrameType, event: str, argument: Any) -> Any:
         """Handle an event of `sys.settrace`."""
         if event == "call":
-            if not frame.f_globals.get("__name__", "").startswith("rlvr."):
+            name = frame.f_globals.get("__name__", "")
+            if name == _CONTRACT or not (name.startswith("rlvr.") or name == self._module):
                 return None
             frame.f_trace_lines = False
             if frame.f_code in self._names:
@@ -91,11 +96,13 @@ class _CallTracer:
         return returned
 
 
-def explain_verdict(verify: Callable[[], Verdict], watched_functions: Sequence[tuple[str, Callable[..., Any]]] = ()) -> Explanation:
+def explain_verdict(
+    verify: Callable[[], Verdict], watched_functions: Sequence[tuple[str, Callable[..., Any]]] = (), *, module: str = ""
+) -> Explanation:
     """Run one verification under a trace and explain its verdict. `watched_functions`: functions whose calls become steps, each with
-    the name of the step.
+    the name of the step. `module`: that of the verifier, if it is not in rlvr.
     """
-    trace, before = _CallTracer(watched_functions), sys.gettrace()
+    trace, before = _CallTracer(watched_functions, module), sys.gettrace()
     sys.settrace(trace.on_event)
     try:
         verdict = verify()

@@ -32,7 +32,7 @@ class SandboxFilesSession(ToolSession):
         artifact_paths: Iterable[str] = (),
         executable: Sequence[str] = (),
     ) -> None:
-        """Prepare the session; `tools` opens the sandbox.
+        """Prepare the session; `start_tools` opens the sandbox.
 
         Args:
             task: the task of this conversation.

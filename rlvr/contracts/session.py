@@ -80,7 +80,7 @@ class Session(ABC):
         return ()
 
     def initial_messages(self) -> Sequence[Message]:
-        """Return messages that follow the task's prompt. Called once, after `tools`."""
+        """Return messages that follow the task's prompt. Called once, after `start_tools`."""
         return ()
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Session(ABC):
         return turns[-1].text if turns else ""
 
     def artifacts(self) -> Mapping[str, Any]:
-        """Return artifacts for the verifier: JSON values, and bytes for files. Called once, at the end, after `answer`."""
+        """Return artifacts for the verifier: JSON values, and bytes for files. Called once, at the end, after `select_answer`."""
         return {}
 
     def close(self) -> None:  # noqa: B027 -- the default session has no resources

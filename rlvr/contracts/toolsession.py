@@ -45,7 +45,7 @@ class ToolSession(Session):
     def __init__(
         self, task: Task, tools: Sequence[Tool], *, sandbox: Sandbox | None = None, seed: int = 0, inner: Session | None = None
     ) -> None:
-        """Create the session; its resources are opened by the first call of `tools`.
+        """Create the session; its resources are opened by the first call of `start_tools`.
 
         Args:
             task: the task of this conversation.
@@ -56,7 +56,7 @@ class ToolSession(Session):
         """
         self.task, self.seed, self.inner = task, seed, inner
         self.sandbox_session: SandboxSession | None = None
-        """The sandbox session of this conversation; set by `tools`."""
+        """The sandbox session of this conversation; set by `start_tools`."""
         self.final_answer: str | None = None
         """The answer that was given by a call, such as `submit`; None if there is none."""
         self.num_invalid_turns = 0

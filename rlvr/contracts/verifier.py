@@ -127,16 +127,22 @@ class Verifier(Plugin, ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} verifier>"
 
-    def explain(self, task: Task | str, answer: Any) -> Explanation:
+    def explain(self, answer: Any = None, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Explanation:
         """Verify an answer and explain the verdict: the steps, and the function that decided. Slow: for looking at one answer.
 
-        Two texts are the answer and the reference, as in a call of the verifier.
+        Args:
+            answer: the completion of the policy; or the task, and then the completion.
+            reference: the right answer; after a task the completion.
+            prompt: the question, for verifiers that read it.
+            meta: further columns of the task, for verifiers that read them.
 
         >>> import rlvr
         >>> rlvr.make_verifier("numeric").explain("it is 7", "7").rule
         'Numeric.verify'
         """
-        return self.explain_task(task, answer) if isinstance(task, Task) else self.explain_task(Task("?", answer), task)
+        if isinstance(answer, Task):
+            return self.explain_task(answer, reference)
+        return self.explain_task(Task(prompt, reference, meta=meta), answer)
 
     @property
     def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
@@ -147,7 +153,8 @@ class Verifier(Plugin, ABC):
         """Explain a verdict: the default follows `extract_answer` and `explained_functions`."""
         from rlvr.extraction import extract_answer  # only here: it makes large tables
 
-        return explain_verdict(lambda: self.verify(task, answer), (("extracted", extract_answer), *self.explained_functions))
+        watched = (("extracted", extract_answer), *self.explained_functions)
+        return explain_verdict(lambda: self.verify(task, answer), watched, module=type(self).__module__)
 
     @mark_default_implementation
     def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:

@@ -191,6 +191,8 @@ class SampleStore:
             file._file = _lock_file(open_for_append(folder / ROWS_FILE), folder)
             if (folder / PLAN_FILE).is_file():
                 file.plan = _merge_stored_plan(folder, plan)  # again: another process may have started at the same time and finished
+                if not _has_rows(folder):
+                    write_atomic(folder / VERSIONS_FILE, json.dumps(collect_versions(), indent=2) + "\n")
             else:
                 file._created_paths = (folder / PLAN_FILE, folder / VERSIONS_FILE, folder / ROWS_FILE, *made)
                 write_atomic(folder / PLAN_FILE, plan.to_yaml())
@@ -314,11 +316,19 @@ def _has_content(folder: Path) -> bool:
     return any(path.name != ROWS_FILE or path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
+def _has_rows(folder: Path) -> bool:
+    """Whether a folder has an answer that was written to its end."""
+    path = folder / ROWS_FILE
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
+
+
 def _merge_stored_plan(folder: Path, plan: EvalPlan) -> EvalPlan:
     if not (folder / PLAN_FILE).is_file():
         raise ConfigError(f"{folder} exists and is not an evaluation; it is not overwritten; choose another --out")
-    rows = folder / ROWS_FILE
-    if not rows.is_file() or rows.stat().st_size == 0:  # an evaluation that failed before its first answer
+    if not _has_rows(folder):  # an evaluation that failed before its first answer
         return plan
     return merge_plans(load_plan(folder), plan, str(folder))
 

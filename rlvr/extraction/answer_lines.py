@@ -51,6 +51,8 @@ def extract_hash_line(text: str) -> Extraction:
 def extract_answer_phrase(text: str) -> Extraction:
     """Extract the answer declared by lines such as "the answer is 7"."""
     said, corrected, after = _find_declared_answers(text)
+    if not said and corrected:
+        return Extraction(None, "too many phrases speak of an answer, and the last ones deny it", ("the first", "the last"))
     if not said:
         return Extraction(None, "no line declares an answer")
     if _AFTERTHOUGHT.match(after[:200]):
@@ -179,11 +181,12 @@ def _is_explanation(answer: str) -> bool:
 
 def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
     """Find the declared answers, one per declaring phrase; also whether the last one corrects the others, and the text after the last
-    one.
+    one. Without an answer: whether there are more phrases than were looked at.
     """
     pattern, bare = get_declaration_patterns(text)
     # from the end, and a bounded number: a text that says "the answer is not" a million times costs no more than one that says it a thousand times
-    last = [*pattern.finditer(text)][: -2 * MAX_DECLARATIONS - 1 : -1]
+    every = [*pattern.finditer(text)]
+    last = every[: -2 * MAX_DECLARATIONS - 1 : -1]
     marks = [mark for mark in last if _is_declaration(text, mark)][:MAX_DECLARATIONS][::-1]
     # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it
     firm = [mark for mark in marks if _is_firm_declaration(text, mark, bare)]
@@ -196,7 +199,7 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
             said.append((line, own))
             starts, before, end = mark.start(), end, stop
     if not said:
-        return [], False, ""
+        return [], len(every) > len(last), ""
     kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_numeral_line(line)]
     gap = " ".join([*_SENTENCE_END.split(said[-2][0])[1:], text[before:starts]]) if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap

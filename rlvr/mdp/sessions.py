@@ -134,10 +134,10 @@ class LazySession:
 
     def _initialize(self, session: Session) -> None:
         """Query the tools and the initial messages of the session."""
-        self.current_method = f"{type(session).__name__}.tools"
+        self.current_method = f"{type(session).__name__}.start_tools"
         self.tools = tuple(session.start_tools())
         if wrong := [spec for spec in self.tools if not isinstance(spec, ToolSpec)]:
-            raise TypeError(f"tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
+            raise TypeError(f"start_tools returned {wrong[0]!r:.80}; it must be a sequence of rlvr.turns.ToolSpec")
         self.current_method = f"{type(session).__name__}.initial_messages"
         self.initial_messages = tuple(session.initial_messages())
         if wrong_messages := [
@@ -160,7 +160,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
     owner = "environment" if isinstance(session, StatelessSession) else "session"
     if isinstance(session, RecordedSession) and (verdict := session.record.get("verdict")):
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
-    asked = "answer"
+    asked = "select_answer"
     try:
         answer = require_string(session.select_answer(turns))
         asked = "artifacts"
@@ -264,7 +264,7 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     try:
         text = require_string(get_answer())
     except (Exception, SystemExit) as error:
-        return build_failure_verdict("the environment's answer()", error)
+        return build_failure_verdict("the environment's select_answer()", error)
     return verify_transcript_safely(verifier, task, text)
 
 

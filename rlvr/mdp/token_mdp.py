@@ -436,6 +436,4 @@ def check_task(task: object) -> Task:
 
 def build_task_error(returned_value: object) -> EnvError:
     """Build the error for an environment that returned something other than a Task."""
-    return EnvError(
-        f"the environment returned {returned_value!r:.80}; `task` must return an rlvr.Task(id, make_user_prompt(text), reference=...)"
-    )
+    return EnvError(f"the environment returned {returned_value!r:.80}; `task` must return an rlvr.Task(text, reference, id=...)")

@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -98,9 +99,12 @@ class RunLog:
         if changed:
             longer = any(difference.startswith("train.steps") for difference in changed)
             further = f"; a new run from its weights has model.path={folder / 'checkpoints' / 'last'}" if longer else ""
+            again = f"rlvr train {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(folder))} --resume"
+            if "object:" in (folder / "config.yaml").read_text("utf-8"):
+                again = "the same call of rlvr.train, with resume=True"
             raise ConfigError(
-                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it as it was started: "
-                f"rlvr train {folder / 'config.yaml'} --out {folder} --resume; or choose another --out{further}"
+                f"{folder} was started with another configuration ({'; '.join(changed)}); resume it as it was started: {again}; "
+                f"or choose another --out{further}"
             )
         return cls(folder)
 

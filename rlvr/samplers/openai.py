@@ -208,7 +208,7 @@ class OpenAISampler(Sampler):
     def _complete_as_text(self, request: Request, sampling: SamplingParams) -> Completion:
         """Send the conversation and return the whole text; its length is the endpoint's own token count."""
         if self._tokenizer is None or request.task is None:
-            raise SamplerError("the sampler openai got a request before `attach`, or one without a task")
+            raise SamplerError("the sampler openai got a request before `setup`, or one without a task")
         tools = request.chat_prompt.tools if request.chat_prompt else ()
         if request.chat_prompt and tools and self.dialect:
             messages = format_messages_as_text(request.chat_prompt, self.dialect)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MAX_SHARED_DEATHS = 10
@@ -76,7 +76,7 @@ class FairQueue:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[OnLines, deque[RowChunk]] = {}
+        self._requests: OrderedDict[OnLines, deque[RowChunk]] = OrderedDict()
         """The chunks of each request, which is known by its callback; the first request is served next."""
 
     def __len__(self) -> int:
@@ -107,10 +107,11 @@ class FairQueue:
         key = next((key for key, waiting in self._requests.items() if may_take(waiting[0])), None)
         if key is None:
             return None
-        waiting = self._requests.pop(key)
-        chunk = waiting.popleft()
-        if waiting:
-            self._requests[key] = waiting  # behind the others
+        chunk = self._requests[key].popleft()
+        if self._requests[key]:
+            self._requests.move_to_end(key)
+        else:
+            del self._requests[key]
         return chunk
 
 

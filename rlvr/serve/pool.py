@@ -31,6 +31,8 @@ MAX_CHUNK_ROWS, MAX_BATCH_ROWS, MAX_CHUNK_BYTES = 512, 64, 1 << 20
 """Maximum rows of a chunk, maximum rows of a batch that is verified together, and approximate maximum bytes of a chunk."""
 TARGET_CHUNK_S = 0.04
 """The target duration of a chunk: short enough that all processes have work until the end."""
+SPARE_THREADS = 1
+"""Threads of a process beyond those that one request may use."""
 MAX_DEATHS_VERIFYING, MAX_DEATHS_HOLDING = 3, 30
 """A row gets no score after this many deaths of processes that were verifying it, or that only held it."""
 HEARTBEAT_TIMEOUT_S = 20.0
@@ -90,7 +92,7 @@ class WorkerProcess:
         with theirs:
             self.process = subprocess.Popen(command, pass_fds=shared, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         reader, self.writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
-        self.writer.write(json.dumps(self.pool.settings).encode() + b"\n")
+        self.writer.write(json.dumps(self.pool.settings | {"slots": self.pool.max_chunks}).encode() + b"\n")
         self.last_message_time = time.monotonic() + START_TIMEOUT_S - HEARTBEAT_TIMEOUT_S
         while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # an incomplete line is ignored
             body = await reader.readexactly(int(head[-1])) if len(head) > 1 else b""
@@ -196,10 +198,10 @@ class ServicePool:
     ) -> None:
         self.settings, self.metrics, self.log, self.hidden_variables = dict(settings), metrics, log, set(hidden_variables)
         self.threads = int(settings["threads"])
-        self.max_chunks = self.threads + 1
+        self.max_chunks = self.threads + SPARE_THREADS + 1
         """Maximum chunks of a process: one more than its threads, so that no thread waits for work."""
-        self.max_request_chunks = self.threads - 1 if self.threads > 3 else self.max_chunks
-        """Maximum chunks of one request in a process: slow answers of one client leave a thread for the others."""
+        self.max_request_chunks = self.threads
+        """Maximum chunks of one request in a process: its slow answers leave a thread for other requests."""
         self.worker_processes = [WorkerProcess(self) for _ in range(workers)]
         self.queue, self.quarantined = FairQueue(), deque[RowChunk]()
         self.num_waiting_rows, self.last_number, self.seconds_per_row, self.is_closing, self.setup_error = (

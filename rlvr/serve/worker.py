@@ -76,7 +76,7 @@ class ServiceWorker:
         }
         self.session_host = SessionHost(settings.get("envs", {}), settings.get("sandbox"))
         self.executor, self.call_executor = (
-            DaemonThreadExecutor(int(settings["threads"])),
+            DaemonThreadExecutor(int(settings["slots"]) - 1),
             DaemonThreadExecutor(int(settings["threads"]), name="call"),
         )
         self.chunks: dict[int, WorkerChunk] = {}
@@ -284,7 +284,7 @@ def main(socket_fd: int, marks_fd: int) -> None:
     lines = link.makefile("rb", buffering=1 << 16)
     settings = loads(lines.readline())
     try:
-        worker = ServiceWorker(link, settings, ProgressMarks(marks_fd, slots=int(settings["threads"]) + 1))
+        worker = ServiceWorker(link, settings, ProgressMarks(marks_fd, slots=int(settings["slots"])))
         worker.serve(lines)
     except (Exception, SystemExit) as error:
         told = str(error) if isinstance(error, RlvrError) else f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,8 @@ def resolve_run_inputs(
         settings, columns = _split_env_settings(settings)
         if isinstance(sections.get("reference"), str):  # a column; the section `reference` is a mapping
             columns["reference"] = sections.pop("reference")
-        env = _make_env_of_data(data, verifier, columns | _take(sections, list_data_settings()))
+        columns = _take(sections, list_data_settings()) | columns
+        env = _make_env_of_data(data, _replace_settings(verifier, columns.pop("verifier", None)), columns)
     elif verifier is not None:
         raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
     algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
@@ -133,14 +135,10 @@ def resolve_run_inputs(
             overrides += [f"{section}.{key}={json.dumps(inner)}" for key, inner in value.items()]
         else:
             overrides.append(f"{section}={json.dumps(value)}")
-    if isinstance(settings, Mapping):
-        section_of = _find_sections(key for key in settings if "." not in key and key not in RunConfig.model_fields)
-        for key, value in settings.items():
-            overrides.append(f"{section_of[key]}.{key}={json.dumps(value)}" if key in section_of else f"{key}={json.dumps(value)}")
-    else:
-        overrides += list(settings or ())
-    if "environment" in objects and (lost := next((one.partition("=")[0] for one in overrides if one.startswith("env.")), "")):
+    given = _to_overrides(settings)
+    if "environment" in objects and (lost := next((one.partition("=")[0] for one in given if re.match(r"env[.=]", one)), "")):
         raise ConfigError(f"{lost} is set, but env is an object, which has its settings already; set it when the environment is made")
+    overrides += given
     return RunInputs(_load(recipe, overrides), **objects)
 
 
@@ -149,14 +147,34 @@ def _take(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: given.pop(name) for name in names if name in given and name not in RunConfig.model_fields}
 
 
-def _split_env_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[Any, dict[str, Any]]:
+def _split_env_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
     """Split off the settings of the environment, {"env.question": "frage"}: with data they are those of its environment."""
+    given = _to_overrides(settings)
+    own = [one for one in given if one.startswith("env.")]
+    found: dict[str, Any] = apply_overrides({}, own).get("env", {})
+    if wrong := next((name for name in ("name", "path", "rows") if name in found), ""):
+        raise ConfigError(f"env.{wrong} is set, and data is given, which is an environment of its own; give one of them")
+    return [one for one in given if one not in own], found
+
+
+def _to_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+    """Write settings as on the command line: ["train.steps=5"]."""
     if not isinstance(settings, Mapping):
-        own = [one for one in settings or () if one.startswith("env.")]
-        columns = apply_overrides({}, own).get("env", {})
-        return [one for one in settings or () if one not in own], columns
-    columns = {key.removeprefix("env."): value for key, value in settings.items() if key.startswith("env.")}
-    return {key: value for key, value in settings.items() if not key.startswith("env.")}, columns
+        return list(settings or ())
+    section_of = _find_sections(key for key in settings if "." not in key and key not in RunConfig.model_fields)
+    return [
+        f"{section_of[key]}.{key}={json.dumps(value)}" if key in section_of else f"{key}={json.dumps(value)}"
+        for key, value in settings.items()
+    ]
+
+
+def _replace_settings(verifier: Any, settings: Any) -> Any:
+    """Replace a verifier by that of the settings, or settings of the verifier: {"env.verifier.tolerance": 0.1}."""
+    if not isinstance(settings, Mapping) or "name" in settings or verifier is None:
+        return verifier if settings is None else settings
+    if not isinstance(verifier, str | Mapping):
+        raise ConfigError(f"env.verifier.{next(iter(settings))} is set, but the verifier is an object, which has its settings already")
+    return {**({"name": verifier} if isinstance(verifier, str) else verifier), **settings}
 
 
 def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> Any:

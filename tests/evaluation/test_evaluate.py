@@ -575,10 +575,13 @@ def test_an_endpoint_that_is_not_there_is_told_once_and_at_once(tmp_path: Path) 
     assert not (tmp_path / "e").exists()
 
 
-def test_an_evaluation_that_failed_before_its_first_answer_leaves_its_folder_to_another(tmp_path: Path) -> None:
-    rows = [{"question": f"{a}+1=", "answer": "many"} for a in range(4)]
-    with pytest.raises(ConfigError, match="has no gold solution for"):
-        rlvr.evaluate(rows, "scripted:gold", verifier="numeric", out=tmp_path / "e")
+@pytest.mark.parametrize("left", ["", '{"env": "digit_sum", "ind'])
+def test_an_evaluation_that_ended_before_its_first_answer_leaves_its_folder_to_another(left: str, tmp_path: Path) -> None:
+    rlvr.evaluate("digit_sum", lambda prompt: "7", tasks=3, out=tmp_path / "e")
+    for path in (tmp_path / "e").iterdir():
+        if path.name not in ("eval.yaml", "versions.json"):
+            path.unlink()
+    (tmp_path / "e" / "episodes.jsonl").write_text(left, "utf-8")
     report = rlvr.evaluate("arithmetic", lambda prompt: "7", tasks=3, out=tmp_path / "e")
     assert len(report.samples) == 3 and rlvr.load_evaluation(tmp_path / "e").plan.envs[0].name == "arithmetic"
     with pytest.raises(ConfigError, match="was begun with another plan"):

@@ -177,3 +177,5 @@ def test_a_text_that_denies_a_hundred_thousand_answers_is_read_from_its_end(monk
     assert extract_answer("answer is not " * 100_000, "auto").text is None
     assert extract_answer("answer is not 8. " * 100_000 + "\nThe answer is 7.", "auto").text == "7"
     assert len(asked) < 10 * MAX_DECLARATIONS
+    flood = "The answer is 5. " + "I do not think the answer is 8.\n" * (3 * MAX_DECLARATIONS) + "\nSo 7."
+    assert extract_answer(flood, "auto").text is None  # the first one is not looked at, and is not taken for none

@@ -191,7 +191,7 @@ def test_an_environment_that_cannot_say_its_answer_ends_the_episode_without_a_sc
     env.reset(seed=1)
     _, reward, terminated, truncated, info = env.step(env.tokenizer.eos_id)
     assert (reward, terminated, truncated, info["is_scored"], info["fault"], info["text"]) == (0.0, False, True, False, "infra", "")
-    assert "answer() raised KeyError" in info["reason"]
+    assert "select_answer() raised KeyError" in info["reason"]
 
 
 def test_the_task_comes_from_the_seed_alone() -> None:

@@ -258,7 +258,7 @@ def test_a_reply_and_an_answer_are_texts() -> None:
     mdp = TokenMDP(Wordless(None), TOK)
     state = speak(mdp, start(mdp), [ONE, EOS])
     verdict = mdp.verify(state)
-    assert verdict.fault is Fault.INFRA and "answer() raised TypeError: it returned None, not a text" in verdict.reason
+    assert verdict.fault is Fault.INFRA and "select_answer() raised TypeError: it returned None, not a text" in verdict.reason
     assert mdp.build_episode(state, verdict, group="g").text == ""
 
 

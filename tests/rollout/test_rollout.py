@@ -328,7 +328,7 @@ def test_an_answer_that_cannot_be_read_is_the_machinery_s_fault() -> None:
     environment = Mumbles()
     with rollout_of(environment, ScriptedSampler(answer="gold")) as rollout:
         (episode,) = rollout.collect(draws(environment, 1), SamplingParams())
-    assert not episode.is_scored and episode.error == "the environment's answer() raised RuntimeError: lost for words"
+    assert not episode.is_scored and episode.error == "the environment's select_answer() raised RuntimeError: lost for words"
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.01])

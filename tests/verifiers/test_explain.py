@@ -159,3 +159,9 @@ def test_the_command_prints_the_steps_in_eighty_columns(capsys: pytest.CaptureFi
     assert found["rule"] == "compare_integers" and found["score"] == 0.0 and found["steps"][0]["name"] == "extracted"
     assert run_command(["verify", "symbolic", "--explain", "--file", "x.jsonl"]) == 2
     assert "--explain" in capsys.readouterr().err
+
+
+def test_texts_and_keywords_are_explained_and_the_rule_of_a_verifier_of_ones_own_is_its() -> None:
+    numeric = rlvr.make_verifier("numeric")
+    assert numeric.explain("it is 7", "7") == numeric.explain(answer="it is 7", reference="7") == numeric.explain(Task("?", "7"), "it is 7")
+    assert Parity().explain("4").rule == "Parity.check_parity"

@@ -71,7 +71,7 @@ class PolicyGradient(Algorithm):
         self.critic_warmup_steps = s.value_pretraining_steps if self.traits.needs_value else 0
         self.is_critic_warmup = self.critic_warmup_steps > 0
         self.max_new_tokens = s.max_new_tokens
-        """The limit on the completion length; if it is not set, the run's limit after `configure`."""
+        """The limit on the completion length; if it is not set, the run's limit after `set_completion_limit`."""
         self._running_mean_reward, self._running_weight = 0.0, 0.0
 
     @property
@@ -232,7 +232,7 @@ class PolicyGradient(Algorithm):
 
     def get_reference_update_fraction(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
-        return self.controller.get_reference_mixup()
+        return self.controller.get_reference_update_fraction()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running mean reward, the current beta, and the number of steps."""

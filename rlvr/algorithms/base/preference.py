@@ -130,7 +130,7 @@ class Preference(WholeAnswerAlgorithm):
 
     def get_reference_update_fraction(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
-        return self.controller.get_reference_mixup()
+        return self.controller.get_reference_update_fraction()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps."""

@@ -55,6 +55,6 @@ class KLController:
             error = min(max(kl / self.target_kl - 1.0, -0.2), 0.2)
             self.beta *= 1.0 + error * min(1.0, num_episodes / self.horizon_episodes)  # at most one horizon per step, so beta stays above 0
 
-    def get_reference_mixup(self) -> float:
+    def get_reference_update_fraction(self) -> float:
         """Return how far to move the reference toward the policy after this step."""
         return self.reference_update_fraction if self.sync_interval_steps and self.num_steps % self.sync_interval_steps == 0 else 0.0

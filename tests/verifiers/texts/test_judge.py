@@ -138,11 +138,26 @@ def test_both_verdicts_at_once_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["VERDICT-CODE: right or wrong", "I will not say VERDICT-CODE: right", "VERDICT-CODE: right, if it were Rome"]
+    "reply",
+    [
+        "VERDICT-CODE: right or wrong",
+        "I will not say VERDICT-CODE: right",
+        "VERDICT-CODE: right, if it were Rome",
+        "VERDICT-CODE: right\nOn reflection: VERDICT-CODE: wrong.",
+        "VERDICT-CODE: right\nNo: Rome is not in France, so VERDICT-CODE: wrong, sorry.",
+    ],
 )
-def test_a_verdict_within_a_sentence_is_none(line: str) -> None:
-    with scripted(lambda *_: line) as seen, judge(seen.url, retries=0, canary=False) as verifier:
+def test_a_verdict_within_a_sentence_or_taken_back_is_none(reply: str) -> None:
+    with scripted(lambda *_: reply) as seen, judge(seen.url, retries=0, canary=False) as verifier:
         assert not verifier.verify(TASK, "in Rome").passed
+
+
+@pytest.mark.parametrize(
+    "reply", ["The answer agrees. VERDICT-CODE: right", "Verdict: VERDICT-CODE: right", "1. VERDICT-CODE: right", "- VERDICT-CODE: right."]
+)
+def test_a_verdict_at_the_end_of_a_line_is_read(reply: str) -> None:
+    with scripted(lambda *_: reply) as seen, judge(seen.url, retries=0, canary=False) as verifier:
+        assert verifier.verify(TASK, "in Paris").passed
 
 
 @pytest.mark.parametrize("line", ["**VERDICT-CODE:** right", "**VERDICT-CODE**: **Right**.", "`VERDICT-CODE: right`", "VERDICT-CODE:right"])
