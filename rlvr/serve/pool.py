@@ -32,7 +32,7 @@ MAX_CHUNK_ROWS, MAX_BATCH_ROWS, MAX_CHUNK_BYTES = 512, 64, 1 << 20
 TARGET_CHUNK_S = 0.04
 """The target duration of a chunk: short enough that all processes have work until the end."""
 SPARE_THREADS = 1
-"""Threads of a process beyond those that one request may use."""
+"""Threads of a process beyond those that one request may use; none where one thread is asked for, for plugins that cannot run twice at once."""
 MAX_DEATHS_VERIFYING, MAX_DEATHS_HOLDING = 3, 30
 """A row gets no score after this many deaths of processes that were verifying it, or that only held it."""
 HEARTBEAT_TIMEOUT_S = 20.0
@@ -198,7 +198,7 @@ class ServicePool:
     ) -> None:
         self.settings, self.metrics, self.log, self.hidden_variables = dict(settings), metrics, log, set(hidden_variables)
         self.threads = int(settings["threads"])
-        self.max_chunks = self.threads + SPARE_THREADS + 1
+        self.max_chunks = self.threads + (SPARE_THREADS if self.threads > 1 else 0) + 1
         """Maximum chunks of a process: one more than its threads, so that no thread waits for work."""
         self.max_request_chunks = self.threads
         """Maximum chunks of one request in a process: its slow answers leave a thread for other requests."""

@@ -57,7 +57,7 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on; any but this machine's own needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0: any free one.")] = 8765,
     workers: Annotated[int, typer.Option(help="Number of worker processes.")] = 2,
-    threads: Annotated[int, typer.Option(help="Number of answers that a worker verifies at once.")] = 8,
+    threads: Annotated[int, typer.Option(help="Number of answers of one request that a worker verifies at once.")] = 8,
     timeout: Annotated[float, typer.Option(help="Timeout of one verdict, in seconds; after it the answer has no score.")] = 60.0,
     queue: Annotated[int, typer.Option(help="Maximum of waiting answers; further requests get status 429.")] = 10_000,
     max_body: Annotated[int, typer.Option(help="Maximum size of a request body, in bytes; a larger one gets status 413.")] = 16 << 20,
