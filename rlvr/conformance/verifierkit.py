@@ -14,10 +14,9 @@ from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
 from rlvr.contracts.plugin import is_default_implementation
 from rlvr.mdp.sessions import RAISED, verify_transcript_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
-from rlvr.registry.plugins import build
+from rlvr.registry.plugins import build, load_factory
 from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from rlvr.turns import ToolSpec, Turn
-from rlvr.verifiers.function import FunctionVerifier
 
 BROKEN_REFERENCES: tuple[Any, ...] = ([], {}, "", " ", float("nan"), object, {"unknown": 1}, ["", None], b"bytes")
 
@@ -101,7 +100,7 @@ class _VerifierChecks:
     def check_broken_references(self) -> str:
         if not self.verifier.needs_reference:
             raise CheckSkipped("it needs no reference")
-        if isinstance(self.verifier, FunctionVerifier):
+        if type(self.verifier) is load_factory("verifier", "function"):
             raise CheckSkipped(
                 "a function cannot say that a reference is broken; data whose references it cannot read are refused before a run"
             )

@@ -76,8 +76,8 @@ def test_a_conversation_that_was_cut_off_at_once_is_judged_by_an_untouched_world
     assert boards.opened[0].count == 0 and mdp.verify(state).score == 1.0 and boards.settled and len(boards.opened) == 1
 
 
-@pytest.mark.parametrize("what", ["answer", "artifacts"])
-def test_what_cannot_be_collected_is_no_score_and_the_session_is_closed(what: str) -> None:
+@pytest.mark.parametrize(("what", "method"), [("answer", "select_answer"), ("artifacts", "artifacts")])
+def test_what_cannot_be_collected_is_no_score_and_the_session_is_closed(what: str, method: str) -> None:
     def happens(step: str, task: Task, turn: int) -> None:
         if step == what:
             raise RuntimeError("the disk is gone")
@@ -85,7 +85,7 @@ def test_what_cannot_be_collected_is_no_score_and_the_session_is_closed(what: st
     boards = Boards(happens=happens)
     mdp = TokenMDP(boards, TOK)
     verdict = mdp.verify(say(mdp, mdp.start_conversation(boards.task("train", 7)), "7"))
-    assert verdict.fault is Fault.INFRA and f"the session's {what}() raised RuntimeError: the disk is gone" in verdict.reason
+    assert verdict.fault is Fault.INFRA and f"the session's {method}() raised RuntimeError: the disk is gone" in verdict.reason
     assert boards.settled
 
 
