@@ -191,11 +191,10 @@ class SampleStore:
             file._file = _lock_file(open_for_append(folder / ROWS_FILE), folder)
             if (folder / PLAN_FILE).is_file():
                 file.plan = _merge_stored_plan(folder, plan)  # again: another process may have started at the same time and finished
-                if not _has_rows(folder):
-                    write_atomic(folder / VERSIONS_FILE, json.dumps(collect_versions(), indent=2) + "\n")
             else:
                 file._created_paths = (folder / PLAN_FILE, folder / VERSIONS_FILE, folder / ROWS_FILE, *made)
                 write_atomic(folder / PLAN_FILE, plan.to_yaml())
+            if not _has_rows(folder):
                 write_atomic(folder / VERSIONS_FILE, json.dumps(collect_versions(), indent=2) + "\n")
             warn_about_plugin_changes(folder)
             file.torn_bytes = _drop_unfinished_line(folder / ROWS_FILE)
