@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from rlvr.chat.control_tokens import ControlTokenEncoder, get_template_text
@@ -52,9 +53,11 @@ def add_tool_result_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[s
 class HFTokenizer:
     """Adapts a loaded Hugging Face tokenizer to the `Tokenizer` interface; what the interface lacks is that of the tokenizer itself."""
 
-    def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, extra_stop_ids: Iterable[int] = (), *, model_vocab_size: int = 0) -> None:
         self.tokenizer: Any = tokenizer
-        self.vocab_size = len(tokenizer)
+        self.num_text_ids = len(tokenizer)
+        self.vocab_size = max(self.num_text_ids, model_vocab_size)
+        """The number of ids. A model may have more than its tokenizer (Qwen3: 151,936 and 151,669): those have no text."""
         if tokenizer.eos_token_id is None:
             raise ConfigError("this tokenizer has no EOS token, so no answer could ever end; set tokenizer.eos_token")
         self.eos_id = int(tokenizer.eos_token_id)
@@ -65,9 +68,9 @@ class HFTokenizer:
         self.stop_marks = {known[mark]: mark for mark in (native.stop_marks if native else ()) if mark in known}
         """Stop tokens that are marks of the dialect; without them the policy would continue and invent the result of its call."""
         self.stop_ids = frozenset({self.eos_id, *extra_stop_ids, *self.stop_marks})
-        if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.vocab_size:
+        if not 0 <= min(self.stop_ids) <= max(self.stop_ids) < self.num_text_ids:
             raise ConfigError(
-                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.vocab_size}; fix generation_config.json"
+                f"the stop ids {sorted(self.stop_ids)} are not all in a vocabulary of {self.num_text_ids}; fix generation_config.json"
             )
         self.control = ControlTokenEncoder(tokenizer, self.stop_ids)
         self._turn_ends_by_roles: dict[tuple[str, ...], tuple[tuple[bool, bool], int]] = {}
@@ -104,8 +107,11 @@ class HFTokenizer:
         return self.control.encode_marks_only(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Convert ids to text, without stop ids."""
+        """Convert ids to text, without stop ids. Ids that only the model has become replacement characters."""
         said = [i for i in ids if i not in self.stop_ids]
+        if said and max(said) >= self.num_text_ids:
+            runs = groupby(said, key=lambda i: i >= self.num_text_ids)
+            return "".join("\ufffd" * len(list(run)) if beyond else self.decode(list(run)) for beyond, run in runs)
         return str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:

@@ -265,7 +265,8 @@ class RolloutFunction:
 
     def _make_rollout(self, trainer: Any) -> Rollout:
         """Build the rollout, with the tokenizer and the limits of TRL."""
-        tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model))
+        model_vocab_size = getattr(getattr(trainer.model, "config", None), "vocab_size", 0)
+        tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model), model_vocab_size=model_vocab_size)
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
         self.sampler.setup(self.environment, tokenizer)
         return Rollout(mdp, sampler=self.sampler, call_timeout_s=self.call_timeout_s)

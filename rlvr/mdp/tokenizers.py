@@ -106,8 +106,8 @@ class ByteTokenizer(_RoleTokenTokenizer):
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
 
 
-def load_tokenizer(spec: str | Path | Tokenizer | Any) -> Tokenizer:
-    """Load the tokenizer that a configuration names; or wrap a tokenizer object of transformers.
+def load_tokenizer(spec: str | Path | Tokenizer | Any, *, model_vocab_size: int = 0) -> Tokenizer:
+    """Load the tokenizer that a configuration names; or wrap a tokenizer object of transformers, for a model with so many ids.
 
     >>> load_tokenizer("chars:01").vocab_size
     6
@@ -116,7 +116,7 @@ def load_tokenizer(spec: str | Path | Tokenizer | Any) -> Tokenizer:
         spec = str(spec)
     if not isinstance(spec, str):
         if not isinstance(spec, HFTokenizer) and hasattr(spec, "apply_chat_template"):
-            return HFTokenizer(spec)
+            return HFTokenizer(spec, model_vocab_size=model_vocab_size)
         if isinstance(spec, Tokenizer):
             return spec
         raise ConfigError(f"the tokenizer is a {type(spec).__name__}; give a name, a folder, a Hub id, or a tokenizer of transformers")
@@ -147,7 +147,28 @@ def load_tokenizer(spec: str | Path | Tokenizer | Any) -> Tokenizer:
         loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{spec!r} has no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}") from error
-    return HFTokenizer(loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops)
+    return HFTokenizer(
+        loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops, model_vocab_size=_read_model_vocab_size(folder)
+    )
+
+
+def count_text_ids(tokenizer: Tokenizer) -> int:
+    """Return the number of ids that have a text: those of the tokenizer, without those that only its model has.
+
+    >>> count_text_ids(load_tokenizer("chars:01"))
+    6
+    """
+    return tokenizer.num_text_ids if isinstance(tokenizer, HFTokenizer) else tokenizer.vocab_size
+
+
+def _read_model_vocab_size(folder: Path) -> int:
+    """Return the number of ids of the model in a folder; 0 without a model, or where its configuration does not say."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return 0
+    config = json.loads(path.read_text("utf-8"))
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) else 0
 
 
 def _read_tokenizer_class(folder: Path) -> str:

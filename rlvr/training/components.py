@@ -20,7 +20,7 @@ from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.evaluation.evaluate import count_available_tasks
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.mdp.tokenizers import count_text_ids, load_tokenizer
 from rlvr.models import numerics_check
 from rlvr.models.batch import TokenRows
 from rlvr.models.compiled_layers import try_compile_layers
@@ -169,12 +169,13 @@ def build_components(
         )
     model, fill = build_policy_model(config, accelerator, tokenizer, checkpoint_folder, model=inputs.model)
     rows = model.get_input_embeddings().num_embeddings
-    if rows < tokenizer.vocab_size:
-        raise ConfigError(f"the tokenizer has {tokenizer.vocab_size} ids, but the model has only {rows}; use the model's own tokenizer")
-    if inputs.model is None and config.model.config is not None and rows > tokenizer.vocab_size:
+    text_ids = count_text_ids(tokenizer)
+    if rows < text_ids:
+        raise ConfigError(f"the tokenizer has {text_ids} ids, but the model has only {rows}; use the model's own tokenizer")
+    if inputs.model is None and config.model.config is not None and rows > text_ids:
         # a new model samples the ids that mean nothing as often as the others; a pretrained one never does
         raise ConfigError(
-            f"model.config.vocab_size makes {rows} ids, but the tokenizer has only {tokenizer.vocab_size}, and an answer with one of the "
+            f"model.config.vocab_size makes {rows} ids, but the tokenizer has only {text_ids}, and an answer with one of the "
             "others cannot be read; leave vocab_size out"
         )
     numerics_check.check_context_window(mdp, model.config, longest)

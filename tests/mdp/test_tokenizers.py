@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, load_tokenizer
+from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, count_text_ids, load_tokenizer
 from rlvr.models.model_loading import to_transformers_tokenizer
 from rlvr.task import Message, make_user_prompt
 from tests.fixtures.worlds import Sums, Talk
@@ -56,6 +57,7 @@ ALL: list[TokenizerContract] = [
     ByteTokenizer(),
     HFTokenizer(hugging_face()),
     HFTokenizer(hugging_face(None)),
+    HFTokenizer(hugging_face(), model_vocab_size=320),
 ]
 
 
@@ -102,6 +104,23 @@ def test_spaces_before_punctuation_stay(hf: HFTokenizer) -> None:
     loud.clean_up_tokenization_spaces = True
     for tokenizer in (hf, HFTokenizer(loud)):
         assert tokenizer.decode(tokenizer.encode("It is 42 , or so . n't")) == "It is 42 , or so . n't"
+
+
+def test_ids_that_only_the_model_has_are_the_policy_s_and_unreadable(tmp_path: Path) -> None:
+    fast = hugging_face()
+    fast.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": len(fast) + 5}), "utf-8")
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.vocab_size, count_text_ids(tokenizer)) == (len(fast) + 5, len(fast))
+    four, two = tokenizer.encode("4"), tokenizer.encode("2")
+    assert tokenizer.decode([*four, len(fast), len(fast) + 4, *two, tokenizer.eos_id]) == "4\ufffd\ufffd2"
+    mdp = TokenMDP(Sums(), tokenizer)
+    state = mdp.start_conversation(mdp.environment.task("train", 0))
+    mdp.append_turn(state, [*four, len(fast), tokenizer.eos_id])
+    assert mdp.verify(state).score == 0
+    state = mdp.start_conversation(mdp.environment.task("train", 0))
+    with pytest.raises(EnvError, match=f"allowed: 0 to {len(fast) + 4}"):
+        mdp.append_turn(state, [len(fast) + 5, tokenizer.eos_id])
 
 
 def test_turns_of_the_toys_are_marked() -> None:
