@@ -148,9 +148,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def process_unchanged() -> Iterator[None]:
-    """A test that leaves this process with another limit, or with classes that transformers and accelerate change, would break later ones."""
-    before = resource.getrlimit(resource.RLIMIT_CPU)
+    """A test that leaves this process with another limit, or with classes that transformers and accelerate change, would break later ones.
+
+    A run that starts a cluster of its own asks Ray for a token, for the rest of its process: taken back here.
+    """
+    before, ray_auth_mode = resource.getrlimit(resource.RLIMIT_CPU), os.environ.get("RAY_AUTH_MODE")
     yield
+    if ray_auth_mode is None:
+        os.environ.pop("RAY_AUTH_MODE", None)
     assert resource.getrlimit(resource.RLIMIT_CPU) == before
     if transformers := sys.modules.get("transformers.modeling_utils"):
         assert transformers.PreTrainedModel.tie_weights.__name__ == "tie_weights"
