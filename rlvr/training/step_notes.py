@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rlvr.config.config import RunConfig
+from rlvr.contracts.algorithm import Algorithm
 from rlvr.episode import Episode
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.bottleneck import find_bottleneck
@@ -62,11 +63,12 @@ class UnusualMetricNotes(Callback):
     ['step 3 changed nothing: ...']
     """
 
-    def __init__(self, config: RunConfig, console: Console | None = None) -> None:
+    def __init__(self, config: RunConfig, console: Console | None = None, algorithm: Algorithm | None = None) -> None:
+        """`algorithm`: that of the run; None: the one that the configuration names."""
         self.config, self.console = config, console or Console(quiet=True)
         self._printed_kinds: set[str] = set()
         self._times: deque[Mapping[str, Any]] = deque(maxlen=SPEED_WINDOW_STEPS)
-        algorithm = build_from_config("algorithm", config.algorithm)
+        algorithm = build_from_config("algorithm", config.algorithm) if algorithm is None else algorithm
         settings = {name: value for name, value, _ in algorithm.describe_settings()}
         self._wastes_zero_variance = algorithm.traits.skips_zero_variance and config.data is None
         """True if a group with equal scores gives no gradient, so that other sampling would help."""

@@ -561,7 +561,7 @@ def make_callbacks(trainer: Trainer, console: Console) -> list[Callback]:
     return [
         RunLogWriter(trainer.run_log),
         Trackers(trainer.accelerator, trainer.config, trainer.folder),
-        UnusualMetricNotes(trainer.config, console),
+        UnusualMetricNotes(trainer.config, console, trainer.algorithm),
         ProgressLine(console),
         RewardCurve(console),
         health,  # before the checkpoints, which a step in doubt does not get
