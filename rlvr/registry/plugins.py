@@ -363,19 +363,21 @@ def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def check_settings(
     kind: str, name: str, known_settings: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], hints: Mapping[str, str] = NO_HINTS
 ) -> None:
-    """Raise ConfigError for an unknown setting, with how it is written here (the plugin's `setting_hints`), or the nearest known one, or
-    the plugins of the kind that have it.
+    """Raise one ConfigError for all unknown settings, each with how it is written here (the plugin's `setting_hints`), or the nearest
+    known one, or the plugins of the kind that have it.
     """
-    for key in settings:
-        if key not in known_settings:
-            hint = hints.get(key) or explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)
-            others = [] if "did you mean" in hint else [f"`{other}`" for other in find_plugins_with_setting(kind, key)]
-            if len(others) > MAX_PLUGINS_SHOWN:
-                others[MAX_PLUGINS_SHOWN:] = [f"{len(others) - MAX_PLUGINS_SHOWN} more"]
-            if others:
-                named = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
-                hint += f"; {named} {'has' if len(others) == 1 else 'have'} it"
-            raise ConfigError(f"{kind} {name!r} has no setting {key!r}; {hint}")
+    found = []
+    for key in (key for key in settings if key not in known_settings):
+        hint = hints.get(key) or explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)
+        others = [] if "did you mean" in hint else [f"`{other}`" for other in find_plugins_with_setting(kind, key)]
+        if len(others) > MAX_PLUGINS_SHOWN:
+            others[MAX_PLUGINS_SHOWN:] = [f"{len(others) - MAX_PLUGINS_SHOWN} more"]
+        if others:
+            named = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+            hint += f"; {named} {'has' if len(others) == 1 else 'have'} it"
+        found.append(f"{key!r}; {hint}")
+    if found:
+        raise ConfigError(f"{kind} {name!r} has no setting {'; and no '.join(found)}")
 
 
 def find_plugins_with_setting(kind: str, setting: str) -> list[str]:

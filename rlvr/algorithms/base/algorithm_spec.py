@@ -17,7 +17,7 @@ from rlvr.algorithms.base.settings import (
     check_setting_value,
     coerce_setting,
     find_inactive_settings,
-    format_unknown_setting,
+    format_unknown_settings,
 )
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import load_factory
@@ -107,9 +107,8 @@ class AlgorithmSpec:
         """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
         spec = self.replace_components(given)
         given = {key: f"{value.__module__}:{value.__qualname__}" if inspect.isfunction(value) else value for key, value in given.items()}
-        for key, value in given.items():
-            if key not in spec.default_settings:
-                raise ConfigError(format_unknown_setting(self.name, key, value, spec.default_settings))
+        if unknown := {key: value for key, value in given.items() if key not in spec.default_settings}:
+            raise ConfigError(format_unknown_settings(self.name, unknown, spec.default_settings))
         chosen = {key: coerce_setting(key, value, spec.setting_types[key]) for key, value in given.items()}
         settings = spec.default_settings | chosen
         for key, value in settings.items():

@@ -17,6 +17,7 @@ from rlvr.algorithms.functions.preferences import PREFERENCE_LOSSES
 from rlvr.algorithms.functions.surrogate import RATIO_LEVELS
 from rlvr.algorithms.functions.turn_advantages import BASELINES, TURN_COMPARISONS
 from rlvr.errors import ConfigError, format_suggestion
+from rlvr.hints import explain_plugin_setting
 
 INFINITY = math.inf
 OtherSettings = Mapping[str, Any]
@@ -179,18 +180,29 @@ SETTING_REPLACEMENTS: Mapping[str, str] = {
     "normalize_then_sum": "choose the advantage of gdpo: advantage=gdpo",
 }
 """Settings that an algorithm may lack, and their replacements."""
-TRL_LOSS_TYPES = ("grpo", "dapo", "dr_grpo", "bnpo", "luspo")
+TRL_LOSS_ALGORITHMS = ("grpo", "dapo", "dr_grpo")
+"""TRL's values of `loss_type` that are algorithms here, by the same names."""
+TRL_LOSS_TYPES = (*TRL_LOSS_ALGORITHMS, "bnpo", "luspo")
 
 
-def format_unknown_setting(algorithm: str, name: str, value: Any, known: Mapping[str, Any]) -> str:
-    """Format the error message for a setting that an algorithm does not have."""
+def format_unknown_settings(algorithm: str, unknown: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """Format the error message for settings that an algorithm does not have, given with their values."""
+    idle = [name for name in unknown if name in SETTINGS and name not in SETTING_REPLACEMENTS]
+    foreign = [f"{name!r}; {_explain_unknown_setting(name, value, known)}" for name, value in unknown.items() if name not in idle]
+    without_effect = [
+        f"{name}={unknown[name]!r} has no effect in {algorithm!r}, which has no such setting; remove it. Allowed: {', '.join(known)}"
+        for name in idle
+    ]
+    return "; and ".join([*([f"algorithm {algorithm!r} has no setting {'; and no '.join(foreign)}"] if foreign else []), *without_effect])
+
+
+def _explain_unknown_setting(name: str, value: Any, known: Mapping[str, Any]) -> str:
     if name == "loss_type" and value in TRL_LOSS_TYPES:
-        return f"loss_type {value!r} names a whole recipe; choose it by algorithm name, or set loss_aggregation ({', '.join(AGGREGATIONS)})"
+        made = f", rlvr.make_algorithm({value!r})" if value in TRL_LOSS_ALGORITHMS else ""
+        return f"{value!r} names a whole recipe; choose it by algorithm name{made}, or set loss_aggregation ({', '.join(AGGREGATIONS)})"
     if name in SETTING_REPLACEMENTS:
-        return f"algorithm {algorithm!r} has no setting {name!r}; {SETTING_REPLACEMENTS[name]}"
-    if name in SETTINGS:
-        return f"{name}={value!r} has no effect in {algorithm!r}, which has no such setting; remove it. Allowed: {', '.join(known)}"
-    return f"algorithm {algorithm!r} has no setting {name!r}; {format_suggestion(name, known)}"
+        return SETTING_REPLACEMENTS[name]
+    return explain_plugin_setting("algorithm", name, known) or format_suggestion(name, known)
 
 
 def coerce_setting(name: str, value: Any, kind: str) -> Any:
