@@ -22,12 +22,13 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from rlvr.config.hub import is_model_folder
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError
-from rlvr.hints import PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keyword
+from rlvr.hints import ANSWER_COLUMNS, PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keyword
 from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import (
     is_data,
@@ -197,7 +198,7 @@ def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
 
     Args:
         verifier: a name (`rlvr.list("verifier")`), a mapping with a name and settings or with weights ({"symbolic": 0.9, "format": 0.1}),
-            a list (equal weights), a class, a verifier, or a function: `f(answer, reference)`, or TRL's
+            a list (equal weights, or `weights=[1.0, 0.2]`), a class, a verifier, or a function: `f(answer, reference)`, or TRL's
             `f(prompts, completions, **columns)`. The score of several is their weighted mean.
         settings: the settings of the verifier, such as `tolerance=0.01`; of a function, its own keywords.
 
@@ -235,6 +236,7 @@ def make_algorithm(algorithm: str | Mapping[str, Any] | type | Algorithm, /, **s
     >>> make_algorithm("grpo", beta=0.0).beta
     0.0
     """
+    settings = translate_keywords("make_algorithm", settings, keep=_list_parameters("algorithm", algorithm))
     return _check_made(Algorithm, _make("algorithm", algorithm, settings))
 
 
@@ -318,6 +320,9 @@ def verify(
     1.0
     """
     target = verifier if verifier is not None or not given else given[0]
+    words = [word for word in ANSWER_COLUMNS if word in settings and word not in _list_parameters("verifier", target)]
+    if words and answer is not None and reference is None:  # the words of verifiers: completion=what the policy wrote, answer=the gold
+        answer, reference = settings.pop(words[0]), answer
     for word, own in SYNONYMS["verify"].items():
         if word in settings and word not in _list_parameters("verifier", target):
             if own == "verifier" and verifier is None:
@@ -344,10 +349,16 @@ def verify(
         raise TypeError(f"rlvr.verify got {len(given)} arguments in order, and takes {', '.join(names)}; the call is {VERIFY_CALL}")
     if missing := [name for name in ("verifier", "answer") if values[name] is None]:
         raise TypeError(f"rlvr.verify got no {missing[0]}; the call is {VERIFY_CALL}")
+    if settings and isinstance(values["verifier"], Verifier):
+        raise TypeError(
+            f"rlvr.verify has no argument {next(iter(settings))!r}, and a setting of the verifier is given when it is made; the call is "
+            "rlvr.verify(verifier, answer=..., reference=...)"
+        )
     try:
         made = make_verifier(values["verifier"], **settings)
     except NotFound as error:
-        raise NotFound(f"{error}; the call is {VERIFY_CALL}" if "no verifier" in str(error) else str(error)) from None
+        two_texts = "two texts alone are compared by rlvr.verify(answer=..., reference=...)"
+        raise NotFound(f"{error}; the call is {VERIFY_CALL}; {two_texts}" if "no verifier" in str(error) else str(error)) from None
     except ConfigError as error:
         typos = [key for key in settings if difflib.get_close_matches(key, ("answer", "reference", "verifier", "prompt", "meta"), 1, 0.75)]
         if not typos:
@@ -370,7 +381,8 @@ def _are_answer_and_reference(given: Sequence[Any], values: Mapping[str, Any]) -
         return False
     if re.search(r"\.py(:|$)", given[0]):
         return False
-    return not difflib.get_close_matches(given[0], [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6)
+    is_name = re.fullmatch(r"[\w:.-]+", given[0]) is not None
+    return not (is_name and difflib.get_close_matches(given[0], [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6))
 
 
 @overload
@@ -460,7 +472,7 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
     from rlvr.models.model_loading import load_model as load
 
     if isinstance(model, str | Path):
-        if not _is_model_folder(model) and _is_model_folder(Path(model) / "checkpoints" / "last"):
+        if not is_model_folder(model) and is_model_folder(Path(model) / "checkpoints" / "last"):
             model = Path(model) / "checkpoints" / "last"
         config = ModelConfig.model_validate({"path": str(model), "dtype": dtype})
         return LoadedModel(load(config).to(resolve_device()), load_tokenizer(str(model) if tokenizer is None else tokenizer))
@@ -478,8 +490,8 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
 @accept_synonyms
 @add_usage_to_errors
 def train(
-    recipe: str | Path | Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | Sequence[str] | None = None,
+    recipe: Any = None,
+    settings: Any = None,
     *,
     model: Any = None,
     tokenizer: Any = None,
@@ -495,13 +507,14 @@ def train(
     """Train a policy and return the report of the run (`accuracy_before`, `accuracy_after`, `run`).
 
     Args:
-        recipe: the name of a recipe (`rlvr list recipes`), a YAML file, or a mapping; None: everything comes from the keywords.
-        settings: what replaces the recipe's values, by dotted key: {"train.steps": 5}.
+        recipe: the name of a recipe (`rlvr list recipes`), a YAML file, or a mapping; None: everything comes from the keywords. Or the
+            model, as in `evaluate`.
+        settings: what replaces the recipe's values, by dotted key: {"train.steps": 5}. After a model: the environment, or data.
         model: a folder, a Hub id, or a model object.
         tokenizer: the tokenizer of a model object.
         env: an environment, as in `make_env`.
         data: questions with answers instead of an environment: a file, a list of dicts, a data frame, a `datasets.Dataset`.
-        verifier: with `data`: how answers are scored, as in `make_verifier`.
+        verifier: with `data`, or an environment by name: how answers are scored, as in `make_verifier`.
         algorithm: an algorithm, as in `make_algorithm`.
         callbacks: objects with methods such as `on_step_end`; see `rlvr.Callback`.
         out: the run folder; it must not exist yet.
@@ -509,17 +522,14 @@ def train(
         sections: keys of the sections `train` and `rollout`, such as `steps=5, learning_rate=1e-5, num_generations=4`; and whole sections,
             such as `eval={"tasks": 100}`.
     """
-    from rlvr.training.run_inputs import check_setting_names
+    from rlvr.training.run_inputs import check_setting_names, name_arguments
 
+    recipe, settings, model, env, data = name_arguments(recipe, settings, model, env, data)
     check_setting_names(algorithm, sections, on_data=data is not None)  # before the slow imports
     from rlvr.training.trainer import Trainer
 
     if not isinstance(resume, bool):
         raise ConfigError(f"resume is {resume!r}; it must be True or False, and the run to resume is named by out=")
-    if isinstance(settings, builtins.list) and settings and isinstance(settings[0], Mapping):
-        raise ConfigError("the second argument is data, and the first is a recipe; write rlvr.train(model=..., data=..., verifier=...)")
-    if recipe is not None and model is None and _is_model_folder(recipe):
-        raise ConfigError(f"the recipe {str(recipe)!r} is the folder of a model; write rlvr.train(model={str(recipe)!r}, env=...)")
     with Trainer(
         recipe,
         settings,
@@ -618,7 +628,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; the folder of a model, which is sampled with `hf`; a model object; or a
             function from the text of a prompt, or from `messages` and `tools`, to a turn. The policy may also come first.
         tokenizer: the tokenizer of a model object.
-        verifier: with data: how answers are scored, as in `make_verifier`.
+        verifier: with data, or an environment by name: how answers are scored, as in `make_verifier`.
         settings: `n` answers for each task, `tasks` or `limit` (their number), `temperature`, `system`, `out`, ..., see
             `rlvr.evaluation.evaluate.evaluate`; and with data those of its environment, such as tools=[...], max_turns=4.
 
@@ -639,9 +649,9 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     env, policy = unwrap_environment(env), unwrap_environment(policy)
     if _is_policy(env) and not _is_policy(policy):
         env, policy = policy, env
-    if isinstance(policy, str | Path) and _is_model_folder(policy):
+    if isinstance(policy, str | Path) and is_model_folder(policy):
         policy = f"hf:{policy}"
-    elif isinstance(policy, str | Path) and _is_model_folder(Path(policy) / "checkpoints" / "last"):
+    elif isinstance(policy, str | Path) and is_model_folder(Path(policy) / "checkpoints" / "last"):
         policy = f"hf:{Path(policy) / 'checkpoints' / 'last'}"
     if _is_suite(env):
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
@@ -650,8 +660,12 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         own = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
         env = make_data_env(env, verifier=verifier, **held, **own)
         settings, verifier = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}, None
-    elif isinstance(env, type):
-        env = make_env(env)
+    elif isinstance(env, type) or (verifier is not None and _names_environment(env)):
+        scored = {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
+        settings["settings"] = {**(settings.get("settings") or {}), **scored}
+        if isinstance(env, type) or isinstance(scored["verifier"], Verifier):  # else the plan of the evaluation names it
+            env = make_env(env, **settings.pop("settings"))
+        verifier = None
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
         from rlvr.rollout.hang_watchdog import abort_on_hang
         from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
@@ -661,7 +675,10 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
     if verifier is not None:
-        raise ConfigError("verifier goes with data, and env is no data; set it on the environment: rlvr.make_env(name, verifier=...)")
+        raise ConfigError(
+            "verifier goes with data, or with the name of an environment, and env is neither; set it on the environment: "
+            "rlvr.make_env(name, verifier=...)"
+        )
     if of_data := [name for name in list_evaluated_data_settings() if name in settings]:
         if names_data_source(env):
             raise ConfigError(f"{of_data[0]} needs a verifier beside the data file {str(env)!r}; give verifier='symbolic', or another")
@@ -677,8 +694,11 @@ def list_evaluated_data_settings() -> builtins.list[str]:
     return [name for name in list_data_settings() if name not in ("system", "split", "limit", "holdout", "test")]
 
 
-def _is_model_folder(value: Any) -> bool:
-    return isinstance(value, str | Path) and (Path(value) / "config.json").is_file()
+def _names_environment(value: Any) -> bool:
+    """Whether a value is the name of an environment, `path/to/file.py:Object`, or a mapping with one."""
+    if isinstance(value, Mapping):
+        return "name" in value
+    return isinstance(value, str) and (value in list("env") or bool(re.search(r"\.py:\w+$", value)))
 
 
 def _is_suite(value: Any) -> bool:
@@ -697,7 +717,7 @@ def _is_policy(value: Any) -> bool:
         return True
     if isinstance(value, type | Environment | Verifier) or is_rows(value):
         return False
-    return callable(value) or isinstance(value, Sampler | LoadedModel) or _is_model_folder(value)
+    return callable(value) or isinstance(value, Sampler | LoadedModel) or is_model_folder(value)
 
 
 @add_usage_to_errors

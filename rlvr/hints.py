@@ -233,6 +233,11 @@ SOLUTION_COLUMNS = ("solution",)
 ANSWER_COLUMNS = ("completion", "response", "output", "prediction", "generation", "model_answer")
 """Usual names of the column with what a model answered."""
 
+VERIFIER_WORDS = (
+    *("reward", "rewards", "reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_functions"),
+    *("rubric", "scorer"),
+)
+"""Keywords for the verifier in calls of other libraries."""
 CONFIG_KEYS: Mapping[str, str] = {
     "batch_size": "rollout.prompts_per_step, the prompts of one training step; num_generations is how often each is answered",
     "beta": "algorithm.beta",
@@ -316,13 +321,14 @@ _VERIFIER = "verifier="
 _FEW_SHOT = "rlvr.evaluate(rlvr.make_env(data, shots=5), policy=...)"
 _VERIFIED_LATER = "the answer and the reference are given when it is verified: rlvr.verify(verifier, answer=..., reference=...)"
 _SAMPLED_LATER = "how to sample is said where it is done: rlvr.evaluate(env, policy, temperature=0.7, max_new_tokens=512)"
+_OF_THE_RUN = "it is a setting of the run: rlvr.train(model=..., env=..., algorithm=..., {}), or the same keyword of rlvr.Trainer"
 _PUSHED = "the trained model is a folder: rlvr.load_model(folder).model.push_to_hub(name)"
 KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "train": {
         **{name: _write_keyword(key) for name, key in CONFIG_KEYS.items() if name != "lora"},
         **dict.fromkeys(("dataset", "train_dataset"), "data="),
         **dict.fromkeys(("log_dir", "logging_dir", "output_dir", "run_name", "save_dir"), "out="),
-        **dict.fromkeys(("reward_fn", "reward_func", "reward_funcs", "rubric", "scorer"), _VERIFIER),
+        **dict.fromkeys(VERIFIER_WORDS, _VERIFIER),
         **dict.fromkeys(("hub_model_id", "push_to_hub"), _PUSHED),
         **dict.fromkeys(("resume_from", "resume_from_checkpoint"), "out='runs/a', resume=True"),
         "algo": "algorithm=",
@@ -383,9 +389,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("completions", "responses", "outputs", "predictions", "answer"), "answers=, what the policy wrote"),
         **dict.fromkeys(("targets", "golds", "labels", "solutions", "ground_truths", "reference"), "references=, the right answers"),
         **dict.fromkeys(("questions", "problems", "inputs"), "prompts=, the questions"),
-        "reward_fn": _VERIFIER,
-        "scorer": _VERIFIER,
-        "rubric": _VERIFIER,
+        **dict.fromkeys(VERIFIER_WORDS, _VERIFIER),
     },
     "Learner": {
         "algo": "algorithm=",
@@ -421,6 +425,12 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
             "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact')",
         ),
     },
+    "Verdict": {
+        **dict.fromkeys(("value", "reward", "correct"), "score="),
+        **dict.fromkeys(("explanation", "message", "rationale", "feedback"), "reason="),
+        **dict.fromkeys(("metadata", "info", "details"), "detail="),
+        "answer": "a verdict has no answer: what was compared belongs into reason=",
+    },
     "SamplingParams": {
         **dict.fromkeys(("max_tokens", "max_new_tokens"), "the limit is given with the request: rlvr.Request(token_ids, 32)"),
         **dict.fromkeys(("n", "seed"), "rlvr.generate(policy, prompts, n=4, seed=1, temperature=0.8) takes prompts as texts"),
@@ -450,7 +460,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("num_tasks", "max_samples"), "limit="),
         **dict.fromkeys(("max_tokens", "max_completion_length", "max_new_tokens", "temperature"), _SAMPLED_LATER),
         **dict.fromkeys(("prompt_template", "template", "prompt"), "question='Q: {input}', with columns of the data in braces"),
-        **dict.fromkeys(("rubric", "scorer", "reward_fn", "reward_func", "reward_funcs"), _VERIFIER),
+        **dict.fromkeys(VERIFIER_WORDS, _VERIFIER),
         **dict.fromkeys(("system_prompt", "system_message"), "system="),
         **dict.fromkeys(("answer", "target", "ground_truth"), "reference="),
         **dict.fromkeys(("eval_dataset", "test_dataset", "test_data"), "test="),
@@ -471,7 +481,12 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("discount", "discount_factor"), "gamma="),
         **dict.fromkeys(("ppo_epochs", "num_ppo_epochs", "update_epochs"), "num_iterations="),
         **dict.fromkeys(("value_loss_coef", "vf_coeff"), "vf_coef="),
-        **dict.fromkeys(("lr", "learning_rate"), "the learning rate is the trainer's: rlvr.train(model=..., env=..., learning_rate=1e-6)"),
+        **dict.fromkeys(("lr", "learning_rate"), _OF_THE_RUN.format("learning_rate=1e-6")),
+        **dict.fromkeys(("group_size", "num_generations", "num_return_sequences"), _OF_THE_RUN.format("num_generations=8")),
+        **dict.fromkeys(("batch_size", "train_batch_size", "prompts_per_step"), _OF_THE_RUN.format("prompts_per_step=8")),
+        **dict.fromkeys(("max_steps", "num_steps", "steps"), _OF_THE_RUN.format("steps=10")),
+        **dict.fromkeys(("max_tokens", "max_new_tokens", "max_completion_length"), _OF_THE_RUN.format("max_new_tokens=256")),
+        **{name: _OF_THE_RUN.format(f"{name}={value}") for name, value in (("temperature", 1.0), ("max_grad_norm", 1.0))},
     },
     "make_sampler": {
         **dict.fromkeys(("base_url", "api_base", "endpoint"), "url="),

@@ -11,18 +11,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import ANSWER_COLUMNS, shorten_traceback
+from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, shorten_traceback
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_VERIFIER = dict.fromkeys(("reward_func", "reward_funcs", "reward_fn", "rubric", "scorer"), "verifier")
+_VERIFIER = dict.fromkeys(VERIFIER_WORDS, "verifier")
 _LENGTH = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
+_CLIPPED_AND_REGULARIZED = {"kl_coef": "beta", "clip_range": "epsilon"}
 REFERENCE_WORDS = ("target", "gold", "ground_truth", "solution", "label", "expected", "tests")
 """Keywords for the reference in calls of other libraries."""
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "train": {
         **_VERIFIER,
         **_LENGTH,
+        **_CLIPPED_AND_REGULARIZED,
         "algo": "algorithm",
         "dataset": "data",
         "environment": "env",
@@ -68,6 +70,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "system_prompt": "system",
     },
     "verify": {**_VERIFIER, **dict.fromkeys(ANSWER_COLUMNS, "answer"), **dict.fromkeys(REFERENCE_WORDS, "reference"), "question": "prompt"},
+    "make": _LENGTH,
+    "make_algorithm": _CLIPPED_AND_REGULARIZED,
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""
@@ -94,13 +98,14 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
 
 def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Join TRL's two lists, of reward functions and of their weights, to a mapping."""
-    weights, functions = given.get("reward_weights"), given.get("reward_funcs")
+    weights, word = given.get("reward_weights"), next((word for word in (*VERIFIER_WORDS, "verifier") if word in given), "")
+    functions = given.get(word)
     if call != "train" or weights is None or not isinstance(functions, Sequence) or isinstance(functions, str):
         return given
     if len(weights) != len(functions):
-        raise ConfigError(f"there are {len(functions)} reward_funcs and {len(weights)} reward_weights; give a weight for each function")
+        raise ConfigError(f"there are {len(functions)} {word} and {len(weights)} reward_weights; give a weight for each function")
     rest = {name: value for name, value in given.items() if name != "reward_weights"}
-    return {**rest, "reward_funcs": dict(zip(functions, weights, strict=True))}
+    return {**rest, word: dict(zip(functions, weights, strict=True))}
 
 
 def _are_names(value: Any) -> bool:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NoReturn, NotRequired, TypedDict
 
-from rlvr.hints import Hinted, add_usage_to_errors
+from rlvr.hints import Hinted, add_usage_to_constructor_errors, add_usage_to_errors
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
@@ -125,6 +125,7 @@ EXTRACTED_HINT = (
 )
 
 
+@add_usage_to_constructor_errors
 @dataclass(frozen=True, slots=True)
 class Verdict(Hinted):
     """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.

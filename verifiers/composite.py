@@ -27,14 +27,17 @@ class Composite(Verifier):
 
     examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
-    def __init__(self, *, components: Mapping[Any, Any] = DEFAULT_COMPONENTS) -> None:
+    def __init__(self, *, components: Mapping[Any, Any] | Sequence[Mapping[str, Any]] = DEFAULT_COMPONENTS) -> None:
         """Set the component verifiers and their weights.
 
         Args:
             components: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
                 or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}. With a weight, a function, a
-                class or a verifier may stand for the name; its component has the name of the function or the class.
+                class or a verifier may stand for the name; its component has the name of the function or the class. Or a list of such
+                mappings, whose components are named after their verifiers.
         """
+        if isinstance(components, Sequence) and not isinstance(components, str) and components:
+            components = dict(zip(_name_components([_get_verifier(part) for part in components]), components, strict=True))
         if not isinstance(components, Mapping) or not components:
             raise ConfigError(f"parts is {components!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")
         components = {
@@ -105,22 +108,27 @@ class Composite(Verifier):
 
 
 def _name_components(parts: Iterable[Any]) -> list[str]:
-    """Return a name for each component; those of functions with one name, such as lambdas, are numbered: f, f_2.
+    """Return a name for each component; those with one name, such as lambdas, are numbered: f, f_2.
 
-    >>> _name_components(["exact", lambda answer: 1, lambda answer: 0])
-    ['exact', 'lambda', 'lambda_2']
+    >>> _name_components(["exact", lambda answer: 1, lambda answer: 0, "exact"])
+    ['exact', 'lambda', 'lambda_2', 'exact_2']
     """
     parts = list(parts)
-    taken, names = {part for part in parts if isinstance(part, str)}, list[str]()
+    reserved, names = {part for part in parts if isinstance(part, str)}, list[str]()
     for part in parts:
         label = name = get_plugin_label(part)
         number = 1
-        while name in taken and not isinstance(part, str):
+        while name in names or (name in reserved and name != part):
             number += 1
             name = f"{label}_{number}"
-        taken.add(name)
         names.append(name)
     return names
+
+
+def _get_verifier(component: Any) -> Any:
+    """Return what names the verifier of a component of a list."""
+    verifier = component.get("verifier") if isinstance(component, Mapping) else component
+    return verifier.get("name", "mix") if isinstance(verifier, Mapping) else verifier
 
 
 def _parse_weight(name: str, component: Any) -> float:

@@ -33,7 +33,7 @@ class RewardFunctionError(RlvrError):
 class FunctionVerifier(Verifier):
     """Scores with a function of yours: its return value is the score.
 
-    `f(answer, reference)` returns a number from 0 to 1, True or False, or None for *not scored*. A reward function of TRL,
+    `f(answer, reference)` returns a number from 0 to 1, True or False, None for *not scored*, or a verdict. A reward function of TRL,
     `f(prompts, completions, **columns) -> list`, works too.
 
     >>> import rlvr
@@ -76,6 +76,8 @@ class FunctionVerifier(Verifier):
             returned = self._call(text, task.reference, task.question, task.meta)
         except (AttributeError, LookupError, NameError, TypeError) as error:  # those of a wrong idea of the arguments
             raise RewardFunctionError(self._describe_error(error), is_certain=self._is_certain(error)) from error
+        if isinstance(returned, Verdict):
+            return returned
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         low, high = self.score_range
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
@@ -83,11 +85,12 @@ class FunctionVerifier(Verifier):
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
             return Verdict(None, f"{self.name} returned {value!r:.80}; it must return a number, True, False or None", fault=Fault.INFRA)
         number = float(value)
+        named = self.name if self.name.isidentifier() else "function"  # a lambda has no name to write
         if not low <= number <= high:  # NaN too
             return Verdict(
                 None,
                 f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or give the lowest and the highest value that it "
-                f"can return: rlvr.make_verifier({self.name}, score_range=(LOWEST, HIGHEST)), which become the scores 0 and 1",
+                f"can return: rlvr.make_verifier({named}, score_range=(LOWEST, HIGHEST)), which become the scores 0 and 1",
                 fault=Fault.INFRA,
                 detail={"out_of_range": True},
             )
@@ -109,7 +112,8 @@ class FunctionVerifier(Verifier):
             return False
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         was_called = any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
-        return "string indices must be integers" in str(error) or (code is not None and not was_called)
+        is_wrong_call = "string indices must be integers" in str(error) or str(error).startswith("rlvr.Verdict: ")
+        return is_wrong_call or (code is not None and not was_called)
 
 
 make = FunctionVerifier

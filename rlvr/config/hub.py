@@ -6,6 +6,7 @@ import json
 import re
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 
@@ -15,6 +16,11 @@ CONFIG_FILE_PATTERNS = ("*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
 """The files of a tokenizer and a configuration."""
 IGNORED_FILE_PATTERNS = ("original/*", "onnx/*", "gguf/*", "coreml/*", "flax_model*", "tf_model*")
 """Weights in other formats, which are not downloaded."""
+
+
+def is_model_folder(value: Any) -> bool:
+    """Return whether a value names a folder with a model."""
+    return isinstance(value, str | Path) and (Path(value) / "config.json").is_file()
 
 
 @lru_cache(maxsize=64)

@@ -96,7 +96,7 @@ class Verifier(Plugin, ABC):
         """Score one answer by hand: the short form of `verify(Task(prompt, reference, meta=meta), answer)`.
 
         Args:
-            answer: the completion of the policy, with the answer in it.
+            answer: the completion of the policy, with the answer in it; beside `completion`, the right answer.
             reference: the right answer; or one of its names in other libraries, such as target, solution and tests.
             prompt: the question, for verifiers that read it.
             meta: further columns of the task, for verifiers that read them.
@@ -106,6 +106,8 @@ class Verifier(Plugin, ABC):
         1.0
         """
         columns = {*meta} if "*" in self.columns else {*self.columns}
+        if "completion" in meta and answer is not None and reference is None:
+            answer, reference = meta.pop("completion"), answer
         if reference is None and (word := next((name for name in REFERENCE_WORDS if name in meta), "")):
             reference = meta[word] if word in columns else meta.pop(word)
         if answer is None and "completion" in meta:

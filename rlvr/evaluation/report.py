@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pandas
 
 METRIC_LABELS = {"pass_at": "pass@k", "pass_all": "pass^k", "maj_at": "maj@k", "best_at": "best@k"}
+MAX_REASON_CHARACTERS = 600
+"""How much of a reason is printed: the cause may stand at its end."""
 MAX_PRINTED_REASONS = 3
 """The maximum of printed reasons for missing scores."""
 TRUNCATION_MESSAGES = {
@@ -238,7 +240,7 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
             f"--retry samples them again, --allow-unscored shows the score of the rest"
         )
     shown = list(env.reasons.items())[:MAX_PRINTED_REASONS]
-    lines += [f"{env.name}: {count} unscored: {_to_one_line(reason):.120}" for reason, count in shown]
+    lines += [f"{env.name}: {count} unscored: {_to_one_line(reason):.{MAX_REASON_CHARACTERS}}" for reason, count in shown]
     if rest := env.unscored - sum(count for _, count in shown):
         lines.append(f"{env.name}: {rest} unscored for {len(env.reasons) - len(shown)} other reasons")
     if env.missing:

@@ -100,12 +100,12 @@ def to_verifier(verifier: Any, settings: Mapping[str, Any] | None = None) -> Any
     if isinstance(verifier, str):
         verifier = VERIFIERS.get(verifier, verifier)
     if isinstance(verifier, Sequence) and not isinstance(verifier, str):
-        if not verifier:
-            raise ConfigError("the list of verifiers is empty; give at least one")
-        return to_verifier(verifier[0] if len(verifier) == 1 else dict.fromkeys(verifier, 1.0), settings)
+        return _weigh_verifiers(verifier, settings)
     if isinstance(verifier, str | type):
         return build("verifier", verifier, **settings)
     if isinstance(verifier, Mapping):
+        if settings and not all(isinstance(key, str) for key in verifier):
+            raise _make_mix_error(settings)
         return build_from_config("verifier", {**verifier, **settings})
     if isinstance(verifier, Verifier):
         if settings:
@@ -119,6 +119,33 @@ def to_verifier(verifier: Any, settings: Mapping[str, Any] | None = None) -> Any
     own, rest = _split_function_settings(verifier, settings)
     return build(
         "verifier", "function", function=functools.wraps(verifier)(functools.partial(verifier, **own)) if own else verifier, **rest
+    )
+
+
+def _weigh_verifiers(verifiers: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Build the weighted mean of a list of verifiers, or of mappings {"verifier": ..., "weight": ...}; of a single one, itself."""
+    if not verifiers:
+        raise ConfigError("the list of verifiers is empty; give at least one")
+    rest = {name: value for name, value in settings.items() if name != "weights"}
+    given = settings.get("weights")
+    if given is not None and (not isinstance(given, Sequence) or isinstance(given, str) or len(given) != len(verifiers)):
+        raise ConfigError(f"weights is {given!r:.80}, and there are {len(verifiers)} verifiers; give a list with the weight of each")
+    parts = [dict(part) if isinstance(part, Mapping) and "verifier" in part else {"verifier": part} for part in verifiers]
+    if len(parts) == 1 and parts[0].keys() == {"verifier"}:
+        return to_verifier(parts[0]["verifier"], rest)
+    if rest:
+        raise _make_mix_error(rest)
+    if given is not None:
+        if any("weight" in part for part in parts):
+            raise ConfigError("weights is given, and a verifier of the list has a weight of its own; give one of them")
+        parts = [{**part, "weight": weight} for part, weight in zip(parts, given, strict=True)]
+    return build("verifier", "composite", components=[{**part, "verifier": to_verifier_setting(part["verifier"])} for part in parts])
+
+
+def _make_mix_error(settings: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        f"a mean of several verifiers has no setting {next(iter(settings))!r}; weights are given as rlvr.make_verifier([f, g], "
+        "weights=[1.0, 0.2]), and a setting goes to its part: rlvr.make_verifier([f, {'name': 'numeric', 'tolerance': 0.1}])"
     )
 
 

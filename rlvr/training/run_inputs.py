@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr.config import hub
 from rlvr.config.config import LogConfig, RunConfig, load_config, validate_config
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.rollout import RolloutConfig
@@ -23,8 +24,16 @@ from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.hints import explain_keyword
 from rlvr.mdp.answer_faults import smoke_test_verifier
-from rlvr.mdp.task_data import DATA_ENV, list_data_settings, make_data_env, to_verifier_setting, unwrap_environment
-from rlvr.registry.plugins import get_parameters, load_factory
+from rlvr.mdp.task_data import (
+    DATA_ENV,
+    is_rows,
+    list_data_settings,
+    make_data_env,
+    names_data_source,
+    to_verifier_setting,
+    unwrap_environment,
+)
+from rlvr.registry.plugins import build_from_config, get_parameters, load_factory
 from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
 
@@ -76,12 +85,13 @@ def resolve_run_inputs(
         tokenizer: a name, a folder, a Hub id, or a tokenizer object.
         env: a name, a mapping, or an environment object.
         data: data instead of an environment, as in `make_data_env`; or a mapping, the section `data`.
-        verifier: with data: how answers are scored.
+        verifier: with data, or an environment by name: how answers are scored.
         algorithm: a name, a mapping, or an algorithm object.
         sections: sections of the configuration, such as train={"steps": 5}, or seed=1; and keys without their section: of `train`,
             `rollout` and `log` (steps=5, num_generations=8), of the algorithm (beta=0.04), with data those of its environment
             (tools=[...]), and `lora`, the adapter of the model.
     """
+    recipe, settings, model, env, data = name_arguments(recipe, settings, model, env, data)
     if isinstance(data, Mapping):
         sections, data = {"data": data, **sections}, None
     env = unwrap_environment(env)
@@ -92,12 +102,21 @@ def resolve_run_inputs(
         if env is not None:
             raise ConfigError("data and env are both given; data is an environment of its own, so give one of them")
         settings, columns = _split_env_settings(settings)
+        if wrong := next((name for name in ("name", "path", "rows") if name in columns), ""):
+            raise ConfigError(f"env.{wrong} is set, and data is given, which is an environment of its own; give one of them")
         if isinstance(sections.get("reference"), str):  # a column; the section `reference` is a mapping
             columns["reference"] = sections.pop("reference")
         columns = _take(sections, list_data_settings()) | columns
         env = _make_env_of_data(data, _replace_settings(verifier, columns.pop("verifier", None)), columns)
     elif verifier is not None:
-        raise ConfigError("verifier goes with data; set it on the environment: env=rlvr.make_env(name, verifier=...)")
+        if env is None or isinstance(env, Environment):
+            raise ConfigError(
+                "verifier goes with data, or with env as the name of an environment; set it on the environment: "
+                "env=rlvr.make_env(name, verifier=...)"
+            )
+        env, settings = _set_verifier(env, verifier, settings)
+    elif isinstance(env, type):
+        env = build_from_config("env", env)
     algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
     if isinstance(sections.get("report_to"), str):
         sections["report_to"] = [] if sections["report_to"] == "none" else [sections["report_to"]]
@@ -142,18 +161,61 @@ def resolve_run_inputs(
     return RunInputs(_load(recipe, overrides), **objects)
 
 
+def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the arguments of a run, where a model and an environment or data may stand in order, as in `rlvr.evaluate`, in the places of
+    the recipe and of its settings.
+
+    >>> import rlvr
+    >>> loaded = rlvr.LoadedModel(object(), rlvr.load_tokenizer("chars"))
+    >>> name_arguments(loaded, "arithmetic", None, None, None)[2:] == (loaded, "arithmetic", None)
+    True
+    """
+    second = unwrap_environment(settings)
+    names_second = isinstance(second, str | Path | Environment | type) or (isinstance(second, Mapping) and "name" in second)
+    is_override = isinstance(second, Sequence) and all(isinstance(part, str) for part in second)
+    has_data = names_data_source(second) or (is_rows(second) and not is_override)
+    is_hub_id = isinstance(recipe, str) and bool(hub.HUB_ID_PATTERN.fullmatch(recipe)) and not Path(recipe).exists()
+    is_model = isinstance(recipe, LoadedModel) or hub.is_model_folder(recipe) or hasattr(recipe, "named_parameters")
+    if model is not None or not (is_model or (is_hub_id and (names_second or has_data))):
+        if names_second or has_data:
+            raise ConfigError(
+                f"the second argument is {second!r:.80}, and the first is no model; write rlvr.train(model=..., "
+                f"{'data=..., verifier=...' if has_data else 'env=...'})"
+            )
+        return recipe, settings, model, env, data
+    if has_data and data is None:
+        data, settings = second, None
+    elif names_second and env is None:
+        env, settings = second, None
+    elif has_data or names_second:
+        raise ConfigError(f"the second argument is {second!r:.80}, and {'data' if has_data else 'env'}= is given too; give one of them")
+    return None, settings, recipe, env, data
+
+
+def _set_verifier(env: Any, verifier: Any, settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[Any, Any]:
+    """Set the verifier of an environment that is named: a mapping where a configuration can hold it, else an object, with the settings of
+    the run that are its own. Returns it and the other settings.
+    """
+    named = dict(env) if isinstance(env, Mapping) else {"name": env}
+    wanted = to_verifier_setting(verifier)
+    if _is_plain({**named, "verifier": wanted}):
+        return {**named, "verifier": wanted}, settings
+    rest, own = _split_env_settings(settings)
+    made = build_from_config("env", {**named, "verifier": wanted, **own})
+    _try_verifier(made)
+    return made, rest
+
+
 def _take(given: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Remove the keys of that name, except sections of the configuration, and return them."""
     return {name: given.pop(name) for name in names if name in given and name not in RunConfig.model_fields}
 
 
 def _split_env_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[list[str], dict[str, Any]]:
-    """Split off the settings of the environment, {"env.question": "frage"}: with data they are those of its environment."""
+    """Split off the settings of the environment, {"env.question": "frage"}, of a run whose environment is made here."""
     given = _to_overrides(settings)
     own = [one for one in given if one.startswith("env.")]
     found: dict[str, Any] = apply_overrides({}, own).get("env", {})
-    if wrong := next((name for name in ("name", "path", "rows") if name in found), ""):
-        raise ConfigError(f"env.{wrong} is set, and data is given, which is an environment of its own; give one of them")
     return [one for one in given if one not in own], found
 
 

@@ -1,0 +1,190 @@
+"""What users of other libraries type first: it works where it is unambiguous, and gets one message with the right call where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlvr
+from rlvr.errors import ConfigError
+from rlvr.training.run_inputs import resolve_run_inputs
+from tests.test_library import SMALL, TOKENIZER, tiny_model
+
+api: Any = rlvr
+"""The library without its types: a guess has wrong ones."""
+ROWS = [{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]
+
+
+def correct(completion: str, answer: str, **columns: Any) -> float:
+    return float(answer in completion)
+
+
+def brief(completion: str, **columns: Any) -> float:
+    return float(len(completion) < 5)
+
+
+def read_message(call: Any) -> str:
+    """The message of the error that a call raises."""
+    with pytest.raises((rlvr.RlvrError, TypeError, AttributeError)) as caught:
+        call()
+    return str(caught.value)
+
+
+# ---- verifiers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", ["reward", "rewards", "reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_functions"])
+def test_a_reward_function_has_its_usual_names_in_every_call(word: str) -> None:
+    given: dict[str, Any] = {word: correct}
+    assert api.verify("it is 4", "4", **given).score == 1.0
+    assert api.make_env(ROWS, **given).verifier.name == "correct"
+    assert api.evaluate(ROWS, lambda prompt: "4", **given).accuracy == 0.05
+    with pytest.raises(ConfigError, match="returned 9, outside of 0 to 1"):
+        api.train(model="no/such-model", data=ROWS, **{word: lambda completion: 9})  # it is called before the model is loaded
+    with pytest.raises(ConfigError, match="returned 9, outside of 0 to 1"):
+        api.Trainer(model="no/such-model", data=ROWS, **{word: lambda completion: 9})
+
+
+def test_a_verifier_is_set_on_an_environment_that_is_named() -> None:
+    named = resolve_run_inputs(model="m", env="arithmetic", verifier="exact")
+    assert named.config.env == {"name": "arithmetic", "verifier": "exact"} and named.environment is None
+    made = resolve_run_inputs(None, {"env.levels": ["1+1"]}, model="m", env="arithmetic", verifier=correct).environment
+    assert made is not None and made.verifier.name == "correct" and len(made.levels) == 1  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"returned 9, outside of 0 to 1"):
+        resolve_run_inputs(model="m", env="arithmetic", verifier=lambda completion: 9)
+    with pytest.raises(ConfigError, match=r"write|set it on the environment: env=rlvr.make_env\(name, verifier=...\)"):
+        resolve_run_inputs(model="m", env=rlvr.make_env("arithmetic"), verifier="exact")
+
+
+def test_an_evaluation_sets_a_verifier_on_an_environment_that_is_named() -> None:
+    for verifier in (brief, {"name": "exact", "ignore_case": True}):
+        report = rlvr.evaluate("arithmetic", lambda prompt: "four", verifier=verifier, tasks=2)
+        assert report.accuracy == float(verifier is brief)
+    report = rlvr.evaluate("arithmetic", lambda prompt: "2", verifier="exact", tasks=2, settings={"levels": ["1+1"]})
+    assert list(report.envs) == ["arithmetic"] and report.plan.envs[0].env == {"name": "arithmetic", "levels": ["1+1"], "verifier": "exact"}
+    with pytest.raises(ConfigError, match=r"set it on the environment: rlvr.make_env\(name, verifier=...\)"):
+        rlvr.evaluate(rlvr.make_env("arithmetic"), lambda prompt: "2", verifier="exact")
+
+
+def test_a_completion_beside_an_answer_is_verified_against_it() -> None:
+    for word in ("completion", "response", "output"):
+        assert api.verify("math", answer="4", **{word: "it is 4"}).score == 1.0
+        assert api.verify(rlvr.make_verifier("math"), answer="4", **{word: "it is 5"}).score == 0.0
+    assert api.verify(completion=r"\boxed{4}", answer="4").score == 1.0
+    assert rlvr.make_verifier("math")(completion="it is 4", answer="4").score == 1.0
+    message = read_message(lambda: api.verify(rlvr.make_verifier("math"), "4", "4", tolerance=0.1))
+    assert "no argument 'tolerance'" in message and "when it is made" in message and "built already" not in message
+
+
+def test_two_texts_are_an_answer_and_a_reference_though_one_looks_like_a_name() -> None:
+    assert rlvr.verify("x equals 4", "x=4").score == 0.0 and rlvr.verify("exact: 4", "4").score is not None
+    assert "two texts alone are compared by rlvr.verify(answer=..., reference=...)" in read_message(lambda: rlvr.verify("equal", "4"))
+
+
+def test_a_list_of_verifiers_has_weights() -> None:
+    for verifier in (
+        rlvr.make_verifier([correct, brief], weights=[1.0, 0.25]),
+        rlvr.make_verifier([{"verifier": correct, "weight": 1.0}, {"verifier": brief, "weight": 0.25}]),
+        rlvr.make_verifier([correct, {"verifier": brief, "weight": 0.25}]),
+    ):
+        verdict = verifier("4", "5")
+        assert verdict.score == 0.2 and dict(verdict.components) == {"correct": 0.0, "brief": 1.0}
+    assert rlvr.make_verifier(["exact", {"name": "exact", "ignore_case": True}])("a", "A").score == 0.5
+    assert rlvr.make_verifier([{"name": "numeric", "tolerance": 0.1}])("4.05", "4").score == 1.0
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"weights": [1.0]}, "there are 2 verifiers; give a list with the weight of each"),
+        ({"correct": {"verifier": correct}}, "weights=[1.0, 0.2]"),
+        ({"weights": [1.0, -1.0]}, "the weight of 'brief' is -1.0"),
+    ]
+    for settings, words in wrong:
+        assert words in read_message(lambda settings=settings: rlvr.make_verifier([correct, brief], **settings))
+    assert "weights=[1.0, 0.2]" in read_message(lambda: rlvr.make_verifier({correct: 1.0, brief: 0.2}, tolerance=1))
+
+
+# ---- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_takes_an_algorithm_that_is_built(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    algorithm = rlvr.make_algorithm("grpo", beta=0.0, epsilon=0.1)
+    with rlvr.Trainer(
+        model=tiny_model(tokenizer), tokenizer=tokenizer, env="arithmetic", algorithm=algorithm, steps=1, out=tmp_path / "a", **SMALL
+    ) as trainer:
+        assert trainer.algorithm is algorithm and trainer.fit().steps == 1
+
+
+def test_settings_of_an_algorithm_have_their_usual_names() -> None:
+    algorithm: Any = api.make_algorithm("grpo", kl_coef=0.02, clip_range=0.1)
+    assert (algorithm.settings.beta, algorithm.settings.epsilon) == (0.02, 0.1)
+    config = resolve_run_inputs(model="m", env="arithmetic", beta=0.02, epsilon=0.1).config
+    message = read_message(lambda: api.train(model="m", env="arithmetic", kl_coef=0.02, clip_range=0.1, verbose=1))
+    assert config.algorithm == {"name": "grpo", "beta": 0.02, "epsilon": 0.1}
+    assert message.startswith("there is no setting 'verbose';") and "kl_coef" not in message
+    assert "got beta and kl_coef, which mean the same" in read_message(lambda: api.make_algorithm("grpo", beta=0.1, kl_coef=0.1))
+
+
+def test_settings_of_a_run_that_an_algorithm_gets_are_told_in_one_message() -> None:
+    message = read_message(
+        lambda: api.make_algorithm("grpo", group_size=4, num_generations=4, learning_rate=1e-6, loss_type="dr_grpo", kl_coef=0.1)
+    )
+    for words in (
+        "no setting 'group_size'; it is a setting of the run",
+        "and no 'num_generations'; it is a setting of the run: rlvr.train(model=..., env=..., algorithm=..., num_gen",
+        "learning_rate=1e-6",
+        "rlvr.make_algorithm('dr_grpo')",
+    ):
+        assert words in message
+    assert "kl_coef" not in message and "did you mean" not in message
+
+
+def test_a_model_and_an_environment_may_stand_in_order(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer("chars")
+    loaded = rlvr.LoadedModel(tiny_model(tokenizer), tokenizer)
+    loaded.save_pretrained(tmp_path / "m")
+    folder: Any = str(tmp_path / "m")
+    env: Any = "arithmetic"
+    for inputs in (resolve_run_inputs(folder, env, steps=3), resolve_run_inputs(folder, env="arithmetic", steps=3)):
+        assert inputs.config.model.path == folder and inputs.config.env == {"name": "arithmetic"} and inputs.config.train.steps == 3
+    data: Any = ROWS
+    assert isinstance(resolve_run_inputs(folder, data, verifier="numeric").environment, rlvr.Environment)
+    assert resolve_run_inputs("some-org/some-model", env).config.model.path == "some-org/some-model"
+    assert resolve_run_inputs(folder, {"train.steps": 4}, env="arithmetic").config.train.steps == 4
+    assert resolve_run_inputs("quickstart", ["train.steps=4"]).config.train.steps == 4
+    report = api.train(loaded, "arithmetic", max_steps=1, output_dir=tmp_path / "run", **SMALL)
+    assert report.steps == 1
+    assert "write rlvr.train(model=..., env=...)" in read_message(lambda: resolve_run_inputs("quickstart", env))
+    assert "write rlvr.train(model=..., data=..., verifier=...)" in read_message(lambda: resolve_run_inputs("quickstart", data))
+    assert "and env= is given too" in read_message(lambda: resolve_run_inputs(folder, env, env="countdown"))
+
+
+# ---- verdicts and results ---------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_says_how_its_fields_are_called() -> None:
+    message = read_message(lambda: api.Verdict(value=1.0, explanation="substring"))
+    assert "write score=" in message and "explanation: write reason=" in message and "the call is rlvr.Verdict(score, reason=''" in message
+
+
+def test_a_function_may_return_a_verdict_and_keeps_its_reason() -> None:
+    def includes(completion: str, target: str) -> rlvr.Verdict:
+        return rlvr.Verdict(score=float(target in completion), reason="substring")
+
+    assert rlvr.verify(includes, "it is 4", "4").reason == "substring"
+    report = rlvr.evaluate(ROWS[:1], lambda prompt: "1", verifier=includes)
+    assert report.samples[0].reason == "substring" and report.accuracy == 1.0
+
+    def wrong(completion: str, target: str) -> Any:
+        return api.Verdict(value=1.0, explanation="substring")
+
+    with pytest.raises(ConfigError, match=r"write score=; explanation: write reason="):
+        rlvr.evaluate(ROWS, lambda prompt: pytest.fail("it was sampled"), verifier=wrong)
+
+
+def test_the_table_of_an_evaluation_shows_the_cause_of_an_unscored_answer() -> None:
+    def fails(completion: str, target: str) -> float:
+        raise RuntimeError("a long way round " * 9 + "to the cause")
+
+    report = rlvr.evaluate(ROWS[:1], lambda prompt: "1", verifier=fails)
+    assert "to the cause" in " ".join(str(report).split())
