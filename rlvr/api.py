@@ -27,8 +27,8 @@ from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, NotFound, RlvrError
-from rlvr.hints import ANSWER_COLUMNS, PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keyword
+from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
+from rlvr.hints import ANSWER_COLUMNS, MEMORY_WORDS, PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keyword, explain_plugin_setting
 from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import (
     is_data,
@@ -252,13 +252,52 @@ def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], 
 
 @add_usage_to_errors
 def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "", /, **settings: Any) -> Sandbox:
-    """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`."""
-    if sandbox == "":
-        raise ConfigError(
-            "no sandbox is named; write rlvr.make_sandbox('docker') for code that a model wrote, or "
-            "rlvr.make_sandbox('process', trusted=True) for code of your own"
-        )
+    """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`.
+
+    Args:
+        sandbox: a name, a mapping, a class, or a sandbox.
+        settings: the settings of the sandbox, such as `memory_mb=256`. No program in a sandbox has a network.
+    """
+    if isinstance(sandbox, str) and (wrong := _find_sandbox_faults(sandbox, settings)):
+        raise ConfigError(wrong)
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
+
+
+def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
+    """Say everything that is wrong with a call of `make_sandbox`, and the call that is meant; "" if nothing is, or the name is unknown."""
+    own = PLUGINS.get(name or "local", name)
+    known = _list_parameters("sandbox", own)
+    if not known:
+        return ""
+    wrong = [key for key in settings if key not in known]
+    faults = [f"no sandbox is {'called ' + repr(name) if name else 'named'}"] if own != name else []
+    if wrong:
+        told = (f"{key!r}; {explain_plugin_setting('sandbox', key, known) or format_suggestion(key, known)}" for key in wrong)
+        faults.append(f"sandbox {own!r} has no setting {'; and no '.join(told)}")
+    needs_trust = own == "process" and settings.get("trusted") is not True
+    if needs_trust and not faults:
+        faults.append("the process sandbox does not protect this machine's files, so it must be told that the code is trusted")
+    if not faults:
+        return ""
+    kept = {key: value for key, value in settings.items() if key in known and key != "trusted"}
+    kept |= {"memory_mb": size for key in wrong if key in MEMORY_WORDS and (size := _parse_megabytes(settings[key]))}
+    given = "".join(f", {key}={value!r}" for key, value in kept.items())
+    if own != "process":
+        return f"{'; '.join(faults)}; write rlvr.make_sandbox({own!r}{given})"
+    return (
+        f"{'; '.join(faults)}; write rlvr.make_sandbox('process', trusted=True{given}) for code of your own, which it does not keep from "
+        "this machine's files, or rlvr.make_sandbox('docker') for code that a model wrote"
+    )
+
+
+def _parse_megabytes(value: Any) -> int:
+    """Return a size as Docker writes it, such as "256m" or a number of bytes, in MB; 0 if it is none.
+
+    >>> _parse_megabytes("1g"), _parse_megabytes(268435456), _parse_megabytes("much")
+    (1024, 256, 0)
+    """
+    found = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", str(value).lower())
+    return int(found[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[found[2]] // 2**20 if found else 0
 
 
 def _make(kind: str, wanted: Any, settings: Mapping[str, Any]) -> Any:
@@ -641,6 +680,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     from rich.console import Console
 
     from rlvr.evaluation.evaluate import evaluate as run
+    from rlvr.evaluation.suite import SuiteItem
 
     if (sampling := settings.pop("sampling_args", None)) is not None:
         if not isinstance(sampling, Mapping):
@@ -672,7 +712,10 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
 
         with abort_on_hang(settings.get("call_timeout_s") or DEFAULT_CALL_TIMEOUT_S):
             smoke_test_verifier(env, split)
-    if wrong := [f"{key!r}: {hint}" for key in settings if (hint := explain_keyword(key, "evaluate"))]:
+    own = [name for name in inspect.signature(run).parameters if name not in ("suite", "item_settings")]
+    known = [*own, *SuiteItem.model_fields, *list_evaluated_data_settings()]
+    if unknown := [key for key in settings if key not in known]:
+        wrong = (f"{key!r}: {explain_keyword(key, 'evaluate') or format_suggestion(key, known)}" for key in unknown)
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
     if verifier is not None:
         raise ConfigError(

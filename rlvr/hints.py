@@ -238,6 +238,8 @@ VERIFIER_WORDS = (
     *("rubric", "scorer"),
 )
 """Keywords for the verifier in calls of other libraries."""
+MEMORY_WORDS = ("mem_limit", "memory", "memory_limit", "mem", "max_memory")
+"""Keywords for a limit on the memory of programs in calls of other libraries."""
 CONFIG_KEYS: Mapping[str, str] = {
     "batch_size": "rollout.prompts_per_step, the prompts of one training step; num_generations is how often each is answered",
     "beta": "algorithm.beta",
@@ -499,6 +501,10 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "tp": "tensor_parallel_size=",
     },
     "make_sandbox": {
+        **dict.fromkeys(MEMORY_WORDS, "memory_mb="),
+        **dict.fromkeys(
+            ("network", "network_disabled", "network_enabled", "network_mode"), "no program in a sandbox has a network; leave it out"
+        ),
         "timeout": "the limit is given with the call: rlvr.make_sandbox(name).run(code, timeout=5)",
         "timeout_s": "the limit is given with the call: rlvr.make_sandbox(name).run(code, timeout=5)",
     },
@@ -652,6 +658,11 @@ def add_usage_to_constructor_errors(made: type[C]) -> type[C]:
     return made
 
 
+def _list_names(value: Any) -> list[str]:
+    """List the public attributes of an object, as they are written after it."""
+    return [f".{name}" for name in sorted({*dir(type(value)), *getattr(value, "__dict__", ())}) if not name.startswith("_")]
+
+
 class Hinted:
     """A class whose objects say the right call when an attribute of other libraries is asked for, from its table `_hints`."""
 
@@ -666,5 +677,7 @@ class Hinted:
                 return object.__getattribute__(self, name)  # a property that raised AttributeError: raise its own error again
             hint = type(self)._hints.get(name)
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):  # those are asked for by copy, pickle and the like
+                hint = "; ".join(filter(None, (hint, f"it has {', '.join(_list_names(self))}")))
             # with a name, Python adds the attribute that is spelled most alike, which misleads beside a hint
             raise AttributeError(f"{message}; {hint}") if hint else AttributeError(message, name=name, obj=self)

@@ -188,3 +188,157 @@ def test_the_table_of_an_evaluation_shows_the_cause_of_an_unscored_answer() -> N
 
     report = rlvr.evaluate(ROWS[:1], lambda prompt: "1", verifier=fails)
     assert "to the cause" in " ".join(str(report).split())
+
+
+# ---- tools and sandboxes ----------------------------------------------------------------------------------------------
+
+
+def test_a_decorated_function_has_what_a_tool_has_and_stays_a_function() -> None:
+    @api.tool
+    def multiply(a: int, b: int = 1) -> int:
+        """Multiply two integers.
+
+        Args:
+            a: the first one.
+        """
+        return a * b
+
+    spec = rlvr.make_tool(multiply).specs()[0]
+    assert (multiply.name, multiply.description, multiply.parameters) == (spec.name, spec.description, spec.parameters)
+    assert multiply(a=2, b=3) == 6 and spec.name == "multiply" and spec.parameters["required"] == ["a"]
+
+
+def test_a_function_that_makes_a_tool_is_refused_where_it_is_decorated() -> None:
+    def add() -> Any:
+        async def execute(x: int, y: int) -> str:
+            """Add two numbers."""
+            return str(x + y)
+
+        return execute
+
+    message = read_message(lambda: rlvr.tool(add))
+    assert "decorate the function that does the work" in message and "@rlvr.tool def add(x: int, y: int) -> str" in message
+
+    @rlvr.tool
+    def count() -> int:
+        """Count to three."""
+
+        def up(number: int) -> int:
+            return number + 1
+
+        return up(2)
+
+    assert rlvr.make_tool(count)() == "3"
+
+
+@pytest.mark.parametrize(
+    ("call", "literal"),
+    [
+        (lambda: api.make_sandbox(), "rlvr.make_sandbox('process', trusted=True)"),
+        (lambda: api.make_sandbox("local"), "rlvr.make_sandbox('process', trusted=True)"),
+        (lambda: api.make_sandbox("process"), "rlvr.make_sandbox('process', trusted=True)"),
+        (lambda: api.make_sandbox("local", trusted=True), "rlvr.make_sandbox('process', trusted=True)"),
+        (
+            lambda: api.make_sandbox("local", mem_limit="256m", network_disabled=True, processes=2),
+            "rlvr.make_sandbox('process', trusted=True, processes=2, memory_mb=256)",
+        ),
+        (lambda: api.make_sandbox("process", trusted=True, memory="1g"), "rlvr.make_sandbox('process', trusted=True, memory_mb=1024)"),
+        (lambda: api.make_sandbox("docker", mem_limit=2**28), "rlvr.make_sandbox('docker', memory_mb=256)"),
+    ],
+)
+def test_everything_wrong_with_a_sandbox_is_told_with_the_call_that_is_meant(call: Any, literal: str) -> None:
+    message = read_message(call)
+    assert f"write {literal}" in message
+    if "'process'" in literal:
+        sandbox = eval(literal)
+        sandbox.close()
+
+
+def test_a_sandbox_says_how_a_command_is_run() -> None:
+    message = read_message(lambda: api.make_sandbox("local", mem_limit="256m", network_disabled=True))
+    assert "'mem_limit'; write memory_mb=" in message and "and no 'network_disabled'; no program in a sandbox has a network" in message
+    with rlvr.make_sandbox("process", trusted=True) as made:
+        sandbox: Any = made
+        for wrong in (lambda: sandbox.exec(["ls"]), lambda: sandbox.run(["ls"])):
+            assert "with sandbox.create_session() as session: session.run(['ls', '-l'])" in read_message(wrong)
+        with sandbox.create_session() as session:
+            assert session.run(["ls", "-l"]).ok
+        assert "write .exit_code" in read_message(lambda: sandbox.run("1").returncode)
+
+
+# ---- callbacks and records --------------------------------------------------------------------------------------------
+
+
+class PrintsLogs(rlvr.Callback):
+    """A callback as it is written for transformers."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Print the logs."""
+
+
+class OfTransformers(rlvr.Callback):
+    """A hook with the arguments of transformers."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+
+class NoSubclass:
+    """Has a hook and derives from nothing."""
+
+    def on_step_end(self, trainer: Any, step: int, record: Any) -> None:
+        """Do nothing."""
+
+
+class OfItsOwn(rlvr.Callback):
+    """Has a method that looks like a hook."""
+
+    def on_full_moon(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (PrintsLogs(), "has the method on_log, which nothing calls; write on_step_end(self, trainer, step, record)"),
+        (OfTransformers(), "takes args, state, control, kwargs, as in transformers; write on_step_end(self, trainer, step, record)"),
+        (NoSubclass(), "which is no rlvr.Callback; give an object of a subclass of rlvr.Callback"),
+        (OfItsOwn, "is a class; give an object of a subclass of rlvr.Callback"),
+        (OfItsOwn(), "on_full_moon, which nothing calls; allowed: on_run_begin(self, trainer), on_batch("),
+    ],
+)
+def test_a_callback_whose_methods_would_not_be_called_is_refused_at_once(callback: Any, words: str) -> None:
+    assert words in read_message(lambda: rlvr.train("quickstart", callbacks=[callback]))
+
+
+class KeepsRecords(rlvr.Callback):
+    """Keeps how the records of a run look."""
+
+    def __init__(self) -> None:
+        self.shown = list[str]()
+
+    def on_step_end(self, trainer: Any, step: int, record: Any) -> None:
+        """Keep it."""
+        self.shown.append(f"{record}")
+
+
+def test_the_record_of_a_step_is_shown_in_a_line_and_an_object_lists_its_names(tmp_path: Path) -> None:
+    tokenizer, keeps = rlvr.load_tokenizer(TOKENIZER), KeepsRecords()
+    given: dict[str, Any] = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "env": "arithmetic", **SMALL}
+    rlvr.train(steps=1, callbacks=[keeps], out=tmp_path / "run", **given)
+    assert len(keeps.shown) == 1 and len(keeps.shown[0]) < 200 and keeps.shown[0].startswith("<StepRecord of step 1: reward ")
+    message = read_message(lambda: api.load_run(tmp_path / "run").log_history)
+    assert "write .metrics" in message and "it has .checkpoint, .config, .episodes, .folder, .metrics, .plot, .report" in message
+    sample: Any = rlvr.evaluate(ROWS[:1], lambda prompt: "1", verifier="exact").samples[0]
+    for call in (lambda: sample.input, lambda: sample.nothing_like_it):
+        message = read_message(call)
+        assert all(f".{name}" in message for name in ("prompt", "text", "score", "reference", "reason", "task_id"))
+    assert not hasattr(sample, "_repr_html_")
+
+
+def test_bad_keywords_of_a_run_are_told_together() -> None:
+    message = read_message(lambda: api.train("org/model", "arithmetic", logging_steps=1, num_train_epochs=2, verbos=1, report=None))
+    for words in ("'logging_steps'; every step is logged", "and no 'num_train_epochs'; write steps=", "and no 'verbos'", "and no 'report'"):
+        assert words in message
+    message = read_message(lambda: api.evaluate("arithmetic", "scripted:gold", max_samples=3, foo=2))
+    assert "'max_samples': write tasks=" in message and "foo" in message

@@ -239,14 +239,15 @@ class SandboxSession(ABC):
         self.close()
 
 
+COMMAND_HINT = "a command is run in a session: with sandbox.create_session() as session: session.run(['ls', '-l'])"
+
+
 class Sandbox(Plugin, ABC):
     """Runs untrusted programs, isolated from the host. Thread-safe."""
 
     _hints = {
-        "execute": "write .run(code)",
-        "exec": "write .run(code)",
-        "run_code": "write .run(code)",
-        "run_python": "write .run(code)",
+        **dict.fromkeys(("execute", "run_code", "run_python"), "write .run(code)"),
+        **dict.fromkeys(("exec", "exec_run", "run_command", "commands"), f"write .run(code), the text of a Python program; {COMMAND_HINT}"),
     }
 
     def run(self, program: Program | str, *, stdin: str | bytes = b"", timeout: float | None = None) -> ExecutionResult:
@@ -267,7 +268,9 @@ class Sandbox(Plugin, ABC):
                 )
             return self.run_program(program)
         if not isinstance(program, str):
-            raise ConfigError(f"the program is a {type(program).__name__}; give the text of a Python program, or an rlvr.Program")
+            raise ConfigError(
+                f"the program is a {type(program).__name__}; give the text of a Python program, or an rlvr.Program; {COMMAND_HINT}"
+            )
         limits = Limits() if timeout is None else Limits(cpu_s=timeout, wall_s=timeout)
         return self.run_program(Program(program, stdin.encode() if isinstance(stdin, str) else stdin, limits=limits))
 

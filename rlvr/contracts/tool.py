@@ -23,7 +23,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -76,9 +76,36 @@ class ToolExample:
 
 
 def tool(method: Method) -> Method:
-    """Mark a method of a `Tool`, or a function, as a tool: the policy gets its name, docstring and signature."""
-    setattr(method, TOOL_MARKER_ATTRIBUTE, True)
+    """Mark a method of a `Tool`, or a function, as a tool: the policy gets its name, docstring and signature.
+
+    It stays a plain function, with the attributes `name`, `description` and `parameters` (a JSON Schema).
+
+    >>> @tool
+    ... def double(number: int) -> int:
+    ...     '''Double a number.'''
+    ...     return 2 * number
+    >>> double(4), double.name, double.description, double.parameters["required"]
+    (8, 'double', 'Double a number.', ['number'])
+    """
+    if _makes_a_tool(method):
+        raise ConfigError(
+            f"@rlvr.tool is on {method.__name__}, which has no docstring and makes another function; decorate the function that does the "
+            f"work, with type hints and a docstring: @rlvr.tool def {method.__name__}(x: int, y: int) -> str: ..."
+        )
+    made: Any = method
+    setattr(made, TOOL_MARKER_ATTRIBUTE, True)
+    made.name, made.description = getattr(method, "__name__", ""), extract_docstring_summary(method.__doc__ or "")
+    with suppress(PluginError):  # what cannot be expressed is told when the tool is used, with the name of its class
+        made.parameters = build_parameters_schema(method)
     return method
+
+
+def _makes_a_tool(method: Any) -> bool:
+    """Whether a function only defines another one, as tools of Inspect are written."""
+    code = getattr(method, "__code__", None)
+    if code is None or method.__doc__ or "self" in code.co_varnames[:1]:
+        return False
+    return any(inspect.iscode(inner) and inner.co_name.isidentifier() for inner in code.co_consts)
 
 
 class Tool(Plugin):

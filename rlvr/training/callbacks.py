@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from rlvr.errors import ConfigError
 from rlvr.runs import report as plots
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_metrics
@@ -47,6 +49,11 @@ class StepRecord(Mapping[str, Any]):
     """Its episodes."""
     diagnostics: Sequence[Sequence[TokenDiagnostics]] = ()
     """The advantages and log ratios of each episode, by group; empty if episodes are not logged."""
+
+    def __repr__(self) -> str:
+        """Show the main figures; `dict(record)` has all metrics."""
+        count = sum(len(group) for group in self.batch.all_groups)
+        return f"<StepRecord of step {self.step}: reward {self.metrics.get('reward')}, {count} episodes, {len(self.metrics)} metrics>"
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.metrics:
@@ -92,6 +99,48 @@ class Callback:
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
         """Called once, when the run has ended without an error."""
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+"""The methods of a callback that a trainer calls."""
+HOOKS_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("on_log", "on_epoch_end", "on_substep_end", "on_optimizer_step", "on_train_batch_end"), "on_step_end"),
+    **dict.fromkeys(("on_train_begin", "on_train_start", "on_init_end", "on_training_start", "on_epoch_begin"), "on_run_begin"),
+    **dict.fromkeys(("on_train_end", "on_training_end", "on_fit_end"), "on_run_end"),
+    **dict.fromkeys(("on_step_begin", "on_step", "on_rollout_end", "on_train_batch_start"), "on_batch"),
+    **dict.fromkeys(("on_validation_end", "on_eval_end", "on_evaluation_end", "on_predict"), "on_evaluate"),
+    **dict.fromkeys(("on_save_checkpoint", "on_checkpoint"), "on_save"),
+}
+"""Methods of callbacks of other libraries, and the one here that is called at that point."""
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Raise ConfigError for what is no callback, and for methods that would never be called."""
+    for callback in callbacks:
+        kind = callback if isinstance(callback, type) else type(callback)
+        if isinstance(callback, type) or not isinstance(callback, Callback):
+            what = "class" if isinstance(callback, type) else f"{kind.__module__}.{kind.__name__}, which is no rlvr.Callback"
+            raise ConfigError(
+                f"the callback {kind.__name__!r} is a {what}; give an object of a subclass of rlvr.Callback, with methods such as "
+                f"{_format_hook('on_step_end')}, where record['reward'] is a metric and trainer.stop(reason) ends the run"
+            )
+        for name in (name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))):
+            taken = [*inspect.signature(getattr(kind, name)).parameters]
+            if name not in HOOKS:
+                meant = HOOKS_ELSEWHERE.get(name, "")
+                advice = f"write {_format_hook(meant)}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
+                raise ConfigError(f"the callback {kind.__name__!r} has the method {name}, which nothing calls; {advice}")
+            if "control" in taken:
+                raise ConfigError(f"{kind.__name__}.{name} takes {', '.join(taken[1:])}, as in transformers; write {_format_hook(name)}")
+
+
+def _format_hook(name: str) -> str:
+    """Format the head of a hook.
+
+    >>> _format_hook("on_save")
+    'on_save(self, trainer, step)'
+    """
+    return f"{name}({', '.join(inspect.signature(getattr(Callback, name)).parameters)})"
 
 
 class RunLogWriter(Callback):

@@ -179,7 +179,7 @@ def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) 
     if model is not None or not (is_model or (is_hub_id and (names_second or has_data))):
         if names_second or has_data:
             raise ConfigError(
-                f"the second argument is {second!r:.80}, and the first is no model; write rlvr.train(model=..., "
+                f"the second argument is {second!r:.80}, and the first, {recipe!r:.80}, is no folder of a model; write rlvr.train(model=..., "
                 f"{'data=..., verifier=...' if has_data else 'env=...'})"
             )
         return recipe, settings, model, env, data

@@ -48,7 +48,16 @@ from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_f
 from rlvr.synonyms import accept_synonyms
 from rlvr.training import checkpoint
 from rlvr.training.batch_sources import RolloutBatch, check_sampling_supported, count_policy_tokens, make_batch_source
-from rlvr.training.callbacks import Callback, CanaryGuard, PeriodicCheckpoints, ProgressLine, RewardCurve, RunLogWriter, StepRecord
+from rlvr.training.callbacks import (
+    Callback,
+    CanaryGuard,
+    PeriodicCheckpoints,
+    ProgressLine,
+    RewardCurve,
+    RunLogWriter,
+    StepRecord,
+    check_callbacks,
+)
 from rlvr.training.components import ComponentBuilder, build_components, build_learner
 from rlvr.training.held_out import (
     build_sub_environment_metrics,
@@ -574,18 +583,6 @@ def make_run_folder_path(config: RunConfig) -> Path:
     """Return the default run folder."""
     env = str(config.env["name"]).rpartition(":")[2]  # the object in path/to/file.py:Object
     return Path("runs") / f"{env}-{datetime.now():%Y%m%d-%H%M%S}"
-
-
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise ConfigError for a callback of transformers, whose methods have other arguments."""
-    for callback in callbacks:
-        if isinstance(callback, transformers.TrainerCallback | type):
-            what = "class" if isinstance(callback, type) else "transformers.TrainerCallback"
-            raise ConfigError(
-                f"the callback {getattr(callback, '__name__', type(callback).__name__)!r} is a {what}; give an object of a subclass of "
-                "rlvr.Callback, with methods such as on_step_end(self, trainer, step, record), where record.metrics has the figures and "
-                "trainer.stop(reason) ends the run"
-            )
 
 
 def check_arguments(config: RunConfig, out: str | Path | None, *, resume: bool, has_custom_builder: bool) -> None:
