@@ -280,7 +280,8 @@ def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
     if not faults:
         return ""
     kept = {key: value for key, value in settings.items() if key in known and key != "trusted"}
-    kept |= {"memory_mb": size for key in wrong if key in MEMORY_WORDS and (size := _parse_megabytes(settings[key]))}
+    sizes = [size for key in wrong if key in MEMORY_WORDS and (size := _parse_megabytes(settings[key]))]
+    kept |= {"memory_mb": sizes[0]} if sizes else {}
     given = "".join(f", {key}={value!r}" for key, value in kept.items())
     if own != "process":
         return f"{'; '.join(faults)}; write rlvr.make_sandbox({own!r}{given})"
