@@ -189,7 +189,7 @@ class Environment(Plugin, ABC):
     def close(self) -> None:
         """Close the verifier, the tools and the sandbox; an environment that holds other resources overrides this to close them too."""
         for plugin in (getattr(self, "verifier", None), *self.tools, self.sandbox):
-            if plugin is not None:
+            if isinstance(plugin, Plugin):  # what is none is told where it is used
                 plugin.close()
 
 

@@ -140,7 +140,9 @@ class MyEnv(rlvr.Environment):
 METHODS_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("env_response", "is_completed", "setup_state"), "what it answers to a turn is returned by `reply`, or by a `Session`"),
     **dict.fromkeys(
-        ("reset", "step"), "`reset` and `step` are those of its Gymnasium environment rlvr.make(MyEnv), and a verifier gives the reward"
+        ("reset", "step"),
+        "`reset` and `step` are those of its Gymnasium environment rlvr.make(MyEnv), what it answers to a turn is returned by `reply`, and "
+        "a verifier gives the reward",
     ),
 }
 """Methods of environments of other libraries, and what there is instead."""
@@ -166,8 +168,8 @@ def find_missing_methods(plugin: type) -> str:
     kind = SMALLEST_PLUGINS[contract.__name__].kind
     elsewhere = dict.fromkeys(METHODS_ELSEWHERE[name] for name in vars(plugin) if kind == "env" and name in METHODS_ELSEWHERE)
     about = "; ".join([f"{kind} {plugin.__name__!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}", *elsewhere])
-    if "env_response" in vars(plugin):
-        return f"{about}; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}"
+    if {"env_response", "reset", "step"} & vars(plugin).keys():
+        return f"{about}; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}\n\nrlvr.make_env(MyEnv) builds it with its verifier"
     return about + describe_smallest(contract.__name__)
 
 
@@ -197,6 +199,13 @@ class Plugin(Hinted):
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)
+            required = [name for name, spec in inspect.signature(cls).parameters.items() if spec.default is spec.empty] if cls.needs else []
+            if lost := [name for name in required if name in cls.needs and name not in kwargs and not args]:
+                kind = next((SMALLEST_PLUGINS[base.__name__].kind for base in cls.__mro__ if is_contract(base)), "plugin")
+                raise TypeError(
+                    f"{cls.__name__}() needs {' and '.join(lost)}; write rlvr.make_{kind}({cls.__name__}), which builds what the class needs, "
+                    f"or {cls.__name__}({', '.join(f'{name}=...' for name in lost)}) with objects"
+                )
             return super().__new__(cls)
 
     contract_version: ClassVar[int | None] = None
