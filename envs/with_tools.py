@@ -14,6 +14,8 @@ from rlvr.errors import ConfigError
 from rlvr.task import StepReward, Task, Verdict
 from rlvr.turns import Turn
 
+MIN_NEW_TOKENS_WITH_TOOLS = 256
+
 
 class WithTools(Environment):
     """The tasks and the verifier of another environment; the policy may call tools before it answers.
@@ -46,7 +48,8 @@ class WithTools(Environment):
             tools: the tools of the policy; `rlvr list tools` shows all.
             sandbox: runs the tools that need a sandbox; it is built only if there are such tools.
             max_turns: how many turns the policy has, calls included; by default five more than the environment has.
-            max_new_tokens: how many tokens the policy may write in all turns together; by default twice as many as the environment allows.
+            max_new_tokens: how many tokens the policy may write in all turns together; by default twice as many as the environment
+                allows, and with tools at least 256, so that a call and an answer fit if each character is a token.
             dialect: how calls are written; by default as the model's chat template does.
         """
         if env.tools:
@@ -55,7 +58,9 @@ class WithTools(Environment):
         self.splits = env.splits
         self.max_turns = env.max_turns + 5 * bool(tools) if max_turns is None else max_turns
         self.max_prompt_tokens = env.max_prompt_tokens
-        self.max_new_tokens = env.max_new_tokens * (2 if tools else 1) if max_new_tokens is None else max_new_tokens
+        if max_new_tokens is None:
+            max_new_tokens = max(2 * env.max_new_tokens, MIN_NEW_TOKENS_WITH_TOOLS) if tools else env.max_new_tokens
+        self.max_new_tokens = max_new_tokens
 
     def task(self, split: str, index: int) -> Task:
         """Return the task of the wrapped environment."""

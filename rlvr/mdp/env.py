@@ -299,8 +299,15 @@ class TokenEnv(gymnasium.Env[Any, Any]):
             "is_scored": verdict is not None and verdict.is_scored,
             "score": float(verdict.score or 0.0) if verdict is not None else 0.0,
             "fault": verdict.fault.value if verdict is not None else "",
-            "reason": verdict.reason if verdict is not None else "",
+            "reason": self._format_reason() if verdict is not None else "",
         }
+
+    def _format_reason(self) -> str:
+        """Format the reason of the verdict; of a truncated episode with the limit that ended it."""
+        assert self.state is not None and self.verdict is not None
+        if self.state.stop_reason is not StopReason.TRUNCATED or self.state.truncation_reason != "tokens":
+            return self.verdict.reason
+        return f"{self.verdict.reason}; the episode was truncated at max_new_tokens={self.mdp.max_new_tokens}"
 
 
 def load_default_tokenizer(obs: str) -> Tokenizer:

@@ -158,7 +158,7 @@ def test_the_window_has_room_for_the_description_of_the_tools() -> None:
         described.close()
         without = TokenMDP(plain, TOK).start_conversation(plain.task("train", 0))
         more = len(described.tokens) - len(without.tokens)
-        assert more > 10 and TokenMDP(environment, TOK).max_length == plain.max_prompt_tokens + more + 4 * plain.max_new_tokens
+        assert more > 10 and TokenMDP(environment, TOK).max_length == plain.max_prompt_tokens + more + 2 * environment.max_new_tokens
 
 
 @pytest.mark.docker
