@@ -81,7 +81,7 @@ def list(kind: str | None = None) -> Any:
 
 
 @add_usage_to_errors
-def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokenizer: Any = None, **settings: Any) -> TokenEnv:
+def make(env: str | Mapping[str, Any] | Environment | Rows | Path | None = None, /, *, tokenizer: Any = None, **settings: Any) -> TokenEnv:
     """Make the Gymnasium environment of an environment: with texts, or with the tokens of a tokenizer.
 
     Args:
@@ -102,12 +102,22 @@ def make(env: str | Mapping[str, Any] | Environment | Rows | Path, /, *, tokeniz
 
     from rlvr.mdp.env import TokenEnv
 
+    env, settings = _take_environment("make", env, settings)
     seed = _take_seed(env, settings)
-    own, rest = _split_token_env_settings(tokenizer, settings)
+    own, rest = _split_token_env_settings(tokenizer, translate_keywords("make", settings, keep=_list_parameters("env", env)))
     made = TokenEnv(make_env(env, **rest), **own)
     if seed is not None:
         made.np_random = seeding.np_random(seed)[0]
     return made
+
+
+def _take_environment(call: str, env: Any, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the environment of a call, also where it is given by a keyword, and the other settings."""
+    words = [word for word in ("env", "environment", "dataset", "data") if env is None and word in settings]
+    if env is None and len(words) != 1:
+        found = f"{' and '.join(words)} are both given" if words else "no environment is given"
+        raise TypeError(f"rlvr.{call}: {found}; the call is rlvr.{call}(name, **settings), or rlvr.{call}(data, verifier='exact')")
+    return (settings[words[0]] if words else env), {name: value for name, value in settings.items() if name not in words}
 
 
 def _take_seed(env: Any, settings: dict[str, Any]) -> int | None:
@@ -134,7 +144,7 @@ def _list_parameters(kind: str, wanted: Any) -> builtins.list[str]:
 
 @add_usage_to_errors
 def make_vec(
-    env: str | Mapping[str, Any] | Environment | Rows | Path, /, num_envs: int = 1, *, tokenizer: Any = None, **settings: Any
+    env: str | Mapping[str, Any] | Environment | Rows | Path | None = None, /, num_envs: int = 1, *, tokenizer: Any = None, **settings: Any
 ) -> TokenVectorEnv:
     """Make several Gymnasium environments that are stepped as one, and whose answers are verified in parallel.
 
@@ -153,6 +163,8 @@ def make_vec(
 
     from rlvr.mdp.vector import TokenVectorEnv
 
+    env, settings = _take_environment("make_vec", env, settings)
+    settings = translate_keywords("make", settings, keep=_list_parameters("env", env))
     seed = _take_seed(env, settings)
     vector = {name: settings.pop(name) for name in ("autoreset_mode", "workers", "verify_timeout_s") if name in settings}
     own, rest = _split_token_env_settings(tokenizer, settings)
@@ -171,19 +183,23 @@ def _split_token_env_settings(tokenizer: Any, settings: dict[str, Any]) -> tuple
 
 
 @add_usage_to_errors
-def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path, /, **settings: Any) -> Environment:
+def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | None = None, /, **settings: Any) -> Environment:
     """Build an environment.
 
     Args:
         env: a name (`rlvr.list("env")`), a mapping with a name and settings, a class, an environment, or data: a file, a list of dicts
             or of `rlvr.Task`, a data frame, or a `datasets.Dataset`.
-        settings: the settings of the environment, such as `levels=["2+2"]`; of data, such as `verifier="numeric"`.
+            Also as `dataset=`, `data=` or `env=`.
+        settings: the settings of the environment, such as `levels=["2+2"]`; of data, such as `verifier="numeric"`. `system` is a system
+            message before each question. The verifier's own instruction about the form of the answer follows the question all the same:
+            a system message need not name the form. `instruction=""` leaves it out, where yours does.
 
     >>> make_env("arithmetic", levels=["1+1"]).task("train", 0).reference.isdigit()
     True
     >>> make_env([{"question": "2+2=", "answer": "4"}], verifier="numeric", holdout=0).task("train", 0).reference
     '4'
     """
+    env, settings = _take_environment("make_env", env, settings)
     settings = translate_keywords("make_env", settings, keep=() if is_data(env) else _list_parameters("env", env))
     if is_data(env):
         return _check_made(Environment, make_data_env(env, **settings))
@@ -713,8 +729,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
 
         with abort_on_hang(settings.get("call_timeout_s") or DEFAULT_CALL_TIMEOUT_S):
             smoke_test_verifier(env, split)
-    own = [name for name in inspect.signature(run).parameters if name not in ("suite", "item_settings")]
-    known = [*own, *SuiteItem.model_fields, *list_evaluated_data_settings()]
+    asked = [name for name in inspect.signature(run).parameters if name not in ("suite", "item_settings")]
+    known = [*asked, *SuiteItem.model_fields, *list_evaluated_data_settings()]
     if unknown := [key for key in settings if key not in known]:
         wrong = (f"{key!r}: {explain_keyword(key, 'evaluate') or format_suggestion(key, known)}" for key in unknown)
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")

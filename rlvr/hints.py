@@ -226,6 +226,11 @@ PLUGINS: Mapping[str, str] = {
     "terminal": "bash",
 }
 """Names of plugins in other libraries, and the plugin here; of several similar ones, the one that is closest."""
+ENVS: Mapping[str, str] = {
+    **dict.fromkeys(("math", "MATH", "math500", "hendrycks_math"), "competition_math"),
+    **dict.fromkeys(("gsm", "openai/gsm8k"), "gsm8k"),
+}
+"""Names of environments and data sets elsewhere, and the environment here; some of them also name a verifier."""
 QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
 REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
 SOLUTION_COLUMNS = ("solution",)
@@ -593,8 +598,8 @@ def find_plugin(wanted: str, names: Iterable[str]) -> str:
     >>> find_plugin("math", ["numeric", "symbolic"])
     'symbolic'
     """
-    found = PLUGINS.get(wanted, "")
-    return found if found in names else ""
+    known = {*names}
+    return next((found for table in (PLUGINS, ENVS) if (found := table.get(wanted, "")) in known), "")
 
 
 def add_usage_to_errors(function: Callable[P, R]) -> Callable[P, R]:
@@ -628,6 +633,26 @@ def add_usage_to_errors(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return called
+
+
+def write_as_keywords(message: str) -> str:
+    """Write the settings of a run in a message, section.key=value, as keywords of `rlvr.train`; a message is also read in a shell.
+
+    >>> write_as_keywords("set rollout.max_length=1024, or lower rollout.max_new_tokens; eval.tasks=0 measures nothing")
+    "set max_length=1024, or lower max_new_tokens; eval={'tasks': 0} measures nothing"
+    """
+
+    def write(match: re.Match[str]) -> str:
+        section, key, value = match["section"], match["key"], match["value"]
+        if value is None:
+            return key if section in ("train", "rollout") else match[0]
+        if not re.fullmatch(r"-?\d+(\.\d+)?([eE]-?\d+)?", value):
+            value = {"true": "True", "false": "False", "null": "None"}.get(value, repr(value))
+        return f"{key}={value}" if section in ("train", "rollout", "log") else f"{section}={{'{key}': {value}}}"
+
+    return re.sub(
+        r"(?<![\w.])(?P<section>train|rollout|log|eval|model)\.(?P<key>[a-z]\w*)(?:=(?P<value>-?\w+(?:\.\d+)?))?(?![\w(])", write, message
+    )
 
 
 def shorten_traceback(error: Exception) -> None:

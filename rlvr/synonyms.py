@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, shorten_traceback
+from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, shorten_traceback, write_as_keywords
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,6 +90,8 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
                 kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
             return function(*args, **kwargs)
         except ConfigError as error:
+            if call == "train" and kwargs.keys() & {"model", "env", "data"}:  # a run of keywords, and not of a recipe with dotted keys
+                error.args = (write_as_keywords(str(error)), *error.args[1:])
             shorten_traceback(error)
             raise
 

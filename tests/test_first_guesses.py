@@ -9,6 +9,7 @@ import pytest
 
 import rlvr
 from rlvr.errors import ConfigError
+from rlvr.hints import write_as_keywords
 from rlvr.training.run_inputs import resolve_run_inputs
 from tests.test_library import SMALL, TOKENIZER, tiny_model
 
@@ -342,3 +343,70 @@ def test_bad_keywords_of_a_run_are_told_together() -> None:
         assert words in message
     message = read_message(lambda: api.evaluate("arithmetic", "scripted:gold", max_samples=3, foo=2))
     assert "'max_samples': write tasks=" in message and "foo" in message
+
+
+def test_a_message_about_a_setting_of_a_run_can_be_typed(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 8
+    given: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "env": "arithmetic", "max_new_tokens": 6, "eval": {"tasks": 0}}
+    message = read_message(lambda: rlvr.train(**given, steps=1, out=tmp_path / "a"))
+    assert "set max_length=8, or lower max_new_tokens" in message
+    assert resolve_run_inputs(model="m", env="arithmetic", max_length=64).config.rollout.max_length == 64
+    assert write_as_keywords("use model.dtype=float32 with train.mixed_precision=bf16") == (
+        "use model={'dtype': 'float32'} with mixed_precision='bf16'"
+    )
+
+
+# ---- environments -----------------------------------------------------------------------------------------------------
+
+
+def test_data_may_be_a_keyword_and_its_system_message_has_its_usual_names() -> None:
+    for word in ("dataset", "data"):
+        env = api.make_env(**{word: ROWS}, verifier="math", system_prompt="Be short.")
+        system, question = (message["content"] for message in env.task("train", 0).prompt)
+        assert system == "Be short." and question.endswith(r"\boxed{}.")  # the verifier's instruction follows the question all the same
+    assert api.make_env(dataset=ROWS, verifier="math", system="Be short.", instruction="").task("train", 0).question.endswith("=")
+    assert api.make(dataset=ROWS, verifier="math").reset(seed=0) and api.make_vec(env="arithmetic", num_envs=2).num_envs == 2
+    assert "no environment is given" in read_message(lambda: api.make_env())
+    for call in (rlvr.make, rlvr.make_vec, rlvr.make_env):
+        assert "did you mean 'competition_math'?" in read_message(lambda call=call: call("math"))
+
+
+def test_a_call_of_a_tool_as_the_prompt_asks_for_it_fits_with_an_answer() -> None:
+    @rlvr.tool
+    def evaluate_expression(expression: str) -> str:
+        """Evaluate an arithmetic expression."""
+        return "a result"
+
+    call = '<tool_call>\n{"name": "evaluate_expression", "arguments": {"expression": "21-52"}}\n</tool_call>'
+    env = rlvr.make("arithmetic", tools=[evaluate_expression])
+    env.reset(seed=0)
+    observation, _, terminated, truncated, _ = env.step(call)
+    assert "a result" in observation and not (terminated or truncated)
+    assert env.step("The answer is 7.")[2] is True
+    env = api.make("arithmetic", tools=[evaluate_expression], max_tokens=40)
+    env.reset(seed=0)
+    info = env.step(call)[4]
+    assert info["stop_reason"] == "truncated" and info["reason"].endswith("the episode was truncated at max_new_tokens=40")
+
+
+def test_an_environment_of_gymnasium_is_told_how_a_conversation_is_written() -> None:
+    played: Any = type("Guess", (rlvr.Environment,), {"reset": lambda self: None, "step": lambda self, action: None})
+    message = read_message(played)
+    assert "def reply(self, task, completions):" in message and "rlvr.make_env(MyEnv) builds it" in message
+
+    class Guess(rlvr.Environment):
+        needs = {"verifier": "numeric"}
+
+        def __init__(self, *, verifier: Any) -> None:
+            self.verifier = verifier
+
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task("a number from 1 to 10?", reference="7")
+
+    wrong: Any = Guess
+    message = read_message(lambda: wrong())
+    assert "Guess() needs verifier; write rlvr.make_env(Guess)" in message
+    assert "is 'numeric'; it must be an rlvr.Verifier" in read_message(lambda: rlvr.evaluate(Guess(verifier="numeric"), lambda prompt: "7"))
+    assert rlvr.evaluate(Guess, lambda prompt: "7", tasks=1).accuracy == 1.0
