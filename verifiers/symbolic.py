@@ -26,6 +26,7 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
+from rlvr.verifiers.math.compare.question_forms import order_named_values, take_value_after_formula
 from rlvr.verifiers.math.compare.question_units import drop_requested_multiple, explain_unit_conflict
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
 from rlvr.verifiers.math.compare.worked_out import explain_open_step
@@ -52,7 +53,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "9"  # 9: a tag is unwrapped in a box
+    version = "10"  # 10: named values in the order of the question
     setting_hints: ClassVar = {
         **{name: f"write policy={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
         **{
@@ -174,10 +175,14 @@ class Symbolic(Verifier):
             found = extract_answer(answer, channel, multiple_answers=policy.multiple_answers)
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
+            if found.text is not None and "=" in found.text and (ordered := order_named_values(found.text, _join_prompt(task))):
+                found = Extraction(ordered, found.reason)
             verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
-            if not verdict.passed and found.text is not None and (counted := drop_requested_multiple(gold, found.text, _join_prompt(task))):
-                found = Extraction(counted, found.reason)
-                verdict = call_or_cache(self._verify_extraction, gold, found, policy)
+            for reading in _iter_question_readings(gold, found.text, _join_prompt(task)) if not verdict.passed and found.text else ():
+                second: Verdict = call_or_cache(self._verify_extraction, gold, Extraction(reading, found.reason), policy)
+                if second.passed:
+                    found, verdict = Extraction(reading, found.reason), second
+                    break
             if verdict.passed and (why := self._explain_question_conflict(task, gold, found, policy)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:
@@ -295,6 +300,13 @@ class Symbolic(Verifier):
                 if len(self._cache) > self._cache_size:
                     del self._cache[next(iter(self._cache))]
         return known
+
+
+def _iter_question_readings(gold: str, answer: str, prompt: str) -> Iterator[str]:
+    """List other readings of an answer that its question allows."""
+    for reading in (drop_requested_multiple(gold, answer, prompt), take_value_after_formula(answer, prompt)):
+        if reading:
+            yield reading
 
 
 def _join_prompt(task: Task) -> str:

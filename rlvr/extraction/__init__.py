@@ -177,7 +177,7 @@ def _extract_auto(text: str) -> Extraction:
     if tag is not NO_TAG:
         return tag
     rows = text.strip().splitlines()
-    if rows and re.match(r"\s*####\s*[^#\s]", rows[-1]):
+    if rows and re.match(r"\s*(?:\*\*)?####\s*[^#\s]", rows[-1]):
         return extract_hash_line(text)
     if "####" in text and (found := _extract_closing_hash_line(text)).text is not None:
         return found

@@ -40,7 +40,8 @@ _CORRECTION_WORDS = re.compile(
 
 def extract_hash_line(text: str) -> Extraction:
     """Extract the answer declared by the #### lines."""
-    lines = [line.strip()[4:].strip() for line in text.splitlines() if line.strip().startswith("####")]
+    shown = [re.sub(r"^\*\*(####.*)\*\*$", r"\1", line.strip()) for line in text.splitlines()]  # a line in bold
+    lines = [line[4:].strip() for line in shown if line.startswith("####")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         return Extraction(None, "there is no #### line")

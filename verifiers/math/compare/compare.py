@@ -6,6 +6,7 @@ Collections are matched member by member, relations side by side, and one value 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
     value, why = extract_value(gold, answer, context)
     if value is None:
         return Comparison(False, why)
-    if value[0] == "set" and len(value) == 2 and answer[0] == "rel":
+    if value[0] == "set" and len(value) == 2 and (answer[0] == "rel" or gold[0] == "rel"):
         value = value[1]  # x is in a set of one value
     if value[0] == "mod" and (given := compute_exact_value(value[1])) is not None and 0 <= given < (compute_exact_value(value[-1]) or 0):
         value = value[1]
@@ -377,6 +378,18 @@ def find_unsolved(tree: Tree) -> Tree | None:
     return None
 
 
+def evaluate_bases(tree: Tree) -> Tree:
+    """Replace numerals in other bases by their values.
+
+    >>> evaluate_bases(("mul", ("base", "6", 8), ("base", "12", 8)))
+    ('mul', ('num', 6, 1), ('num', 10, 1))
+    """
+    if tree[0] == "base" and tree[1].isalnum() and 2 <= tree[2] <= 36:
+        with contextlib.suppress(ValueError):  # a digit that the base does not have
+            return ("num", int(tree[1], tree[2]), 1)
+    return tuple(evaluate_bases(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+
+
 def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tree | None, str]:
     """Extract the value that an answer asserts if the gold is one value: `x = 5` asserts 5, a chain must be consistent."""
     if answer[0] != "rel":
@@ -401,10 +414,12 @@ def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tr
     if not values:
         return None, "it asserts nothing"
     for sign, value in zip(signs, values[1:], strict=False):
-        if sign == "=" and not compare_trees(values[0], value, context).is_equal:
+        if sign == "=" and not compare_trees(evaluate_bases(values[0]), evaluate_bases(value), context).is_equal:
             return None, f"its chain is inconsistent: {format_tree(values[0])} is not {format_tree(value)}"
         if sign == "~" and not _is_near(values[0], value):
             return None, f"its chain is inconsistent: {format_tree(values[0])} is not close to {format_tree(value)}"
+    if gold[0] == "base" and (based := [value for value in values if value[0] == "base" and value[2] == gold[2]]):
+        return based[-1], ""
     simple = [value for value in values if value[0] in ("num", "dec") or is_rational(value)]
     return (simple[-1] if simple and len(values) > 1 and "~" not in signs else values[0]), ""
 
@@ -693,13 +708,16 @@ _POLAR_NAMES = ("rho", "r", "theta", "phi", "varphi", "z")
 
 
 def _sort_coordinates(pairs: list[tuple[str, Tree]]) -> list[tuple[str, Tree]]:
-    """Sort named coordinates into their usual order: Latin letters alphabetically, polar coordinates by convention, others as written.
+    """Sort named coordinates into their usual order: letters that follow each other in the alphabet, polar coordinates; others as written.
 
     >>> [name for name, _ in _sort_coordinates([("y", ()), ("x", ())])], [name for name, _ in _sort_coordinates([("theta", ()), ("r", ())])]
     (['x', 'y'], ['r', 'theta'])
+    >>> [name for name, _ in _sort_coordinates([("m", ()), ("b", ())])]
+    ['m', 'b']
     """
-    names = [name for name, _ in pairs]
-    if all(len(name.partition("_")[0]) == 1 for name in names):
+    names = sorted(name for name, _ in pairs)
+    letters = [name.partition("_")[0] for name in names]
+    if all(len(letter) == 1 and ord(letter) - ord(before) in (0, 1) for before, letter in itertools.pairwise(letters)):
         return sorted(pairs, key=lambda pair: pair[0])
     return sorted(pairs, key=lambda pair: _POLAR_NAMES.index(pair[0])) if set(names) <= set(_POLAR_NAMES) else pairs
 
@@ -720,11 +738,28 @@ def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Compa
             value = ("matrix", tuple(tuple(arg[1:]) for arg in parts))
         elif len(rows) == 1 or len(rows[0]) == 1:
             value = ("matrix", (value[1:],) if len(rows) == 1 else tuple((cell,) for cell in value[1:]))
+    if value[0] != "matrix" and len(rows) == len(rows[0]) and (factor := find_identity_factor(value)) is not None:
+        value = ("matrix", tuple(tuple(factor if k == j else ZERO for k in range(len(rows))) for j in range(len(rows))))
     if value[0] != "matrix":
         return Comparison(False, f"parsed as {describe_tree(value)}; the gold is {describe_tree(gold)}")
     if [len(row) for row in value[1]] != [len(row) for row in rows]:
         return Comparison(False, f"it is {len(value[1])} by {len(value[1][0])}; the gold is {len(rows)} by {len(rows[0])}")
     return _compare_in_order([cell for row in rows for cell in row], [cell for row in value[1] for cell in row], context)
+
+
+def find_identity_factor(tree: Tree) -> Tree | None:
+    """Return the factor of a multiple of the identity matrix, -1 of `-I`; None for anything else.
+
+    >>> find_identity_factor(("neg", ("sym", "I")))
+    ('neg', ('num', 1, 1))
+    """
+    if tree[0] == "sym" and tree[1].partition("_")[0] == "I":
+        return ("num", 1, 1)
+    if tree[0] == "neg" and (inner := find_identity_factor(tree[1])) is not None:
+        return ("neg", inner)
+    if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]) and find_identity_factor(tree[2]) == ("num", 1, 1):
+        return tree[1]
+    return None
 
 
 def compare_number_sets(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
@@ -1106,7 +1141,8 @@ def describe_unevaluated_operation(tree: Tree) -> str:
     for node in list_nodes(tree):
         if node[0] in UNEVALUATED_OPS:
             return UNEVALUATED_OPS[node[0]]
-        if node[0] == "fun" and node[1] in UNEVALUATED_FUNCTIONS and not get_free_symbols(node):
+        written_out = node[:2] == ("fun", "det") and node[2][0] == "matrix"  # with letters, too: it is evaluated by hand
+        if node[0] == "fun" and node[1] in UNEVALUATED_FUNCTIONS and (written_out or not get_free_symbols(node)):
             return UNEVALUATED_FUNCTIONS[node[1]]
     return ""
 

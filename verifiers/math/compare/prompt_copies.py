@@ -20,7 +20,16 @@ from rlvr.verifiers.math.values.rational import NotFinite
 
 ARITHMETIC_OPS = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
 MAX_FORMULAS = 200
-_MATH_SPAN = re.compile(r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.DOTALL)
+_ENVIRONMENTS = "align|aligned|alignat|equation|gather|multline|eqnarray|flalign|displaymath|math"
+_MATH_SPAN = re.compile(
+    r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]"
+    rf"|\\begin\{{(?:{_ENVIRONMENTS})\*?\}}(.{{1,600}}?)\\end\{{(?:{_ENVIRONMENTS})\*?\}}",
+    re.DOTALL,
+)
+_PLAIN_FORMULA = re.compile(
+    r"(?:(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\(?:frac|sqrt|cdot|times|left|right)(?![a-zA-Z])|[-+*/^()\[\]{}\d. ×·÷−]){3,600}+"
+)
+"""A run of numbers, single letters, operators and brackets in the words of a question: `Expand (x+1)(x+2) - 2x`."""
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|q?quad|big|Big)(?![a-zA-Z])|\\[,;:! ]|[$~]")
 _TIMES_SIGN = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·∙⋅]")
 
@@ -92,10 +101,29 @@ def _parse_sorted(text: str) -> Tree | None:
         return None
 
 
+def list_math_spans(prompt: str) -> list[str]:
+    r"""List the texts between math delimiters, and the lines of environments.
+
+    >>> list_math_spans(r"Take $x$ and \begin{align*} (x+1)^2 &= y \\ z \end{align*}.")
+    ['x', '(x+1)^2 = y', 'z']
+    """
+    spans = list[str]()
+    for match in _MATH_SPAN.finditer(prompt):
+        span = next(part for part in match.groups() if part)
+        spans += [line.strip() for line in span.replace("&", "").split(r"\\")] if match.lastindex == 5 else [span]
+    return [span for span in spans if span][:MAX_FORMULAS]
+
+
+def _list_plain_formulas(prompt: str) -> list[str]:
+    """List what looks like a formula with an operation in the words of a question, between no delimiters."""
+    found = (match[0].strip(" .") for match in _PLAIN_FORMULA.finditer(_MATH_SPAN.sub(" ; ", prompt)))
+    return [text for text in found if len(text) > 2 and re.search(r"[-+*/^×·÷−(\\]", text)]
+
+
 @lru_cache(maxsize=1024)
 def _collect_prompt_formulas(prompt: str) -> frozenset[Tree]:
-    """Collect the formulas between math delimiters, with the sides of equations and the members of lists."""
-    spans = [next(part for part in match.groups() if part) for match in _MATH_SPAN.finditer(prompt)][:MAX_FORMULAS]
+    """Collect the formulas of a question, with the sides of equations and the members of lists."""
+    spans = [*list_math_spans(prompt), *_list_plain_formulas(prompt)][:MAX_FORMULAS]
     todo = [tree for span in spans if (tree := _parse_sorted(span.strip().rstrip("?.,;:!= \n"))) is not None]
     for tree in todo:  # which grows in the loop
         if tree[0] in ("rel", "list", "tuple", "set"):
@@ -105,7 +133,7 @@ def _collect_prompt_formulas(prompt: str) -> frozenset[Tree]:
 
 def _is_in_prompt(answer: str, prompt: str) -> bool:
     """Whether the answer's text is in the prompt literally, and not as a part of something longer."""
-    part, whole = _strip_layout(answer), _strip_layout(prompt)
+    part, whole = strip_layout(answer), strip_layout(prompt)
     at = whole.find(part)
     while part and at >= 0:
         before, after = whole[at - 1 : at] if at else " ", whole[at + len(part) : at + len(part) + 1]
@@ -117,8 +145,12 @@ def _is_in_prompt(answer: str, prompt: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _strip_layout(text: str) -> str:
-    """Strip layout commands from a text."""
+def strip_layout(text: str) -> str:
+    r"""Strip layout commands, dollar signs and needless spaces from a text.
+
+    >>> strip_layout(r"$\dfrac12 \cdot x$")
+    '\\frac12*x'
+    """
     text = _TIMES_SIGN.sub("*", text.strip().strip("$").rstrip(".")).replace("\u2212", "-")
     text = _LAYOUT.sub("", re.sub(r"\\[dt]frac", r"\\frac", " ".join(text.split())))
     return re.sub(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])", "", text).replace("{,}", ",")

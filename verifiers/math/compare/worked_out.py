@@ -104,6 +104,8 @@ def explain_open_step(gold: Tree, answer: Tree) -> str:
     if (split := split_unit_symbol(answer, split_unit(gold)[1])) is not None:
         answer = split[0]  # 5 C beside 5 coulombs
     radians = is_degree(split_unit(gold)[1]) and has_op(answer, "const")
+    if answer[0] == "list" and gold[0] not in ("list", "set", "tuple", "matrix", "text", "choice"):  # one value in several forms
+        return next((why for part in answer[1:] if (why := explain_open_step(gold, part))), "")
     if gold[0] != "mod" and is_numeral(gold) and not radians:
         return _explain_missing_numeral(gold, answer)
     allowed = _list_allowed_kinds(gold)

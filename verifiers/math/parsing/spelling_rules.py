@@ -193,6 +193,7 @@ SPELLING_RULES: tuple[SpellingRule, ...] = (
          "the same without braces", r"\vec i", r" \ell_{vi}"),
     _make_rule("decimal comma", "{,}", r"(?<![\d},.])(\d{1,9})\{,\}(\d{1,2}|\d{4,9})(?![\d.]|\{,\})", r"\1.\2",
          "a comma set as a decimal point", "2{,}75", "2.75"),
+    _make_rule("decimal point", "{.}", r"(?<=\d)\{\.\}(?=\d)", ".", "a point in braces", "0{.}15", "0.15"),
     _make_rule("complex", "mathbb", r"\\mathbb\s*\{?\s*C\s*\}?", r"\\C ", "the field of complex numbers", r"\mathbb{C}", r"\C "),
     _make_rule("remainder", "R remainder", r"^\s*(.{1,60}?)\s*(?:\\text\s*\{\s*(?:R|remainder)\s*\}|(?<=\d)\s+R|remainder)\s*(-?\d{1,9})\s*$",
          r"\1 + \2 R_{est}", "a quotient with its remainder", "7 R 2", "7 + 2 R_{est}"),

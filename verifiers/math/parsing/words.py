@@ -114,7 +114,14 @@ def strip_wrapping(text: str) -> str:
         match = _COMMAND.match(text)
         if match and text.endswith("}") and _is_brace_closed_at_end(text, match.end()):
             text = text[match.end() : -1]
-        text = re.sub(r"^(?:=|\\(?:approx|displaystyle|textstyle)(?![a-zA-Z]))\s*", "", text)
+        if (
+            text[:1] == "{"
+            and text[-1] == "}"
+            and _is_brace_closed_at_end(text, 1)
+            and not any(sign in text for sign in ("|", ":", r"\mid"))
+        ):
+            text = text[1:-1]  # braces that TeX does not show; a set with a condition may have lost its backslashes
+        text = re.sub(r"^(?:=|\\(?:approx|displaystyle|textstyle|large|Large|LARGE|huge|Huge|bf|bold)(?![a-zA-Z]))\s*", "", text)
         text = re.sub(r"^(?:\\[,;:! ]|~)+|(?:\\[,;:!]|~)+$", "", text)
         if text == before:
             break

@@ -1,0 +1,66 @@
+"""Answers that are read in the words of their question: named values, formulas of the question, formulas that hide an undone one."""
+
+from __future__ import annotations
+
+import pytest
+
+import rlvr
+
+PAIR = (r"Enter the ordered pair $(m,b)$.", r"\left( \frac{3}{2}, -13 \right)")
+EXPAND = (r"Expand: \begin{align*} x\left(x(1+x)+2x\right)-3(x^2-x+2)\end{align*}", "x^3+3x-6")
+PLAIN = ("Expand and simplify (x+1)(x+2)-2x", "x^2+x+2")
+SIMPLIFY = (r"Simplify $\frac{4+6a}{5}-\frac{1+3a}{4}$.", r"\frac{11+9a}{20}")
+MATRIX = (r"Find $\mathbf{A}^{27}+\mathbf{A}^{31}$.", r"\begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (PAIR, "m=3/2, b=-13"),
+        (PAIR, "b=-13, m=3/2"),
+        (PAIR, r"b = -13 \text{ and } m = \frac32"),
+        (PAIR, "(b,m)=(-13,3/2)"),
+        (("?", PAIR[1]), "m=3/2, b=-13"),  # nothing says the order: as written
+        (("?", "(1, 2)"), "y=2, x=1"),
+        (EXPAND, "3x-6+x^3"),
+        (PLAIN, "2 + x + x^2"),
+        (SIMPLIFY, r"\frac{9a+11}{20}"),
+        ((r"Compute $6_8 \cdot 7_8$.", "52_8"), r"6_8 \cdot 7_8 = 52_8"),
+        (("Write 999 in base 6.", "4343_6"), "999_{10} = 4343_6"),
+        ((r"What is $x^3 - 2x + 1$?", "2"), "x^3 - 2x + 1 = 2"),
+        ((r"What is $5 \star 1$?", "47"), r"5 \star 1 = 47"),
+        ((r"Compute $1^{(2^{235423523})}$.", "1"), "1^{(2^{235423523})} = 1"),
+        (MATRIX, r"\mathbf{A}^{27} + \mathbf{A}^{31} = \begin{pmatrix} -1 & 0 \\ 0 & -1 \end{pmatrix}"),
+        (MATRIX, "-I"),
+        (MATRIX, r"-\mathbf{I}"),
+        (("?", "0.15"), "0{.}15"),
+        (("?", "1260"), "{1,260}"),
+        (("?", r"\text{Navin}"), r"{\textbf{Navin}}"),
+    ],
+)
+def test_a_right_answer_in_the_words_of_its_question_is_right(question: tuple[str, str], answer: str) -> None:
+    assert rlvr.verify("symbolic", answer=rf"\boxed{{{answer}}}", reference=question[1], prompt=question[0]).score == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (PAIR, "m=-13, b=3/2"),
+        (PAIR, "b=3/2, m=-13"),
+        (PAIR, "(b,m)=(3/2,-13)"),
+        (("?", PAIR[1]), "m=-13, b=3/2"),
+        (("?", "(1, 2)"), "y=1, x=2"),
+        (EXPAND, r"\left(x\left(x(1+x)+2x\right)-3(x^2-x+2)\right)"),
+        (PLAIN, "((x+1)(x+2)-2x)"),
+        (PLAIN, r"\frac{(x+1)(x+2)-2x}{3}\cdot 3"),
+        (SIMPLIFY, r"\det\begin{pmatrix} \frac{4+6a}{5}-\frac{1+3a}{4} \end{pmatrix}"),
+        (SIMPLIFY, r"\begin{vmatrix} \frac{4+6a}{5}-\frac{1+3a}{4} & 0 \\ 0 & 1 \end{vmatrix}"),
+        (("?", "1"), r"1 \text{ and } 1 + 0"),
+        ((r"Compute $6_8 \cdot 7_8$.", "52_8"), r"6_8 \cdot 7_8 = 53_8"),
+        ((r"What is $x^3 - 2x + 1$?", "2"), "x^3 - 2x + 1 = 3"),
+        ((r"If $x^2 = 4$ and $x > 0$, what is $x$?", "4"), "x^2 = 4"),
+        (MATRIX, "-2I"),
+    ],
+)
+def test_a_wrong_or_undone_one_is_not(question: tuple[str, str], answer: str) -> None:
+    assert rlvr.verify("symbolic", answer=rf"\boxed{{{answer}}}", reference=question[1], prompt=question[0]).score == 0

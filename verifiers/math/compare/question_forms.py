@@ -1,0 +1,89 @@
+r"""Read an answer in the words of its question: a value that follows the question's own formula, and named values in the question's order.
+
+`5 \star 1 = 47` is 47 where the question asks for `5 \star 1`, although nobody but the question knows that operation. `b = 2, m = 1` is
+(1, 2) where the question asks for `(m, b)`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from rlvr.verifiers.math.compare.prompt_copies import list_math_spans, strip_layout
+
+_EQUALS = re.compile(r"(?<![<>=!:\\])(?:=|\\equiv(?![a-zA-Z])|≡)(?!=)")
+_NAMES = re.compile(r"\(\s*(\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\s*,\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?)+)\s*\)")
+_NAMED_VALUE = re.compile(r"\s*\$?\s*(\\?[a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+?)\s*\$?\s*")
+_NAMES_AT_START = re.compile(r"\s*\$?\s*" + _NAMES.pattern + r"\s*=\s*\((.+)\)\s*\$?\s*", re.DOTALL)
+_BETWEEN = re.compile(r"[,;]|\\(?:text|mathrm)\s*\{\s*and\s*\}|\band\b")
+
+
+def take_value_after_formula(answer: str, prompt: str) -> str:
+    r"""Take what follows the question's own formula in an answer `formula = value`; "" if no formula of the question stands there.
+
+    >>> take_value_after_formula(r"5 \star 1 = 47", r"If $a \star b = a + b$ ..., what is $5 \star 1$?")
+    '47'
+    >>> take_value_after_formula("x = 5", "What is $y$, if $x = 5$?")
+    ''
+    """
+    parts = _EQUALS.split(answer.strip().strip("$"))
+    if len(parts) != 2 or not prompt:
+        return ""
+    formula, value = strip_layout(parts[0]), parts[1].strip()
+    if len(formula) < 3 or not value or not re.search(r"[^\w\s]", formula):  # a name alone is read by the grammar
+        return ""
+    return value if formula in _list_whole_formulas(prompt) else ""
+
+
+def order_named_values(answer: str, prompt: str) -> str:
+    """Write values with names as the tuple that the question asks for: `b = 2, m = 1` for `(m, b)`; "" if it does not ask so.
+
+    >>> order_named_values("b = 2, m = 1", "Find the ordered pair $(m,b)$."), order_named_values("(b, m) = (2, 1)", "Enter $(m,b)$.")
+    ('(1,2)', '(1,2)')
+    >>> order_named_values("b = 2, m = 1", "Find both numbers.")
+    ''
+    """
+    asked = {frozenset(names): names for names in _list_asked_tuples(prompt)}
+    if not asked:
+        return ""
+    if (tupled := _NAMES_AT_START.fullmatch(answer)) is not None:
+        names, values = _split_names(tupled[1]), _split_at_commas(tupled[2])
+    else:
+        named = [_NAMED_VALUE.fullmatch(part) for part in _BETWEEN.split(answer)]
+        if len(named) < 2 or not all(named):
+            return ""
+        names, values = tuple(part[1] for part in named if part), [part[2] for part in named if part]
+    order = asked.get(frozenset(names))
+    if order is None or len(set(names)) != len(names) or len(values) != len(names):
+        return ""
+    return f"({','.join(values[names.index(name)].strip() for name in order)})"
+
+
+@lru_cache(maxsize=1024)
+def _list_whole_formulas(prompt: str) -> frozenset[str]:
+    """List the formulas of a prompt that stand alone between delimiters, without layout: not those that are one side of an equation."""
+    return frozenset(strip_layout(span.strip().rstrip("?.,;:! \n")) for span in list_math_spans(prompt))
+
+
+@lru_cache(maxsize=1024)
+def _list_asked_tuples(prompt: str) -> tuple[tuple[str, ...], ...]:
+    """List the tuples of letters in a prompt that stand alone in a formula, `$(m,b)$`; a point such as `$(a,b)$` on a curve may be one."""
+    spans = (span.strip().strip(".,;:") for span in list_math_spans(prompt))
+    found = dict.fromkeys(_split_names(match[1]) for span in spans if (match := _NAMES.fullmatch(span)) is not None)
+    return tuple(found) if len({frozenset(names) for names in found}) == len(found) else ()  # (x, y) and (y, x): the order is not known
+
+
+def _split_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return parts
