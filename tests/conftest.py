@@ -51,6 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(removed)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Start three workers on two processors: a test waits half of its time, for a timeout, a process that starts or a container."""
+    return len(os.sched_getaffinity(0)) * 3 // 2 or 1
+
+
 @lru_cache(maxsize=1)
 def no_docker() -> str:
     """Why the tests marked `docker` cannot run here; empty when they can."""
