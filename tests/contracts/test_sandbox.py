@@ -33,7 +33,7 @@ def test_how_it_ended_is_asked_by_name(status: ExitStatus) -> None:
         ("timeout", r"write \.timed_out"),
         ("error", r"write \.stderr"),
         ("duration", r"write \.wall_s"),
-        ("nothing", r"no attribute 'nothing'$"),
+        ("nothing", r"no attribute 'nothing'; it has \.checker_output, "),
     ],
 )
 def test_a_name_of_another_library_gets_ours(name: str, words: str) -> None:
