@@ -524,6 +524,7 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
         The model, on the accelerator if there is one, and the tokenizer.
     """
     from rlvr.config.config import ModelConfig
+    from rlvr.mdp import tokenizers
     from rlvr.models.device import resolve_device
     from rlvr.models.model_loading import load_model as load
 
@@ -537,7 +538,8 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
         if not name:
             raise ConfigError("the model is an object and no tokenizer is given; write load_model(model, tokenizer)")
         tokenizer = name
-    return LoadedModel(model, load_tokenizer(tokenizer))
+    model_vocab_size = getattr(getattr(model, "config", None), "vocab_size", 0)
+    return LoadedModel(model, tokenizers.load_tokenizer(tokenizer, model_vocab_size=model_vocab_size))
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import rlvr
 from rlvr.errors import ConfigError
 from rlvr.hints import write_as_keywords
 from rlvr.training.run_inputs import resolve_run_inputs
+from tests.fixtures import learning
+from tests.fixtures.templates import CHATML, tokenizer_for
 from tests.test_library import SMALL, TOKENIZER, tiny_model
 
 api: Any = rlvr
@@ -410,3 +412,20 @@ def test_an_environment_of_gymnasium_is_told_how_a_conversation_is_written() -> 
     assert "Guess() needs verifier; write rlvr.make_env(Guess)" in message
     assert "is 'numeric'; it must be an rlvr.Verifier" in read_message(lambda: rlvr.evaluate(Guess(verifier="numeric"), lambda prompt: "7"))
     assert rlvr.evaluate(Guess, lambda prompt: "7", tasks=1).accuracy == 1.0
+
+
+def test_a_model_and_a_tokenizer_of_transformers_are_trained_and_evaluated(tmp_path: Path) -> None:
+    tokenizer = tokenizer_for(CHATML, ("<|im_end|>",))
+    model = learning.tiny_model(vocabulary=len(tokenizer) + 200)  # as models of the Hub, with more ids than the tokenizer has
+    report = rlvr.evaluate("arithmetic", policy=rlvr.load_model(model, tokenizer), tasks=8, max_new_tokens=8)
+    assert all(sample.score is not None for sample in report.samples)
+    given: dict[str, Any] = {
+        "steps": 1,
+        "num_generations": 4,
+        "prompts_per_step": 4,
+        "max_new_tokens": 8,
+        "max_length": 250,
+        "eval": {"tasks": 2},
+    }
+    rlvr.train(model=model, tokenizer=tokenizer, env="arithmetic", out=tmp_path / "a", **given)
+    assert rlvr.load_run(tmp_path / "a").episodes["reward"].notna().all()
