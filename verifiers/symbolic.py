@@ -32,7 +32,8 @@ from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, comp
 from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
-from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op, list_nodes
+from rlvr.verifiers.math.parsing.units import explain_unit_label
 from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathConventions
 from rlvr.verifiers.math.values.algebra_pool import AlgebraPool
 from rlvr.verifiers.math.values.cost import reset_budget
@@ -144,7 +145,11 @@ class Symbolic(Verifier):
                 if (shown := rewrite_for_parser(text)) != text:
                     yield f"{name}, rewritten", format_shortened(shown)
             try:
-                yield f"{name}, as a tree", format_tree_indented(parse_answer(text))
+                yield f"{name}, as a tree", format_tree_indented(tree := parse_answer(text))
+                yield from (
+                    (f"{name}, unit", explain_unit_label(label))
+                    for label in dict.fromkeys(node[2] for node in list_nodes(tree) if node[0] == "unit")
+                )
             except (ParseError, LimitExceeded) as error:
                 yield f"{name}, as a tree", f"none: {error}"
 

@@ -165,3 +165,9 @@ def test_texts_and_keywords_are_explained_and_the_rule_of_a_verifier_of_ones_own
     numeric = rlvr.make_verifier("numeric")
     assert numeric.explain("it is 7", "7") == numeric.explain(answer="it is 7", reference="7") == numeric.explain(Task("?", "7"), "it is 7")
     assert Parity().explain("4").rule == "Parity.check_parity"
+
+
+def test_symbolic_names_the_table_of_a_unit() -> None:
+    steps = dict(explain("symbolic", "1 km", r"\boxed{5 furlongs}").steps)
+    assert steps["gold, unit"] == "km: in _UNIT_TABLE (verifiers/math/parsing/units.py)"
+    assert steps["answer, unit"].startswith("furlongs: not in _UNIT_TABLE") and steps["answer, unit"].endswith("a counted thing")

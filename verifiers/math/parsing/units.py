@@ -118,6 +118,20 @@ def is_unit(word: str) -> bool:
     return word in _UNIT_WORDS or (word.endswith("s") and word[:-1] in _UNIT_WORDS)
 
 
+def explain_unit_label(label: str) -> str:
+    """Say how a label is read, and where that is decided.
+
+    >>> explain_unit_label("furlongs")
+    'furlongs: not in _UNIT_TABLE (verifiers/math/parsing/units.py), read as the name of a counted thing'
+    """
+    words = [word.lower() for word in re.findall(r"[^\W\d_]+", label)]
+    known = all(word in _UNITS or is_unit(word) or word in ("square", "cubic", "sq", "cu", "per") for word in words)
+    table = "_UNIT_TABLE (verifiers/math/parsing/units.py)"
+    if known or parse_unit_label(label) is None:
+        return f"{label}: {'in' if known else 'no unit by'} {table}"
+    return f"{label}: not in {table}, read as the name of a counted thing"
+
+
 def is_letter_unit(letter: str) -> bool:
     """Whether one letter after a numeral and a space is a unit."""
     return letter in _UNIT_LETTERS
