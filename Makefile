@@ -28,13 +28,13 @@ train: setup
 # One thread for each worker: with more, the threads of one wait for those of the others. A worker that dies ends the run: its
 # replacement would leave the scheduler waiting for ever.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest --numprocesses auto --maxprocesses 4 --max-worker-restart 0 --dist loadgroup
-HEAVY  := slow or docker or vllm or chromium or release
+HEAVY  := slow or docker or bubblewrap or vllm or chromium or release
 
 # What a contributor runs: no engine, no vLLM, no browser, no cluster, no real run of more than seconds.
 test: setup
 	$(PYTEST) -m "not ($(HEAVY))" $(ARGS)
 
-# The rest of what must hold before a release. Tests of an engine, vLLM or a browser that is not here are skipped, and the end says so.
+# The rest of what must hold before a release. Tests of an engine, bubblewrap, vLLM or a browser that is not here are skipped, and the end says so.
 test-slow: setup
 	$(PYTEST) -m "($(HEAVY)) and not release" $(ARGS)
 

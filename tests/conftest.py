@@ -81,6 +81,14 @@ def no_chromium() -> str:
     return "" if browser.program() else f"none of {', '.join(browser.PROGRAMS)} is installed"
 
 
+@lru_cache(maxsize=1)
+def no_bubblewrap() -> str:
+    """Why the tests marked `bubblewrap` cannot run here; empty when they can."""
+    from rlvr.sandbox.bubblewrap import BubblewrapSandbox
+
+    return "; ".join(f"{what}; {how}" for what, how in BubblewrapSandbox.find_problems())
+
+
 @dataclass
 class Engine:
     """Something big that some tests need: they carry its mark, and RLVR_REQUIRE_... makes its absence a failure."""
@@ -91,6 +99,7 @@ class Engine:
 
 ENGINES = {
     "docker": Engine("Docker Engine", no_docker),
+    "bubblewrap": Engine("bubblewrap", no_bubblewrap),
     "vllm": Engine("vLLM", no_vllm),
     "chromium": Engine("Chromium", no_chromium),
 }
@@ -174,6 +183,15 @@ def docker_sandbox() -> Iterator[Sandbox]:
     from rlvr.registry.plugins import build
 
     with build("sandbox", "docker") as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
+def bubblewrap_sandbox() -> Iterator[Sandbox]:
+    """The bubblewrap sandbox, one for all tests."""
+    from rlvr.registry.plugins import build
+
+    with build("sandbox", "bubblewrap") as sandbox:
         yield sandbox
 
 

@@ -18,7 +18,7 @@ from rlvr.errors import SandboxError
 
 Probe = Callable[[Sandbox], str]
 SMALL_SPEC = SandboxSpec(memory_mb=192, disk_mb=32, file_mb=16, processes=24, wall_s=20, output_bytes=200_000)
-WHOLE_SESSION_STOPPED = "everything that ran in the box was stopped"
+WHOLE_SESSION_STOPPED = "everything that ran in the session was stopped"
 
 
 def _create_session(sandbox: Sandbox, place: SandboxSpec = SMALL_SPEC) -> SandboxSession:

@@ -126,13 +126,7 @@ class ProcessTableMeter:
 
     def get_memory_bytes(self) -> int:
         """Return the bytes of memory of all living descendants; shared memory is divided among the processes that share it."""
-        total = 0
-        for pid in list_descendants(self._root, self._spared_pids):
-            for thread in _list_threads(pid):  # any living thread can report it; the first one may have exited
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/smaps_rollup", "rb", 0) as file:
-                    total += _parse_field(file.read().replace(b":", b""), b"Pss") << 10
-                    break
-        return total
+        return sum(_read_pss_bytes(pid) for pid in list_descendants(self._root, self._spared_pids))
 
     def exceeds_memory(self, max_bytes: int) -> bool:
         """Return whether more than `limit` bytes are in use: an upper bound first, because the exact count is slow."""
@@ -140,14 +134,7 @@ class ProcessTableMeter:
 
     def _estimate_max_memory_bytes(self) -> int:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
-        total = 0
-        for pid in list_descendants(self._root, self._spared_pids):
-            for thread in _list_threads(pid):
-                with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread}/statm", "rb", 0) as file:
-                    if pages := int(file.read().split()[1]):
-                        total += pages * PAGE_BYTES
-                        break
-        return total
+        return sum(_read_rss_bytes(pid) for pid in list_descendants(self._root, self._spared_pids))
 
     def get_cpu_s(self) -> float:
         """Return the processor time, in seconds, of all descendants seen so far."""
@@ -171,6 +158,23 @@ def make_meter(root: int, spared_pids: set[int], use_cgroup: bool) -> CgroupMete
         with contextlib.suppress(OSError, ValueError):
             return CgroupMeter()
     return ProcessTableMeter(root, spared_pids)
+
+
+def _read_pss_bytes(pid: int) -> int:
+    """Return a process's memory with its part of what it shares; what the kernel does not show to us counts in full."""
+    for thread in _list_threads(pid):  # any living thread can report it; the first one may have exited
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/smaps_rollup", "rb", 0) as file:
+            return _parse_field(file.read().replace(b":", b""), b"Pss") << 10
+    return _read_rss_bytes(pid)
+
+
+def _read_rss_bytes(pid: int) -> int:
+    """Return a process's memory, with all that it shares."""
+    for thread in _list_threads(pid):
+        with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/task/{thread}/statm", "rb", 0) as file:
+            if pages := int(file.read().split()[1]):
+                return pages * PAGE_BYTES
+    return 0
 
 
 def _list_threads(pid: int) -> list[str]:

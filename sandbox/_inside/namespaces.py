@@ -1,4 +1,4 @@
-"""Enter namespaces for a supervisor that runs without a container: as many as the kernel allows.
+"""Enter namespaces for a supervisor that runs without a container: as many as the kernel allows; or list those that it was started in.
 
 The order is: a user namespace if not root; network, IPC, host name; small in-memory folders mounted over world-writable ones; a PID
 namespace with a /proc of its own. Standard library only.
@@ -13,6 +13,16 @@ import sys
 
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 PRIVATE, RECURSIVE, NOSUID, NODEV, NOEXEC, PR_SET_PDEATHSIG = 1 << 18, 1 << 14, 2, 4, 8, 1
+KINDS = {
+    "user": "users",
+    "net": "network",
+    "ipc": "ipc",
+    "uts": "host name",
+    "mnt": "mounts",
+    "pid": "processes",
+    "cgroup": "control groups",
+}
+"""The namespaces by their names in /proc/PID/ns, and what we call them."""
 WRITABLE_FOLDERS, CLOSED_FOLDERS, OWN_DISK_LABEL = ("/tmp", "/dev/shm"), ("/var/tmp", "/run/lock"), "a small disk"
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,6 +48,46 @@ def enter_namespaces(disk_mb: int) -> list[str]:
             os._exit(96)  # a /proc of another namespace would be useless: start again without namespaces
         held.append("processes")
     return held
+
+
+def read_namespace_ids() -> dict[str, str]:
+    """Return the kernel's identity of each namespace of this process, by the names in /proc/PID/ns."""
+    found = {}
+    for kind in KINDS:
+        try:
+            found[kind] = os.readlink(f"/proc/self/ns/{kind}")
+        except OSError:  # this kernel does not have it
+            continue
+    return found
+
+
+def list_own_namespaces(outer_ids: dict[str, str]) -> list[str]:
+    """Return the names of the namespaces in which this process is not with the one that read `outer_ids`."""
+    return [KINDS[kind] for kind, own in read_namespace_ids().items() if kind in outer_ids and outer_ids[kind] != own]
+
+
+def mount_work_folders(disk_mb: int) -> None:
+    """Mount a small empty tmpfs over each folder that programs may write to, in mounts of our own. Raises OSError if that fails."""
+    if libc.unshare(NEW_MOUNTS) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
+        raise OSError(ctypes.get_errno(), "no mounts of its own")
+    for place in WRITABLE_FOLDERS:
+        if not os.path.isdir(place) or not _mount_tmpfs_over(place, disk_mb, 0o700):
+            raise OSError(ctypes.get_errno(), f"no small disk at {place}")
+
+
+def forbid_user_namespaces() -> bool:
+    """Forbid new user namespaces in the user namespace of this process, for as long as it exists; return whether that worked."""
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            if int(file.read().split()[2]) > 1:
+                return False  # that of the machine, or of a container: not ours to change
+        with open("/proc/sys/user/max_user_namespaces", "r+", encoding="ascii") as file:
+            file.write("0")
+            file.flush()
+            file.seek(0)
+            return file.read().strip() == "0"
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def _mount_tmpfs_over(folder: str, size_mb: int, mode: int) -> bool:

@@ -16,12 +16,16 @@ LOAD, JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
 EPERM, EACCES, ENOSYS = 1, 13, 38
 AF_UNIX, NEW_NAMESPACES = 1, 0x7E020000
+CLONE_PARENT = 0x8000  # a child of the zygote, which it does not know and never reaps: its PID namespace would not end
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
 FOR_SUPERVISOR, FOR_PROGRAM = False, True
 FIRST_UNKNOWN_CALL = 450  # calls from this number on are newer than this table: refused as if the kernel did not have them
 
 # the same numbers on both machines: open_tree and mounts, io_uring, pidfds, process_madvise, landlock, secret memory, quotactl_fd
 COMMON_REFUSED_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 440, 443, 444, 445, 446, 447)
+
+# kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: refused to programs for the first process, which is ours wherever they run
+SIGNAL_CALLS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
 
 # machine: (audit architecture, socket, clone, clone3, refused to all, refused to programs as well)
 CALL_TABLES = {
@@ -51,6 +55,7 @@ class _FilterProgram(ctypes.Structure):
 def build_filter(machine: str, for_program: bool) -> bytes:
     """Build the filter for one processor architecture, in the kernel's format; the stricter one if `for_program` is true."""
     (arch, socket, clone, clone3), to_all, to_programs = CALL_TABLES[machine]
+    refused_flags = NEW_NAMESPACES | (CLONE_PARENT if for_program else 0)
     refused = to_all + COMMON_REFUSED_CALLS + (to_programs if for_program else ())
 
     def step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
@@ -62,7 +67,10 @@ def build_filter(machine: str, for_program: bool) -> bytes:
     code += [step(JUMP_GREATER_EQUAL, FIRST_UNKNOWN_CALL, 0, 1), step(RETURN, ERRNO | ENOSYS)]
     for number in refused:
         code += [step(JUMP_EQUAL, number, 0, 1), step(RETURN, ERRNO | EPERM)]
-    code += [step(JUMP_EQUAL, clone, 0, 4), step(LOAD, 16), step(JUMP_BITS, NEW_NAMESPACES, 0, 1), step(RETURN, ERRNO | EPERM)]
+    for number in SIGNAL_CALLS[machine] if for_program else ():
+        code += [step(JUMP_EQUAL, number, 0, 4), step(LOAD, 16), step(JUMP_EQUAL, 1, 0, 1), step(RETURN, ERRNO | EPERM)]
+        code += [step(RETURN, ALLOW)]
+    code += [step(JUMP_EQUAL, clone, 0, 4), step(LOAD, 16), step(JUMP_BITS, refused_flags, 0, 1), step(RETURN, ERRNO | EPERM)]
     code += [step(RETURN, ALLOW)]
     code += [step(JUMP_EQUAL, socket, 0, 3), step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 1, 0), step(RETURN, ERRNO | EACCES)]
     return b"".join([*code, step(RETURN, ALLOW)])

@@ -36,6 +36,9 @@ MAX_WALL_FACTOR = 10.0  # multiple of the wall limit: the hard timeout on a mach
 KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
 PR_SET_CHILD_SUBREAPER, CHUNK_BYTES = 36, 1 << 18
 MEGABYTE = 1 << 20
+OWN_PROCESSES = 8
+"""Processes of ours that the kernel counts with a program's, where both have the one user id of a user namespace: the first process,
+the supervisor, the zygote, the namespace helper, the inits of two used namespaces and of those created in advance."""
 
 
 class Supervisor:
@@ -46,6 +49,7 @@ class Supervisor:
     ) -> None:
         self.folders: list[str] = settings["places"]
         self.uid: int | None = settings["uid"]
+        self.num_own_processes = 0 if self.uid is not None else OWN_PROCESSES if settings.get("has_own_users") else None
         self.zygote, self.namespace_helper, self.has_filter = (
             ZygoteClient(zygote_socket),
             namespace_helper,
@@ -148,7 +152,9 @@ class Supervisor:
             cpu, kills = self.meter.get_cpu_s(), self.meter.count_oom_kills()
             if stage.checker_fds:  # first, so that the program cannot keep its checker from starting
                 other = None if self.uid is None else self.uid + 1
-                run.children.append(self._start_process(stage.checker_fds, run.limits, [], other, "/", 500))
+                # under one user id the kernel counts the program's processes, too: they must not keep the checker from its own
+                shared = run.limits if other is not None else {**run.limits, "processes": 2 * run.limits["processes"]}
+                run.children.append(self._start_process(stage.checker_fds, shared, [], other, "/", 500))
                 if not stage.wait_for_checker(KILL_TIMEOUT_S):
                     run.record_stop("INTERNAL_ERROR", "the checker could not be set up")
             if not run.exit_status:
@@ -179,8 +185,8 @@ class Supervisor:
             "SIGPENDING": 256,
             "STACK": 64 * MEGABYTE,
         }
-        if uid is not None:
-            rlimits["NPROC"] = int(limits["processes"])
+        if self.num_own_processes is not None:
+            rlimits["NPROC"] = int(limits["processes"]) + self.num_own_processes
         if isinstance(self.meter, meter.ProcessTableMeter):  # nothing else enforces the limit then
             spare = toolchains.SPARE_ADDRESS_MB.get(argv[0] if argv else "", 512)
             rlimits["AS"] = (int(limits["memory_mb"]) + spare) * MEGABYTE
@@ -286,6 +292,7 @@ class Supervisor:
             self.killer,
             cgroup_factory,
             session_source,
+            self.num_own_processes,
         )
         return keeper.SessionServer(processes.SupervisorResources(*tools))
 
@@ -330,6 +337,10 @@ def main(settings: dict[str, Any]) -> None:
     """Set up, fork the zygote, then handle requests until the owner exits. A forked child returns as the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     spaces = namespaces.enter_namespaces(settings["disk_mb"]) if settings.get("namespaces") else []
+    if outer := settings.get("outer_namespaces"):  # whoever started this process has put it into namespaces
+        spaces = namespaces.list_own_namespaces(outer)
+        namespaces.mount_work_folders(settings["disk_mb"])
+        spaces += [namespaces.OWN_DISK_LABEL, *(["no new user namespaces"] if namespaces.forbid_user_namespaces() else [])]
     if namespaces.OWN_DISK_LABEL in spaces:
         settings["places"] = list(namespaces.WRITABLE_FOLDERS)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -367,7 +378,8 @@ def main(settings: dict[str, Any]) -> None:
             fatal = reply["fatal"]
             _send_reply(reply, said)
     except PeerExited as error:
-        os.write(2, f"{error}\n".encode())  # reported from inside, so that it is not mistaken for a failure from outside
+        with contextlib.suppress(OSError):  # nobody may read it any more
+            os.write(2, f"{error}\n".encode())  # reported from inside, so that it is not mistaken for a failure from outside
     except OSError:
         pass
     (box or supervisor).shut_down()

@@ -77,6 +77,8 @@ def run_as_user(uid: int | None, gid: int | None, task: FileTask) -> int:
             os.closerange(0, 2)  # our owner's channel
             if uid is not None:
                 _set_filesystem_user(uid, uid if gid is None else gid)
+            else:  # programs are our own user; without capabilities they have all that this process may reach
+                rights.drop_all_capabilities()
             status = task() or 0
         finally:
             os._exit(status)

@@ -16,12 +16,13 @@ from tests.attacks.scoring import SCORING
 from tests.attacks.task import REFERENCES, RIGHT, Attack
 
 CORPUS = SCORING + HARM + CHANNEL
-pytestmark = pytest.mark.docker
+KINDS = [pytest.param(f"{name}_sandbox", marks=getattr(pytest.mark, name), id=name) for name in ("docker", "bubblewrap")]
 
 
-@pytest.fixture(scope="module")
-def verifier(docker_sandbox: Sandbox) -> UnitTests:
-    return UnitTests(sandbox=docker_sandbox)
+@pytest.fixture(scope="module", params=KINDS)
+def verifier(request: pytest.FixtureRequest) -> UnitTests:
+    sandbox: Sandbox = request.getfixturevalue(request.param)
+    return UnitTests(sandbox=sandbox)
 
 
 def judge(verifier: UnitTests, kind: str, code: str) -> Verdict:
@@ -43,7 +44,7 @@ def runs(every: bool = False) -> Iterator[tuple[Attack, str]]:
 
 @pytest.mark.timeout(900)
 def test_no_attack_is_paid_and_none_disturbs_another(verifier: UnitTests) -> None:
-    """Attacks and honest answers run side by side and one after the other, in the same containers."""
+    """Attacks and honest answers run side by side and one after the other, in the same containers or namespaces."""
 
     def one(run: tuple[Attack, str]) -> list[str]:
         attack, kind = run

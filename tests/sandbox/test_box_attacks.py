@@ -35,7 +35,7 @@ if os.fork() == 0:
                 except OSError: pass
     os._exit(0)
 """
-KINDS = [pytest.param("docker", marks=pytest.mark.docker), "process"]
+KINDS = [pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), "process"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -95,7 +95,7 @@ def test_no_attack_from_a_box_sees_disturbs_or_stays(sandbox: Sandbox, request: 
     complaints: list[str] = []
     with victim(sandbox) as box, ThreadPoolExecutor(3) as threads:
         assert disturbed(box) == ""
-        # in plain processes a share of them: each family is there
+        # without an engine a share of them: each family is there
         for lines in threads.map(lambda one: attack(sandbox, one), BOX_CORPUS if "docker" in request.node.name else BOX_CORPUS[::6]):
             complaints += lines
         complaints += [f"the victim: {line}" for line in [disturbed(box)] if line]

@@ -19,12 +19,17 @@ from rlvr.errors import ConfigError, SandboxError, ToolInfrastructureError
 from rlvr.registry.plugins import build
 from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.box import cgroups as groups
+from rlvr.sandbox._outside.supervisor_connection import wait_readable
 from rlvr.sandbox.process import FOLDER_PREFIX
 from rlvr.tools.python import Python
 from rlvr.turns import Call
 
 TRUSTED: dict[str, Any] = {"trusted": True}
-KINDS = [pytest.param("docker", {}, marks=pytest.mark.docker, id="docker"), pytest.param("process", TRUSTED, id="process")]
+KINDS = [
+    pytest.param("docker", {}, marks=pytest.mark.docker, id="docker"),
+    pytest.param("bubblewrap", {}, marks=pytest.mark.bubblewrap, id="bubblewrap"),
+    pytest.param("process", TRUSTED, id="process"),
+]
 
 
 def test_a_place_says_what_is_wrong_with_it() -> None:
@@ -126,6 +131,7 @@ def kill_supervisor(sandbox: Any, box: SandboxSession) -> None:
     else:
         channel._process.kill()
         channel._process.wait(10)
+        assert wait_readable(channel._process.stdout.fileno(), 10)  # all that it was the parent of has ended, too
 
 
 def test_the_tools_say_what_happened_to_a_session(process_sandbox: Sandbox) -> None:
@@ -204,7 +210,9 @@ def kill_zygote(sandbox: Any, box: SandboxSession) -> None:
     if hasattr(channel, "client"):
         supervisor = channel.client.api.inspect_container(channel.id)["State"]["Pid"]
     else:
-        [supervisor] = children(channel._process.pid)  # the first one only waits
+        supervisor = channel._process.pid
+        while len(below := children(supervisor)) == 1:  # those above it only wait
+            supervisor = below[0]
     os.kill(children(supervisor)[-1], signal.SIGKILL)
 
 

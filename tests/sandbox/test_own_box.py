@@ -30,7 +30,10 @@ QUICK = (
 """Those that take no second; `benchmarks/sandbox/breakages.py` runs all."""
 
 
-@pytest.fixture(scope="module", params=[pytest.param("docker", marks=pytest.mark.docker), "process"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("docker", marks=pytest.mark.docker), pytest.param("bubblewrap", marks=pytest.mark.bubblewrap), "process"],
+)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     with build("sandbox", request.param, max_sessions=1, **({"trusted": True} if request.param == "process" else {})) as built:
         yield built

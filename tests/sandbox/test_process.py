@@ -23,10 +23,15 @@ from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, 
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
 from rlvr.sandbox._inside.frames import ConnectionBroken, pack_frame
+from rlvr.sandbox._outside.local_supervisor import LocalSupervisorConnection
 from rlvr.sandbox._outside.supervisor_connection import SupervisorConnection
-from rlvr.sandbox.process import LocalSupervisorConnection, ProcessSandbox
+from rlvr.sandbox.process import ProcessSandbox
 
-BOTH = [pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"), pytest.param("process_sandbox", id="process")]
+BOTH = [
+    pytest.param("docker_sandbox", marks=pytest.mark.docker, id="docker"),
+    pytest.param("bubblewrap_sandbox", marks=pytest.mark.bubblewrap, id="bubblewrap"),
+    pytest.param("process_sandbox", id="process"),
+]
 
 
 @pytest.fixture(params=BOTH)

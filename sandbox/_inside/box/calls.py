@@ -48,7 +48,7 @@ def parse_last_state(output: bytes) -> bytes | None:
     return records[-2] if len(records) > 1 and len(records[-2]) <= MAX_STATE_BYTES else None
 
 
-def build_rlimits(limits: dict[str, Any], uid: int | None, has_cgroup_meter: bool) -> dict[str, int]:
+def build_rlimits(limits: dict[str, Any], max_processes: int | None, has_cgroup_meter: bool) -> dict[str, int]:
     """Build the rlimits of each process; they include memory if nothing measures the session as a whole."""
     chosen = {
         "FSIZE": int(limits["file_mb"]) * MEGABYTE,
@@ -59,8 +59,8 @@ def build_rlimits(limits: dict[str, Any], uid: int | None, has_cgroup_meter: boo
         "SIGPENDING": 256,
         "STACK": 64 * MEGABYTE,
     }
-    if uid is not None:
-        chosen["NPROC"] = int(limits["processes"])
+    if max_processes is not None:
+        chosen["NPROC"] = max_processes
     if not has_cgroup_meter:
         chosen["AS"] = (int(limits["memory_mb"]) + 512) * MEGABYTE
     return chosen

@@ -5,6 +5,7 @@ Runs inside the container: standard library only.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -12,6 +13,8 @@ import stat
 from rlvr.sandbox._inside import streams
 from rlvr.sandbox._inside import workdirs as places
 
+OPENAT2, NO_MAGIC_LINKS, NO_SYMLINKS, BENEATH = 437, 2, 4, 8
+libc = ctypes.CDLL(None, use_errno=True)
 NO_ERRNO = 199  # an exit status that is no errno
 
 
@@ -24,7 +27,7 @@ def write_file(home: str, uid: int | None, path: str, data: bytes) -> int:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.isdir(target):
             return errno.EISDIR
-        number = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        number = _open_resolved(home, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         if not stat.S_ISREG(os.fstat(number).st_mode):
             return errno.EINVAL
         streams.write_all(number, data)
@@ -38,7 +41,7 @@ def read_file(home: str, uid: int | None, path: str, max_bytes: int) -> tuple[in
     result = os.memfd_create("file", os.MFD_CLOEXEC)
 
     def work() -> int:
-        number = os.open(_resolve_inside(home, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        number = _open_resolved(home, _resolve_inside(home, path), os.O_RDONLY)
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
             return errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
@@ -72,3 +75,23 @@ def _resolve_inside(home: str, path: str) -> str:
     if not target.startswith(root + "/"):
         raise PermissionError(errno.EACCES, "outside of the working folder")
     return target
+
+
+def _open_resolved(home: str, target: str, flags: int, mode: int = 0) -> int:
+    """Open a path below `home` that has no links any more. A process of the session that puts one there meanwhile gets an error.
+
+    Kernels before 5.6 check only the last part of the path.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    root = os.path.realpath(home)
+    how = (ctypes.c_uint64 * 3)(flags, mode, BENEATH | NO_SYMLINKS | NO_MAGIC_LINKS)
+    folder = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        number: int = libc.syscall(OPENAT2, folder, os.fsencode(os.path.relpath(target, root)), how, ctypes.sizeof(how))
+    finally:
+        os.close(folder)
+    if number >= 0:
+        return number
+    if (code := ctypes.get_errno()) not in (errno.ENOSYS, errno.EPERM):
+        raise OSError(code, os.strerror(code))
+    return os.open(target, flags, mode)

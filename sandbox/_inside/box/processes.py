@@ -39,6 +39,8 @@ class SupervisorResources:
     cgroups: CgroupFactory
     session_source: bytes
     """The source code of the Python session."""
+    num_own_processes: int | None
+    """How many processes of ours the kernel counts with those of the session; None: it cannot count those of the session."""
 
 
 class SessionProcesses:
@@ -59,6 +61,12 @@ class SessionProcesses:
             self.uid += 2
         self.tools.meter.set_baseline()
 
+    @property
+    def max_processes(self) -> int | None:
+        """The limit that the kernel gets for the count of processes; None if it would count others, too."""
+        own = self.tools.num_own_processes
+        return None if own is None else int(self.limits["processes"]) + own
+
     def start_process(
         self, descriptors: calls.CallDescriptors, argv: list[str], extra_processes: int = 0
     ) -> tuple[ChildProcess, CallCgroup | None]:
@@ -67,7 +75,7 @@ class SessionProcesses:
         if self.tools.namespace_helper and not self._namespace_init:
             self._namespace_init = self.tools.namespace_helper.take_namespace_init()
             self.tools.namespace_helper.request_namespaces(1)
-        limits = calls.build_rlimits(self.limits, self.uid, self.has_cgroup_meter)
+        limits = calls.build_rlimits(self.limits, self.max_processes, self.has_cgroup_meter)
         if "NPROC" in limits:
             limits["NPROC"] += extra_processes
         descriptors.child_fds[calls.READY_FD] = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)

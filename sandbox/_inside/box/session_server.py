@@ -204,8 +204,8 @@ class SessionServer:
         ports.child_fds[calls.GO_FD], go = os.pipe2(os.O_CLOEXEC)
         for place, name in ((1, "stdout"), (2, "stderr"), (calls.STATE_OUT_FD, "report")):
             ports.add_output(place, name)
-        limit = None if self.processes.uid is None else int(self.limits["processes"])
-        born, group = self.processes.start_process(ports, calls.build_bash_command(limit), EXTRA_SHELL_PROCESSES)
+        command = calls.build_bash_command(self.processes.max_processes)
+        born, group = self.processes.start_process(ports, command, EXTRA_SHELL_PROCESSES)
         return PreparedShell(born, group, ports, source, go)
 
     def _run_python(self, call: RunningCall, source: bytes, began: float) -> None:
