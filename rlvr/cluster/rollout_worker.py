@@ -113,7 +113,9 @@ class RolloutWorker:
             from rlvr.cluster.weights.packing import apply_updates
 
             apply_updates(self.model, updates)
-            self.sampler.update_from_model(self.model, version)
+            from rlvr.models.plain_weights import PlainWeights  # torch comes with it
+
+            self.sampler.update_weights(PlainWeights(self.model), version)
         self.version = version
 
     def run_task(

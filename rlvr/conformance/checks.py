@@ -12,7 +12,6 @@ from typing import Any
 
 from rlvr.conformance.check_runner import CheckResult, run_checks
 from rlvr.conformance.verifierkit import iter_verifier_checks
-from rlvr.errors import ConfigError, format_suggestion
 from rlvr.registry.plugins import get_kind
 
 
@@ -41,6 +40,11 @@ def check_algorithm(name: str, **settings: Any) -> list[CheckResult]:
     return check_plugin("algorithm", name, **settings)
 
 
+def check_sampler(name: str, **settings: Any) -> list[CheckResult]:
+    """Check a sampler against its contract: limits, stop ids, seeds, log-probabilities, and new weights."""
+    return check_plugin("sampler", name, **settings)
+
+
 def iter_checks(kind: str, name: str, settings: dict[str, Any]) -> Iterator[CheckResult]:
     """Yield the result of each check as soon as it is done, so that progress can be shown."""
     wanted = get_kind(kind).name
@@ -62,6 +66,6 @@ def iter_checks(kind: str, name: str, settings: dict[str, Any]) -> Iterator[Chec
         from rlvr.conformance.algorithmkit import iter_algorithm_checks
 
         return run_checks(iter_algorithm_checks(name, settings))
-    raise ConfigError(
-        f"there are no checks for a {wanted}; {format_suggestion(wanted, ['env', 'verifier', 'sandbox', 'tool', 'algorithm'])}"
-    )
+    from rlvr.conformance.samplerkit import iter_sampler_checks  # torch comes with it
+
+    return run_checks(iter_sampler_checks(name, settings))

@@ -167,7 +167,8 @@ class SamplerTraits:
     loads_weights: bool = True
     """False for a sampler without weights, such as a script: the trainer then sends it none."""
     runs_model: bool = True
-    """True if it runs the model that `update_from_model` receives; False if an engine of its own reads the weights (`update_weights`)."""
+    """True if it runs the model that `update_from_model` receives, on that model's device; False if an engine of its own reads the weights,
+    whose copies may then be in host memory."""
     validates_model: bool = False
     """True if `validate_model` tests the model, which the sampler then has as its `model`: its tokens can be checked before a run."""
     text_only: bool = False
@@ -185,8 +186,9 @@ class SamplerTraits:
 class Sampler(Plugin, ABC):
     """Samples completions of prompts. Requests with the same prompt form a group, whose prompt may be computed once.
 
-    Define `stream_completions`. A sampler that can take new requests while it works on others overrides `stream_from_queue` as well, and one with an engine of
-    its own overrides `update_weights` instead of `update_from_model`.
+    Define `stream_completions`, and one of `update_from_model` (it runs the model) and `update_weights` (an engine of its own loads them);
+    a sampler without weights says so: `traits = SamplerTraits(loads_weights=False)`. One that can take new requests while it works on others
+    overrides `stream_from_queue` as well. `docs/sampling.md` has a whole sampler, and `rlvr check sampler NAME` checks one.
     """
 
     _hints = {
@@ -237,8 +239,8 @@ class Sampler(Plugin, ABC):
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Receive the environment and the tokenizer before the first request.
 
-        A training run also gives the trainer's compute precision and the maximum sequence length (prompt and completion). Most samplers
-        ignore all of it.
+        A training run also gives the trainer's compute precision and the maximum sequence length (prompt and completion); its evaluations
+        call this again without them, for each environment, so keep what was given. Most samplers ignore all of it.
         """
 
     def get_weight_load_metrics(self) -> dict[str, float]:
@@ -250,12 +252,23 @@ class Sampler(Plugin, ABC):
         return ""
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Receive the trainer's new weights. The default calls `update_from_model`; samplers with an engine of their own override this method."""
+        """Receive new weights: everything that has some calls this method. When it returns, nothing is sampled from older ones.
+
+        The default calls `update_from_model`; samplers with an engine of their own override this method. Of a model alone, give
+        `PlainWeights(model)`.
+        """
         if self.traits.loads_weights:
             self.update_from_model(weights.gather_model(), version)
 
     def update_from_model(self, model: Any, version: int) -> None:
-        """Load a model of this process, such as the trainer's. The default ignores it."""
+        """Load a model of this process. Called by the default of `update_weights` alone; the default raises ConfigError."""
+        raise ConfigError(
+            f"the sampler {type(self).__name__} was given weights and loads none: define `update_from_model` (it runs the model) or "
+            "`update_weights` (an engine of its own loads them; give it PlainWeights(model)), or, if it has no weights, set "
+            "traits = SamplerTraits(loads_weights=False)"
+        )
 
     def sleep(self) -> None:
-        """Free memory for the trainer after a step's sampling. Nothing is sampled until the next weight update."""
+        """Free memory for the trainer after a step's sampling. Nothing is sampled until the next weight update. Not called with
+        `rollout.max_staleness`.
+        """

@@ -174,9 +174,10 @@ class Rollout(Hinted):
         self.version = self.version + 1 if version is None else version
         weights = getattr(source, "weights", None)
         if weights is None:
-            self.sampler.update_from_model(source, self.version)
-        else:
-            self.sampler.update_weights(weights, self.version)
+            from rlvr.models.plain_weights import PlainWeights  # torch comes with it
+
+            weights = PlainWeights(source)
+        self.sampler.update_weights(weights, self.version)
 
     def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
         """Return one episode per request, in order."""

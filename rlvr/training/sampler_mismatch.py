@@ -25,6 +25,7 @@ from rlvr.models import numerics_check
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device import autocast_to, resolve_device
 from rlvr.models.model_loading import load_model
+from rlvr.models.plain_weights import PlainWeights
 from rlvr.registry.plugins import build, get_parameters, load_factory
 from rlvr.rollout.rollout import derive_seed
 from rlvr.training.distributed.group import run_in_main_process
@@ -281,7 +282,7 @@ def measure_logprob_gaps(
             model = load_model(ModelConfig.model_validate({"path": folder, "dtype": weights})).eval().to(place)
             with build("sampler", sampler_name, **unheld) as asked:
                 asked.setup(environment, tokenizer, precision=mixed or weights, max_length=mdp.max_length)
-                asked.update_from_model(model, 0)
+                asked.update_weights(PlainWeights(model), 0)
                 for temperature in temperatures:
                     found = asked.sample(requests, SamplingParams(temperature, stop_ids=tokenizer.stop_ids))
                     yield from compute_logprob_gaps(model, requests, found, precision, temperature)

@@ -197,7 +197,7 @@ CASES: list[Case] = [
     ("a file without a line", ["verify", "numeric", "--file", "empty.jsonl"], ["has no lines"]),
     ("a file that is no text", ["verify", "numeric", "--file", "latin.jsonl"], ["latin.jsonl:1", "UTF-8"]),
     ("no workers", ["verify", "numeric", "--file", "number.jsonl", "--workers", "0"], ["at least 1"]),
-    ("a kit that is not there", ["check", "sampler", "hf"], ["no checks for a sampler"]),
+    ("a kind that is not there", ["check", "recipe", "quickstart"], ["no kind of plugin 'recipe'"]),
     ("a name that no distribution may have", ["new", "verifier", "chess_"], ["'chess_'", "chess_mate"]),
     ("a name that is no name", ["new", "env", "Chess-Mate"], ["'Chess-Mate'", "chess_mate"]),
     ("a name that Python keeps", ["new", "env", "class"], ["'class'"]),

@@ -93,7 +93,6 @@ def test_one_message_ends_with_the_line_as_it_should_be(line: str, right: str, c
         ("init chess", "`rlvr new env chess`"),
         ("show symbolik", "did you mean 'symbolic'?"),
         ("show math_verify", "did you mean 'symbolic'?"),
-        ("check vllm", "no checks for a sampler"),
         ("eval quick --policy scripted:gold --foo 3", "has no option '--foo'; see `rlvr eval --help`"),
         ("eval quick --policy scripted:gold --fail-on-error", "an answer that failed has no score"),
         ("train d.jsonl --model m lr=1", "did you mean 'train.learning_rate'?"),

@@ -249,11 +249,6 @@ def test_a_verifier_that_locks_itself_up_among_threads_does_not_hold_up_the_end(
     assert done.stdout.strip() == "['verdicts are the same from many threads']", done
 
 
-def test_there_is_no_kit_for_a_sampler() -> None:
-    with pytest.raises(ConfigError, match="no checks for a sampler"):
-        check_plugin("sampler", "hf")
-
-
 @pytest.mark.slow
 def test_the_kit_leaves_nothing_behind(tmp_path: Path) -> None:
     import multiprocessing
