@@ -7,6 +7,8 @@
     PrefetchedSource         any of these that samples, ahead of the trainer and with older weights (`rollout.max_staleness`)
     ConcurrentBatchSource    the same with rollout workers, which accept new requests while they sample earlier ones
 
+A source of your own is a `SynchronousSource` with a `collect`, and is given to the trainer: `Trainer(..., batch_source=TheClass)`.
+
 Each process samples its shard of the groups, or the main process all of them; then every process has all groups.
 """
 
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
@@ -31,6 +34,7 @@ from rlvr.algorithms.functions.preferences import add_mismatched_answers
 from rlvr.contracts import Sampler, SamplingParams
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
+from rlvr.models.plain_weights import PlainWeights
 from rlvr.rollout.rollout import RolloutRequest, RolloutTiming, derive_seed
 from rlvr.task import Task, Verdict
 from rlvr.training.components import Components
@@ -104,12 +108,16 @@ class BatchSource(ABC):
         self.close()
 
 
-def make_batch_source(components: Components, learner: Learner) -> BatchSource:
-    """Choose the batch source of a run from its configuration."""
+def make_batch_source(components: Components, learner: Learner, source_class: type[SynchronousSource] | None = None) -> BatchSource:
+    """Choose the batch source of a run from its configuration; `source_class` is the user's own, if any."""
     check_sampling_supported(components)
     config, algorithm = components.config, components.algorithm
+    if source_class is not None:
+        check_source_class(components, source_class)
     source: SynchronousSource = (
-        OfflineSource(components)
+        source_class(components)
+        if source_class is not None
+        else OfflineSource(components)
         if config.data is not None
         else PartialRolloutSource(components)
         if config.rollout.partial_rollout_tokens
@@ -119,7 +127,7 @@ def make_batch_source(components: Components, learner: Learner) -> BatchSource:
     )
     if not config.rollout.max_staleness:
         return source
-    independent = isinstance(source, OnPolicySource) and not components.task_sampler.needs_previous_batch
+    independent = type(source) is OnPolicySource and not components.task_sampler.needs_previous_batch
     if independent and isinstance(components.rollout, AsyncRollout):
         return ConcurrentBatchSource(components, learner, source, components.rollout)
     return PrefetchedSource(components, learner, source)
@@ -143,6 +151,22 @@ def check_sampling_supported(components: Components) -> None:
         )
 
 
+def check_source_class(components: Components, source_class: Any) -> None:
+    """Raise ConfigError if this is no batch source, or if the configuration asks for another one."""
+    if not (isinstance(source_class, type) and issubclass(source_class, SynchronousSource)):
+        raise ConfigError(
+            f"batch_source is {source_class!r:.100}; give a subclass of rlvr.training.batch_sources.SynchronousSource, not an object"
+        )
+    config, name = components.config, source_class.__name__
+    for setting, is_set, remedy in (
+        ("data", config.data is not None, "leave it out"),
+        ("rollout.partial_rollout_tokens", config.rollout.partial_rollout_tokens, "leave it unset"),
+        ("algorithm.dynamic_sampling_rounds", components.algorithm.traits.sampling_rounds > 1, "set it to 1"),
+    ):
+        if is_set:
+            raise ConfigError(f"{setting} chooses another batch source than the given {name}; {remedy}, or leave batch_source out")
+
+
 def check_partial_rollouts(components: Components) -> None:
     """Raise ConfigError if the configuration does not support partial rollouts."""
     if not (most := components.config.rollout.partial_rollout_tokens):
@@ -161,28 +185,67 @@ def check_partial_rollouts(components: Components) -> None:
 # ---- one step at a time -----------------------------------------------------------------------------------------------
 
 
+class StepRollout:
+    """Samples the groups of one step, in one call or in several, and makes the batch of them.
+
+    >>> StepRollout(components, step=0, version=0).sample_groups(8)  # doctest: +SKIP
+    """
+
+    def __init__(self, components: Components, step: int, version: int) -> None:
+        self.components, self.step, self.version = components, step, version
+        """What a run samples and trains with, the step (from 0), and the version of the weights that the sampler has."""
+        self.timing = RolloutTiming()
+        self._num_sampled, self._canaries = 0, list[Group]()
+
+    def sample_groups(self, num_groups: int) -> list[Group]:
+        """Sample one group for each of the next tasks. Groups are numbered through the step, so no two of them share their seeds."""
+        c = self.components
+        plan = plan_sampling_round(c, num_groups, self.step, first_group_number=self._num_sampled)
+        self._num_sampled += num_groups
+        found = [sample_requests(c, requests, sampling, self.version) for requests, sampling in plan.calls]
+        groups, dropped, timing = record_sampling_round(c, plan, found)
+        self._canaries += dropped.get("canary", [])
+        self.timing = self.timing + timing
+        return groups
+
+    def build_batch(
+        self, groups: list[Group], dropped: DroppedGroups | None = None, metrics: Mapping[str, float] | None = None
+    ) -> RolloutBatch:
+        """Make the batch of the step. All that was sampled must be in it.
+
+        Args:
+            groups: the groups to train on.
+            dropped: the other groups, by the reason why they are not trained on, which is also written into their episodes.
+            metrics: metrics of the source, logged with the step.
+        """
+        left_out = {**(dropped or {}), **({"canary": self._canaries} if self._canaries else {})}
+        return build_batch(self.components, groups, left_out, self.timing, metrics or {})
+
+
 class SynchronousSource(BatchSource):
-    """Samples the batch of a step when the trainer asks for it; sampling and training alternate."""
+    """Samples the batch of a step when the trainer asks for it; sampling and training alternate.
+
+    A subclass defines `collect`, and `state_dict` and `load_state_dict` if it keeps something from step to step. With `rollout.max_staleness`
+    a `PrefetchedSource` calls `collect` in a thread, for a later step, with its own older weights in the sampler.
+    """
 
     def __init__(self, components: Components) -> None:
         self.components = components
 
     @abstractmethod
-    def collect(self, step: int, version: int) -> RolloutBatch:
-        """Collect the batch of a step. If the main process samples for all, only it calls this.
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
+        """Collect the batch of the step `rollout.step`. If the main process samples for all, only it calls this.
 
-        Args:
-            step: the step, from 0.
-            version: the version of the weights that the sampler has.
+        With several processes that sample, all of them call this, and each `sample_groups` returns the groups of all of them.
         """
 
     def next(self, step: int) -> RolloutBatch:
         """Collect the batch of a step with the current weights, and let the sampler sleep."""
         c = self.components
         if c.rollout.main_process_samples:
-            batch = run_on_main(c.accelerator, lambda: self.collect(step, step))
+            batch = run_on_main(c.accelerator, lambda: self.collect(StepRollout(c, step, step)))
         else:
-            batch = self.collect(step, step)
+            batch = self.collect(StepRollout(c, step, step))
         c.sampler.sleep()
         return batch
 
@@ -190,34 +253,21 @@ class SynchronousSource(BatchSource):
 class OnPolicySource(SynchronousSource):
     """Samples one group for each of the next tasks, with the current weights."""
 
-    def collect(self, step: int, version: int) -> RolloutBatch:
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
         """Sample one round."""
-        groups, dropped, timing = sample_groups(self.components, self.components.config.rollout.prompts_per_step, step, version)
-        return build_batch(self.components, groups, dropped, timing)
+        return rollout.build_batch(rollout.sample_groups(self.components.config.rollout.prompts_per_step))
 
 
 class DynamicSamplingSource(SynchronousSource):
     """Samples groups in rounds, until enough of them have a spread of rewards."""
 
-    def collect(self, step: int, version: int) -> RolloutBatch:
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
         """Sample rounds; what is not trained on is kept in the batch with the reason."""
         c = self.components
         collector = DynamicSampling(c.config.rollout.prompts_per_step, max_rounds=c.algorithm.traits.sampling_rounds)
-        timing, canaries = RolloutTiming(), list[Group]()
         while not collector.is_done:
-            groups, dropped, spent = sample_groups(
-                c, collector.next_num_groups, step, version, first_group_number=len(collector.sampled_groups)
-            )
-            collector.add_groups(groups)
-            canaries += dropped.get("canary", [])
-            timing = timing + spent
-        left_out = collector.list_dropped()
-        for reason, groups in left_out.items():
-            for episode in (e for group in groups for e in group):
-                episode.meta["dropped"] = reason
-        left_out |= {"canary": canaries} if canaries else {}
-        metrics = c.task_sampler.metrics() | collector.metrics() | c.sampler.get_weight_load_metrics()
-        return add_mismatched_kl_samples(c, RolloutBatch(collector.select_groups(), left_out, metrics, timing))
+            collector.add_groups(rollout.sample_groups(collector.next_num_groups))
+        return rollout.build_batch(collector.select_groups(), collector.list_dropped(), collector.metrics())
 
 
 class PartialRolloutSource(SynchronousSource):
@@ -227,13 +277,13 @@ class PartialRolloutSource(SynchronousSource):
         super().__init__(components)
         self.buffer = PartialRolloutBuffer(components.environment)
 
-    def collect(self, step: int, version: int) -> RolloutBatch:
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
         """Begin new groups, and sample the next part of every open completion."""
         c, buffer, timing = self.components, self.buffer, RolloutTiming()
-        resumed, plan = buffer.num_partial, plan_sampling_round(c, c.config.rollout.prompts_per_step, step)
+        resumed, plan = buffer.num_partial, plan_sampling_round(c, c.config.rollout.prompts_per_step, rollout.step)
         buffer.add_groups(plan.tasks, plan.calls[0][0])
         while not (done := buffer.pop_finished()):
-            found, spent = sample_requests(c, buffer.open_requests, c.sampling, version)
+            found, spent = sample_requests(c, buffer.open_requests, c.sampling, rollout.version)
             buffer.store_results(found)
             timing = timing + spent
         groups = [[answer for answer in group.completions if isinstance(answer, Episode)] for group in done]
@@ -243,9 +293,7 @@ class PartialRolloutSource(SynchronousSource):
             "partial/open_completions": float(buffer.num_partial),
             "partial/finished_groups": float(len(groups)),
         }
-        return add_mismatched_kl_samples(
-            c, RolloutBatch(groups, {}, c.task_sampler.metrics() | c.sampler.get_weight_load_metrics() | metrics, timing)
-        )
+        return build_batch(c, groups, {}, timing, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the partial completions."""
@@ -259,11 +307,11 @@ class PartialRolloutSource(SynchronousSource):
 class OfflineSource(SynchronousSource):
     """Takes the recorded groups of another run, or the gold solutions of the next tasks; nothing is sampled."""
 
-    def collect(self, step: int, version: int) -> RolloutBatch:
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
         """Take the groups of a step; nothing is sampled."""
         c, count = self.components, self.components.config.rollout.prompts_per_step
         if c.offline_dataset is not None:
-            groups = list(c.offline_dataset.get_groups(step * count, count))
+            groups = list(c.offline_dataset.get_groups(rollout.step * count, count))
         else:
             groups = list(build_gold_groups(c.task_sampler.next_tasks(count), c.mdp))
         return add_mismatched_kl_samples(c, RolloutBatch(groups, {}, {}, RolloutTiming()))
@@ -362,8 +410,8 @@ class PrefetchedSource(BatchSource):
         return functools.partial(self._sample_batch, self._copies[place], step, version)
 
     def _sample_batch(self, model: Any, step: int, version: int) -> RolloutBatch:
-        self.components.sampler.update_from_model(model, version)
-        return self.source.collect(step, version)
+        self.components.sampler.update_weights(PlainWeights(model), version)
+        return self.source.collect(StepRollout(self.components, step, version))
 
 
 class ConcurrentBatchSource(PrefetchedSource):
@@ -470,25 +518,26 @@ def request_batch(components: Components, rollout: AsyncRollout, step: int, *, v
     return finish
 
 
-def build_batch(components: Components, groups: list[Group], dropped: DroppedGroups, timing: RolloutTiming) -> RolloutBatch:
-    """Build the batch of a step with one sampling round."""
-    return add_mismatched_kl_samples(
-        components, RolloutBatch(groups, dropped, components.task_sampler.metrics() | components.sampler.get_weight_load_metrics(), timing)
-    )
-
-
-def sample_groups(
-    components: Components, num_groups: int, step: int, version: int, *, first_group_number: int = 0
-) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
-    """Sample one group for each of the next tasks, and the canaries; members of a group differ only in their seed."""
-    asked = plan_sampling_round(components, num_groups, step, first_group_number=first_group_number)
-    return record_sampling_round(
-        components, asked, [sample_requests(components, requests, sampling, version) for requests, sampling in asked.calls]
-    )
+def build_batch(
+    components: Components,
+    groups: list[Group],
+    dropped: DroppedGroups,
+    timing: RolloutTiming,
+    metrics: Mapping[str, float] = MappingProxyType({}),
+) -> RolloutBatch:
+    """Build the batch of a step: the reason is written into what is dropped, and the metrics of tasks and weights are added."""
+    for reason, left_out in dropped.items():
+        for episode in chain(*left_out):
+            episode.meta["dropped"] = reason
+    every = components.task_sampler.metrics() | dict(metrics) | components.sampler.get_weight_load_metrics()
+    return add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
 
 
 def plan_sampling_round(components: Components, num_tasks: int, step: int, *, first_group_number: int = 0) -> SamplePlan:
-    """Take the next tasks, and build the requests for them."""
+    """Take the next tasks, and build the requests for them; members of a group differ only in their seed. Canaries come last.
+
+    Seeds and group ids are functions of the step and of the group's number in it: a second round of a step begins at another number.
+    """
     tasks, requests, seed = components.task_sampler.next_tasks(num_tasks), list[list[RolloutRequest]](), components.config.seed
     for place, (index, task) in enumerate(tasks, first_group_number):
         meta = {"split": "train", "index": index, **build_reference_answer_meta(task)}

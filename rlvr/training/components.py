@@ -155,6 +155,8 @@ def build_components(
         * algorithm.traits.sampling_rounds
         * (curriculum.candidates_per_task if curriculum else 1)
     )
+    if inputs.batch_source is not None:  # how many tasks it takes in a step is its own affair
+        looks = MAX_CHECKED_PROMPTS
     size = MAX_CHECKED_PROMPTS if schedule.num_tasks is None else min(schedule.num_tasks, MAX_CHECKED_PROMPTS)
     longest = compute_max_prompt_length(mdp, "train", map(schedule.get_index, range(min(looks, size))))
     if config.eval.tasks:

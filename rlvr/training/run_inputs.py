@@ -63,6 +63,8 @@ class RunInputs:
     tokenizer: Tokenizer | None = None
     environment: Environment | None = None
     algorithm: Algorithm | None = None
+    batch_source: Any = None
+    """The class of the user's own batch source, if any."""
 
 
 def resolve_run_inputs(

@@ -24,6 +24,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +127,7 @@ class Trainer(Hinted):
         verifier: Any = None,
         algorithm: Any = None,
         callbacks: Sequence[Callback] = (),
+        batch_source: Any = None,
         out: str | Path | None = None,
         resume: bool = False,
         console: Console | None = None,
@@ -147,6 +149,8 @@ class Trainer(Hinted):
             verifier: with `data`: how answers are scored, as in `rlvr.make_verifier`.
             algorithm: a name, a mapping, or an algorithm object.
             callbacks: called after the shipped ones, in order; see `Callback`.
+            batch_source: the class of a batch source of your own, a `rlvr.training.batch_sources.SynchronousSource`; to be given again with
+                `resume`. None: chosen by the configuration.
             out: the run folder; by default one in `runs/` with the time in its name.
             resume: continue the run in `out` from its newest checkpoint; start it if there is none.
             console: where progress is shown; by default standard error.
@@ -163,6 +167,7 @@ class Trainer(Hinted):
         inputs = resolve_run_inputs(
             recipe, settings, model=model, tokenizer=tokenizer, env=env, data=data, verifier=verifier, algorithm=algorithm, **sections
         )
+        inputs = replace(inputs, batch_source=batch_source)
         self.config = config = inputs.config
         check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
         with ExitStack() as outer:  # closes everything again if the preparation fails
@@ -214,7 +219,7 @@ class Trainer(Hinted):
             self.environment, self.tokenizer, self.mdp = components.environment, components.tokenizer, components.mdp
             self.model, self.algorithm, self.sampler = components.model, components.algorithm, components.sampler
             self.rollout, self.task_sampler = components.rollout, components.task_sampler
-            self.batch_source = stack.enter_context(make_batch_source(components, self.learner))
+            self.batch_source = stack.enter_context(make_batch_source(components, self.learner, inputs.batch_source))
             self.callbacks = [*(make_callbacks(self, self.console) if repeat_from is None else ()), *callbacks]
             self.num_steps, self.num_completed_steps, self.stop_reason = config.train.steps, 0, ""
             self.stop_signals = StopSignals()

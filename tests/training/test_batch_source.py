@@ -1,0 +1,68 @@
+"""A batch source of the user's: it samples as it likes, its groups share no seed, and everything sampled is accounted for."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlvr.errors import ConfigError
+from rlvr.runs.run_log import read_jsonl
+from rlvr.training.batch_sources import OnPolicySource, RolloutBatch, StepRollout, SynchronousSource
+from rlvr.training.trainer import Trainer
+from tests.fixtures.tiny import tiny_run
+
+
+class BetterOfTwo(OnPolicySource):
+    """Samples twice in a step, and trains on the batch with the higher reward. A subclass of a shipped source is not taken for it."""
+
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
+        batches = [rollout.sample_groups(self.components.config.rollout.prompts_per_step) for _ in range(2)]
+        worse, better = sorted(batches, key=lambda groups: sum(episode.reward for group in groups for episode in group))
+        return rollout.build_batch(better, {"worse_batch": worse}, {"better_of_two/num_batches": 2.0})
+
+
+def run(folder: Path, source: Any, *, resume: bool = False, **changes: Any) -> list[dict[str, Any]]:
+    console = Console(file=io.StringIO(), width=300)
+    with Trainer(tiny_run(**changes), batch_source=source, out=folder, resume=resume, console=console) as trainer:
+        trainer.fit()
+    return list(read_jsonl(folder / "episodes.jsonl"))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_better_of_two_batches_is_trained_on(tmp_path: Path, staleness: int) -> None:
+    rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": staleness}
+    episodes = run(tmp_path / "a", BetterOfTwo, rollout=rollout)
+    for step, metrics in enumerate(read_jsonl(tmp_path / "a" / "metrics.jsonl"), 1):
+        mine = [episode for episode in episodes if episode["step"] == step]
+        assert len(mine) == 2 * 4 * 4 and len({episode["group"] for episode in mine}) == 8
+        dropped = [episode for episode in mine if episode.get("dropped") == "worse_batch"]
+        kept = [episode for episode in mine if not episode.get("dropped")]
+        assert len(dropped) == len(kept) == 16
+        assert sum(episode["reward"] for episode in kept) >= sum(episode["reward"] for episode in dropped)
+        assert metrics["better_of_two/num_batches"] == 2.0
+        assert metrics["tokens/sampled"] == sum(sum(episode["action_mask"]) for episode in mine)
+
+
+class Repeated(SynchronousSource):
+    """Samples one batch in two calls."""
+
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
+        return rollout.build_batch([*rollout.sample_groups(2), *rollout.sample_groups(2)])
+
+
+def test_two_calls_sample_what_one_call_does(tmp_path: Path) -> None:
+    def drop_time(rows: list[dict[str, Any]]) -> list[Any]:
+        return [(row["step"], row["group"], row["tokens"], row["logprobs"]) for row in rows]
+
+    assert drop_time(run(tmp_path / "two", Repeated)) == drop_time(run(tmp_path / "one", None))
+
+
+def test_what_is_no_source_and_what_asks_for_another_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give a subclass of"):
+        run(tmp_path / "a", dict)
+    with pytest.raises(ConfigError, match=r"algorithm\.dynamic_sampling_rounds chooses another batch source than the given BetterOfTwo"):
+        run(tmp_path / "b", BetterOfTwo, algorithm={"name": "dapo", "dynamic_sampling_rounds": 3})
