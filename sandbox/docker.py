@@ -189,10 +189,11 @@ class DockerSandbox(Sandbox):
     @staticmethod
     def find_problems() -> list[tuple[str, str]]:
         """Return (problem, how to fix it) for everything that prevents this sandbox from working here; used by `rlvr doctor`."""
+        hint = engine.get_engine_hint()
         try:
             client = engine.connect(10)
         except SandboxError as error:
-            return [(str(error).removesuffix(f"; {engine.ENGINE_HINT}"), engine.ENGINE_HINT)]
+            return [(str(error).removesuffix(f"; {hint}"), hint)]
         try:
             if not engine.has_image(client, engine.IMAGE):
                 return [(f"the image {engine.IMAGE!r} was not found", f"{engine.IMAGE_HINT}; or let the first use build it")]

@@ -81,8 +81,10 @@ def describe_abilities(findings: Sequence[Finding]) -> str:
         cannot.append("training (install rlvr[train])")
     if states.get("sandbox docker") == "ok":
         can.append("judging code that a model wrote")
+    elif states.get("sandbox bubblewrap") == "ok":
+        can.append("judging code that a model wrote (with sandbox=bubblewrap)")
     else:
-        cannot.append("judging code that a model wrote (needs a container engine)")
+        cannot.append("judging code that a model wrote (needs a container engine, or the package bubblewrap)")
     return f"Ready for: {'; '.join(can)}." + (f" Not for: {'; '.join(cannot)}." if cannot else "")
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -32,11 +33,19 @@ OUTAGE_POLL_INTERVAL_S, RETRY_INTERVAL_S = 0.5, 5.0
 """How often it is asked meanwhile; and for how long after the timeout nobody asks again."""
 MIN_API_VERSION = "1.40"
 BUILD_FOLDER = Path(__file__).parents[1]
-ENGINE_HINT = (
-    "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one; for code that you trust, no engine "
-    "is needed with sandbox={'name': 'process', 'trusted': True}; docs/sandbox.md has the other ways"
-)
+BUBBLEWRAP = "bwrap"
+"""The program of the package bubblewrap, with which the sandbox of that name isolates without an engine."""
 IMAGE_HINT = f"build it with `docker build -t {IMAGE} {BUILD_FOLDER}`"
+
+
+def get_engine_hint() -> str:
+    """Return what to do where no engine replies: start one, or use a sandbox that needs none."""
+    first = "" if shutil.which(BUBBLEWRAP) else "install the package bubblewrap (`apt install bubblewrap`), and "
+    return (
+        "start Docker (`systemctl start docker`, or Docker Desktop), or set DOCKER_HOST to the address of one; to isolate without an engine, "
+        f"{first}use sandbox=bubblewrap; for code that you trust, sandbox={{'name': 'process', 'trusted': True}} works, too; docs/sandbox.md "
+        "has the other ways"
+    )
 
 
 def connect(timeout_s: float = 60.0) -> docker.DockerClient:
@@ -51,7 +60,7 @@ def connect(timeout_s: float = 60.0) -> docker.DockerClient:
             asking.close()
         return docker.from_env(timeout=int(timeout_s), version=version)
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        raise SandboxError(f"no Docker Engine replies at {_get_engine_address()} ({_format_error(error)}); {ENGINE_HINT}") from error
+        raise SandboxError(f"no Docker Engine replies at {_get_engine_address()} ({_format_error(error)}); {get_engine_hint()}") from error
 
 
 class OutageGuard:
