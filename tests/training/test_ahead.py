@@ -379,3 +379,10 @@ def test_a_copy_is_on_the_trainer_s_device_only_for_a_sampler_that_runs_it(monke
         assert copied.lm_head.weight is copied.get_input_embeddings().weight and copied.lm_head.weight is not model.lm_head.weight
     assert {p.device.type for p in model.parameters()} == {"cpu"}
     assert HFSampler.traits.runs_model and not VLLMSampler.traits.runs_model
+
+
+def test_a_sampler_with_an_engine_gets_the_weights_of_batches_ahead(tmp_path: Path) -> None:
+    rollout = {"prompts_per_step": 4, "num_generations": 4, "max_staleness": 1}
+    for name in ("hf", "tests/fixtures/engine.py:Engine"):
+        run(tmp_path / name[-6:], rollout={**rollout, "sampler": {"name": name}}, train={"steps": 4, "learning_rate": 1e-2})
+    assert_same(tmp_path / "hf", tmp_path / "Engine")
