@@ -15,7 +15,7 @@ from rlvr.algorithms.grpo import advantage
 from rlvr.contracts.algorithm import LossInputs
 
 
-@declare_traits("ratio")
+@declare_traits("noop_on_policy")
 def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """Weight the log-probability by the capped ratio."""
     return compute_capped_ratio_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)

@@ -17,7 +17,7 @@ from rlvr.algorithms.functions.preferences import PreferenceAdvantages, compute_
 from rlvr.episode import Episode
 
 
-@declare_traits("pairs")
+@declare_traits("requires_group", "skips_zero_variance")
 def prefer(
     groups: Groups,
     rewards: list[Rewards],

@@ -18,7 +18,7 @@ from rlvr.algorithms.functions.turn_advantages import compute_turn_advantages, s
 from rlvr.algorithms.grpo import loss
 
 
-@declare_traits("requires_group", "per_token", "multi_turn")
+@declare_traits("requires_group", "per_token", "requires_multi_turn")
 def advantage(
     answers: AnswerBatch,
     *,

@@ -19,14 +19,14 @@ from rlvr.algorithms.functions.surrogate import SurrogateLoss, compute_clipped_l
 from rlvr.contracts.algorithm import LossInputs
 
 
-@declare_traits("requires_group", "zero_variance")
+@declare_traits("requires_group", "skips_zero_variance")
 def advantage(answers: AnswerBatch, *, scale_rewards: str = "group", advantage_epsilon: float = 1e-4) -> Advantages:
     """Compute the reward minus the mean of the group, divided by a standard deviation."""
     rewards = answers.rewards
     return divide_by_std(rewards, [subtract_group_mean(group) for group in rewards], scale_rewards, advantage_epsilon, answers.all_reduce)
 
 
-@declare_traits("ratio")
+@declare_traits("noop_on_policy")
 def loss(
     x: LossInputs, *, epsilon: float = 0.2, epsilon_high: float | None = None, delta: float | None = None,
     importance_sampling_level: str = "token",

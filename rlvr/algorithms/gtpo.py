@@ -26,7 +26,7 @@ from rlvr.algorithms.functions.entropy import get_token_entropies, pack_non_nan_
 from rlvr.algorithms.grpo import loss
 
 
-@declare_traits("requires_group", "zero_variance", "per_token", "entropy")
+@declare_traits("requires_group", "skips_zero_variance", "per_token", "entropy")
 def advantage(answers: AnswerBatch, *, entropy_weight: float = 0.1, success_threshold: float = 0.5) -> Advantages:
     """Compute each token's reward, shaped by its entropy and normalised within the group."""
     rows = zip(answers.rewards, get_token_entropies(answers), strict=True)

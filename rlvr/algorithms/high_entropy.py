@@ -24,7 +24,7 @@ from rlvr.algorithms.functions.covariance import find_top_fraction_threshold
 from rlvr.algorithms.functions.entropy import get_token_entropies
 
 
-@declare_traits("requires_group", "zero_variance", "per_token", "entropy")
+@declare_traits("requires_group", "skips_zero_variance", "per_token", "entropy")
 def advantage(
     answers: AnswerBatch, *, entropy_share: float = 0.2, scale_rewards: str = "group", advantage_epsilon: float = 1e-4
 ) -> Advantages:

@@ -17,7 +17,7 @@ from rlvr.algorithms.functions.preferences import PreferenceAdvantages, compute_
 from rlvr.episode import Episode
 
 
-@declare_traits("mismatched")
+@declare_traits("needs_kl_samples")
 def prefer(
     groups: Groups,
     rewards: list[Rewards],

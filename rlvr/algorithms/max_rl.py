@@ -20,7 +20,7 @@ from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.grpo import loss
 
 
-@declare_traits("requires_group", "zero_variance")
+@declare_traits("requires_group", "skips_zero_variance")
 def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward relative to the mean of the group."""
     found = []

@@ -21,7 +21,7 @@ def advantage(answers: AnswerBatch) -> Advantages:
     return [subtract_baseline(group, 0.0) for group in answers.rewards]
 
 
-@declare_traits("ratio")
+@declare_traits("noop_on_policy")
 def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """-A times the log-probability, weighted by the capped ratio."""
     return compute_capped_ratio_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)

@@ -19,7 +19,7 @@ from rlvr.algorithms.functions.rewards import get_greedy_rewards
 from rlvr.algorithms.reinforce import loss
 
 
-@declare_traits("greedy", "per_token")
+@declare_traits("needs_greedy_sample", "per_token")
 def advantage(answers: AnswerBatch, *, gamma: float = 1.0) -> Advantages:
     """Compute the reward to go minus the reward of the group's greedy answer; 0 if that has no score."""
     return [

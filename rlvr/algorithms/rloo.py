@@ -16,7 +16,7 @@ from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.grpo import loss
 
 
-@declare_traits("requires_group", "zero_variance")
+@declare_traits("requires_group", "skips_zero_variance")
 def advantage(answers: AnswerBatch) -> Advantages:
     """Compute the reward minus the mean of the other answers, which keeps the gradient unbiased."""
     return [subtract_leave_one_out_mean(group) for group in answers.rewards]

@@ -16,7 +16,7 @@ from rlvr.algorithms.grpo import advantage
 from rlvr.contracts.algorithm import LossInputs
 
 
-@declare_traits("ratio")
+@declare_traits("noop_on_policy")
 def loss(x: LossInputs, *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05) -> SurrogateLoss:
     """Weight the advantage by a sigmoid gate of the ratio instead of a clip; the gate has slope 1 at ratio 1 for every temperature."""
     ratio = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp()

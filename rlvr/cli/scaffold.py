@@ -222,7 +222,7 @@ from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch
 from rlvr.algorithms.grpo import loss
 
 
-@declare_traits("requires_group", "zero_variance")  # it compares the answers of a group; a group of equal rewards has no advantage
+@declare_traits("requires_group", "skips_zero_variance")  # it compares the answers of a group; a group of equal rewards has no advantage
 def advantage(answers: AnswerBatch, *, scale: float = 1.0) -> Advantages:
     """The reward minus the median of the group. The keyword arguments are settings."""
     found = []

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, summarize_problems
-from rlvr.contracts.algorithm import Algorithm, LossInputs, TokenStats
+from rlvr.contracts.algorithm import SAMPLE_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
@@ -83,9 +83,8 @@ class _AlgorithmChecks:
         """Compute the advantages of groups, with neutral values of the inputs that the algorithm needs."""
         algorithm = self.algorithm
         algorithm.set_completion_limit(max_new_tokens=MAX_ANSWER_TOKENS)
-        flat = {"values": 0.0, "entropy": 0.5, "penalties": 0.0, "old": -1.0, "reference": -1.0}
         needs = {
-            need: [[[flat[need] * on for on in e.action_mask] for e in group] for group in groups]
+            need: [[[SAMPLE_TOKEN_STATS[need] * on for on in e.action_mask] for e in group] for group in groups]
             for need in algorithm.traits.advantage_inputs
         }
         return algorithm.compute_advantages(groups, TokenStats(**needs))

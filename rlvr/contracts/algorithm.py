@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -28,24 +28,29 @@ NestedValues = Sequence[Sequence[Any]]
 @dataclass(frozen=True, slots=True)
 class TokenStats:
     """Statistics of every token, computed before the advantages: the fields that `AlgorithmTraits.advantage_inputs` names; the others are
-    None.
+    None. `TOKEN_INPUTS` of the learner says how each is computed; `sample` is a value for the checks and tests of algorithms.
 
     >>> TokenStats(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
     0.7
     """
 
-    old: NestedValues | None = None
+    old: NestedValues | None = field(default=None, metadata={"sample": -1.0})
     """Log-probabilities under the current weights."""
-    reference: NestedValues | None = None
-    entropy: NestedValues | None = None
-    """The entropy of the distribution that the token was drawn from, in nats."""
-    values: NestedValues | None = None
+    reference: NestedValues | None = field(default=None, metadata={"sample": -1.0})
+    """Log-probabilities under the reference model."""
+    entropy: NestedValues | None = field(default=None, metadata={"sample": 0.5})
+    """The entropy of the distribution that the token was drawn from, in nats: as a number, before the update. `LossInputs.entropy` is that
+    of the policy being trained, with a gradient.
+    """
+    values: NestedValues | None = field(default=None, metadata={"sample": 0.0})
     """The critic's value estimate before the token."""
-    penalties: NestedValues | None = None
+    penalties: NestedValues | None = field(default=None, metadata={"sample": 0.0})
     """beta * (old - reference), if the KL is subtracted from the reward."""
 
 
 EMPTY_TOKEN_STATS = TokenStats()
+SAMPLE_TOKEN_STATS: Mapping[str, float] = {field.name: field.metadata["sample"] for field in fields(TokenStats)}
+"""A value of each field, for checks and tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,9 @@ class AlgorithmTraits:
     needs_token_context: bool = False
     """True if the loss needs each token's id, completion index and turn index."""
     advantage_inputs: frozenset[str] = frozenset()
-    """The fields of `TokenStats` that `compute_advantages` needs: `old`, `reference`, `entropy`, `values`, `penalties`."""
+    """The fields of `TokenStats` that `compute_advantages` needs. With any of them the old log-probabilities have a pass of their own, before
+    the update; `make_sampling_support_mask` then allows fewer settings of top_p.
+    """
     needs_batch_stats: bool = False
     """True if `compute_batch_stats` must be called before each optimizer step."""
     syncs_reference: bool = False
@@ -198,6 +205,12 @@ class Algorithm(Plugin, ABC):
         processes. Called only if `traits.needs_batch_stats`.
         """
         raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_batch_stats")
+
+    def select_groups(self, groups: Sequence[list[Episode]]) -> tuple[list[list[Episode]], dict[str, list[list[Episode]]]]:
+        """Return the groups of a step to train on, and the others by the reason why they are left out. Called after sampling, in each
+        process with all groups. The default keeps all.
+        """
+        return list(groups), {}
 
     def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an episode is trained on and counted in the denominators."""

@@ -525,7 +525,11 @@ def build_batch(
     timing: RolloutTiming,
     metrics: Mapping[str, float] = MappingProxyType({}),
 ) -> RolloutBatch:
-    """Build the batch of a step: the reason is written into what is dropped, and the metrics of tasks and weights are added."""
+    """Build the batch of a step: the algorithm selects, the reason is written into what is dropped, and the metrics of tasks and weights are
+    added.
+    """
+    groups, unselected = components.algorithm.select_groups(groups)
+    dropped = {**dropped, **{reason: [*dropped.get(reason, ()), *left_out] for reason, left_out in unselected.items()}}
     for reason, left_out in dropped.items():
         for episode in chain(*left_out):
             episode.meta["dropped"] = reason

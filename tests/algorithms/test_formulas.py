@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvr.contracts.algorithm import LossInputs, TokenStats
+from rlvr.contracts.algorithm import SAMPLE_TOKEN_STATS, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build, list_entries
 
@@ -95,7 +95,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
     for members in itertools.product(range(ARMS), repeat=size):
         extra = int(algorithm.traits.needs_greedy_sample)
         group = [*(answer(arm) for arm in members), *([answer(best, greedy=True)] if extra else [])]
-        known = {"values": chance, "entropy": 0.7, "old": -1.0, "reference": -1.0}
+        known = {**SAMPLE_TOKEN_STATS, "values": chance}
         scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.traits.advantage_inputs})
         [credit] = algorithm.compute_advantages([group], scores)
         pick = torch.tensor(members)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.functions.covariance import compute_covariance, find_top_fraction_threshold
 from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import Episode
@@ -48,7 +49,7 @@ def counted(columns, all_reduce, *, share):
     return columns["advantages"].abs() * share
 
 
-@declare_traits("context", compute_batch_stats=counted)
+@declare_traits("needs_token_context", compute_batch_stats=counted)
 def weighed(x, *, share: float = 0.5):
     SEEN.append((x.tokens, x.episodes, x.turns, x.batch_stats, x.advantages))
     return -x.batch_stats * x.advantages * x.new
@@ -367,3 +368,8 @@ def test_the_covariance_is_about_the_mean_of_all_processes() -> None:
     found = compute_covariance(mine, lambda numbers: [a + b for a, b in zip(numbers, other, strict=True)])
     assert found.tolist() == pytest.approx(compute_covariance(whole, list)[:2].tolist())
     assert found.tolist() != pytest.approx(compute_covariance(mine, list).tolist())
+
+
+def test_a_trait_that_no_record_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no trait 'zero_variance'"):
+        declare_traits("requires_group", "zero_variance")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlvr.algorithms.base.policy_gradient import PolicyGradient
+from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.runs.run_log import read_jsonl
 from rlvr.training.batch_sources import OnPolicySource, RolloutBatch, StepRollout, SynchronousSource
@@ -66,3 +68,17 @@ def test_what_is_no_source_and_what_asks_for_another_is_refused(tmp_path: Path) 
         run(tmp_path / "a", dict)
     with pytest.raises(ConfigError, match=r"algorithm\.dynamic_sampling_rounds chooses another batch source than the given BetterOfTwo"):
         run(tmp_path / "b", BetterOfTwo, algorithm={"name": "dapo", "dynamic_sampling_rounds": 3})
+
+
+def test_an_algorithm_selects_the_groups_that_it_trains_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Groups = list[list[Episode]]
+
+    def keep_first(self: Any, groups: Groups) -> tuple[Groups, dict[str, Groups]]:
+        return groups[:1], {"not_first": groups[1:]}
+
+    monkeypatch.setattr(PolicyGradient, "select_groups", keep_first)
+    episodes = run(tmp_path / "a", None)
+    assert [episode.get("dropped") for episode in episodes if episode["step"] == 1] == [None] * 4 + ["not_first"] * 12
+    assert next(iter(read_jsonl(tmp_path / "a" / "metrics.jsonl")))["tokens/sampled"] == sum(
+        sum(episode["action_mask"]) for episode in episodes if episode["step"] == 1
+    )

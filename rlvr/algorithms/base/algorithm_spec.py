@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -19,28 +20,34 @@ from rlvr.algorithms.base.settings import (
     find_inactive_settings,
     format_unknown_settings,
 )
-from rlvr.errors import ConfigError
+from rlvr.contracts.algorithm import TokenStats
+from rlvr.errors import ConfigError, format_suggestion
 from rlvr.registry.plugins import load_factory
 
 Function = Callable[..., Any]
+FLAG_TRAITS = (
+    *("requires_group", "skips_zero_variance", "requires_multi_turn", "needs_greedy_sample", "needs_kl_samples", "needs_teacher"),
+    "needs_token_context",
+)
+"""The fields of `AlgorithmTraits` that a component function turns on by their name."""
+DECLARABLE_INPUTS = frozenset(field.name for field in fields(TokenStats)) - {"penalties"}
+"""The fields of `TokenStats` that a component function asks for by their name."""
+DECLARABLE_TRAITS = frozenset((*FLAG_TRAITS, *DECLARABLE_INPUTS, "noop_on_policy", "per_token"))
 
 
 def declare_traits(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
-    """Declare the traits of a component function.
+    """Declare the traits of a component function, by the names of the records in `rlvr.contracts.algorithm`:
 
-    requires_group  compares the answers of a group, so that a single answer gives no signal
-    zero_variance   returns 0 if all answers of a group have the same score
-    per_token       returns one number per token, not one per answer
-    multi_turn      requires a multi-turn environment
-    greedy          needs a greedy answer in each group
-    old, reference, entropy, values      needs these fields of `TokenStats`
-    teacher         needs a separate reference model, and learns from every answer
-    ratio           a loss whose settings have no effect if every ratio is 1
-    context         a loss that needs each token's id, completion and turn
+    - a field of `AlgorithmTraits`, which becomes true: requires_group, skips_zero_variance, requires_multi_turn, needs_greedy_sample,
+      needs_kl_samples, needs_teacher, needs_token_context; noop_on_policy: all settings of this loss are such
+    - a field of `TokenStats`, which the advantage needs: old, reference, entropy, values
+    - per_token: the advantage returns one number per token, not one per answer
 
     `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as
     `x.batch_stats`.
     """
+    if unknown := [trait for trait in traits if trait not in DECLARABLE_TRAITS]:
+        raise ConfigError(f"there is no trait {unknown[0]!r}; {format_suggestion(unknown[0], sorted(DECLARABLE_TRAITS))}")
 
     def marked(function: Function) -> Function:
         vars(function).update(traits=frozenset(traits), compute_batch_stats=compute_batch_stats)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
+from rlvr.algorithms.base.algorithm_spec import DECLARABLE_INPUTS, FLAG_TRAITS, AlgorithmSpec
 from rlvr.algorithms.base.setting_checks import check_setting_combinations
 from rlvr.algorithms.base.settings import find_inactive_settings
 from rlvr.algorithms.functions import advantages as credit
@@ -258,29 +258,25 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
     """Decide what the algorithm needs, from its components and its settings."""
     s, traits = settings, spec.traits
     divergence = getattr(s, "divergence", "sampled")
-    needs_teacher, needs_value, needs_entropy = "teacher" in traits, "values" in traits, s.entropy_coef != 0
+    needs_teacher, needs_value, needs_entropy = "needs_teacher" in traits, "values" in traits, s.entropy_coef != 0
     needs_reference = s.beta > 0 or "reference" in traits or needs_teacher
     penalties = {"penalties"} if s.beta > 0 and s.kl_in == "reward" else set[str]()
     return AlgorithmTraits(
         num_iterations=s.num_iterations,
         sampling_rounds=s.dynamic_sampling_rounds,
-        requires_group="requires_group" in traits,
-        skips_zero_variance="zero_variance" in traits and not needs_teacher,
-        requires_multi_turn="multi_turn" in traits,
-        needs_greedy_sample="greedy" in traits,
+        **{name: name in traits for name in FLAG_TRAITS if name != "skips_zero_variance"},
+        skips_zero_variance="skips_zero_variance" in traits and not needs_teacher,
         needs_value=needs_value,
-        needs_teacher=needs_teacher,
         divergence_kind="" if divergence == "sampled" else divergence,
         needs_reference=needs_reference,
         syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
         needs_entropy=needs_entropy,
-        needs_token_context="context" in traits,
         needs_batch_stats=getattr(spec.components["loss"], "compute_batch_stats", None) is not None,
-        advantage_inputs=traits & {"old", "reference", "entropy", "values"} | penalties,
+        advantage_inputs=traits & DECLARABLE_INPUTS | penalties,
         backprop_zero_advantage=needs_teacher or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss"),
         use_rollout_logprobs=s.old_from_sampler,
         off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},
-        noop_on_policy=tuple(spec.get_component_defaults_and_types("loss")) if "ratio" in traits else (),
+        noop_on_policy=tuple(spec.get_component_defaults_and_types("loss")) if "noop_on_policy" in traits else (),
     )
 
 

@@ -82,13 +82,13 @@ class Preference(WholeAnswerAlgorithm):
         s, traits = self.settings, spec.traits
         if not s.beta:
             raise ConfigError(f"beta is 0, but {self.name} trains relative to a reference; set it above 0, such as 0.1")
-        if s.dynamic_sampling_rounds > 1 and "pairs" not in traits:
+        if s.dynamic_sampling_rounds > 1 and "requires_group" not in traits:
             raise ConfigError(f"{self.name} also learns from groups whose rewards are all equal; set dynamic_sampling_rounds=1")
         self.traits = AlgorithmTraits(
             sampling_rounds=s.dynamic_sampling_rounds,
-            requires_group="pairs" in traits,
-            skips_zero_variance="pairs" in traits,
-            needs_kl_samples="mismatched" in traits,
+            requires_group="requires_group" in traits,
+            skips_zero_variance="skips_zero_variance" in traits,
+            needs_kl_samples="needs_kl_samples" in traits,
             needs_reference=True,
             one_optimizer_step=True,
             syncs_reference=s.ref_model_sync_steps > 0,

@@ -62,7 +62,7 @@ def _find_advantage_conflicts(s: Mapping[str, Any], traits: frozenset[str], name
         f"overlong_buffer is {s['overlong_buffer']}, more than max_new_tokens, {s['max_new_tokens']}; set it lower",
     )
     yield (
-        s["dynamic_sampling_rounds"] > 1 and ("zero_variance" not in traits or "teacher" in traits),
+        s["dynamic_sampling_rounds"] > 1 and ("skips_zero_variance" not in traits or "needs_teacher" in traits),
         f"dynamic sampling drops groups whose rewards are all equal; with the advantage of {name} such a group still gives a learning "
         "signal; set dynamic_sampling_rounds=1",
     )

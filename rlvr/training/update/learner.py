@@ -61,8 +61,8 @@ UPDATE_KL_SHARE = 16
 MAX_UPDATE_KL = 1e6
 """What is logged where a token has become impossible, since the log has no infinity."""
 
-LOSS_COLUMNS = ("sampler", "advantages", "old", "reference", "old_values", "returns", "batch_stats")
-"""The columns of a step that are inputs of the loss."""
+LOSS_COLUMNS = tuple(field.name for field in fields(LossInputs))
+"""The columns of a step that are inputs of the loss are those with the name of a field of `LossInputs`."""
 
 
 CONSTANT_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
@@ -235,16 +235,16 @@ class Learner(Hinted):
             self._compute_old_outputs(step, chosen)
 
     def _compute_advantage_inputs(self, step: StepData) -> TokenStats:
-        """Compute the token statistics that the advantages need: KL penalties, critic values, entropies."""
-        algorithm, everyone, columns = self.algorithm, range(len(step.episodes)), step.columns
-        needs = algorithm.traits.advantage_inputs
+        """Compute the token statistics that the advantages need, as `TOKEN_INPUTS` says."""
+        everyone = range(len(step.episodes))
         self._compute_old_outputs(step, everyone)
         if self.reference is not None:
             self._compute_reference_logprobs(step, everyone)
-        if "penalties" in needs:
-            columns["penalties"] = algorithm.beta * (columns["old"] - columns["reference"])
-        names = {"values": "old_values", "entropy": "old_entropy"}
-        return TokenStats(**{need: step.unflatten_column(columns[names.get(need, need)]) for need in needs})
+        inputs = {need: TOKEN_INPUTS[need] for need in self.algorithm.traits.advantage_inputs}
+        for column, compute in inputs.values():
+            if compute is not None:
+                step.columns[column] = compute(self, step)
+        return TokenStats(**{need: step.unflatten_column(step.columns[column]) for need, (column, _) in inputs.items()})
 
     @torch.no_grad()
     def _compute_old_outputs(self, step: StepData, row_indices: Sequence[int]) -> None:
@@ -484,3 +484,22 @@ class Learner(Hinted):
         """Write the sharded state, each process its shard. A collective operation."""
         if self.is_sharded:
             optimizer_state.write_sharded_state(folder, self.optimizer, state.get_moving_reference(self))
+
+
+def compute_kl_penalties(learner: Learner, step: StepData) -> Tensor:
+    """Compute beta * (old - reference) of each policy token."""
+    penalties: Tensor = learner.algorithm.beta * (step.columns["old"] - step.columns["reference"])
+    return penalties
+
+
+TOKEN_INPUTS: Mapping[str, tuple[str, Callable[[Learner, StepData], Tensor] | None]] = {
+    "old": ("old", None),
+    "values": ("old_values", None),
+    "entropy": ("old_entropy", None),
+    "reference": ("reference", None),
+    "penalties": ("penalties", compute_kl_penalties),
+}
+"""The inputs of advantages, by the field of `TokenStats`: the column of the step, and what computes it, a number for each policy token.
+None: the forward passes of the policy and the reference, which come first. If a column has the name of a field of `LossInputs`, the loss
+gets it, too.
+"""
