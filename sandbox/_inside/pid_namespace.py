@@ -165,7 +165,8 @@ def mount_own_proc(oom_score: int) -> None:
     flags = READ_ONLY | NOSUID | NODEV | NOEXEC
     if libc.unshare(NEW_MOUNTS) != 0:
         raise OSError(ctypes.get_errno(), "no separate mounts")
-    if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=2", None)):
+    # 4 hides what may not be traced from everybody; 2, for kernels before 5.8, not from members of the group 0
+    if all(libc.mount(b"proc", b"/proc", b"proc", flags, data) != 0 for data in (b"hidepid=4", b"hidepid=2", None)):
         raise OSError(ctypes.get_errno(), "no separate /proc")
 
 
