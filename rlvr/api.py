@@ -471,12 +471,14 @@ def verify_many(
     >>> [verdict.score for verdict in verify_many("numeric", ["4", "5"], ["4", "4"])]
     [1.0, 0.0]
     """
+    if answers is None and references is None and "completions" in settings and "answer" in settings:  # columns of TRL and verifiers
+        answers, references = settings.pop("completions"), settings.pop("answer")
     names = ["answers", "references"] if verifier is not None else ["verifier", "answers", "references"]
     values = {"verifier": verifier, "answers": answers, "references": references}
     values |= {name: value for name, value in zip(names, given, strict=False) if values[name] is None}
     if len(given) > len(names) or any(value is None for value in values.values()):
         missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"
-        raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many('numeric', answers=[...], references=[...])")
+        raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many(verifier, answers=[...], references=[...])")
     verifier, answers, references = values["verifier"], values["answers"], values["references"]
     for name in ("answers", "references"):
         if isinstance(values[name], str):
@@ -719,10 +721,11 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         own = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
         env = make_data_env(env, verifier=verifier, **held, **own)
         settings, verifier = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}, None
-    elif isinstance(env, type) or (verifier is not None and _names_environment(env)):
-        scored = {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
-        settings["settings"] = {**(settings.get("settings") or {}), **scored}
-        if isinstance(env, type) or isinstance(scored["verifier"], Verifier):  # else the plan of the evaluation names it
+    elif isinstance(env, type) or ((verifier is not None or "tools" in settings) and _names_environment(env)):
+        own = {name: settings.pop(name) for name in ("tools", "max_turns", "dialect") if name in settings}
+        own |= {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
+        settings["settings"] = {**(settings.get("settings") or {}), **own}
+        if isinstance(env, type) or "tools" in own or isinstance(own["verifier"], Verifier):  # else the plan of the evaluation names it
             env = make_env(env, **settings.pop("settings"))
         verifier = None
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:

@@ -429,3 +429,20 @@ def test_a_model_and_a_tokenizer_of_transformers_are_trained_and_evaluated(tmp_p
     }
     rlvr.train(model=model, tokenizer=tokenizer, env="arithmetic", out=tmp_path / "a", **given)
     assert rlvr.load_run(tmp_path / "a").episodes["reward"].notna().all()
+
+
+def test_tools_are_set_on_an_environment_that_is_named(tmp_path: Path) -> None:
+    @rlvr.tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    report = rlvr.evaluate("arithmetic", policy=lambda messages, tools: f"{len(tools)} \\boxed{{4}}", tasks=1, tools=[add], max_turns=3)
+    assert report.samples[0].text.startswith("1 ")
+    assert resolve_run_inputs("quickstart", env="arithmetic", tools=["calculator"]).config.env["tools"] == ["calculator"]
+    inputs = resolve_run_inputs("quickstart", env="arithmetic", tools=[add])
+    assert inputs.environment is not None and len(inputs.environment.tools) == 1
+
+
+def test_several_answers_have_the_columns_of_other_libraries() -> None:
+    assert [verdict.score for verdict in api.verify_many("math", completions=[r"\boxed{4}", "5"], answer=["4", "4"])] == [1.0, 0.0]

@@ -117,7 +117,9 @@ def resolve_run_inputs(
                 "verifier goes with data, or with env as the name of an environment; set it on the environment: "
                 "env=rlvr.make_env(name, verifier=...)"
             )
-        env, settings = _set_verifier(env, verifier, settings)
+        env, settings = _set_on_environment(env, {"verifier": to_verifier_setting(verifier), **_take(sections, TOOL_SETTINGS)}, settings)
+    elif env is not None and not isinstance(env, Environment) and "tools" in sections:
+        env, settings = _set_on_environment(env, _take(sections, TOOL_SETTINGS), settings)
     elif isinstance(env, type):
         env = build_from_config("env", env)
     algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
@@ -196,17 +198,21 @@ def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) 
     return None, settings, recipe, env, data
 
 
-def _set_verifier(env: Any, verifier: Any, settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[Any, Any]:
-    """Set the verifier of an environment that is named: a mapping where a configuration can hold it, else an object, with the settings of
-    the run that are its own. Returns it and the other settings.
+TOOL_SETTINGS = ("tools", "max_turns", "dialect")
+"""Keywords of a run that are settings of an environment with tools."""
+
+
+def _set_on_environment(env: Any, changes: Mapping[str, Any], settings: Mapping[str, Any] | Sequence[str] | None) -> tuple[Any, Any]:
+    """Set a verifier or tools of an environment that is named: a mapping where a configuration can hold it, else an object, with the
+    settings of the run that are its own. Returns it and the other settings.
     """
-    named = dict(env) if isinstance(env, Mapping) else {"name": env}
-    wanted = to_verifier_setting(verifier)
-    if _is_plain({**named, "verifier": wanted}):
-        return {**named, "verifier": wanted}, settings
+    named = {**(env if isinstance(env, Mapping) else {"name": env}), **changes}
+    if _is_plain(named):
+        return named, settings
     rest, own = _split_env_settings(settings)
-    made = build_from_config("env", {**named, "verifier": wanted, **own})
-    _try_verifier(made)
+    made = build_from_config("env", {**named, **own})
+    if "verifier" in changes:
+        _try_verifier(made)
     return made, rest
 
 
