@@ -41,7 +41,14 @@ SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/et
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ROOT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "SETPCAP", "SYS_ADMIN", "SYS_PTRACE")
 """What the supervisor starts with as root; PTRACE is needed to read how much memory another user's process has."""
-REQUIRED_ISOLATION = (f"every program ended by {BY_NAMESPACE}", "no network", "read-only root", "no new privileges", "system-call filter")
+REQUIRED_ISOLATION = (
+    f"every program ended by {BY_NAMESPACE}",
+    "no network",
+    "read-only root",
+    "no new privileges",
+    "system-call filter",
+    "process count limited by the kernel",
+)
 REQUIRED_NAMESPACES = ("network", "ipc", "mounts", "processes")
 INSIDE_USER_ID = "1000"
 OLDEST_KERNEL = (5, 14)

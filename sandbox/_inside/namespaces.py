@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -64,6 +65,22 @@ def read_namespace_ids() -> dict[str, str]:
 def list_own_namespaces(outer_ids: dict[str, str]) -> list[str]:
     """Return the names of the namespaces in which this process is not with the one that read `outer_ids`."""
     return [KINDS[kind] for kind, own in read_namespace_ids().items() if kind in outer_ids and outer_ids[kind] != own]
+
+
+def is_process_count_limited() -> bool:
+    """Return whether the kernel limits how many processes our user id has, by trying: it does not for the machine's root."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+            if os.fork() == 0:
+                os._exit(0)
+        except OSError:
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def mount_work_folders(disk_mb: int) -> None:

@@ -337,9 +337,11 @@ def main(settings: dict[str, Any]) -> None:
     """Set up, fork the zygote, then handle requests until the owner exits. A forked child returns as the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     spaces = namespaces.enter_namespaces(settings["disk_mb"]) if settings.get("namespaces") else []
+    has_process_limit = False
     if outer := settings.get("outer_namespaces"):  # whoever started this process has put it into namespaces
         spaces = namespaces.list_own_namespaces(outer)
         namespaces.mount_work_folders(settings["disk_mb"])
+        has_process_limit = settings["uid"] is not None or namespaces.is_process_count_limited()
         spaces += [namespaces.OWN_DISK_LABEL, *(["no new user namespaces"] if namespaces.forbid_user_namespaces() else [])]
     if namespaces.OWN_DISK_LABEL in spaces:
         settings["places"] = list(namespaces.WRITABLE_FOLDERS)
@@ -365,6 +367,8 @@ def main(settings: dict[str, Any]) -> None:
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
     applied = probe.detect_isolation(settings, filtered, supervisor.meter.name, supervisor.killer.mechanism, spaces)
+    if has_process_limit:
+        applied.append("process count limited by the kernel")
     if boxed is not None:
         applied.append("each call ended by its control group" if boxed.is_available else "a call that hangs ends everything in its session")
     box = None if boxed is None else supervisor.make_session_server(boxed, settings["session"].encode(), filtered)
