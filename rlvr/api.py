@@ -240,8 +240,10 @@ def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, /, *, model:
     if model is None or isinstance(model, str | Path):
         named = {} if model is None else {"model": str(model)}
         return _check_made(Sampler, _make("sampler", sampler, {**named, **settings}))
+    from rlvr.models.plain_weights import PlainWeights
+
     made = _check_made(Sampler, _make("sampler", sampler, settings))
-    made.update_from_model(model, 0)
+    made.update_weights(PlainWeights(model), 0)
     return made
 
 
@@ -748,8 +750,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if names_data_source(env):
             raise ConfigError(f"{of_data[0]} needs a verifier beside the data file {str(env)!r}; give verifier='symbolic', or another")
         raise ConfigError(
-            f"{of_data[0]} is a setting of data, and env is no data; a named environment gets tools by "
-            "rlvr.make_env('with_tools', env=name, tools=[...], max_turns=4)"
+            f"{of_data[0]} is a setting of data, and env is no data; the settings of an environment are given when it is made: "
+            "rlvr.make_env(name, ...), and tools also here: tools=[...], max_turns=4"
         )
     return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
 

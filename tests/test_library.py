@@ -209,8 +209,8 @@ def test_data_to_evaluate_on_takes_the_settings_of_its_environment() -> None:
         rows, policy, verifier="numeric", tools=["calculator"], max_turns=3, question="q", reference="a", sampling_args=sampling
     )
     assert report.accuracy == 1.0 and seen == [["calculator"]] * 2 and report.plan.envs[0].max_new_tokens == 8
-    with pytest.raises(rlvr.RlvrError, match=r"tools is a setting of data, .* rlvr.make_env\('with_tools', env=name"):
-        rlvr.evaluate("arithmetic", policy, tools=["calculator"])
+    with pytest.raises(rlvr.RlvrError, match=r"question is a setting of data, and env is no data"):
+        rlvr.evaluate("arithmetic", policy, question="q")
 
 
 def of_messages(completion: Any, answer: str, **columns: Any) -> float:
