@@ -21,7 +21,6 @@ from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextCon
 from rlvr.integrations.tokens import make_token_row
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
-from rlvr.models.plain_weights import PlainWeights
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.task import Task, make_user_prompt
@@ -244,6 +243,8 @@ class RolloutFunction:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Run one conversation for each prompt. Adjacent equal prompts are a group."""
         rollout = self.rollout = self.rollout or self._make_rollout(trainer)
+        from rlvr.models.plain_weights import PlainWeights
+
         self.sampler.update_weights(PlainWeights(trainer.accelerator.unwrap_model(trainer.model)), trainer.state.global_step)
         requests = [self._make_request(prompt, place, trainer) for place, prompt in enumerate(prompts)]
         self.num_calls += 1

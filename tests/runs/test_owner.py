@@ -21,7 +21,7 @@ from rlvr.runs.folder_owner import (
     remove_folder,
     remove_orphaned_folders,
 )
-from rlvr.sandbox._inside.workdirs import empty_folders, run_as_user
+from rlvr.sandbox._inside.workdirs import empty_folders
 
 PLAIN = 65534 if os.geteuid() == 0 else None
 """A user whom rights keep out."""
@@ -61,14 +61,19 @@ def everybodys() -> Iterator[Path]:
 def as_plain_user(work: Callable[[], None]) -> None:
     """Run it in a process that is no longer root."""
 
-    def plainly() -> None:
-        if PLAIN is not None:
-            os.setgroups([])
-            os.setresgid(PLAIN, PLAIN, PLAIN)
-            os.setresuid(PLAIN, PLAIN, PLAIN)
-        work()
-
-    run_as_user(None, None, plainly)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if PLAIN is not None:
+                os.setgroups([])
+                os.setresgid(PLAIN, PLAIN, PLAIN)
+                os.setresuid(PLAIN, PLAIN, PLAIN)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def shut_in(folder: Path) -> None:

@@ -89,11 +89,11 @@ def test_of_whole_programs_the_last_one_in_the_tasks_language_counts(verifier: U
 def test_many_blocks_are_read_in_linear_time() -> None:
     def used(count: int) -> float:
         text = "```python\ndef f(x):\n   return x\n```\n" * count + "- " * count + " " * count + "`" * count
-        began = time.process_time()
+        began = time.thread_time()  # other threads of the worker may be busy
         extract_code(text, "python", "f")
-        return time.process_time() - began
+        return time.thread_time() - began
 
-    assert used(16_000) < 16 * max(used(2_000), 1e-3)
+    assert min(used(16_000) for _ in range(3)) < 16 * max(min(used(2_000) for _ in range(3)), 1e-3)
 
 
 @pytest.mark.parametrize("future", [
