@@ -407,13 +407,15 @@ def verify(
         raise TypeError(f"rlvr.verify got {len(given)} arguments in order, and takes {', '.join(names)}; the call is {VERIFY_CALL}")
     if missing := [name for name in ("verifier", "answer") if values[name] is None]:
         raise TypeError(f"rlvr.verify got no {missing[0]}; the call is {VERIFY_CALL}")
-    if settings and isinstance(values["verifier"], Verifier):
+    wanted: Any = values["verifier"]
+    text: Any = values["answer"]
+    if settings and isinstance(wanted, Verifier):
         raise TypeError(
             f"rlvr.verify has no argument {next(iter(settings))!r}, and a setting of the verifier is given when it is made; the call is "
             "rlvr.verify(verifier, answer=..., reference=...)"
         )
     try:
-        made = make_verifier(values["verifier"], **settings)
+        made = make_verifier(wanted, **settings)
     except NotFound as error:
         two_texts = "two texts alone are compared by rlvr.verify(answer=..., reference=...)"
         raise NotFound(f"{error}; the call is {VERIFY_CALL}; {two_texts}" if "no verifier" in str(error) else str(error)) from None
@@ -426,9 +428,9 @@ def verify(
     if not isinstance(task, Task):
         task = Task(prompt, reference=task, meta=meta or {})
     try:
-        return made.verify(task, values["answer"])
+        return made.verify(task, text)
     finally:
-        if made is not values["verifier"]:
+        if made is not wanted:
             made.close()
 
 

@@ -16,7 +16,7 @@ from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, shorten_traceback, write_
 P = ParamSpec("P")
 R = TypeVar("R")
 _VERIFIER = dict.fromkeys(VERIFIER_WORDS, "verifier")
-_LENGTH = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
+_LENGTH: dict[str, str] = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
 _CLIPPED_AND_REGULARIZED = {"kl_coef": "beta", "clip_range": "epsilon"}
 REFERENCE_WORDS = ("target", "gold", "ground_truth", "solution", "label", "expected", "tests")
 """Keywords for the reference in calls of other libraries."""

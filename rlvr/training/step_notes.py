@@ -68,9 +68,9 @@ class UnusualMetricNotes(Callback):
         self.config, self.console = config, console or Console(quiet=True)
         self._printed_kinds: set[str] = set()
         self._times: deque[Mapping[str, Any]] = deque(maxlen=SPEED_WINDOW_STEPS)
-        algorithm = build_from_config("algorithm", config.algorithm) if algorithm is None else algorithm
-        settings = {name: value for name, value, _ in algorithm.describe_settings()}
-        self._wastes_zero_variance = algorithm.traits.skips_zero_variance and config.data is None
+        built: Algorithm = build_from_config("algorithm", config.algorithm) if algorithm is None else algorithm
+        settings = {name: value for name, value, _ in built.describe_settings()}
+        self._wastes_zero_variance = built.traits.skips_zero_variance and config.data is None
         """True if a group with equal scores gives no gradient, so that other sampling would help."""
         self._has_no_reward_weights = settings.get("reward_weights") == {}
         """True if the algorithm weighs the components of the verdict, but no weights are set."""

@@ -127,7 +127,9 @@ def verify(
 def check(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help="env, verifier, sandbox, sampler, tool or algorithm; not needed where one kind alone has the name."),
+        typer.Argument(
+            metavar="KIND", help="env, verifier, sandbox, sampler, tool or algorithm; not needed where one kind alone has the name."
+        ),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, or path/to/file.py:Object.")] = "",
     settings: Settings = None,
