@@ -391,6 +391,8 @@ def verify(
                 reference = settings.pop(word)
             elif own == "prompt" and prompt == "?":
                 prompt = settings.pop(word)
+    if answer is not None and reference is None and len(given) == 2 - (verifier is not None):
+        answer, reference = None, answer  # the text stands in order, so `answer` is the gold, as in rows of data
     names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
     if _are_answer_and_reference(given, values) or (not given and verifier is None and None not in (answer, reference)):
@@ -732,6 +734,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if isinstance(env, type) or "tools" in own or isinstance(own["verifier"], Verifier):  # else the plan of the evaluation names it
             env = make_env(env, **settings.pop("settings"))
         verifier = None
+    if isinstance(env, Environment) and "split" not in settings and "test" not in env.splits and len(env.splits) == 1:
+        settings["split"] = env.splits[0]  # the report names it
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
         from rlvr.rollout.hang_watchdog import abort_on_hang
         from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S

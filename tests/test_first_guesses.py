@@ -446,3 +446,14 @@ def test_tools_are_set_on_an_environment_that_is_named(tmp_path: Path) -> None:
 
 def test_several_answers_have_the_columns_of_other_libraries() -> None:
     assert [verdict.score for verdict in api.verify_many("math", completions=[r"\boxed{4}", "5"], answer=["4", "4"])] == [1.0, 0.0]
+
+
+def test_a_text_in_order_beside_answer_is_verified_against_it() -> None:
+    assert rlvr.verify("math", r"it is \boxed{4}", answer="4").score == 1
+    assert rlvr.verify(r"it is \boxed{5}", answer="4", verifier="math").score == 0
+
+
+def test_an_environment_with_one_split_is_evaluated_on_it() -> None:
+    env = rlvr.make_env(dataset=ROWS, verifier="math", holdout=0)
+    report = rlvr.evaluate(env, policy=lambda prompt: r"\boxed{4}", tasks=3)
+    assert report.plan.envs[0].split == "train" and len(report.samples) == 3
