@@ -180,7 +180,7 @@ class Symbolic(Verifier):
             found = extract_answer(answer, channel, multiple_answers=policy.multiple_answers)
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
-            if found.text is not None and "=" in found.text and (ordered := order_named_values(found.text, _join_prompt(task))):
+            if found.text is not None and "=" in found.text and (ordered := order_named_values(gold, found.text, _join_prompt(task))):
                 found = Extraction(ordered, found.reason)
             verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
             for reading in _iter_question_readings(gold, found.text, _join_prompt(task)) if not verdict.passed and found.text else ():

@@ -738,7 +738,7 @@ def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Compa
             value = ("matrix", tuple(tuple(arg[1:]) for arg in parts))
         elif len(rows) == 1 or len(rows[0]) == 1:
             value = ("matrix", (value[1:],) if len(rows) == 1 else tuple((cell,) for cell in value[1:]))
-    if value[0] != "matrix" and len(rows) == len(rows[0]) and (factor := find_identity_factor(value)) is not None:
+    if value[0] != "matrix" and len(rows) == len(rows[0]) and (factor := find_identity_factor(value, len(rows))) is not None:
         value = ("matrix", tuple(tuple(factor if k == j else ZERO for k in range(len(rows))) for j in range(len(rows))))
     if value[0] != "matrix":
         return Comparison(False, f"parsed as {describe_tree(value)}; the gold is {describe_tree(gold)}")
@@ -747,17 +747,17 @@ def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Compa
     return _compare_in_order([cell for row in rows for cell in row], [cell for row in value[1] for cell in row], context)
 
 
-def find_identity_factor(tree: Tree) -> Tree | None:
-    """Return the factor of a multiple of the identity matrix, -1 of `-I`; None for anything else.
+def find_identity_factor(tree: Tree, size: int) -> Tree | None:
+    """Return the factor of a multiple of the identity matrix of this size, -1 of `-I` and `-I_2`; None for anything else.
 
-    >>> find_identity_factor(("neg", ("sym", "I")))
-    ('neg', ('num', 1, 1))
+    >>> find_identity_factor(("neg", ("sym", "I")), 2), find_identity_factor(("sym", "I_3"), 2)
+    (('neg', ('num', 1, 1)), None)
     """
-    if tree[0] == "sym" and tree[1].partition("_")[0] == "I":
+    if tree == ("choice", "I") or (tree[0] == "sym" and tree[1] in ("I", f"I_{size}")):
         return ("num", 1, 1)
-    if tree[0] == "neg" and (inner := find_identity_factor(tree[1])) is not None:
+    if tree[0] == "neg" and (inner := find_identity_factor(tree[1], size)) is not None:
         return ("neg", inner)
-    if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]) and find_identity_factor(tree[2]) == ("num", 1, 1):
+    if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]) and find_identity_factor(tree[2], size) == ("num", 1, 1):
         return tree[1]
     return None
 

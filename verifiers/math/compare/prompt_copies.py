@@ -115,8 +115,8 @@ def list_math_spans(prompt: str) -> list[str]:
 
 
 def _list_plain_formulas(prompt: str) -> list[str]:
-    """List what looks like a formula with an operation in the words of a question, between no delimiters."""
-    found = (match[0].strip(" .") for match in _PLAIN_FORMULA.finditer(_MATH_SPAN.sub(" ; ", prompt)))
+    """List what looks like a formula with an operation in the words of a question that has no delimiters."""
+    found = (match[0].strip(" .") for match in _PLAIN_FORMULA.finditer("" if _MATH_SPAN.search(prompt) else prompt))
     return [text for text in found if len(text) > 2 and re.search(r"[-+*/^×·÷−(\\]", text)]
 
 

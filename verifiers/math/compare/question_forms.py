@@ -7,14 +7,23 @@ r"""Read an answer in the words of its question: a value that follows the questi
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 
 from rlvr.verifiers.math.compare.prompt_copies import list_math_spans, strip_layout
+from rlvr.verifiers.math.parsing.parser import parse_answer
+from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError
+from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 
 _EQUALS = re.compile(r"(?<![<>=!:\\])(?:=|\\equiv(?![a-zA-Z])|≡)(?!=)")
 _NAMES = re.compile(r"\(\s*(\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\s*,\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?)+)\s*\)")
 _NAMED_VALUE = re.compile(r"\s*\$?\s*(\\?[a-zA-Z]+(?:_\{?\w+\}?)?)\s*=\s*([^=<>]+?)\s*\$?\s*")
 _NAMES_AT_START = re.compile(r"\s*\$?\s*" + _NAMES.pattern + r"\s*=\s*\((.+)\)\s*\$?\s*", re.DOTALL)
+_REQUEST = re.compile(
+    r"\b(?:what\s+(?:is|are)|what's|compute|evaluate|find|calculate|determine|simplify|values?\s+of|remainder\s+(?:of|when))"
+    r"(?:\s+(?:the|value|values|of|sum|product|exact|numerical|remainder|when|if))*[\s:]*(?:\$|\\\(|\\\[|\\begin\{\w+\*?\})*\s*$",
+    re.IGNORECASE,
+)
 _BETWEEN = re.compile(r"[,;]|\\(?:text|mathrm)\s*\{\s*and\s*\}|\band\b")
 
 
@@ -32,19 +41,20 @@ def take_value_after_formula(answer: str, prompt: str) -> str:
     formula, value = strip_layout(parts[0]), parts[1].strip()
     if len(formula) < 3 or not value or not re.search(r"[^\w\s]", formula):  # a name alone is read by the grammar
         return ""
-    return value if formula in _list_whole_formulas(prompt) else ""
+    return value if formula in _list_asked_formulas(prompt) and not _is_false_sum(parts[0], value) else ""
 
 
-def order_named_values(answer: str, prompt: str) -> str:
-    """Write values with names as the tuple that the question asks for: `b = 2, m = 1` for `(m, b)`; "" if it does not ask so.
+def order_named_values(gold: str, answer: str, prompt: str) -> str:
+    """Write values with names as the tuple that the question asks for: `b = 2, m = 1` for `(m, b)`; "" if it does not ask so, or the gold
+    is no tuple.
 
-    >>> order_named_values("b = 2, m = 1", "Find the ordered pair $(m,b)$."), order_named_values("(b, m) = (2, 1)", "Enter $(m,b)$.")
+    >>> order_named_values("(1, 2)", "b = 2, m = 1", "Find the pair $(m,b)$."), order_named_values("(1, 2)", "(b, m) = (2, 1)", "Enter $(m,b)$.")
     ('(1,2)', '(1,2)')
-    >>> order_named_values("b = 2, m = 1", "Find both numbers.")
-    ''
+    >>> order_named_values("(1, 2)", "b = 2, m = 1", "Find both numbers."), order_named_values("y=2, x=1", "y=2, x=1", "A point $(x,y)$ is ...")
+    ('', '')
     """
     asked = {frozenset(names): names for names in _list_asked_tuples(prompt)}
-    if not asked:
+    if not asked or not _is_tuple(gold):
         return ""
     if (tupled := _NAMES_AT_START.fullmatch(answer)) is not None:
         names, values = _split_names(tupled[1]), _split_at_commas(tupled[2])
@@ -60,9 +70,26 @@ def order_named_values(answer: str, prompt: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _list_whole_formulas(prompt: str) -> frozenset[str]:
-    """List the formulas of a prompt that stand alone between delimiters, without layout: not those that are one side of an equation."""
-    return frozenset(strip_layout(span.strip().rstrip("?.,;:! \n")) for span in list_math_spans(prompt))
+def _list_asked_formulas(prompt: str) -> frozenset[str]:
+    """List the formulas whose value a prompt asks for, without layout: those right behind words such as `compute` or `what is`."""
+    spans = (span.strip() for span in list_math_spans(prompt))
+    asked = (span for span in dict.fromkeys(spans) if any(_REQUEST.search(before) for before in prompt.split(span)[:-1]))
+    return frozenset(strip_layout(span.rstrip("?.,;:! \n")) for span in asked)
+
+
+@lru_cache(maxsize=4096)
+def _is_tuple(gold: str) -> bool:
+    with suppress(ParseError, LimitExceeded):
+        return bool(parse_answer(gold)[0] == "tuple")
+    return False
+
+
+def _is_false_sum(left: str, right: str) -> bool:
+    """Whether both sides are numbers, and not the same; what cannot be read or computed is not known to be false."""
+    with suppress(ParseError, LimitExceeded, NotFinite):
+        values = [to_rational(parse_answer(side)) for side in (left, right)]
+        return None not in values and values[0] != values[1]
+    return False
 
 
 @lru_cache(maxsize=1024)
