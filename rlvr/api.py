@@ -270,7 +270,7 @@ def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], 
 
 @add_usage_to_errors
 def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "", /, **settings: Any) -> Sandbox:
-    """Build a sandbox: `docker` for code that a model wrote; `process`, which does not isolate, with `trusted=True`.
+    """Build a sandbox: `docker` or `bubblewrap` for code that a model wrote; `process`, which does not isolate, with `trusted=True`.
 
     Args:
         sandbox: a name, a mapping, a class, or a sandbox.
@@ -305,7 +305,7 @@ def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
         return f"{'; '.join(faults)}; write rlvr.make_sandbox({own!r}{given})"
     return (
         f"{'; '.join(faults)}; write rlvr.make_sandbox('process', trusted=True{given}) for code of your own, which it does not keep from "
-        "this machine's files, or rlvr.make_sandbox('docker') for code that a model wrote"
+        "this machine's files, or rlvr.make_sandbox('docker') or rlvr.make_sandbox('bubblewrap') for code that a model wrote"
     )
 
 
@@ -315,7 +315,7 @@ def _parse_megabytes(value: Any) -> int:
     >>> _parse_megabytes("1g"), _parse_megabytes(268435456), _parse_megabytes("much")
     (1024, 256, 0)
     """
-    found = re.fullmatch(r"(\d+)\s*([kmg]?)(?:i?b)?", str(value).lower())
+    found = re.fullmatch(r"(\d+)\s*([kmg]?)i?b?", str(value).lower())
     return int(found[1]) * {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}[found[2]] // 2**20 if found else 0
 
 
@@ -391,7 +391,7 @@ def verify(
                 reference = settings.pop(word)
             elif own == "prompt" and prompt == "?":
                 prompt = settings.pop(word)
-    if answer is not None and reference is None and len(given) == 2 - (verifier is not None):
+    if answer is not None and reference is None and len(given) == 2 - (verifier is not None) and not isinstance(given[-1], Task):
         answer, reference = None, answer  # the text stands in order, so `answer` is the gold, as in rows of data
     names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
@@ -546,8 +546,7 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
         if not name:
             raise ConfigError("the model is an object and no tokenizer is given; write load_model(model, tokenizer)")
         tokenizer = name
-    model_vocab_size = getattr(getattr(model, "config", None), "vocab_size", 0)
-    return LoadedModel(model, tokenizers.load_tokenizer(tokenizer, model_vocab_size=model_vocab_size))
+    return LoadedModel(model, tokenizers.load_tokenizer(tokenizer, model_vocab_size=tokenizers.get_model_vocab_size(model)))
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------------

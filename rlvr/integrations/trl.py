@@ -20,7 +20,7 @@ from rlvr.integrations.rows import find_task, warn_if_untested
 from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory, extract_final_text
 from rlvr.integrations.tokens import make_token_row
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import HFTokenizer
+from rlvr.mdp.tokenizers import HFTokenizer, get_model_vocab_size
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.task import Task, make_user_prompt
@@ -267,8 +267,8 @@ class RolloutFunction:
 
     def _make_rollout(self, trainer: Any) -> Rollout:
         """Build the rollout, with the tokenizer and the limits of TRL."""
-        model_vocab_size = getattr(getattr(trainer.model, "config", None), "vocab_size", 0)
-        tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model), model_vocab_size=model_vocab_size)
+        ids = get_model_vocab_size(trainer.model)
+        tokenizer = HFTokenizer(trainer.processing_class, _find_stop_ids(trainer.model), model_vocab_size=ids)
         mdp = TokenMDP(self.environment, tokenizer, max_new_tokens=trainer.max_completion_length, max_length=self.max_length)
         self.sampler.setup(self.environment, tokenizer)
         return Rollout(mdp, sampler=self.sampler, call_timeout_s=self.call_timeout_s)

@@ -161,12 +161,18 @@ def count_text_ids(tokenizer: Tokenizer) -> int:
     return tokenizer.num_text_ids if isinstance(tokenizer, HFTokenizer) else tokenizer.vocab_size
 
 
+def get_model_vocab_size(model: Any) -> int:
+    """Return the number of ids of a loaded model; 0 where its configuration does not say."""
+    config = getattr(model, "config", None)
+    inner = getattr(config, "text_config", None)
+    size = getattr(config, "vocab_size", None) or getattr(inner, "vocab_size", None)
+    return size if isinstance(size, int) else 0
+
+
 def _read_model_vocab_size(folder: Path) -> int:
     """Return the number of ids of the model in a folder; 0 without a model, or where its configuration does not say."""
     path = folder / "config.json"
-    if not path.is_file():
-        return 0
-    config = json.loads(path.read_text("utf-8"))
+    config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     return size if isinstance(size, int) else 0
 

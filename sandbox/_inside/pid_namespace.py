@@ -125,6 +125,7 @@ def fork_namespace_init(own_namespace: int) -> int:
             os._exit(97)  # the next child would be created in a namespace that is ending
         return pid
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans by itself
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a handler the kernel drops every signal from inside to an init
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.closerange(0, 4096)
     while True:

@@ -27,6 +27,13 @@ COMMON_REFUSED_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 4
 # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: refused to programs for the first process, which is ours wherever they run
 SIGNAL_CALLS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
 
+# calls that are refused to programs for some values of an argument: (number on each machine, argument, values). fcntl: watch a folder, send
+# a signal for a descriptor, enlarge a pipe (a quota of the user's); setsockopt: the sizes of buffers, which are memory of the kernel
+REFUSED_ARGUMENTS = (
+    ({"x86_64": 72, "aarch64": 25}, 1, (1026, 8, 15, 10, 1031)),  # F_NOTIFY, F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETPIPE_SZ
+    ({"x86_64": 54, "aarch64": 208}, 2, (7, 8, 32, 33)),  # SO_SNDBUF, SO_RCVBUF, and the same by force
+)
+
 # machine: (audit architecture, socket, clone, clone3, refused to all, refused to programs as well)
 CALL_TABLES = {
     "x86_64": (
@@ -35,15 +42,16 @@ CALL_TABLES = {
         (101, 310, 311, 29, 30, 31, 67, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 242, 243, 244, 245, 272, 308, 165, 166, 155, 161)
         + (250, 248, 249, 321, 298, 323, 246, 320, 175, 313, 176, 304, 303, 163, 179, 169, 167, 168, 135, 312, 300, 212)
         + (279, 237, 238, 256, 153, 103, 154, 172, 173, 170, 171),
-        # pidfd_send_signal, pidfd_open, seccomp, memfd_create, execveat, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr
-        (424, 434, 317, 319, 322, 251, 203, 144, 142, 314),
+        # pidfd_send_signal, pidfd_open, seccomp, memfd_create, execveat, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam,
+        # sched_setattr; sendmsg and sendmmsg: descriptors in flight use up a quota of the user's
+        (424, 434, 317, 319, 322, 251, 203, 144, 142, 314, 46, 307),
     ),
     "aarch64": (
         (0xC00000B7, 198, 220, 435),
         (117, 270, 271, 194, 196, 195, 197, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181, 182, 183, 184, 185, 97, 268, 40, 39, 41, 51)
         + (219, 217, 218, 280, 241, 282, 104, 294, 105, 273, 106, 265, 264, 89, 60, 142, 224, 225, 92, 272, 262, 18)
         + (239, 235, 237, 238, 58, 116, 161, 162),
-        (424, 434, 277, 279, 281, 30, 122, 119, 118, 274),
+        (424, 434, 277, 279, 281, 30, 122, 119, 118, 274, 211, 269),
     ),
 }
 
@@ -70,6 +78,9 @@ def build_filter(machine: str, for_program: bool) -> bytes:
     for number in SIGNAL_CALLS[machine] if for_program else ():
         code += [step(JUMP_EQUAL, number, 0, 4), step(LOAD, 16), step(JUMP_EQUAL, 1, 0, 1), step(RETURN, ERRNO | EPERM)]
         code += [step(RETURN, ALLOW)]
+    for numbers, argument, values in REFUSED_ARGUMENTS if for_program else ():
+        tests = [step(JUMP_EQUAL, value, 0, 1) + step(RETURN, ERRNO | EPERM) for value in values]
+        code += [step(JUMP_EQUAL, numbers[machine], 0, 2 + 2 * len(tests)), step(LOAD, 16 + 8 * argument), *tests, step(RETURN, ALLOW)]
     code += [step(JUMP_EQUAL, clone, 0, 4), step(LOAD, 16), step(JUMP_BITS, refused_flags, 0, 1), step(RETURN, ERRNO | EPERM)]
     code += [step(RETURN, ALLOW)]
     code += [step(JUMP_EQUAL, socket, 0, 3), step(LOAD, 16), step(JUMP_EQUAL, AF_UNIX, 1, 0), step(RETURN, ERRNO | EACCES)]

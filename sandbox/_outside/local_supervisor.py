@@ -81,7 +81,7 @@ class LocalSupervisorConnection(SupervisorConnection):
     def receive(self, buffer: memoryview, deadline: float) -> int:
         """Receive some bytes before the deadline."""
         assert self._process.stdout
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OSError):  # closed by another thread
             number = self._process.stdout.fileno()
             if wait_readable(number, deadline - time.monotonic()):
                 count = os.readv(number, [buffer])

@@ -37,6 +37,8 @@ ESCAPES = {
     "a disk without end": "sizes = []\nfor place in ('/tmp', '/dev/shm'):\n    for n in range(300):\n        try: open(f'{place}/{n}', 'wb').write(bytes(1 << 20))\n        except OSError: break\n    else: print(place)",
     "inodes without end": "for n in range(20000):\n    try: os.mkdir(f'/dev/shm/{n}')\n    except OSError: break\nelse: print('all')",
     "folders that nobody empties": "for n in range(1500):\n    os.mkdir('d')\n    os.chdir('d')\nos.chmod('.', 0)\nfor place in ('/tmp', '/dev/shm'):\n    try: os.setxattr(place, 'user.x', b'1')\n    except OSError: pass\n    try: os.chmod(place, 0)\n    except OSError: pass",
+    "signals and watches through descriptors": "import fcntl\nr, w = os.pipe()\nmust_fail(own=lambda: fcntl.fcntl(r, 8, 1), sig=lambda: fcntl.fcntl(r, 10, 2), notify=lambda: fcntl.fcntl(os.open('/usr', 0), 1026, 1), pipe=lambda: fcntl.fcntl(r, 1031, 1 << 20))",
+    "descriptors in flight and large buffers": "import array\na, b = socket.socketpair()\nmust_fail(sent=lambda: a.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0]))]), large=lambda: a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24))\na.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)",
     "a daemon that hears of no death": "libc.prctl(1, 0, 0, 0, 0)\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(60)\n    os._exit(0)",
     "processes without end": "made = 0\ntry:\n    while made < 200:\n        if os.fork() == 0:\n            time.sleep(3)\n            os._exit(0)\n        made += 1\n    print(made)\nexcept OSError: pass",
 }
