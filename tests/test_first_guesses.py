@@ -457,3 +457,16 @@ def test_an_environment_with_one_split_is_evaluated_on_it() -> None:
     env = rlvr.make_env(dataset=ROWS, verifier="math", holdout=0)
     report = rlvr.evaluate(env, policy=lambda prompt: r"\boxed{4}", tasks=3)
     assert report.plan.envs[0].split == "train" and len(report.samples) == 3
+
+
+def test_files_of_a_sandbox_are_those_of_a_session() -> None:
+    with rlvr.make_sandbox("process", trusted=True) as sandbox:
+        assert "session.write_file('a.txt', 'hello')" in read_message(lambda: api_of(sandbox).write_file("a.txt", "hello"))
+        with sandbox.create_session() as session:
+            session.write_file("a.txt", "hello")
+            assert session.read_file("a.txt") == b"hello"
+
+
+def api_of(value: Any) -> Any:
+    """A value without its type: a guess has a wrong one."""
+    return value

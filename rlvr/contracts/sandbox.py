@@ -13,6 +13,9 @@ from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.hints import Hinted, add_usage_to_constructor_errors
 
+MAX_FILE_BYTES = 16_000_000
+"""The largest file that a session writes or reads at once."""
+
 
 class ExitStatus(StrEnum):
     """How a run in the sandbox ended. The values are the abbreviations of programming contests."""
@@ -211,8 +214,8 @@ class SandboxSession(ABC):
         """
 
     @abstractmethod
-    def write_file(self, path: str, data: bytes) -> None:
-        """Write a file in the working folder, and create its parent folders.
+    def write_file(self, path: str, data: bytes | str) -> None:
+        """Write a file in the working folder, and create its parent folders; a text is written as UTF-8.
 
         Raises:
             OSError: the file cannot be written.
@@ -220,7 +223,7 @@ class SandboxSession(ABC):
         """
 
     @abstractmethod
-    def read_file(self, path: str, max_bytes: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the first `max_bytes` bytes of a file in the working folder.
 
         Raises:
@@ -239,6 +242,7 @@ class SandboxSession(ABC):
         self.close()
 
 
+FILE_HINT = "files are those of a session: with sandbox.create_session() as session: session.write_file('a.txt', 'hello')"
 COMMAND_HINT = "a command is run in a session: with sandbox.create_session() as session: session.run(['ls', '-l'])"
 
 
@@ -246,6 +250,7 @@ class Sandbox(Plugin, ABC):
     """Runs untrusted programs, isolated from the host. Thread-safe."""
 
     _hints = {
+        **dict.fromkeys(("write_file", "read_file", "put", "get", "put_archive", "upload", "copy_to"), FILE_HINT),
         **dict.fromkeys(("execute", "run_code", "run_python"), "write .run(code)"),
         **dict.fromkeys(("exec", "exec_run", "run_command", "commands"), f"write .run(code), the text of a Python program; {COMMAND_HINT}"),
     }

@@ -17,13 +17,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from rlvr.contracts import ExecutionResult, ExitStatus, SandboxSession, SandboxSpec
 from rlvr.contracts.admission import CapacityLimiter
+from rlvr.contracts.sandbox import MAX_FILE_BYTES
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside.supervisor_connection import REPLY_TIMEOUT_S, SupervisorConnection
 
 C = TypeVar("C", bound=SupervisorConnection)
-MAX_FILE_BYTES = 16_000_000
-"""The largest file that can be written or read at once."""
 CLOSE_TIMEOUT_S = 20.0  # timeout for a running call to notice that its session is closed
 BROKEN_MESSAGE = "the session is broken: nothing more can run in it, and its files are gone"
 CLOSED_MESSAGE = "the sandbox is closed"
@@ -86,12 +85,13 @@ class OpenSandboxSession(SandboxSession):
             message=reply["note"],
         )
 
-    def write_file(self, path: str, data: bytes) -> None:
-        """Write a file in the working folder."""
+    def write_file(self, path: str, data: bytes | str) -> None:
+        """Write a file in the working folder; a text is written as UTF-8."""
+        data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         check_file_argument(path, data)
         self._request_file({"box": "put", "path": path}, {"data": data})
 
-    def read_file(self, path: str, max_bytes: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Read the first `max_bytes` bytes of a file in the working folder."""
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 <= max_bytes <= MAX_FILE_BYTES:
             raise ValueError(f"limit is {max_bytes!r}; a whole number from 0 to {MAX_FILE_BYTES} is needed")

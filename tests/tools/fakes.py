@@ -30,12 +30,13 @@ class FakeBox(SandboxSession):
         self.asked.append((source, language, timeout))
         return self.answer(source)
 
-    def write_file(self, path: str, data: bytes) -> None:
+    def write_file(self, path: str, data: bytes | str) -> None:
+        assert isinstance(data, bytes)
         if path.startswith("/ro/"):
             raise PermissionError(errno.EACCES, "Permission denied")
         self.files[path] = data
 
-    def read_file(self, path: str, max_bytes: int) -> bytes:
+    def read_file(self, path: str, max_bytes: int = 1 << 20) -> bytes:
         if path not in self.files:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory")
         return self.files[path][:max_bytes]
