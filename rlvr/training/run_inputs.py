@@ -33,7 +33,7 @@ from rlvr.mdp.task_data import (
     to_verifier_setting,
     unwrap_environment,
 )
-from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.mdp.tokenizers import get_model_vocab_size, load_tokenizer
 from rlvr.registry.plugins import build_from_config, get_parameters, load_factory
 from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
@@ -149,8 +149,7 @@ def resolve_run_inputs(
     if isinstance(tokenizer, str | Path):
         overrides.append(f"tokenizer={json.dumps(str(tokenizer))}")
     elif tokenizer is not None:
-        model_vocab_size = getattr(getattr(objects.get("model"), "config", None), "vocab_size", 0)
-        objects["tokenizer"] = tokenizer = load_tokenizer(tokenizer, model_vocab_size=model_vocab_size)
+        objects["tokenizer"] = tokenizer = load_tokenizer(tokenizer, model_vocab_size=get_model_vocab_size(objects.get("model")))
         overrides.append(f"tokenizer={json.dumps(_name_object(tokenizer))}")
     section_of = _find_sections(key for key in sections if key not in RunConfig.model_fields)
     for section, value in sections.items():
