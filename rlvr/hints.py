@@ -640,18 +640,23 @@ def write_as_keywords(message: str) -> str:
 
     >>> write_as_keywords("set rollout.max_length=1024, or lower rollout.max_new_tokens; eval.tasks=0 measures nothing")
     "set max_length=1024, or lower max_new_tokens; eval={'tasks': 0} measures nothing"
+    >>> write_as_keywords("data/train.jsonl and train.parquet: line 3; train.learning_rate=1e-5")
+    'data/train.jsonl and train.parquet: line 3; learning_rate=1e-5'
     """
 
     def write(match: re.Match[str]) -> str:
         section, key, value = match["section"], match["key"], match["value"]
         if value is None:
             return key if section in ("train", "rollout") else match[0]
-        if not re.fullmatch(r"-?\d+(\.\d+)?([eE]-?\d+)?", value):
+        if not re.fullmatch(r"-?\d+(\.\d+)?([eE][-+]?\d+)?", value):
             value = {"true": "True", "false": "False", "null": "None"}.get(value, repr(value))
         return f"{key}={value}" if section in ("train", "rollout", "log") else f"{section}={{'{key}': {value}}}"
 
     return re.sub(
-        r"(?<![\w.])(?P<section>train|rollout|log|eval|model)\.(?P<key>[a-z]\w*)(?:=(?P<value>-?\w+(?:\.\d+)?))?(?![\w(])", write, message
+        r"(?<![\w./\\'\"])(?P<section>train|rollout|log|eval|model)\.(?!(?:jsonl?|csv|tsv|parquet|txt|ya?ml|toml|py|log|gz|md)\b)(?P<key>[a-z]\w*)"
+        r"(?:=(?P<value>-?\w(?:[\w.+-]*\w)?))?(?![\w(/])",
+        write,
+        message,
     )
 
 

@@ -99,15 +99,15 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Join TRL's two lists, of reward functions and of their weights, to a mapping."""
+    """Join TRL's two lists, of reward functions and of their weights, to one list of weighted verifiers."""
     weights, word = given.get("reward_weights"), next((word for word in (*VERIFIER_WORDS, "verifier") if word in given), "")
     functions = given.get(word)
-    if call != "train" or weights is None or not isinstance(functions, Sequence) or isinstance(functions, str):
-        return given
+    if call != "train" or not isinstance(weights, Sequence) or not isinstance(functions, Sequence) or isinstance(functions, str):
+        return given  # a mapping of weights is a setting of an algorithm
     if len(weights) != len(functions):
         raise ConfigError(f"there are {len(functions)} {word} and {len(weights)} reward_weights; give a weight for each function")
     rest = {name: value for name, value in given.items() if name != "reward_weights"}
-    return {**rest, word: dict(zip(functions, weights, strict=True))}
+    return {**rest, word: [{"verifier": function, "weight": weight} for function, weight in zip(functions, weights, strict=True)]}
 
 
 def _are_names(value: Any) -> bool:

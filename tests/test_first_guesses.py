@@ -10,6 +10,7 @@ import pytest
 import rlvr
 from rlvr.errors import ConfigError
 from rlvr.hints import write_as_keywords
+from rlvr.synonyms import translate_keywords
 from rlvr.training.run_inputs import resolve_run_inputs
 from tests.fixtures import learning
 from tests.fixtures.templates import CHATML, tokenizer_for
@@ -470,3 +471,10 @@ def test_files_of_a_sandbox_are_those_of_a_session() -> None:
 def api_of(value: Any) -> Any:
     """A value without its type: a guess has a wrong one."""
     return value
+
+
+def test_weights_of_rewards_stand_beside_any_list_of_verifiers() -> None:
+    for verifiers in ([correct, brief], [{"name": "numeric"}, brief], [correct, correct]):
+        joined = translate_keywords("train", {"verifier": verifiers, "reward_weights": [1.0, 0.2]})["verifier"]
+        assert [part["weight"] for part in joined] == [1.0, 0.2] and api.make_verifier(joined)
+    assert translate_keywords("train", {"verifier": [correct], "reward_weights": {"a": 1.0}})["reward_weights"] == {"a": 1.0}

@@ -207,8 +207,8 @@ class Algorithm(Plugin, ABC):
         raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_batch_stats")
 
     def select_groups(self, groups: Sequence[list[Episode]]) -> tuple[list[list[Episode]], dict[str, list[list[Episode]]]]:
-        """Return the groups of a step to train on, and the others by the reason why they are left out. Called after sampling, in each
-        process with all groups. The default keeps all.
+        """Return the groups of a step to train on, and the others by the reason why they are left out. Called after sampling,
+        by the process that sampled them; not for stored data. It must not keep a state. The default keeps all.
         """
         return list(groups), {}
 

@@ -108,6 +108,17 @@ class BatchSource(ABC):
         self.close()
 
 
+def check_batch_source_unchanged(saved: str | None, given: str | None) -> None:
+    """Raise ConfigError if a run is resumed with another batch source than it began with; None is the one that the configuration chooses.
+
+    >>> check_batch_source_unchanged("BetterOfTwo", "BetterOfTwo")
+    """
+    if saved != given:
+        began = f"batch_source={saved}" if saved else "no batch source of its own"
+        now = f"batch_source={given} is given" if given else "none is given"
+        raise ConfigError(f"the run began with {began}, and {now}; resume it with the same, or begin a new run")
+
+
 def make_batch_source(components: Components, learner: Learner, source_class: type[SynchronousSource] | None = None) -> BatchSource:
     """Choose the batch source of a run from its configuration; `source_class` is the user's own, if any."""
     check_sampling_supported(components)

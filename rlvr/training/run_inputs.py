@@ -176,10 +176,13 @@ def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) 
     True
     """
     second = unwrap_environment(settings)
-    names_second = isinstance(second, str | Path | Environment | type) or (isinstance(second, Mapping) and "name" in second)
+    names_second = (isinstance(second, str | Path | Environment | type) and not (isinstance(second, str) and "=" in second)) or (
+        isinstance(second, Mapping) and "name" in second
+    )
     is_override = isinstance(second, Sequence) and all(isinstance(part, str) for part in second)
     has_data = names_data_source(second) or (is_rows(second) and not is_override)
     is_hub_id = isinstance(recipe, str) and bool(hub.HUB_ID_PATTERN.fullmatch(recipe)) and not Path(recipe).exists()
+    is_hub_id = is_hub_id and not str(recipe).endswith((".yaml", ".yml", ".toml"))  # a recipe that is not there
     is_model = isinstance(recipe, LoadedModel) or hub.is_model_folder(recipe) or hasattr(recipe, "named_parameters")
     if model is not None or not (is_model or (is_hub_id and (names_second or has_data))):
         if names_second or has_data:

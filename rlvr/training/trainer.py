@@ -48,7 +48,13 @@ from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_metrics
 from rlvr.synonyms import accept_synonyms
 from rlvr.training import checkpoint
-from rlvr.training.batch_sources import RolloutBatch, check_sampling_supported, count_policy_tokens, make_batch_source
+from rlvr.training.batch_sources import (
+    RolloutBatch,
+    check_batch_source_unchanged,
+    check_sampling_supported,
+    count_policy_tokens,
+    make_batch_source,
+)
 from rlvr.training.callbacks import (
     Callback,
     CanaryGuard,
@@ -168,6 +174,7 @@ class Trainer(Hinted):
             recipe, settings, model=model, tokenizer=tokenizer, env=env, data=data, verifier=verifier, algorithm=algorithm, **sections
         )
         inputs = replace(inputs, batch_source=batch_source)
+        self._batch_source_class = getattr(batch_source, "__qualname__", None)
         self.config = config = inputs.config
         check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
         with ExitStack() as outer:  # closes everything again if the preparation fails
@@ -403,6 +410,7 @@ class Trainer(Hinted):
             adapter.load_adapter(self.model, state.get("adapter"))
             self.learner.load_state_dict(state["learner"], checkpoint_folder)
             self.task_sampler.load_state_dict(state["task_sampler"])
+            check_batch_source_unchanged(state.get("batch_source_class"), self._batch_source_class)
             self.batch_source.load_state_dict(state["batch_source"])
         self.num_completed_steps = self.last_saved_step = progress.num_completed_steps
         self.report_values = dict(progress.report_values)
@@ -489,6 +497,7 @@ class Trainer(Hinted):
         dataset = self.components.offline_dataset
         return {
             "batch_source": source,
+            "batch_source_class": self._batch_source_class,
             "learner": self.learner.state_dict(),
             "task_sampler": self.task_sampler.state_dict(),
             "adapter": adapter.get_adapter_state(self.model),

@@ -82,3 +82,10 @@ def test_an_algorithm_selects_the_groups_that_it_trains_on(tmp_path: Path, monke
     assert next(iter(read_jsonl(tmp_path / "a" / "metrics.jsonl")))["tokens/sampled"] == sum(
         sum(episode["action_mask"]) for episode in episodes if episode["step"] == 1
     )
+
+
+def test_a_run_is_resumed_with_the_source_that_it_began_with(tmp_path: Path) -> None:
+    run(tmp_path / "a", BetterOfTwo, train={"steps": 1, "learning_rate": 1e-3})
+    with pytest.raises(ConfigError, match="the run began with batch_source=BetterOfTwo, and none is given"):
+        run(tmp_path / "a", None, resume=True, train={"steps": 1, "learning_rate": 1e-3})
+    run(tmp_path / "a", BetterOfTwo, resume=True, train={"steps": 1, "learning_rate": 1e-3})
