@@ -34,7 +34,7 @@ MATRIX = (r"Find $\mathbf{A}^{27}+\mathbf{A}^{31}$.", r"\begin{pmatrix} -1 & 0 \
         (MATRIX, "-I"),
         (MATRIX, r"-\mathbf{I}"),
         (MATRIX, "-I_2"),
-        (("?", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"), "I"),
+        (("?", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}"), "I_2"),
         (("The point $(x,y)$ is on both lines.", "y=2, x=1"), "y=2, x=1"),
         (("Find $(m,b)$.", "(b,m)=(2,1)"), "(b,m)=(2,1)"),
         (("Numbers $(a,b)$ with $a<b$.", r"\{1,2\}"), "a=1, b=2"),

@@ -748,12 +748,13 @@ def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Compa
 
 
 def find_identity_factor(tree: Tree, size: int) -> Tree | None:
-    """Return the factor of a multiple of the identity matrix of this size, -1 of `-I` and `-I_2`; None for anything else.
+    """Return the factor of a multiple of the identity matrix of this size, -1 of `-I` and `-I_2`; None for anything else: `I` alone is read
+    as a choice before.
 
     >>> find_identity_factor(("neg", ("sym", "I")), 2), find_identity_factor(("sym", "I_3"), 2)
     (('neg', ('num', 1, 1)), None)
     """
-    if tree == ("choice", "I") or (tree[0] == "sym" and tree[1] in ("I", f"I_{size}")):
+    if tree[0] == "sym" and tree[1] in ("I", f"I_{size}"):
         return ("num", 1, 1)
     if tree[0] == "neg" and (inner := find_identity_factor(tree[1], size)) is not None:
         return ("neg", inner)
