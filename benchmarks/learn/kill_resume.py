@@ -49,7 +49,7 @@ log: {{save_every: 2}}
 MOMENTS = {
     "making the folder": ("create", 1, 0.001),
     "warm start": ("train_supervised", 5, 0.002),
-    "sampling": ("stream", 200, 0.001),
+    "sampling": ("stream_from_queue", 200, 0.001),
     "between minibatches": ("_take_optimizer_step", 12, 0.01),
     "writing the logs": ("_append", 16, 0.0005),
     "copying a checkpoint": ("save", 5, 0.02),
