@@ -10,7 +10,9 @@ import argparse
 import copy
 import gc
 import json
+import os
 import resource
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -432,6 +434,9 @@ def main() -> None:
     if main:
         (args.folder / "found.json").write_text(json.dumps(found, indent=1))
     torch.distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a thread of gloo that still runs may abort a process that ends by itself, seen once on a busy machine
 
 
 if __name__ == "__main__":
