@@ -51,9 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(removed)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Start three workers on two processors: a test waits half of its time, for a timeout, a process that starts or a container."""
-    return len(os.sched_getaffinity(0)) * 3 // 2 or 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Start three workers on two processors for the quick tests, which wait half of their time, and one on each for the slow ones."""
+    count = len(os.sched_getaffinity(0))
+    return max(count * 3 // 2, 1) if str(config.option.markexpr).startswith("not") else count
 
 
 @lru_cache(maxsize=1)
