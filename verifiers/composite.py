@@ -27,16 +27,17 @@ class Composite(Verifier):
 
     examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
-    def __init__(self, *, components: Mapping[Any, Any] | Sequence[Mapping[str, Any]] = DEFAULT_COMPONENTS) -> None:
+    def __init__(self, *, components: Mapping[Any, Any] | Sequence[Any] = DEFAULT_COMPONENTS) -> None:
         """Set the component verifiers and their weights.
 
         Args:
             components: for each name a mapping with `verifier` (a name, or a mapping with `name` and settings) and `weight` (default 1);
                 or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}. With a weight, a function, a
                 class or a verifier may stand for the name; its component has the name of the function or the class. Or a list of such
-                mappings, whose components are named after their verifiers.
+                mappings or of verifiers, whose components are named after them.
         """
         if isinstance(components, Sequence) and not isinstance(components, str) and components:
+            components = [part if isinstance(part, Mapping) else {"verifier": part} for part in components]
             components = dict(zip(_name_components([_get_verifier(part) for part in components]), components, strict=True))
         if not isinstance(components, Mapping) or not components:
             raise ConfigError(f"parts is {components!r}; it must name at least one: {{value: {{verifier: numeric, weight: 1}}}}")

@@ -14,7 +14,7 @@ import torch
 from rlvr.config.config import ModelConfig
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, summarize_problems
 from rlvr.contracts import Completion, Request, Sampler, SamplingParams, StaticQueue
-from rlvr.errors import RlvrError
+from rlvr.errors import ConfigError, RlvrError
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.models.model_loading import load_model
 from rlvr.models.plain_weights import PlainWeights
@@ -50,6 +50,7 @@ def iter_sampler_checks(name: str, settings: Mapping[str, Any]) -> Steps:
         yield "the same seed samples the same, and other seeds do not", kit.check_seeds
         yield "log-probabilities are those of the sampled distribution", kit.check_logprobs
         yield "at temperature 0 the likeliest token is chosen", kit.check_greedy
+        yield "of the one likeliest token (top_k) that one is chosen, or top_k is refused", kit.check_top_k
         yield "new weights change what is sampled", kit.check_new_weights
         yield "after sleep it samples from the next weights", kit.check_sleep
     finally:
@@ -121,12 +122,13 @@ class _SamplerChecks:
         with self.build_new() as new:
             new.setup(self.environment, self.tokenizer, precision="float32", max_length=128)
             try:
-                new.sample(self.requests[:1], SamplingParams())
+                found = new.sample(self.requests[:1], SamplingParams())
             except RlvrError:
                 return ""
             except Exception as error:  # what a user would see instead of a sentence
                 return f"asked to sample before it has weights, it raised {type(error).__name__}: {error}; raise rlvr.SamplerError"
-        return ""
+        invented = [completion for completion in found if completion.finish != "error"]
+        return f"it sampled {invented[0].tokens} before it had weights; raise rlvr.errors.SamplerError" if invented else ""
 
     def check_loading(self) -> str:
         self.sampler.setup(self.environment, self.tokenizer, precision="float32", max_length=128)
@@ -196,17 +198,27 @@ class _SamplerChecks:
         )
 
     def check_greedy(self) -> str:
+        return self.find_unlikely_tokens(self.require_model(), temperature=0.0)
+
+    def check_top_k(self) -> str:
         model = self.require_model()
+        try:
+            return self.find_unlikely_tokens(model, temperature=1.0, top_k=1)
+        except ConfigError as error:
+            raise CheckSkipped(f"it refuses top_k: {error}") from error
+
+    def find_unlikely_tokens(self, model: Any, **params: Any) -> str:
+        """Sample where each token has only one choice, and describe completions with another."""
 
         def wrong(request: Request, completion: Completion) -> str:
             if any(completion.logprobs):
-                return f"a greedy token has log-probability {min(completion.logprobs):g}; its only choice has 0.0"
+                return f"a token without an alternative has log-probability {min(completion.logprobs):g}; its only choice has 0.0"
             best_T = compute_logprobs(model, request, completion).topk(2).values
             taken_T = compute_logprobs(model, request, completion).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
             behind = float((best_T[:, 0] - taken_T).max())
-            return f"a greedy token is {behind:.3g} less likely than the likeliest" if behind > TOLERANCE else ""
+            return f"a token without an alternative is {behind:.3g} less likely than the likeliest" if behind > TOLERANCE else ""
 
-        return summarize_problems(wrong(r, c) for r, c in zip(self.requests, self.sample(temperature=0.0), strict=True))
+        return summarize_problems(wrong(r, c) for r, c in zip(self.requests, self.sample(**params), strict=True))
 
     def check_new_weights(self) -> str:
         self.require_model()

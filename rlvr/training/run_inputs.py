@@ -118,7 +118,7 @@ def resolve_run_inputs(
                 "env=rlvr.make_env(name, verifier=...)"
             )
         env, settings = _set_on_environment(env, {"verifier": to_verifier_setting(verifier), **_take(sections, TOOL_SETTINGS)}, settings)
-    elif env is not None and not isinstance(env, Environment) and "tools" in sections:
+    elif env is not None and not isinstance(env, Environment) and any(name in sections for name in TOOL_SETTINGS):
         env, settings = _set_on_environment(env, _take(sections, TOOL_SETTINGS), settings)
     elif isinstance(env, type):
         env = build_from_config("env", env)

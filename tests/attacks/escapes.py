@@ -74,4 +74,5 @@ def find_files_read_through_links(sandbox: Sandbox) -> list[str]:
                     found.add(box.read_file(name, 200))
                 except OSError:
                     continue
-        return [repr(data) for data in found - {b"well\n"}]
+        unread = [] if b"well\n" in found else ["the session's own file was never read"]
+        return unread + [repr(data) for data in found - {b"well\n"}]

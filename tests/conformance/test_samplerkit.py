@@ -61,6 +61,10 @@ BROKEN = {
     def stream_completions(self, requests, sampling):
         yield from super().stream_completions(requests, replace(sampling, temperature=sampling.temperature or 1.0))
 """,
+    "of the one likeliest token (top_k) that one is chosen, or top_k is refused": """
+    def stream_completions(self, requests, sampling):
+        yield from super().stream_completions(requests, replace(sampling, top_k=0))
+""",
     "new weights change what is sampled": """
     def update_from_model(self, model, version):
         if self.model is None:
@@ -91,6 +95,19 @@ def test_the_shipped_sampler_passes() -> None:
 def test_each_defect_is_found(tmp_path: Path, defect: str) -> None:
     failures = list_failures(check_sampler(write(tmp_path, f"{HEAD}{BROKEN[defect]}\nmake = Broken\n")))
     assert any(failure.startswith(defect) for failure in failures), failures
+
+
+def test_tokens_without_weights_are_found(tmp_path: Path) -> None:
+    invented = """
+    def stream_completions(self, requests, sampling):
+        if self.model is None:
+            yield from ((place, Completion([5], [-1.0], "length")) for place, _ in enumerate(requests))
+        else:
+            yield from super().stream_completions(requests, sampling)
+"""
+    code = HEAD.replace("import Request,", "import Completion, Request,") + invented
+    failures = list_failures(check_sampler(write(tmp_path, f"{code}\nmake = Broken\n").replace("Plain", "Broken")))
+    assert len(failures) == 1 and "before it had weights" in failures[0]
 
 
 def test_an_engine_defines_the_update_of_weights_alone(tmp_path: Path) -> None:
