@@ -7,10 +7,11 @@
     facts        the device, the packages, and the speed of matrix products and copies
     head         the output head in tiles, against plain logits and TRL's kernel
     attention    packed rows with masks, and with a kernel for segments
+    gradients    the gradient of an update, packed with kernels in bf16, against padded rows in float32
     update       updates at the shape of Qwen3-0.6B: tokens per second, share of peak, memory
     profile      the operations that take most of the time of an update
-    trl          the same rows with TRL's loss, if trl is installed
-    large        an update at the shape of Qwen3-4B
+    trl          the same rows with TRL's loss, if trl is installed, and with rlvr
+    large        updates at the shape of Qwen3-4B: checkpointing, compiled layers
     sampler      tokens per second of the sampler `hf`
     repeated     the same run twice: how many lines are equal
     determinism  the same with deterministic kernels
@@ -47,12 +48,13 @@ from rlvr.runs.folder_owner import temporary_folder  # noqa: E402
 PARTS: dict[str, tuple[str, float]] = {
     "facts": ("benchmarks._gpu.kernels", 40.0),
     "update": ("benchmarks._gpu.learning", 140.0),
-    "head": ("benchmarks._gpu.kernels", 50.0),
+    "gradients": ("benchmarks._gpu.learning", 60.0),
+    "head": ("benchmarks._gpu.kernels", 60.0),
     "attention": ("benchmarks._gpu.kernels", 40.0),
-    "profile": ("benchmarks._gpu.learning", 50.0),
+    "profile": ("benchmarks._gpu.learning", 70.0),
     "sampler": ("benchmarks._gpu.learning", 80.0),
-    "large": ("benchmarks._gpu.learning", 75.0),
-    "trl": ("benchmarks._gpu.learning", 80.0),
+    "large": ("benchmarks._gpu.learning", 110.0),
+    "trl": ("benchmarks._gpu.learning", 100.0),
     "handover": ("benchmarks._gpu.learning", 60.0),
     "repeated": ("benchmarks._gpu.learning", 40.0),
     "determinism": ("benchmarks._gpu.learning", 40.0),

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from benchmarks._gpu.bench import Bench
+from rlvr.models.compiled_layers import use_compiled_layers
 from rlvr.models.varlen import attend_with_matmul, build_segment_boundaries, choose_kernel
 from rlvr.training.update.output_head import compute_token_logprobs
 
@@ -75,6 +76,10 @@ def head(bench: Bench) -> None:
                 logprobs, _ = compute_token_logprobs(hidden, weight, None, target, tile_size=max(1, logits // weight.shape[0]))
             logprobs.sum().backward()
 
+        def compiled(logits: int, hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
+            with use_compiled_layers():
+                tiles(logits, hidden, weight, target)
+
         def plain(hidden: Any = hidden, weight: Any = weight, target: Any = target) -> None:
             cleared(hidden, weight)
             with torch.autocast(bench.device.type, dtype=bench.half):
@@ -88,6 +93,8 @@ def head(bench: Bench) -> None:
             (out[0] if isinstance(out, tuple) else out).sum().backward()
 
         cases: dict[str, Any] = {f"tiles of 2^{n}": lambda n=n: tiles(1 << n) for n in bench.pick((22, 26, 28, 30), (12, 16))}
+        if not bench.tiny:
+            cases |= {f"compiled tiles of 2^{n}": lambda n=n: compiled(1 << n) for n in (26, 28, 30)}
         cases |= {"plain logits": plain} | ({"TRL's kernel": trl} if importlib.util.find_spec("trl") else {})
         for name, call in cases.items():
 

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from benchmarks._gpu.bench import Bench, Missing
 
@@ -132,10 +133,65 @@ def update(bench: Bench) -> None:
     if not bench.tiny:  # on a CPU the compiler takes longer than all the rest
         cases["bf16, compiled layers"] = bf16 | {"compiled": True}
     cases["bf16, checkpointing, 4 times the tokens"] = bf16 | {"max_tokens_per_microbatch": 4 * small, "gradient_checkpointing": True}
-    cases["float32"] = {"precision": "no", "max_tokens_per_microbatch": small, "times": 1}
     cases["bf16, twice the tokens"] = bf16 | {"max_tokens_per_microbatch": 2 * small}
+    cases["float32"] = {"precision": "no", "max_tokens_per_microbatch": small, "times": 1}
     for name, settings in cases.items():
         bench.case(name, partial(updates, bench, "0.6b", prompts, peak, **settings))
+
+
+def gradients(bench: Bench) -> None:
+    """The gradient of one whole update: packed rows with kernels and shared prompts, against padded rows in float32."""
+    needed("transformers", "accelerate")
+    from rlvr.training.components import try_compile_policy
+
+    groups, small = groups_of(bench, bench.pick(2, 1)), bench.pick(16_384, 64)
+    truth: dict[str, torch.Tensor] = {}
+
+    def gradient(precision: str, padded: bool, compiled: bool = False) -> tuple[dict[str, torch.Tensor], Any]:
+        # in float32 attention keeps its scores, of each layer without checkpointing
+        sizes: dict[str, Any] = {"max_tokens_per_microbatch": small, "gradient_checkpointing": precision == "no"}
+        learner = learner_of(bench, model_of(bench, "0.6b"), precision=precision, max_grad_norm=0.0, **sizes)
+        if padded:
+            learner.packing = learner.packing._replace(kernel=None, padding_reason="the reference of this measurement")
+        if compiled and (reason := try_compile_policy(learner)):
+            raise RuntimeError(reason)
+        found: dict[str, torch.Tensor] = {}
+
+        def keep(*_: Any) -> None:
+            found.update((name, p.grad.detach().clone()) for name, p in learner.policy.named_parameters() if p.grad is not None)
+
+        hook = register_optimizer_step_pre_hook(keep)
+        try:
+            learner.update(groups)
+        finally:
+            hook.remove()
+        return found, learner
+
+    def compared(precision: str, padded: bool, compiled: bool) -> dict[str, Any]:
+        found, learner = gradient(precision, padded, compiled)
+        assert found.keys() == truth.keys()
+        sums = {name: [float((a * b).sum(dtype=torch.float64)) for a, b in ((x, truth[name]), (x, x), (truth[name], truth[name]))]
+                for name, x in found.items()}  # fmt: skip
+        cosines = {name: xy / math.sqrt(xx * yy) for name, (xy, xx, yy) in sums.items() if xx * yy}
+        xy, xx, yy = (sum(row[k] for row in sums.values()) for k in range(3))
+        worst = min(cosines, key=lambda name: cosines[name])
+        return {
+            "kernel": getattr(learner.packing.kernel, "__name__", ""), "packed": not learner.packing.padding_reason,
+            "cosine": round(xy / math.sqrt(xx * yy), 7), "norm_ratio": round(math.sqrt(xx / yy), 6),
+            "least_cosine": round(cosines[worst], 7), "of": worst, "parameters": len(cosines),
+        }  # fmt: skip
+
+    def reference() -> dict[str, Any]:
+        found, _ = gradient("no", padded=True)
+        truth.update(found)
+        return {"parameters": len(found), "norm": math.sqrt(sum(float(x.double().square().sum()) for x in found.values()))}
+
+    if bench.case("padded, float32: the reference", reference):
+        cases = {"packed, bf16": ("bf16", False, False), "padded, bf16": ("bf16", True, False), "packed, float32": ("no", False, False)}
+        if not bench.tiny:
+            cases["packed, bf16, compiled layers"] = ("bf16", False, True)
+        for name, case in cases.items():
+            bench.case(name, partial(compared, *case))
 
 
 def profile(bench: Bench) -> None:
@@ -144,43 +200,63 @@ def profile(bench: Bench) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    def measured() -> dict[str, Any]:
+    from rlvr.training.components import try_compile_policy
+
+    def measured(compiled: bool) -> dict[str, Any]:
         learner = learner_of(bench, model_of(bench, "0.6b"), precision="bf16", max_tokens_per_microbatch=bench.pick(16_384, 64))
         groups = groups_of(bench, bench.pick(6, 1))
+        uncompiled = try_compile_policy(learner) if compiled else "not asked for"
         learner.update(groups)
         with profiler(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if bench.device.type == "cuda" else [])]) as seen:
             began = bench.settled()
             learner.update(groups)
             seconds = bench.settled() - began
-        attribute = "self_device_time_total" if bench.device.type == "cuda" else "self_cpu_time_total"
-        rows = sorted(seen.key_averages(), key=lambda row: -getattr(row, attribute))
-        rows = [row for row in rows if bench.device.type == "cpu" or not str(row.device_type).endswith("CPU")]
-        total = sum(getattr(row, attribute) for row in rows)
-        return {
-            "seconds": round(seconds, 3),
-            "busy_s": round(total / 1e6, 3),
-            "most": {row.key[:70]: [row.count, round(getattr(row, attribute) / 1e6, 3)] for row in rows[:24]},
-        }
+        rows = seen.key_averages()
 
-    bench.case("an update", measured)
+        def most(attribute: str, kept: list[Any], count: int) -> dict[str, Any]:
+            found: dict[str, list[float]] = {}
+            for row in kept:  # the ends of two long names of kernels differ, and both count
+                times, spent = found.get(row.key[:90], (0, 0.0))
+                found[row.key[:90]] = [times + row.count, spent + getattr(row, attribute) / 1e6]
+            ranked = sorted(found.items(), key=lambda item: -item[1][1])[:count]
+            return {name: [times, round(spent, 3)] for name, (times, spent) in ranked}
+
+        if bench.device.type == "cpu":
+            return {"seconds": round(seconds, 3), "uncompiled": uncompiled, "operations": most("self_cpu_time_total", rows, 24)}
+        kernels = [row for row in rows if not str(row.device_type).endswith("CPU")]
+        return {
+            "seconds": round(seconds, 3), "uncompiled": uncompiled,
+            "busy_s": round(sum(row.self_device_time_total for row in kernels) / 1e6, 3),
+            "operations": most("self_device_time_total", [row for row in rows if str(row.device_type).endswith("CPU")], 20),
+            "kernels": most("self_device_time_total", kernels, 20),
+        }  # fmt: skip
+
+    bench.case("an update", partial(measured, compiled=False))
+    if not bench.tiny:
+        bench.case("an update, compiled layers", partial(measured, compiled=True))
 
 
 def large(bench: Bench) -> None:
     """One update at the shape of Qwen3-4B: does 16 bytes a weight hold?"""
     needed("transformers", "accelerate")
-    peak = bench.product_per_s(bench.half)
-    settings: dict[str, Any] = {"precision": "bf16", "times": 1, "max_tokens_per_microbatch": bench.pick(16_384, 64)}
-    bench.case("4b, bf16, checkpointing", lambda: updates(bench, "4b", bench.pick(6, 1), peak, gradient_checkpointing=True, **settings))
+    peak, small = bench.product_per_s(bench.half), bench.pick(16_384, 64)
+    cases: dict[str, dict[str, Any]] = {"checkpointing": {"gradient_checkpointing": True, "max_tokens_per_microbatch": small}}
+    if not bench.tiny:
+        cases["checkpointing, compiled layers"] = cases["checkpointing"] | {"compiled": True}
+        cases["a quarter of the tokens, compiled layers"] = {"max_tokens_per_microbatch": small // 4, "compiled": True}
+    for name, settings in cases.items():
+        work = partial(updates, bench, "4b", bench.pick(6, 1), peak, precision="bf16", times=1, **settings)
+        bench.case(f"4b, bf16, {name}", work)
 
 
 def trl(bench: Bench) -> None:
-    """TRL's own loss on the same model and rows, in bf16, in micro-batches of 8 rows that are padded to the longest."""
+    """TRL's own loss in bf16, in micro-batches of 8 rows that are padded to the longest; then an update of rlvr with the same rows."""
     needed("transformers", "accelerate", "trl", "datasets")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learn"))
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "_peers"))
     update_vs_trl: Any = importlib.import_module("update_vs_trl")
 
-    prompts = bench.pick(24, 1)
+    prompts = bench.pick(6, 1)
     rows, prompt = [], bench.pick(256, 8)
     for group in groups_of(bench, prompts):
         rows += [{"prompt": e.tokens[:prompt], "said": e.tokens[prompt:], "reward": e.rewards[-1]} for e in group]
@@ -190,10 +266,13 @@ def trl(bench: Bench) -> None:
 
     def measured() -> dict[str, Any]:
         step, tokens = update_vs_trl.trl(job, model_of(bench, "0.6b"), rows), sum(len(row["prompt"]) + len(row["said"]) for row in rows)
-        seconds = bench.seconds(step, times=2, warm=1)
+        seconds = bench.seconds(step, times=1, warm=1)
         return {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds), "peak_gb": bench.peak_gb()}
 
     bench.case("TRL, bf16", measured)
+    compiled = not bench.tiny
+    settings: dict[str, Any] = {"precision": "bf16", "times": 1, "max_tokens_per_microbatch": bench.pick(16_384, 64), "compiled": compiled}
+    bench.case("rlvr, bf16", partial(updates, bench, "0.6b", prompts, bench.product_per_s(bench.half), **settings))
 
 
 def sampler(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Decoder layers compiled with `torch.compile`, one compiled function for all layers of a model.
+"""Decoder layers compiled with `torch.compile`, one compiled function for all layers of a model, and the tiles of its output head.
 
 Norm, rotary embedding, gate and residual of a layer are fused into a few kernels. Attention is not compiled: it is computed by a layout
 (`rlvr.models.layout_attention`) in Python. Compiled layers are used only inside `use_compiled_layers`, in the learner's forward pass. The
@@ -11,20 +11,22 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+T = TypeVar("T")
 FP32_TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-5, 0.05
 """The tolerance of log-probabilities, relative to the largest: in float32, and in 16 bits."""
 COMPILE_BACKEND = "inductor"
 _USE_COMPILED: ContextVar[bool] = ContextVar("rlvr_compiled_layers", default=False)
-_COMPILED_BY_TYPE: dict[type, Callable[..., Any]] = {}
-_FAILURE_BY_TYPE: dict[type, str] = {}
-"""The layer classes that failed to compile, and why; they run uncompiled."""
+_COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {}
+_FAILURES: dict[Callable[..., Any], str] = {}
+"""The functions that failed to compile, and why; they run uncompiled."""
 
 
 @contextmanager
@@ -37,28 +39,35 @@ def use_compiled_layers() -> Iterator[None]:
         _USE_COMPILED.reset(before)
 
 
+def are_layers_compiled() -> bool:
+    """Return whether this code runs inside `use_compiled_layers`."""
+    return _USE_COMPILED.get()
+
+
 def select_forward(layer: nn.Module) -> Callable[..., Any]:
     """Return the forward function of a layer, compiled or not. A recomputation in the backward pass uses the same one."""
     plain: Callable[..., Any] = type(layer).forward
-    if not _USE_COMPILED.get() or not getattr(layer, "rlvr_compiled", False) or type(layer) in _FAILURE_BY_TYPE:
+    if not _USE_COMPILED.get() or not getattr(layer, "rlvr_compiled", False):
         return plain
-    return _run_compiled_or_plain
+    return partial(run_compiled_or_plain, plain)
 
 
-def _run_compiled_or_plain(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run the compiled forward function, or the plain one if compilation has failed."""
-    kind = type(layer)
-    if kind not in _COMPILED_BY_TYPE:
-        _COMPILED_BY_TYPE[kind] = torch.compile(kind.forward, dynamic=True, backend=COMPILE_BACKEND)
+def run_compiled_or_plain(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Run a function compiled, or as it is if its compilation has failed."""
+    if function in _FAILURES:
+        return function(*args, **kwargs)
+    if function not in _COMPILED:
+        _COMPILED[function] = torch.compile(function, dynamic=True, backend=COMPILE_BACKEND)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # internal warnings of torch
-            return _COMPILED_BY_TYPE[kind](layer, *args, **kwargs)
+            found: T = _COMPILED[function](*args, **kwargs)
+            return found
     except Exception as error:
         if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
             raise
-        _FAILURE_BY_TYPE[kind] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return kind.forward(layer, *args, **kwargs)
+        _FAILURES[function] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        return function(*args, **kwargs)
 
 
 def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +108,7 @@ def _find_compile_mismatch(model: nn.Module, layers: list[Any], score: Callable[
     finally:
         for name, weight in model.named_parameters():
             weight.grad = held[name]
-    if failed := next((_FAILURE_BY_TYPE[type(layer)] for layer in layers if type(layer) in _FAILURE_BY_TYPE), ""):
+    if failed := next((_FAILURES[type(layer).forward] for layer in layers if type(layer).forward in _FAILURES), ""):
         return f"compiling its layers fails ({failed})"
     gap = float((found.detach().float() - expected).abs().max())
     if not gap <= tolerance * (1 + float(expected.abs().max())):

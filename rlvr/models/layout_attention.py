@@ -47,11 +47,18 @@ def compute_attention(
     if rlvr_layout is None:
         return cast(tuple[Tensor, Any], sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs))
     shape = {name: kwargs[name] for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None}
-    missing = shape.keys() - getattr(rlvr_layout, "shapes", set())
-    if missing or (attention_mask is not None and attention_mask.numel() > 1):  # `handed` passes one of a single number
+    has_mask = attention_mask is not None and attention_mask.numel() > 1  # `build_layout_kwargs` passes one of a single number
+    return _attend_with_layout(rlvr_layout, has_mask, module.layer_idx, query, key, value, kwargs.get("scaling"), **shape), None
+
+
+# Traced, a layout would be compiled again for every batch of another arrangement.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _attend_with_layout(layout: AttentionLayout, has_mask: bool, layer: int, *states: Tensor | float | None, **shape: Any) -> Tensor:
+    missing = shape.keys() - getattr(layout, "shapes", set())
+    if missing or has_mask:
         raise _build_unsupported_error(missing)
-    attend: Callable[..., Tensor] = rlvr_layout.attend
-    return attend(module.layer_idx, query, key, value, kwargs.get("scaling"), **shape), None
+    attend: Callable[..., Tensor] = layout.attend
+    return attend(layer, *states, **shape)
 
 
 def _build_unsupported_error(unsupported: Set[str]) -> NotImplementedError:

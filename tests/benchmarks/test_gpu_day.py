@@ -30,10 +30,11 @@ def test_every_part_runs_to_its_end(tmp_path: Path) -> None:
     *figures, summary = lines
     assert code == 0 and not [line for line in lines if "failed" in line or "error" in line], lines
     assert {part["part"] for part in summary["parts"]} == {
-        "facts", "update", "profile", "head", "attention", "sampler", "large", "trl", "handover", "repeated", "determinism",
+        "facts", "update", "gradients", "profile", "head", "attention", "sampler", "large", "trl", "handover", "repeated", "determinism",
     }  # fmt: skip
     found = {(line["part"], line.get("case")): line for line in figures}
     assert found["update", "bf16"]["tokens_per_s"] > 0 and found["update", "bf16"]["packed"]
+    assert found["gradients", "packed, float32"]["least_cosine"] > 0.99999 and found["gradients", "packed, bf16"]["cosine"] > 0.999
     assert found["attention", "masked"]["gap"] < 0.05
     assert found["determinism", "deterministic kernels"]["equal_steps"] == 1
     assert [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()] == lines

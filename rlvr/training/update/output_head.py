@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlvr.models import device_defaults as defaults
+from rlvr.models.compiled_layers import are_layers_compiled, run_compiled_or_plain
 from rlvr.samplers._sampling_support import LogitMask
 
 FP32_ACCUMULATION_DEVICES = {"cuda"}
@@ -54,8 +55,13 @@ class ChunkedLogprobs(torch.autograd.Function):
         entropies = torch.zeros_like(logprobs)
         with _no_autocast(hidden):
             matrix = round_operand(weight, dtype)
+            ctx.is_compiled = are_layers_compiled() and bias is None and cut is None and not entropy
             for a in range(0, len(hidden), chunk):
                 part = slice(a, a + chunk)
+                if ctx.is_compiled:
+                    product = _compute_product(round_operand(hidden[part], dtype), matrix)
+                    logprobs[part], norms[part] = run_compiled_or_plain(_score_tile, product, target[part], temperature, form)
+                    continue
                 logits = _compute_logits(round_operand(hidden[part], dtype), matrix, bias, temperature, form)
                 logits = logits if cut is None else cut(logits, part)
                 norms[part] = logits.logsumexp(-1)
@@ -75,7 +81,7 @@ class ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        hidden, weight, bias, target, norms, entropies = ctx.saved_tensors
+        hidden, weight, bias, target, norms, _ = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=_accumulation_dtype(weight.dtype)) if wants_weight else None
@@ -84,23 +90,14 @@ class ChunkedLogprobs(torch.autograd.Function):
         for a in range(0, len(hidden), ctx.chunk):
             part = slice(a, a + ctx.chunk)
             states = round_operand(hidden[part], ctx.dtype)
-            logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.form)
-            slope_of_cap = 1 - (logits * (ctx.temperature / ctx.form.softcap)) ** 2 if ctx.form.softcap else None
-            logits = logits if ctx.cut is None else ctx.cut(logits, part)
-            logs = logits.sub_(norms[part, None])
-            probs = logs.exp()
-            if ctx.entropy:
-                slope = probs * (logs + entropies[part, None]) * -grad_entropies[part, None]
-                grad = slope.addcmul_(probs, -grad_logprobs[part, None])
+            if ctx.is_compiled:
+                product, slopes = _compute_product(states, matrix), grad_logprobs[part]
+                grad = run_compiled_or_plain(
+                    _differentiate_tile, product, target[part], norms[part], slopes, ctx.temperature, ctx.form, ctx.dtype
+                )
             else:
-                grad = probs.mul_(-grad_logprobs[part, None])
-            grad.scatter_add_(1, target[part, None], grad_logprobs[part, None])
-            if ctx.temperature != 1.0:  # each pass over a tile costs as much as reading and writing it
-                grad.div_(ctx.temperature)
-            if slope_of_cap is not None:
-                grad.mul_(slope_of_cap)
-            if ctx.form.scale != 1.0:
-                grad.mul_(ctx.form.scale)
+                logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.form)
+                grad = ChunkedLogprobs._differentiate_logits(ctx, part, logits, grad_logprobs, grad_entropies)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
             grad = round_operand(grad, ctx.dtype)
@@ -111,6 +108,47 @@ class ChunkedLogprobs(torch.autograd.Function):
         cast_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         cast_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, cast_weight, cast_bias
+
+    @staticmethod
+    def _differentiate_logits(ctx: Any, part: slice, logits: Tensor, grad_logprobs: Tensor, grad_entropies: Tensor) -> Tensor:
+        """Compute the gradient of the head's output for a tile, in place where that is possible."""
+        _, _, _, target, norms, entropies = ctx.saved_tensors
+        slope_of_cap = 1 - (logits * (ctx.temperature / ctx.form.softcap)) ** 2 if ctx.form.softcap else None
+        logits = logits if ctx.cut is None else ctx.cut(logits, part)
+        logs = logits.sub_(norms[part, None])
+        probs = logs.exp()
+        if ctx.entropy:
+            slope = probs * (logs + entropies[part, None]) * -grad_entropies[part, None]
+            grad = slope.addcmul_(probs, -grad_logprobs[part, None])
+        else:
+            grad = probs.mul_(-grad_logprobs[part, None])
+        grad.scatter_add_(1, target[part, None], grad_logprobs[part, None])
+        if ctx.temperature != 1.0:  # each pass over a tile costs as much as reading and writing it
+            grad.div_(ctx.temperature)
+        if slope_of_cap is not None:
+            grad.mul_(slope_of_cap)
+        if ctx.form.scale != 1.0:
+            grad.mul_(ctx.form.scale)
+        return grad
+
+
+def _score_tile(product: Tensor, target: Tensor, temperature: float, form: LogitTransform) -> tuple[Tensor, Tensor]:
+    """Compute log-probabilities and normalizers of a tile. To be compiled: its logits are then read, and never written."""
+    logits = form(product) / temperature
+    norms = logits.logsumexp(-1)
+    return logits.gather(1, target[:, None]).squeeze(1) - norms, norms
+
+
+def _differentiate_tile(
+    product: Tensor, target: Tensor, norms: Tensor, slopes: Tensor, temperature: float, form: LogitTransform, dtype: torch.dtype
+) -> Tensor:
+    """Compute the gradient of the head's output for a tile. To be compiled: one pass that reads the output and writes the gradient."""
+    logits = form(product) / temperature
+    is_target = torch.arange(product.shape[1], device=product.device) == target[:, None]
+    grad = (is_target.to(logits.dtype) - (logits - norms[:, None]).exp()) * slopes[:, None] * (form.scale / temperature)
+    if form.softcap:
+        grad = grad * (1 - (logits * (temperature / form.softcap)) ** 2)
+    return grad.to(dtype)
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -133,13 +171,15 @@ def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     return a @ b if a.dtype in FULL_PRECISION_DTYPES else torch.mm(a, b, out_dtype=torch.float32)
 
 
-def _compute_logits(states: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float, form: LogitTransform) -> Tensor:
+def _compute_product(states: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     if states.dtype in FULL_PRECISION_DTYPES:
-        logits = nn.functional.linear(states, matrix, None if bias is None else bias.to(states.dtype))
-    else:
-        logits = matmul_fp32(states, matrix.t())
-        logits = logits if bias is None else logits.add_(bias)
-    logits = form(logits)
+        return nn.functional.linear(states, matrix, None if bias is None else bias.to(states.dtype))
+    product = matmul_fp32(states, matrix.t())
+    return product if bias is None else product.add_(bias)
+
+
+def _compute_logits(states: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float, form: LogitTransform) -> Tensor:
+    logits = form(_compute_product(states, matrix, bias))
     return logits if temperature == 1.0 else logits / temperature
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -42,11 +43,12 @@ class SegmentBucket(NamedTuple):
     """[segments, 1, length, prompt + length], 0 or minus infinity; None for plain causal attention."""
 
 
-class BucketLayout(NamedTuple):
+@dataclass(slots=True, eq=False)  # torch.compile would compile again for each new content of a named tuple or a frozen class
+class BucketLayout:
     """An attention layout that uses PyTorch's attention over buckets of segments.
 
-    >>> BucketLayout._fields
-    ('positions', 'buckets', 'output_positions', 'buckets_by_window', 'shapes')
+    >>> sorted(BucketLayout.shapes)
+    ['sliding_window']
     """
 
     positions: Tensor
@@ -56,7 +58,7 @@ class BucketLayout(NamedTuple):
     """[tokens], the index of each token's output in the concatenated outputs of the buckets."""
     buckets_by_window: dict[int, list[SegmentBucket]]
     """A cache of the buckets with sliding-window masks, by window length."""
-    shapes: frozenset[str] = frozenset({"sliding_window"})
+    shapes: ClassVar[frozenset[str]] = frozenset({"sliding_window"})
     """The attention options that this layout supports."""
 
     def get_windowed_buckets(self, window: int) -> list[SegmentBucket]:
@@ -88,11 +90,12 @@ class BucketLayout(NamedTuple):
         return torch.cat(parts).index_select(0, self.output_positions)[None]
 
 
-class SegmentLayout(NamedTuple):
+@dataclass(slots=True, eq=False)
+class SegmentLayout:
     """An attention layout that uses a variable-length kernel, without a mask.
 
-    >>> SegmentLayout._fields
-    ('positions', 'keys', 'lengths', 'kernel', 'shapes')
+    >>> sorted(SegmentLayout.shapes)
+    ['sliding_window', 'softcap']
     """
 
     positions: Tensor
@@ -101,7 +104,7 @@ class SegmentLayout(NamedTuple):
     """The positions of the keys of each segment: its prompt, and itself; None if no prompt is shared."""
     lengths: SegmentBoundaries
     kernel: VarlenAttentionKernel
-    shapes: frozenset[str] = frozenset({"sliding_window", "softcap"})
+    shapes: ClassVar[frozenset[str]] = frozenset({"sliding_window", "softcap"})
     """The attention options that this layout supports."""
 
     def attend(

@@ -101,21 +101,21 @@ class Policy(nn.Module):
         """Compute the outputs at the policy tokens of a micro-batch."""
         if self.logit_transform is None:
             return self._forward_full_logits(batch, entropy, values)
-        with use_compiled_layers() if self.uses_compiled_layers else nullcontext():
-            hidden = self.compute_hidden_states(batch)
         cut = None if self.make_logit_filter is None else self.make_logit_filter(batch)
         head, form, fp32 = self.model.get_output_embeddings(), self.logit_transform, self.fp32_head
-        logprobs, entropies = compute_token_logprobs(
-            hidden,
-            head.weight,
-            head.bias,
-            batch.targets,
-            temperature=self.temperature,
-            entropy=entropy,
-            logit_transform=form,
-            fp32_operands=fp32,
-            logit_mask=cut,
-        )
+        with use_compiled_layers() if self.uses_compiled_layers else nullcontext():
+            hidden = self.compute_hidden_states(batch)
+            logprobs, entropies = compute_token_logprobs(
+                hidden,
+                head.weight,
+                head.bias,
+                batch.targets,
+                temperature=self.temperature,
+                entropy=entropy,
+                logit_transform=form,
+                fp32_operands=fp32,
+                logit_mask=cut,
+            )
         far = self.divergence(self, batch, hidden) if self.divergence is not None and torch.is_grad_enabled() else None
         return PolicyOutputs(logprobs, entropies, self._compute_values(batch, hidden, logprobs.dtype) if values else None, far)
 
