@@ -49,7 +49,7 @@ class Bugfix(SandboxEnvironment):
     34
     """
 
-    needs = {"verifier": "package_tests", "tools": ["bash", "files", "submit"], "sandbox": "docker"}
+    needs = {"verifier": "package_tests", "tools": ["bash", "files", "submit"], "sandbox": "auto"}
     requires_tool_call = True
     all_kinds = KINDS
     max_turns = 16

@@ -188,7 +188,7 @@ class Shell(SandboxEnvironment):
     >>> env.close()
     """
 
-    needs = {"verifier": "final_state", "tools": ["bash", "files", "submit"], "sandbox": "docker"}
+    needs = {"verifier": "final_state", "tools": ["bash", "files", "submit"], "sandbox": "auto"}
     all_kinds = tuple(KINDS)
     max_turns = 12
     max_prompt_tokens = 512

@@ -29,7 +29,7 @@ class WithTools(Environment):
     ('3+8=', 6)
     """
 
-    needs = {"env": "", "tools": ["calculator"], "sandbox": "docker"}
+    needs = {"env": "", "tools": ["calculator"], "sandbox": "auto"}
 
     def __init__(
         self,

@@ -269,8 +269,9 @@ def make_tool(tool: str | Mapping[str, Any] | type | Tool | Callable[..., Any], 
 
 
 @add_usage_to_errors
-def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "", /, **settings: Any) -> Sandbox:
-    """Build a sandbox: `docker` or `bubblewrap` for code that a model wrote; `process`, which does not isolate, with `trusted=True`.
+def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, **settings: Any) -> Sandbox:
+    """Build a sandbox: `docker`, `bubblewrap`, or `auto`, which takes the one that works here; `process`, which does not isolate, with
+    `trusted=True`.
 
     Args:
         sandbox: a name, a mapping, a class, or a sandbox.
@@ -283,12 +284,12 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "", /, **se
 
 def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
     """Say everything that is wrong with a call of `make_sandbox`, and the call that is meant; "" if nothing is, or the name is unknown."""
-    own = PLUGINS.get(name or "local", name)
+    own = PLUGINS.get(name, name)
     known = _list_parameters("sandbox", own)
     if not known:
         return ""
     wrong = [key for key in settings if key not in known]
-    faults = [f"no sandbox is {'called ' + repr(name) if name else 'named'}"] if own != name else []
+    faults = [f"no sandbox is called {name!r}"] if own != name else []
     if wrong:
         told = (f"{key!r}; {explain_plugin_setting('sandbox', key, known) or format_suggestion(key, known)}" for key in wrong)
         faults.append(f"sandbox {own!r} has no setting {'; and no '.join(told)}")
@@ -305,7 +306,7 @@ def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
         return f"{'; '.join(faults)}; write rlvr.make_sandbox({own!r}{given})"
     return (
         f"{'; '.join(faults)}; write rlvr.make_sandbox('process', trusted=True{given}) for code of your own, which it does not keep from "
-        "this machine's files, or rlvr.make_sandbox('docker') or rlvr.make_sandbox('bubblewrap') for code that a model wrote"
+        "this machine's files, or rlvr.make_sandbox() for code that a model wrote"
     )
 
 

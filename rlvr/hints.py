@@ -133,7 +133,7 @@ TOPICS: tuple[tuple[str, str], ...] = (
     ("tool tools", "rlvr.make_tool(function), or a name of rlvr.list('tool')"),
     (
         "sandbox docker container execute exec python code",
-        "rlvr.make_sandbox('docker').run(code, timeout=5); code of your own runs in rlvr.make_sandbox('process', trusted=True) too",
+        "rlvr.make_sandbox().run(code, timeout=5); code of your own runs in rlvr.make_sandbox('process', trusted=True) too",
     ),
     ("recipe recipes", "rlvr.train('quickstart'); a shell lists them: `rlvr list recipes`"),
     ("suite suites benchmark benchmarks bench", "rlvr.evaluate('quick', policy='hf:DIR'); a shell lists the suites: `rlvr list suites`"),

@@ -238,7 +238,6 @@ def test_a_function_that_makes_a_tool_is_refused_where_it_is_decorated() -> None
 @pytest.mark.parametrize(
     ("call", "literal"),
     [
-        (lambda: api.make_sandbox(), "rlvr.make_sandbox('process', trusted=True)"),
         (lambda: api.make_sandbox("local"), "rlvr.make_sandbox('process', trusted=True)"),
         (lambda: api.make_sandbox("process"), "rlvr.make_sandbox('process', trusted=True)"),
         (lambda: api.make_sandbox("local", trusted=True), "rlvr.make_sandbox('process', trusted=True)"),

@@ -51,7 +51,7 @@ class UnitTests(Verifier):
     The reference is a text of assertions, such as "assert add(1, 2) == 3", or a mapping (see `rlvr.verifiers.code.reference`).
     """
 
-    needs: ClassVar = {"sandbox": "docker"}
+    needs: ClassVar = {"sandbox": "auto"}
     version = "6"  # 6: a text of assertions is a reference; 5: tests of a class; a dry run without a result gives no score
     setting_hints: ClassVar = {
         **dict.fromkeys(("timeout", "timeout_s", "time_limit", "time_limit_s", "wall_s"), "write limits={'wall_s': 5}"),

@@ -142,7 +142,7 @@ class ReasoningGym(Environment):
 
     choice = "dataset"
     """Name of the setting whose value is a name of the catalog."""
-    needs = {"sandbox": "docker"}
+    needs = {"sandbox": "auto"}
     max_prompt_tokens = 8192
     max_new_tokens = 2048
 

@@ -79,10 +79,8 @@ def describe_abilities(findings: Sequence[Finding]) -> str:
         can.append("training on an accelerator" if states.get("accelerator") == "ok" else "training small models on the CPU")
     else:
         cannot.append("training (install rlvr[train])")
-    if states.get("sandbox docker") == "ok":
-        can.append("judging code that a model wrote")
-    elif states.get("sandbox bubblewrap") == "ok":
-        can.append("judging code that a model wrote (with sandbox=bubblewrap)")
+    if isolated := [name for name in ("docker", "bubblewrap") if states.get(f"sandbox {name}") == "ok"]:
+        can.append(f"judging code that a model wrote (in {isolated[0]})")
     else:
         cannot.append("judging code that a model wrote (needs a container engine, or the package bubblewrap)")
     return f"Ready for: {'; '.join(can)}." + (f" Not for: {'; '.join(cannot)}." if cannot else "")

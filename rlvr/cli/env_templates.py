@@ -220,7 +220,7 @@ class $cls(Environment):
 
     contract_version = $contract  # of rlvr.contracts, for which this is written
     # `--set 'sandbox={name: process, trusted: true}'` needs no container engine and protects from nothing
-    needs = {"verifier": "final_state", "tools": ["bash"], "sandbox": "docker"}
+    needs = {"verifier": "final_state", "tools": ["bash"], "sandbox": "auto"}
     max_turns = 6
     max_prompt_tokens = 600
     max_new_tokens = 200

@@ -51,7 +51,7 @@ class Environment(Plugin, ABC):
     the configuration gives the environment without tools. An environment with its own files, data or artifacts returns a subclass of
     `ToolSession`. A tool that only this environment has is a `Tool` in the same file, placed before the configured ones:
 
-        needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "docker"}
+        needs = {"verifier": "exact", "tools": ["python", "submit"], "sandbox": "auto"}
         max_turns = 8
 
         def __init__(self, *, verifier: Verifier, tools: Sequence[Tool], sandbox: Sandbox | None) -> None:

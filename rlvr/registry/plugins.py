@@ -170,6 +170,8 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
         names = [e.name for e in list_entries(kind)]
         known = find_plugin(name, names)
         hint = f"did you mean {known!r}?" if known else f"{format_suggestion(name, names)}."
+        if known == "process":  # by its name alone it would be refused
+            hint = "for code that you trust, write sandbox={'name': 'process', 'trusted': True}; isolated is sandbox='auto'."
         raise NotFound(f"no {k.name} is called {name!r}; {hint} `rlvr list {k.plural}` shows all")
     if entry.error:
         raise PluginError(entry.error)
