@@ -574,7 +574,7 @@ def train(
 
     Args:
         recipe: the name of a recipe (`rlvr list recipes`), a YAML file, or a mapping; None: everything comes from the keywords. Or the
-            model, as in `evaluate`.
+            name of an environment; or the model, as in `evaluate`.
         settings: what replaces the recipe's values, by dotted key: {"train.steps": 5}. After a model: the environment, or data.
         model: a folder, a Hub id, or a model object.
         tokenizer: the tokenizer of a model object.
@@ -732,6 +732,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         own |= {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
         settings["settings"] = {**(settings.get("settings") or {}), **own}
         if isinstance(env, type) or "tools" in own or isinstance(own["verifier"], Verifier):  # else the plan of the evaluation names it
+            if isinstance(env, str):
+                settings.setdefault("name", env.rpartition(":")[2])
             env = make_env(env, **settings.pop("settings"))
         verifier = None
     if isinstance(env, Environment) and "split" not in settings and "test" not in env.splits and len(env.splits) == 1:

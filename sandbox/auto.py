@@ -14,7 +14,7 @@ from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, Sandbo
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.errors import SandboxError
 from rlvr.sandbox._outside import engine
-from rlvr.sandbox.bubblewrap import BubblewrapSandbox
+from rlvr.sandbox.bubblewrap import OTHERWISE, BubblewrapSandbox
 from rlvr.sandbox.docker import DockerSandbox
 
 ENGINE_TIMEOUT_S = 10.0
@@ -38,7 +38,15 @@ class AutoSandbox(Sandbox):
         queue_timeout_s: float = 900.0,
         max_sessions: int = 32,
     ) -> None:
-        """Configure the resource limits; `processes`: how many programs run at once, 0: one for each processor. No engine is asked yet."""
+        """Configure the resource limits of the sandbox that is used. No engine is asked yet.
+
+        Args:
+            processes: how many programs run at once; 0: one for each processor.
+            memory_mb: memory of a program, or of the container for one program at a time.
+            disk_mb: space for the files that a program writes; they are kept in memory.
+            queue_timeout_s: timeout for a program to get a free place, or for a session to get a free slot.
+            max_sessions: how many sessions may be open at once.
+        """
         limits: dict[str, Any] = {
             "memory_mb": memory_mb,
             "disk_mb": disk_mb,
@@ -71,9 +79,8 @@ class AutoSandbox(Sandbox):
             logger.info("%s: programs run in bubblewrap", no_engine)
             return bubblewrap
         [(what, how)] = problems
-        raise SandboxError(
-            f"nothing on this machine isolates programs: {no_engine}; {what}; {how}, or start Docker; `rlvr doctor` has more"
-        )
+        how = how.removesuffix(OTHERWISE).rstrip(" ,;")
+        raise SandboxError(f"nothing on this machine isolates programs: {no_engine}, and {what}; start Docker, or {how}")
 
     def run_program(self, program: Program) -> ExecutionResult:
         """Run a program until it exits or reaches a limit."""

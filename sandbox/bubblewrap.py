@@ -30,11 +30,12 @@ from rlvr.sandbox._outside.local_supervisor import LocalSandbox, LocalSupervisor
 from rlvr.sandbox._outside.supervisor_connection import BOOTSTRAP_CODE
 
 PROGRAM = "bwrap"
-INSTALL_HINT = "install the package bubblewrap (`apt install bubblewrap`, `dnf install bubblewrap`), or use the docker sandbox"
+OTHERWISE = "or use the docker sandbox"
+INSTALL_HINT = f"install the package bubblewrap (`apt install bubblewrap`, `dnf install bubblewrap`), {OTHERWISE}"
 START_HINT = (
     "it needs namespaces: inside a container, start that one with `--security-opt seccomp=unconfined --security-opt "
     "apparmor=unconfined --security-opt systempaths=unconfined`; where the system forbids user namespaces, allow them (Ubuntu: `sysctl "
-    "kernel.apparmor_restrict_unprivileged_userns=0`; Debian: `sysctl kernel.unprivileged_userns_clone=1`); or use the docker sandbox"
+    f"kernel.apparmor_restrict_unprivileged_userns=0`; Debian: `sysctl kernel.unprivileged_userns_clone=1`); {OTHERWISE}"
 )
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.config import hub
-from rlvr.config.config import LogConfig, RunConfig, load_config, validate_config
+from rlvr.config.config import LogConfig, RunConfig, find_recipes, load_config, validate_config
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.training import TrainConfig
@@ -34,7 +34,7 @@ from rlvr.mdp.task_data import (
     unwrap_environment,
 )
 from rlvr.mdp.tokenizers import get_model_vocab_size, load_tokenizer
-from rlvr.registry.plugins import build_from_config, get_parameters, load_factory
+from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
 from rlvr.rollout.hang_watchdog import abort_on_hang
 from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
 
@@ -174,8 +174,12 @@ def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) 
     >>> loaded = rlvr.LoadedModel(object(), rlvr.load_tokenizer("chars"))
     >>> name_arguments(loaded, "arithmetic", None, None, None)[2:] == (loaded, "arithmetic", None)
     True
+    >>> name_arguments("arithmetic", None, "DIR", None, None)
+    (None, None, 'DIR', 'arithmetic', None)
     """
     second = unwrap_environment(settings)
+    if isinstance(recipe, str) and env is None and data is None and _names_environment_only(recipe):
+        recipe, env = None, recipe
     names_second = (isinstance(second, str | Path | Environment | type) and not (isinstance(second, str) and "=" in second)) or (
         isinstance(second, Mapping) and "name" in second
     )
@@ -198,6 +202,11 @@ def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) 
     elif has_data or names_second:
         raise ConfigError(f"the second argument is {second!r:.80}, and {'data' if has_data else 'env'}= is given too; give one of them")
     return None, settings, recipe, env, data
+
+
+def _names_environment_only(name: str) -> bool:
+    """Whether a name is that of an environment, and of no recipe."""
+    return name in [entry.name for entry in list_entries("env")] and name not in find_recipes() and not Path(name).exists()
 
 
 TOOL_SETTINGS = ("tools", "max_turns", "dialect")

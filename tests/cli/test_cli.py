@@ -273,6 +273,7 @@ def test_doctor_looks_at_everything(capsys: Said) -> None:
 
 def test_without_an_engine_one_message_says_so(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
+    monkeypatch.setenv("PATH", str(tmp_path))
     for line in ("check sandbox docker", "eval code_contest --policy scripted:gold --tasks 1"):
         assert run_command(line.split()) == 2
         said = capsys.readouterr().err

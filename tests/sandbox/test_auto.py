@@ -52,7 +52,10 @@ def test_without_either_one_sentence_says_what_to_install(no_engine: None, monke
     with build("sandbox", "auto") as sandbox:
         outcome = sandbox.run("print(1)")
         assert outcome.status is ExitStatus.INTERNAL_ERROR and sandbox.session_limiter is None
-        assert "no Docker Engine replies" in outcome.reason and "bwrap was not found; install bubblewrap, or start Docker" in outcome.reason
+        assert (
+            "no Docker Engine replies" in outcome.reason
+            and "and bwrap was not found; start Docker, or install bubblewrap" in outcome.reason
+        )
         with pytest.raises(SandboxError, match="nothing on this machine isolates programs"):
             sandbox.create_session(SandboxSpec())
 
