@@ -208,7 +208,7 @@ class Algorithm(Plugin, ABC):
 
     def select_groups(self, groups: Sequence[list[Episode]]) -> tuple[list[list[Episode]], dict[str, list[list[Episode]]]]:
         """Return the groups of a step to train on, and the others by the reason why they are left out. Called after sampling,
-        by the process that sampled them; not for stored data. It must not keep a state. The default keeps all.
+        by the process that sampled or read them. It must not keep a state. The default keeps all.
         """
         return list(groups), {}
 

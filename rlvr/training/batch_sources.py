@@ -325,7 +325,8 @@ class OfflineSource(SynchronousSource):
             groups = list(c.offline_dataset.get_groups(rollout.step * count, count))
         else:
             groups = list(build_gold_groups(c.task_sampler.next_tasks(count), c.mdp))
-        return add_mismatched_kl_samples(c, RolloutBatch(groups, {}, {}, RolloutTiming()))
+        groups, dropped = select_groups(c, groups, {})
+        return add_mismatched_kl_samples(c, RolloutBatch(groups, dropped, {}, RolloutTiming()))
 
 
 # ---- ahead of the trainer ---------------------------------------------------------------------------------------------
@@ -536,16 +537,20 @@ def build_batch(
     timing: RolloutTiming,
     metrics: Mapping[str, float] = MappingProxyType({}),
 ) -> RolloutBatch:
-    """Build the batch of a step: the algorithm selects, the reason is written into what is dropped, and the metrics of tasks and weights are
-    added.
-    """
+    """Build the batch of a step: the algorithm selects its groups, and the metrics of tasks and weights are added."""
+    groups, dropped = select_groups(components, groups, dropped)
+    every = components.task_sampler.metrics() | dict(metrics) | components.sampler.get_weight_load_metrics()
+    return add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
+
+
+def select_groups(components: Components, groups: list[Group], dropped: DroppedGroups) -> tuple[list[Group], DroppedGroups]:
+    """Let the algorithm select among the groups of a step, and write the reason into the episodes of what is dropped."""
     groups, unselected = components.algorithm.select_groups(groups)
     dropped = {**dropped, **{reason: [*dropped.get(reason, ()), *left_out] for reason, left_out in unselected.items()}}
     for reason, left_out in dropped.items():
         for episode in chain(*left_out):
             episode.meta["dropped"] = reason
-    every = components.task_sampler.metrics() | dict(metrics) | components.sampler.get_weight_load_metrics()
-    return add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
+    return groups, dropped
 
 
 def plan_sampling_round(components: Components, num_tasks: int, step: int, *, first_group_number: int = 0) -> SamplePlan:

@@ -71,5 +71,5 @@ def test_without_an_engine_answers_are_judged_in_bubblewrap(no_engine: None) -> 
     unpaid = rlvr.verify("unit_tests", "```python\ndef f(): return 2\n```", reference=["assert f() == 1"])
     assert (paid.score, unpaid.score) == (1.0, 0.0)
     with rlvr.make_sandbox() as sandbox, sandbox.create_session() as session:
-        assert session.run("echo here").text == "here\n" and isinstance(sandbox.choose(), BubblewrapSandbox)  # type: ignore[attr-defined]
+        assert session.run("echo here").text == "here\n" and isinstance(sandbox.choose(), BubblewrapSandbox)
         assert "no network" in sandbox.run("print(1)").isolation

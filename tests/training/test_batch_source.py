@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlvr.algorithms.base.policy_gradient import PolicyGradient
+from rlvr.contracts.algorithm import Algorithm
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.runs.run_log import read_jsonl
@@ -76,12 +76,15 @@ def test_an_algorithm_selects_the_groups_that_it_trains_on(tmp_path: Path, monke
     def keep_first(self: Any, groups: Groups) -> tuple[Groups, dict[str, Groups]]:
         return groups[:1], {"not_first": groups[1:]}
 
-    monkeypatch.setattr(PolicyGradient, "select_groups", keep_first)
+    monkeypatch.setattr(Algorithm, "select_groups", keep_first)
     episodes = run(tmp_path / "a", None)
     assert [episode.get("dropped") for episode in episodes if episode["step"] == 1] == [None] * 4 + ["not_first"] * 12
     assert next(iter(read_jsonl(tmp_path / "a" / "metrics.jsonl")))["tokens/sampled"] == sum(
         sum(episode["action_mask"]) for episode in episodes if episode["step"] == 1
     )
+
+    stored = run(tmp_path / "b", None, data={}, algorithm={"name": "sft"})  # gold solutions, of which nothing is sampled
+    assert {episode.get("dropped") for episode in stored if episode["step"] == 1} == {None, "not_first"}
 
 
 def test_a_run_is_resumed_with_the_source_that_it_began_with(tmp_path: Path) -> None:
