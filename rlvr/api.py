@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from rlvr.config.hub import is_model_folder
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
+from rlvr.contracts.plugin import read_signature
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
@@ -139,7 +140,7 @@ def _list_parameters(kind: str, wanted: Any) -> builtins.list[str]:
             return [*get_parameters(load_factory(kind, VERIFIERS.get(wanted, wanted)))]
         except RlvrError:
             return []
-    return [*inspect.signature(wanted).parameters] if inspect.isclass(wanted) or inspect.isfunction(wanted) else []
+    return [*read_signature(wanted).parameters] if inspect.isclass(wanted) or inspect.isfunction(wanted) else []
 
 
 @add_usage_to_errors

@@ -123,8 +123,12 @@ class Symbolic(Verifier):
 
     def explain_task(self, task: Task, answer: str) -> Explanation:
         """Verify an answer and explain the verdict: the extracted text, the rewritten texts, the trees, and the rule that decided."""
-        found = explain_verdict(lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))))
-        return replace(found, steps=(*self._iter_parsing_steps(task, answer), *self._iter_worked_out_step(task, found.verdict)))
+        found = explain_verdict(
+            lambda: self._verify(task, answer, lambda work, *known: work(*(one for one in known if one is not None))),
+            [("same value", CompareContext.is_same_value)],
+        )
+        steps = (*self._iter_parsing_steps(task, answer), *found.steps[-1:], *self._iter_worked_out_step(task, found.verdict))
+        return replace(found, steps=steps)
 
     def _iter_worked_out_step(self, task: Task, verdict: Verdict) -> Iterator[tuple[str, str]]:
         """Say whether an answer of the right value was worked out; nothing for a wrong value."""

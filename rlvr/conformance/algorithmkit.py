@@ -6,12 +6,13 @@ import importlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, summarize_problems
-from rlvr.contracts.algorithm import SAMPLE_TOKEN_STATS, Algorithm, LossInputs, TokenStats
+from rlvr.contracts.algorithm import DIFFERENTIABLE_INPUTS, SAMPLE_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
@@ -58,6 +59,12 @@ def make_mixed_groups() -> list[list[Episode]]:
         "h", "h", [9, 1, 2, 8, 3], acted, [0.0] * 5, [0.0] * 4 + [1.0], StopReason.TERMINATED, verdict=Verdict(1.0, ""), turns=2
     )
     return [first_, [turns, make_episode([1, 1], 0.0, "h"), make_episode([2, 2], None, "h"), make_episode([3], 0.25, "h")]]
+
+
+def make_sample_columns(algorithm: Algorithm, like: Any, known: Collection[str]) -> dict[str, Any]:
+    """Make the loss inputs that the algorithm declares and that are not known yet, each full of the sample value of its field."""
+    wanted = algorithm.traits.advantage_inputs & {field.name for field in fields(LossInputs)}
+    return {name: like * 0 + SAMPLE_TOKEN_STATS[name] for name in sorted(wanted - DIFFERENTIABLE_INPUTS - set(known))}
 
 
 class _AlgorithmChecks:
@@ -154,6 +161,8 @@ class _AlgorithmChecks:
             more |= {"values": new.detach() * 0, "old_values": new.detach() * 0, "returns": new.detach() * 0}
         if algorithm.traits.needs_token_context:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
+        more |= make_sample_columns(algorithm, new.detach(), {*known, *more})
+        more = make_sample_columns(algorithm, new.detach(), {*known, *more}) | more
         return LossInputs(new=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
 
     def _skip_unless_score_driven(self) -> None:

@@ -5,9 +5,11 @@ A kit never raises for a defect: every check gives a result, and a check that co
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlvr.conformance.plugin_location import find_plugin_location
 from rlvr.contracts import Plugin
@@ -97,8 +99,11 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult | None:
 
 
 def _format_exception(error: BaseException) -> str:
-    place = find_plugin_location(error)
-    return f"raised {type(error).__name__}: {' '.join(str(error).split())[:400]}" + (f" ({place})" if place else "")
+    place, said = find_plugin_location(error), " ".join(str(error).split())[:400]
+    if not said:  # an assertion without a message
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        said = f"{last[0].line}, in {Path(last[0].filename).name}, line {last[0].lineno}" if last else ""
+    return f"raised {type(error).__name__}: {said}" + (f" ({place})" if place else "")
 
 
 def summarize_problems(problems: Iterator[str]) -> str:

@@ -49,6 +49,8 @@ class TokenStats:
 
 
 EMPTY_TOKEN_STATS = TokenStats()
+DIFFERENTIABLE_INPUTS = frozenset({"new", "entropy", "values", "divergence"})
+"""The fields of `LossInputs` that carry a gradient; the loss never gets them from `TokenStats`."""
 SAMPLE_TOKEN_STATS: Mapping[str, float] = {field.name: field.metadata["sample"] for field in fields(TokenStats)}
 """A value of each field, for checks and tests."""
 
@@ -62,7 +64,7 @@ class LossInputs:
     """
 
     new: Tensor
-    """Log-probabilities under the policy being trained. Only this, `entropy`, `values` and `divergence` carry a gradient."""
+    """Log-probabilities under the policy being trained. Only `DIFFERENTIABLE_INPUTS` carry a gradient."""
     old: Tensor
     """Log-probabilities under the weights at the start of the step, computed by the trainer; with `old_from_sampler` those of the sampler."""
     sampler: Tensor

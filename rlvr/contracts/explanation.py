@@ -80,7 +80,8 @@ class _CallTracer:
                 self.steps.append((self._names[frame.f_code], ""))
         elif event == "return" and frame in self._open:
             place, first = self._open.pop(frame)
-            self.steps[place] = self._names[frame.f_code], _format_step(first, argument)
+            decided = f", decided at {_format_place(frame)}" if isinstance(argument, bool) else ""
+            self.steps[place] = self._names[frame.f_code], f"{argument}{decided}" if decided else _format_step(first, argument)
         if event == "return" and isinstance(reason := getattr(argument, "reason", None), str):
             self.returned.append(_decision(reason, frame))
         elif event == "exception" and str(argument[1]):
@@ -121,9 +122,12 @@ def _decision(reason: str, frame: FrameType) -> _DecisionSite:
             path.append(caller.f_code.co_qualname)
         caller = caller.f_back
     rule = frame.f_code.co_qualname
+    return _DecisionSite(reason, rule, _format_place(frame), (*reversed(path), rule))
+
+
+def _format_place(frame: FrameType) -> str:
     file = Path(frame.f_code.co_filename)
-    shown = file.relative_to(_PACKAGE) if file.is_relative_to(_PACKAGE) else file
-    return _DecisionSite(reason, rule, f"{shown}:{frame.f_lineno}", (*reversed(path), rule))
+    return f"{file.relative_to(_PACKAGE) if file.is_relative_to(_PACKAGE) else file}:{frame.f_lineno}"
 
 
 def _format_step(first_argument: Any, result: Any) -> str:

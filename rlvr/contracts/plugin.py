@@ -32,6 +32,24 @@ def is_default_implementation(method: Callable[..., Any]) -> bool:
     return getattr(method, "is_default_implementation", False) is True
 
 
+def read_signature(factory: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function, or of the constructor of a class.
+
+    Before Python 3.11.4 `inspect.signature` shows the `__new__` of a base class, such as that of `Plugin`, instead of `__init__`.
+
+    >>> class Half:
+    ...     def __new__(cls, *args, **kwargs): return super().__new__(cls)
+    >>> class Whole(Half):
+    ...     def __init__(self, size=1): ...
+    >>> read_signature(Whole)
+    <Signature (size=1)>
+    """
+    if isinstance(factory, type) and factory.__init__ is not object.__init__ and not hasattr(factory, "__signature__"):  # type: ignore[misc]
+        whole = inspect.signature(factory.__init__)  # type: ignore[misc]
+        return whole.replace(parameters=[*whole.parameters.values()][1:], return_annotation=inspect.Signature.empty)
+    return inspect.signature(factory)
+
+
 def reject_unused_settings(plugin: type, given: Mapping[str, Any], reason: str) -> None:
     """Raise ConfigError if settings that have no effect differ from their defaults: nothing that a user sets is ignored silently.
 
@@ -40,7 +58,7 @@ def reject_unused_settings(plugin: type, given: Mapping[str, Any], reason: str) 
         given: the values of the settings that have no effect; other names, and settings without a default, are not looked at.
         reason: goes on after "have no effect": without what, and what to do.
     """
-    defaults = {name: spec.default for name, spec in inspect.signature(plugin).parameters.items() if spec.default is not spec.empty}
+    defaults = {name: spec.default for name, spec in read_signature(plugin).parameters.items() if spec.default is not spec.empty}
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     changed = [name for name, default in defaults.items() if name in plain and plain[name] != default]
     if changed:
@@ -199,7 +217,7 @@ class Plugin(Hinted):
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)
-            required = [name for name, spec in inspect.signature(cls).parameters.items() if spec.default is spec.empty] if cls.needs else []
+            required = [name for name, spec in read_signature(cls).parameters.items() if spec.default is spec.empty] if cls.needs else []
             if lost := [name for name in required if name in cls.needs and name not in kwargs and not args]:
                 kind = next((SMALLEST_PLUGINS[base.__name__].kind for base in cls.__mro__ if is_contract(base)), "plugin")
                 raise TypeError(

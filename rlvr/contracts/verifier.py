@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -12,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from rlvr.contracts.explanation import Explanation, explain_verdict
-from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
+from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation, read_signature
 from rlvr.contracts.session import Transcript
 from rlvr.errors import ConfigError
 from rlvr.synonyms import REFERENCE_WORDS
@@ -112,7 +111,7 @@ class Verifier(Plugin, ABC):
             reference = meta[word] if word in columns else meta.pop(word)
         if answer is None and "completion" in meta:
             answer = meta.pop("completion")
-        settings = {"timeout", "timeout_s", *inspect.signature(type(self)).parameters}
+        settings = {"timeout", "timeout_s", *read_signature(type(self)).parameters}
         if lost := [name for name in meta if name in settings and name not in columns]:
             raise ConfigError(
                 f"{lost[0]} is no column of a task; a setting is given when the verifier is made: rlvr.make_verifier(name, {lost[0]}=...)"

@@ -17,7 +17,7 @@ class Weights(ABC):
     @property
     @abstractmethod
     def adapted_model(self) -> Any:
-        """The model, for its configuration and module structure. Its tensors may be sharded; it must not be run."""
+        """The model, for its configuration and module structure. Its tensors may be sharded; use `gather_model` for one that can be run."""
 
     @abstractmethod
     def gather_model(self) -> Any:

@@ -28,7 +28,7 @@ from typing import Any
 
 import rlvr
 from rlvr.contracts import Environment, Plugin, Sampler, Sandbox, Verifier
-from rlvr.contracts.plugin import CONTRACT_VERSION, describe_smallest, find_missing_methods
+from rlvr.contracts.plugin import CONTRACT_VERSION, describe_smallest, find_missing_methods, read_signature
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
 from rlvr.hints import explain_plugin_setting, find_plugin
@@ -355,7 +355,7 @@ def get_plugin_label(plugin: Any) -> str:
 def get_parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Return the settings of a plugin: its constructor's keyword arguments."""
     try:
-        signature = inspect.signature(factory)
+        signature = read_signature(factory)
     except (TypeError, ValueError):
         return {}
     skip = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from rlvr.algorithms import grpo
+from rlvr.algorithms.base.algorithm_spec import declare_traits
+from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.base.settings import find_inactive_settings as reasons
 from rlvr.algorithms.functions import advantages as credit
 from rlvr.algorithms.functions import kl, mismatch, preferences, surrogate
 from rlvr.algorithms.functions.aggregation import compute_row_weights
+from rlvr.conformance.algorithmkit import make_episode
 from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
@@ -95,6 +99,26 @@ def test_the_defaults_are_those_of_the_papers() -> None:
 def test_a_setting_is_live_where_it_does_something(name: str, settings: dict[str, Any], live: set[str], idle: set[str]) -> None:
     known = reasons(usual(name) | settings)
     assert {key for key in live | idle if key not in known} == live
+
+
+def test_an_algorithm_in_a_file_chooses_its_groups_and_declares_what_its_loss_does() -> None:
+    Groups = list[list[Episode]]
+
+    def keep_long(groups: Groups, *, min_tokens: int = 3) -> tuple[Groups, dict[str, Groups]]:
+        kept = [group for group in groups if min(len(e.tokens) for e in group) >= min_tokens]
+        return kept, {"short": [group for group in groups if group not in kept]}
+
+    @declare_traits("backprop_zero_advantage", noop_on_policy=("clip",))
+    def loss(x: LossInputs, *, clip: float = 0.2, pull: float = 1.0) -> Any:
+        return -x.advantages * x.new + pull * x.new
+
+    make = define_policy_gradient("mine", "An example.", grpo.advantage, loss, select_groups=keep_long)
+    groups = [[make_episode([1, 2], 1.0), make_episode([1], 0.0)], [make_episode([1, 2, 3], 1.0), make_episode([1, 2], 0.0)]]
+    assert make().select_groups(groups) == ([groups[1]], {"short": [groups[0]]})
+    assert make(min_tokens=1).select_groups(groups) == (groups, {"short": []})
+    assert make().traits.backprop_zero_advantage and make().traits.noop_on_policy == ("clip",)
+    assert not factory("grpo")().traits.backprop_zero_advantage and "epsilon" in factory("grpo")().traits.noop_on_policy
+    assert factory("distill")().traits.noop_on_policy == ("epsilon", "epsilon_high")  # its other settings do something at every ratio
 
 
 def test_what_an_algorithm_asks_of_the_learner() -> None:

@@ -27,7 +27,7 @@ from rlvr.registry.plugins import load_factory
 Function = Callable[..., Any]
 FLAG_TRAITS = (
     *("requires_group", "skips_zero_variance", "requires_multi_turn", "needs_greedy_sample", "needs_kl_samples", "needs_teacher"),
-    "needs_token_context",
+    *("needs_token_context", "backprop_zero_advantage"),
 )
 """The fields of `AlgorithmTraits` that a component function turns on by their name."""
 DECLARABLE_INPUTS = frozenset(field.name for field in fields(TokenStats)) - {"penalties"}
@@ -35,13 +35,18 @@ DECLARABLE_INPUTS = frozenset(field.name for field in fields(TokenStats)) - {"pe
 DECLARABLE_TRAITS = frozenset((*FLAG_TRAITS, *DECLARABLE_INPUTS, "noop_on_policy", "per_token"))
 
 
-def declare_traits(*traits: str, compute_batch_stats: Function | None = None) -> Callable[[Function], Function]:
+def declare_traits(
+    *traits: str, compute_batch_stats: Function | None = None, noop_on_policy: tuple[str, ...] = ()
+) -> Callable[[Function], Function]:
     """Declare the traits of a component function, by the names of the records in `rlvr.contracts.algorithm`:
 
-    - a field of `AlgorithmTraits`, which becomes true: requires_group, skips_zero_variance, requires_multi_turn, needs_greedy_sample,
-      needs_kl_samples, needs_teacher, needs_token_context; noop_on_policy: all settings of this loss are such
-    - a field of `TokenStats`, which the advantage needs: old, reference, entropy, values
+    - a field of `AlgorithmTraits`, which becomes true (`FLAG_TRAITS`): requires_group, skips_zero_variance, requires_multi_turn,
+      needs_greedy_sample, needs_kl_samples, needs_teacher, needs_token_context; backprop_zero_advantage, for a loss that has a gradient
+      where the advantage is 0
+    - a field of `TokenStats` (`DECLARABLE_INPUTS`), such as old, reference, entropy or values: an advantage gets it in its `AnswerBatch`;
+      a loss gets it if `LossInputs` has a field of that name
     - per_token: the advantage returns one number per token, not one per answer
+    - noop_on_policy: all settings of this loss do nothing where every ratio is 1; the keyword `noop_on_policy` names some of them
 
     `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as
     `x.batch_stats`.
@@ -50,7 +55,7 @@ def declare_traits(*traits: str, compute_batch_stats: Function | None = None) ->
         raise ConfigError(f"there is no trait {unknown[0]!r}; {format_suggestion(unknown[0], sorted(DECLARABLE_TRAITS))}")
 
     def marked(function: Function) -> Function:
-        vars(function).update(traits=frozenset(traits), compute_batch_stats=compute_batch_stats)
+        vars(function).update(traits=frozenset(traits), compute_batch_stats=compute_batch_stats, noop_on_policy=noop_on_policy)
         return function
 
     return marked

@@ -91,6 +91,13 @@ class PolicyGradient(Algorithm):
         if self.settings.overlong_buffer or self.settings.loss_aggregation == "seq-mean-token-sum-norm":
             self._check_max_length(self.max_new_tokens)
 
+    def select_groups(self, groups: Sequence[list[Episode]]) -> tuple[list[list[Episode]], dict[str, list[list[Episode]]]]:
+        """Return the groups to train on, and the others by reason: the file's `select_groups`, or all."""
+        if "select_groups" not in self.spec.components:
+            return super().select_groups(groups)
+        kept, others = self.spec.bind_settings("select_groups", vars(self.settings))(groups)
+        return list(kept), dict(others)
+
     # ---- credit ---------------------------------------------------------------------------------------------------
 
     def compute_advantages(
@@ -261,29 +268,35 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
     needs_teacher, needs_value, needs_entropy = "needs_teacher" in traits, "values" in traits, s.entropy_coef != 0
     needs_reference = s.beta > 0 or "reference" in traits or needs_teacher
     penalties = {"penalties"} if s.beta > 0 and s.kl_in == "reward" else set[str]()
+    flags, loss = {name: name in traits for name in FLAG_TRAITS}, spec.components["loss"]
+    flags["skips_zero_variance"] &= not needs_teacher
+    flags["backprop_zero_advantage"] |= needs_teacher or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss")
+    every_setting = tuple(spec.get_component_defaults_and_types("loss")) if "noop_on_policy" in traits else ()
     return AlgorithmTraits(
+        **flags,
         num_iterations=s.num_iterations,
         sampling_rounds=s.dynamic_sampling_rounds,
-        **{name: name in traits for name in FLAG_TRAITS if name != "skips_zero_variance"},
-        skips_zero_variance="skips_zero_variance" in traits and not needs_teacher,
         needs_value=needs_value,
         divergence_kind="" if divergence == "sampled" else divergence,
         needs_reference=needs_reference,
         syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
         needs_entropy=needs_entropy,
-        needs_batch_stats=getattr(spec.components["loss"], "compute_batch_stats", None) is not None,
+        needs_batch_stats=getattr(loss, "compute_batch_stats", None) is not None,
         advantage_inputs=traits & DECLARABLE_INPUTS | penalties,
-        backprop_zero_advantage=needs_teacher or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss"),
         use_rollout_logprobs=s.old_from_sampler,
         off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},
-        noop_on_policy=tuple(spec.get_component_defaults_and_types("loss")) if "noop_on_policy" in traits else (),
+        noop_on_policy=every_setting or getattr(loss, "noop_on_policy", ()),
     )
 
 
-def define_policy_gradient(name: str, description: str | None, advantage: Any, loss: Any, **defaults: Any) -> AlgorithmSpec:
-    """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults.
+def define_policy_gradient(
+    name: str, description: str | None, advantage: Any, loss: Any, *, select_groups: Any = None, **defaults: Any
+) -> AlgorithmSpec:
+    """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults. `select_groups` chooses the
+    groups of a step, as `Algorithm.select_groups`; its keyword parameters are settings, too.
 
     >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).default_settings["beta"]
     0.0
     """
-    return AlgorithmSpec(PolicyGradient, name, description, {"advantage": advantage, "loss": loss}, defaults)
+    components = {"advantage": advantage, "loss": loss} | ({"select_groups": select_groups} if select_groups is not None else {})
+    return AlgorithmSpec(PolicyGradient, name, description, components, defaults)

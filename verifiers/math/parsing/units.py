@@ -16,6 +16,8 @@ Measure = tuple[tuple[tuple[str, int], ...], Fraction]
 NUMBER_MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 NUMBER_MULTIPLES |= {"lakh": 10**5, "crore": 10**7, "quadrillion": 10**15}
 
+# `NAME FACTOR: WORDS`: a unit of so many metres, by the words that name it; plurals with s need no word of their own.
+# `BASE@ FACTOR: WORDS`: a unit of so many of another base unit. Rows stand on lines of their own or between bars.
 _UNIT_TABLE = """
 m 1: m meter metre | cm 1/100: cm centimeter centimetre | mm 1/1000: mm millimeter millimetre | km 1000: km kilometer kilometre
 dm 1/10: dm decimeter decimetre
