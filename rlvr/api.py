@@ -29,7 +29,17 @@ from rlvr.contracts.plugin import read_signature
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
-from rlvr.hints import ANSWER_COLUMNS, MEMORY_WORDS, PLUGIN_WORDS, PLUGINS, add_usage_to_errors, explain_keyword, explain_plugin_setting
+from rlvr.hints import (
+    ANSWER_COLUMNS,
+    MEMORY_WORDS,
+    PLUGIN_WORDS,
+    PLUGINS,
+    REFERENCE_COLUMNS,
+    SOLUTION_COLUMNS,
+    add_usage_to_errors,
+    explain_keyword,
+    explain_plugin_setting,
+)
 from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import (
     is_data,
@@ -479,11 +489,18 @@ def verify_many(
     >>> [verdict.score for verdict in verify_many("numeric", ["4", "5"], ["4", "4"])]
     [1.0, 0.0]
     """
-    if answers is None and references is None and "completions" in settings and "answer" in settings:  # columns of TRL and verifiers
-        answers, references = settings.pop("completions"), settings.pop("answer")
+    columns = [name for name, value in settings.items() if isinstance(value, Sequence) and not isinstance(value, str)]  # as data has them
+    for name in columns:
+        if answers is None and name.removesuffix("s") in ANSWER_COLUMNS:
+            answers = settings.pop(name)
+        elif references is None and name.removesuffix("s") in (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS):
+            references = settings.pop(name)
     names = ["answers", "references"] if verifier is not None else ["verifier", "answers", "references"]
     values = {"verifier": verifier, "answers": answers, "references": references}
-    values |= {name: value for name, value in zip(names, given, strict=False) if values[name] is None}
+    for name, value in zip(names, given, strict=False):
+        if values[name] is not None:
+            raise TypeError(f"rlvr.verify_many got the {name} twice; the call is rlvr.verify_many(verifier, answers=[...], references=[...])")
+        values[name] = value
     if len(given) > len(names) or any(value is None for value in values.values()):
         missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"
         raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many(verifier, answers=[...], references=[...])")

@@ -377,7 +377,6 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "num_fewshot": _FEW_SHOT,
         "num_problems": _NUM_TASKS,
         "num_return_sequences": _NUM_ANSWERS,
-        "num_samples": _NUM_ANSWERS,
         "num_tasks": _NUM_TASKS,
         "num_workers": "concurrency=",
         "output_path": "out=",
@@ -561,7 +560,7 @@ def explain_keyword(name: str, call: str = "") -> str:
 
     >>> explain_keyword("group_size", "train"), explain_keyword("epochs", "train")
     ('write num_generations=', 'write steps=')
-    >>> explain_keyword("num_samples", "evaluate")
+    >>> explain_keyword("repeats", "evaluate")
     'write n=, the number of answers for each task; pass@k is reported for every k up to n'
     """
     tables = [KEYWORDS.get(SAME_KEYWORDS.get(call, call), {})] if call else [KEYWORDS["train"], KEYWORDS["evaluate"]]
@@ -652,6 +651,7 @@ def write_as_keywords(message: str) -> str:
             value = {"true": "True", "false": "False", "null": "None"}.get(value, repr(value))
         return f"{key}={value}" if section in ("train", "rollout", "log") else f"{section}={{'{key}': {value}}}"
 
+    message = re.sub(r"another --out\b", "another out=", message).replace("--resume", "resume=True")
     return re.sub(
         r"(?<![\w./\\'\"])(?P<section>train|rollout|log|eval|model)\.(?!(?:jsonl?|csv|tsv|parquet|txt|ya?ml|toml|py|log|gz|md)\b)(?P<key>[a-z]\w*)"
         r"(?:=(?P<value>-?\w(?:[\w.+-]*\w)?))?(?![\w(/])",

@@ -82,6 +82,28 @@ def test_a_completion_beside_an_answer_is_verified_against_it() -> None:
     assert "no argument 'tolerance'" in message and "when it is made" in message and "built already" not in message
 
 
+def test_several_answers_take_the_columns_of_data() -> None:
+    for columns in ({"answer": ["4", "4"]}, {"solution": ["4", "4"]}, {"ground_truth": ["4", "4"]}):
+        assert [v.score for v in rlvr.verify_many("math", ["4", "5"], **columns)] == [1.0, 0.0]
+        assert [v.score for v in rlvr.verify_many("math", completions=["4", "5"], **columns)] == [1.0, 0.0]
+    assert "got the references twice" in read_message(lambda: rlvr.verify_many("math", ["4"], ["4"], answer=["4"]))
+
+
+def test_a_verifier_is_no_environment_and_a_choice_is_no_truth_value() -> None:
+    assert "'math' is a verifier: rlvr.make_env(data, verifier='math')" in read_message(lambda: rlvr.make("math"))
+    assert "scale_rewards is False; allowed: batch, group, none" in read_message(lambda: rlvr.make_algorithm("grpo", scale_rewards=False))
+    assert rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, num_samples=2).plan.n == 2
+
+
+def test_the_record_of_a_run_has_the_settings_of_an_algorithm_object() -> None:
+    inputs = resolve_run_inputs(model="m", env="arithmetic", algorithm=rlvr.make_algorithm("dr_grpo", beta=0.04))
+    assert dict(inputs.config.algorithm) == {"name": "dr_grpo", "beta": 0.04} and inputs.algorithm is not None
+    changed = resolve_run_inputs(model="m", env="arithmetic", algorithm=rlvr.make_algorithm("grpo", loss="cispo"))
+    assert changed.config.algorithm["name"] == "object:PolicyGradient"  # its parts are not those of the name
+    assert resolve_run_inputs("quickstart", model="m", env="arithmetic").environment is None
+    assert dict(resolve_run_inputs("arithmetic", model="m").config.env) == {"name": "arithmetic"}
+
+
 def test_two_texts_are_an_answer_and_a_reference_though_one_looks_like_a_name() -> None:
     assert rlvr.verify("x equals 4", "x=4").score == 0.0 and rlvr.verify("exact: 4", "4").score is not None
     assert "two texts alone are compared by rlvr.verify(answer=..., reference=...)" in read_message(lambda: rlvr.verify("equal", "4"))

@@ -70,7 +70,7 @@ def describe_abilities(findings: Sequence[Finding]) -> str:
     """Say in one sentence what can be done on this machine.
 
     >>> describe_abilities([Finding("torch", "missing", "", ""), Finding("sandbox docker", "ok", "")])
-    'Ready for: verifying and evaluating endpoints; judging code that a model wrote. Not for: training (install rlvr[train]).'
+    'Ready for: verifying and evaluating endpoints; judging code that a model wrote (in docker). Not for: training (install rlvr[train]).'
     """
     states = {finding.name: finding.state for finding in findings}
     can = ["verifying and evaluating endpoints"]

@@ -35,6 +35,7 @@ from rlvr.hints import explain_plugin_setting, find_plugin
 from rlvr.plugin_files import find_plugin_file, resolve_plugin_files
 from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, build_with_tools_settings
+from rlvr.synonyms import VERIFIERS
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
 FUNCTION_KINDS = ("verifier", "tool")
@@ -170,6 +171,8 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
         names = [e.name for e in list_entries(kind)]
         known = find_plugin(name, names)
         hint = f"did you mean {known!r}?" if known else f"{format_suggestion(name, names)}."
+        if k.name == "env" and (name in VERIFIERS or _find_entry("verifier", name)):
+            hint += f" {name!r} is a verifier: rlvr.make_env(data, verifier={name!r}) is an environment of questions of your own."
         if known == "process":  # by its name alone it would be refused
             hint = "for code that you trust, write sandbox={'name': 'process', 'trusted': True}; isolated is sandbox='auto'."
         raise NotFound(f"no {k.name} is called {name!r}; {hint} `rlvr list {k.plural}` shows all")

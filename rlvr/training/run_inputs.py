@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
 from rlvr.config import hub
 from rlvr.config.config import LogConfig, RunConfig, find_recipes, load_config, validate_config
 from rlvr.config.overrides import apply_overrides
@@ -133,7 +134,7 @@ def resolve_run_inputs(
     for name, value, kind in (("env", env, Environment), ("algorithm", algorithm, Algorithm)):
         if isinstance(value, kind):
             objects["environment" if name == "env" else name] = value
-            overrides.append(f"{name}={json.dumps({'name': _name_object(value)})}")
+            overrides.append(f"{name}={json.dumps(_describe_object(value))}")
         elif value is not None:
             overrides.append(f"{name}={json.dumps({'name': value} if isinstance(value, str) else value)}")
     if isinstance(model, str | Path):
@@ -344,6 +345,16 @@ def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:
             raise ConfigError("no model is given; write model='Qwen/Qwen2.5-0.5B-Instruct', a folder, or a model object")
         return validate_config(made, "the call")
     raise ConfigError(f"the recipe is a {type(recipe).__name__}; give the name of a recipe, a YAML file, a mapping or a RunConfig")
+
+
+def _describe_object(value: Environment | Algorithm) -> dict[str, Any]:
+    """Describe an environment or an algorithm for the record of the run: an algorithm of a name by its name and its changed settings."""
+    spec = getattr(value, "spec", None)
+    if isinstance(value, Algorithm) and isinstance(spec, AlgorithmSpec) and spec.name in [entry.name for entry in list_entries("algorithm")]:
+        settings = {name: setting for name, setting, differs in value.describe_settings() if differs}
+        if load_factory("algorithm", spec.name) is spec and _is_plain(settings):
+            return {"name": spec.name, **settings}
+    return {"name": _name_object(value)}
 
 
 def _name_object(value: Any) -> str:

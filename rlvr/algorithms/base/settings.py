@@ -222,6 +222,8 @@ def coerce_setting(name: str, value: Any, kind: str) -> Any:
         pass
     if (kind == "bool" and isinstance(value, bool)) or (kind == "str" and isinstance(value, str)):
         return value
+    if kind == "str" and (choices := SETTINGS.get(name, UNKNOWN_SETTING).choices):
+        raise ConfigError(f"{name} is {value!r}; {format_suggestion(str(value), choices)}")
     if kind in ("float", "float | None", "int", "bool", "str") or "Mapping" in kind:
         raise ConfigError(f"{name} is {value!r}; it must be of type {kind}")
     return value
