@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.sandbox._chosen import add_arguments, build_sandbox
 from rlvr.contracts import ExitStatus, Limits, Program
 from rlvr.registry.plugins import build
 from rlvr.task import Task, make_user_prompt
@@ -24,11 +25,12 @@ from tests.attacks.task import LIMITS, REFERENCES, RIGHT, Attack, naive
 
 
 def main() -> int:
-    """Run the corpus through both, with an honest answer after every attack. The plain judge runs inside a container of ours."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--threads", type=int, default=3)
-    threads = arguments.parse_args().threads
-    sandbox = build("sandbox", "docker")
+    """Run the corpus through both, with an honest answer after every attack. The plain judge runs inside the same sandbox."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--threads", type=int, default=3)
+    args = parser.parse_args()
+    sandbox = build_sandbox(args)
     verifier = build("verifier", "unit_tests", sandbox=sandbox)
     limits = Limits(**LIMITS)
 
@@ -43,12 +45,13 @@ def main() -> int:
         return paid, after, outcome.status is ExitStatus.OK
 
     corpus: list[Attack] = SCORING + HARM + CHANNEL
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(args.threads) as pool:
         rows = list(pool.map(one, corpus))
     sandbox.close()
     families = collections.Counter(attack.family for attack, row in zip(corpus, rows, strict=True) if row[2])
     scores = [score for row in rows for score in row[0]]
     result = {
+        "sandbox": " ".join([args.sandbox, *args.set]),
         "programs": len(corpus),
         "families": len({attack.family for attack in corpus}),
         "runs": len(scores),

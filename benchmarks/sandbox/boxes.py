@@ -27,9 +27,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.sandbox._chosen import add_arguments, build_sandbox, get_used
+from rlvr.cli.settings import parse_settings
 from rlvr.contracts import ExitStatus, Sandbox, SandboxSession, SandboxSpec
 from rlvr.errors import SandboxError
-from rlvr.registry.plugins import build
 from rlvr.runs.folder_owner import is_owner_dead
 from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox.process import FOLDER_PREFIX
@@ -54,8 +57,7 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def opened(args: argparse.Namespace, boxes: int) -> Sandbox:
-    settings = {"trusted": True} if args.sandbox == "process" else {}
-    return build("sandbox", args.sandbox, max_sessions=boxes, queue_timeout_s=120.0, **settings)  # type: ignore[no-any-return]
+    return build_sandbox(args, max_sessions=boxes, queue_timeout_s=120.0)
 
 
 def calls(args: argparse.Namespace) -> None:
@@ -148,15 +150,15 @@ def strike(sandbox: Any, box: SandboxSession, what: str) -> None:
     if what == "close":
         box.close()
     elif what == "supervisor":
-        for channel in sandbox._sessions.list_supervisors():
+        for channel in get_used(sandbox)._sessions.list_supervisors():
             if channel.id.startswith(box.id.rpartition(".")[0]):
                 with contextlib.suppress(Exception):
                     channel.client.api.kill(channel.id) if hasattr(channel, "client") else channel._process.kill()
 
 
 OWNER = f"""
-import sys, rlvr
-sandbox = rlvr.make_sandbox(sys.argv[1], max_sessions=4, **({{"trusted": True}} if sys.argv[1] == "process" else {{}}))
+import json, sys, rlvr
+sandbox = rlvr.make_sandbox(sys.argv[1], max_sessions=4, **json.loads(sys.argv[2]))
 for _ in range(3):
     box = sandbox.create_session()
     box.run("sleep {MARK} >/dev/null 2>&1 &")
@@ -168,8 +170,9 @@ box.run("sleep {MARK}", timeout=600)
 def owners(args: argparse.Namespace) -> None:
     """Kill our own process with three boxes open; what is left then, and after the next start."""
     before, at_kill = left(), Counter[str]()
+    settings = json.dumps(({"trusted": True} if args.sandbox == "process" else {}) | parse_settings(args.set))
     for _ in range(args.owners):
-        owner = subprocess.Popen([sys.executable, "-c", OWNER, args.sandbox], stdout=subprocess.PIPE)
+        owner = subprocess.Popen([sys.executable, "-c", OWNER, args.sandbox, settings], stdout=subprocess.PIPE)
         assert owner.stdout and owner.stdout.readline() == b"open\n"
         owner.send_signal(signal.SIGKILL)
         owner.wait()
@@ -226,16 +229,15 @@ def daemons(args: argparse.Namespace) -> None:
 
 
 def left() -> set[str]:
-    """Marked processes, containers of dead owners and of ours, folders and control groups: by name."""
-    found = {f"group {name}" for name in groups.list_parent_cgroups(FOLDER_PREFIX)}
+    """Marked processes, and the containers, folders and control groups of dead owners and of ours: by name."""
+    found = {f"group {name}" for name in groups.list_parent_cgroups(FOLDER_PREFIX) if is_concerned(name.partition("=")[2])}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes() == f"sleep\0{MARK}\0".encode():
                 found.add(f"process {path.parent.name}")
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError):
-            owner = (folder / "owner").read_text()
-            if is_owner_dead(owner) or owner.split("|")[3] == str(os.getpid()):
+            if is_concerned((folder / "owner").read_text()):
                 found.add(f"folder {folder.name}")
     with contextlib.suppress(SandboxError):
         from rlvr.sandbox._outside import engine
@@ -243,12 +245,16 @@ def left() -> set[str]:
         client = engine.connect(10)
         try:
             for one in client.containers.list(all=True, filters={"label": engine.LABEL}, ignore_removed=True):
-                owner = one.labels.get(engine.LABEL) or ""
-                if is_owner_dead(owner) or owner.split("|")[3] == str(os.getpid()):
+                if is_concerned(one.labels.get(engine.LABEL) or ""):
                     found.add(f"container {one.id}")
         finally:
             client.close()
     return found
+
+
+def is_concerned(owner: str) -> bool:
+    """Whether the owner of something is dead, or this process: what others that run at the same time have open is no leftover."""
+    return is_owner_dead(owner) or owner.split("|")[3] == str(os.getpid())
 
 
 def available_mb() -> float:
@@ -258,7 +264,7 @@ def available_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sandbox", choices=("docker", "process"), default="docker")
+    add_arguments(parser)
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--at-once", type=int, default=256)
@@ -268,7 +274,7 @@ def main() -> None:
     parser.add_argument("--engine", default="", help="the script that starts and stops that daemon, such as .ci/engine")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    say("machine", sandbox=args.sandbox, processors=os.cpu_count(), load=os.getloadavg())
+    say("machine", sandbox=" ".join([args.sandbox, *args.set]), processors=os.cpu_count(), load=os.getloadavg())
     for count, part in (
         (args.calls, calls),
         (args.sessions, sessions),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.sandbox._chosen import add_arguments, build_sandbox
 from rlvr.errors import RlvrError
 from rlvr.registry.plugins import build
 from tests.attacks.own_box import BREAKAGES, judged
@@ -24,12 +25,12 @@ from tests.attacks.own_box import BREAKAGES, judged
 def main() -> None:
     """Run the corpus; exit status 1 if a verdict is not 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sandbox", choices=("docker", "process"), default="docker")
+    add_arguments(parser)
     parser.add_argument("--only", default="", help="a part of a name")
     args = parser.parse_args()
     tools = [build("tool", "bash", timeout=2.0), build("tool", "python", timeout=2.0), build("tool", "files")]
     scores: list[float | None] = []
-    with build("sandbox", args.sandbox, max_sessions=1, **({"trusted": True} if args.sandbox == "process" else {})) as sandbox:
+    with build_sandbox(args, max_sessions=1) as sandbox:
         for one in BREAKAGES:
             if args.only not in one.name:
                 continue
@@ -43,7 +44,11 @@ def main() -> None:
             row = {"name": one.name, "score": score, "reason": reason, "seconds": round(time.monotonic() - began, 1)}
             print(json.dumps(row | {"told": [text[:200] for text in told]}), flush=True)
     wrong = sum(score != 0.0 for score in scores)
-    print(json.dumps({"sandbox": args.sandbox, "breakages": len(scores), "without_score": scores.count(None), "not_0": wrong}))
+    print(
+        json.dumps(
+            {"sandbox": " ".join([args.sandbox, *args.set]), "breakages": len(scores), "without_score": scores.count(None), "not_0": wrong}
+        )
+    )
     sys.exit(1 if wrong else 0)
 
 

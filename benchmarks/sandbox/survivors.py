@@ -1,8 +1,9 @@
 # ruff: noqa: E501  (each program is on one line)
-"""Attack the sandboxes with programs that try to outlive their run, delay a verdict or affect the next answer. Thousands of attempts; one JSON line.
+"""Attack a sandbox with programs that try to outlive their run, delay a verdict or affect the next answer. Thousands of attempts; one JSON line.
 
 Every attack uses random timing. After each one the kernel shows, from outside, which processes still run under a program's user id in
 the sandbox's containers (or below this process); at the end honest answers are judged. The verdicts' times are taken in the same run.
+Exit code 1 if a process survived, a program got no verdict, or an honest answer was not right.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import argparse
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.sandbox._chosen import add_arguments, build_sandbox, get_used
 from rlvr.contracts import ExitStatus, Limits, Program, Verifier
 from rlvr.registry.plugins import build
 from rlvr.task import Task, make_user_prompt
@@ -125,9 +130,9 @@ def _within(pid: int, above: set[int]) -> bool:
     return False
 
 
-def supervisors(sandbox: Any, name: str) -> tuple[list[int], list[Path]]:
+def supervisors(sandbox: Any) -> tuple[list[int], list[Path]]:
     """The first processes of a sandbox by their pids on this machine, and the files in which the kernel counts its processes."""
-    if name == "process":
+    if not hasattr(sandbox, "list_container_ids"):
         return [channel._process.pid for channel in sandbox._pool.list_supervisors()], []
     from rlvr.sandbox._outside import engine
 
@@ -148,16 +153,17 @@ def supervisors(sandbox: Any, name: str) -> tuple[list[int], list[Path]]:
     return pids, groups
 
 
-def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """So many attacks on one kind of sandbox, then sixty honest answers."""
-    rng = random.Random(seed)
+def attack(args: argparse.Namespace) -> dict[str, Any]:
+    """So many attacks on the sandbox, then sixty honest answers."""
+    rng = random.Random(args.seed)
     limits = Limits(cpu_s=1, wall_s=1, memory_mb=128, processes=16)
     left, late, slowest, which, unfair, worst, stops = 0, 0, 0.0, "", 0, 0, dict[str, int]()
-    with build("sandbox", name, **settings) as sandbox:
+    with build_sandbox(args, at_once=1) as sandbox:
+        used = get_used(sandbox)
         sandbox.run(Program("print(1)"))
         sandbox.run(Program(RUNNER, b"0 0", "cpp", Limits(cpu_s=20, wall_s=60)))
-        idle = sum(int(path.read_text()) for path in supervisors(sandbox, name)[1])
-        for _ in range(runs):
+        idle = sum(int(path.read_text()) for path in supervisors(used)[1])
+        for _ in range(args.runs):
             chosen = rng.choice(ATTACKS)
             source, language = chosen(rng)
             stdin = f"{rng.randrange(0, 2_000_000)} {rng.choice((0, 20_000, 100_000))}".encode() if language == "cpp" else b""
@@ -171,46 +177,41 @@ def attack(name: str, runs: int, seed: int, settings: dict[str, Any]) -> dict[st
                 slowest, which = beyond, f"{chosen.__name__}: {outcome.status.value}, {outcome.wall_s:.2f} s"
             unfair += outcome.status is ExitStatus.INTERNAL_ERROR
             stops[outcome.status.value] = stops.get(outcome.status.value, 0) + 1
-            pids, groups = supervisors(sandbox, name)
+            pids, groups = supervisors(used)
             left += under_programs(pids)
             worst = max(worst, sum(int(path.read_text()) for path in groups) - idle)
         verifier = build("verifier", "unit_tests", sandbox=sandbox)
-        right = sum(honest(verifier, n) for n in range(60))
+        wrong = [told for n in range(60) if (told := honest(verifier, n))]
     return {
-        **{"sandbox": name, **settings, "runs": runs, "survivors": left, "most_processes_above_idle": worst, "no_verdict": unfair},
+        **{"sandbox": " ".join([args.sandbox, *args.set]), "runs": args.runs, "survivors": left},
+        **{"most_processes_above_idle": worst, "no_verdict": unfair},
         **{
             "later_than_wall_plus_2_s": late,
             "slowest_beyond_wall_s": round(slowest, 2),
             "slowest": which,
-            "honest_right": right,
+            "honest_wrong": wrong,
             "of": 60,
             "stops": stops,
         },
     }
 
 
-def honest(verifier: Verifier, n: int) -> bool:
-    """One honest answer after the attacks: whether it gets the full score."""
+def honest(verifier: Verifier, n: int) -> str:
+    """One honest answer after the attacks: '' if it gets the full score, else what it got."""
     reference = {"kind": "asserts", "entry_point": "f", "test": f"assert f({n}) == {n * 7919 + 131}", "limits": {"memory_mb": 128}}
     verdict = verifier.verify(Task(make_user_prompt("?"), reference, id="t"), "```python\ndef f(x):\n    return x * 7919 + 131\n```")
-    return verdict.score == 1.0
+    return "" if verdict.score == 1.0 else f"{verdict.score}: {verdict.reason}"
 
 
 def main() -> None:
-    """Attack both sandboxes, half of the runs each."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--runs", type=int, default=1000)
-    arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--only", choices=("docker", "nests", "process"))
-    given = arguments.parse_args()
-    kinds: dict[str, tuple[str, dict[str, Any]]] = {
-        "docker": ("docker", {"containers": 1}),
-        "nests": ("docker", {"containers": 1, "namespaces": True}),
-        "process": ("process", {"trusted": True, "processes": 1}),
-    }
-    chosen = [given.only] if given.only else ["docker", "process"]
-    for kind in chosen:
-        print(json.dumps(attack(kinds[kind][0], given.runs // len(chosen), given.seed, kinds[kind][1])), flush=True)
+    """Attack the chosen sandbox; exit status 1 if something survived, came late, or cost an honest answer its verdict."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    row = attack(parser.parse_args())
+    print(json.dumps(row), flush=True)
+    sys.exit(int(row["survivors"] > 0 or row["no_verdict"] > 0 or row["honest_wrong"] != []))
 
 
 if __name__ == "__main__":
