@@ -499,7 +499,9 @@ def verify_many(
     values = {"verifier": verifier, "answers": answers, "references": references}
     for name, value in zip(names, given, strict=False):
         if values[name] is not None:
-            raise TypeError(f"rlvr.verify_many got the {name} twice; the call is rlvr.verify_many(verifier, answers=[...], references=[...])")
+            raise TypeError(
+                f"rlvr.verify_many got the {name} twice; the call is rlvr.verify_many(verifier, answers=[...], references=[...])"
+            )
         values[name] = value
     if len(given) > len(names) or any(value is None for value in values.values()):
         missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"

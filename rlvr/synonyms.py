@@ -26,6 +26,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **_LENGTH,
         **_CLIPPED_AND_REGULARIZED,
         "algo": "algorithm",
+        "callback": "callbacks",
         "dataset": "data",
         "environment": "env",
         "group_size": "num_generations",

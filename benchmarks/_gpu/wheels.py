@@ -85,7 +85,10 @@ def join(folder: Path, into: Path) -> None:
             stream.write(data)
         stream.seek(0)
         with tarfile.open(fileobj=stream) as tar:
-            tar.extractall(into, filter="data")
+            for entry in tar:  # `filter="data"` is not in Python before 3.11.4
+                content = tar.extractfile(entry)
+                assert content is not None, f"{entry.name} is no file"
+                (into / Path(entry.name).name).write_bytes(content.read())
 
 
 def main() -> None:

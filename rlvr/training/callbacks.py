@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,18 +106,22 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 """The methods of a callback that a trainer calls."""
 HOOKS_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("on_log", "on_epoch_end", "on_substep_end", "on_optimizer_step", "on_train_batch_end"), "on_step_end"),
+    "on_step": "on_step_end",
     **dict.fromkeys(("on_train_begin", "on_train_start", "on_init_end", "on_training_start", "on_epoch_begin"), "on_run_begin"),
     **dict.fromkeys(("on_train_end", "on_training_end", "on_fit_end"), "on_run_end"),
-    **dict.fromkeys(("on_step_begin", "on_step", "on_rollout_end", "on_train_batch_start"), "on_batch"),
+    **dict.fromkeys(("on_step_begin", "on_rollout_end", "on_train_batch_start"), "on_batch"),
     **dict.fromkeys(("on_validation_end", "on_eval_end", "on_evaluation_end", "on_predict"), "on_evaluate"),
     **dict.fromkeys(("on_save_checkpoint", "on_checkpoint"), "on_save"),
 }
 """Methods of callbacks of other libraries, and the one here that is called at that point."""
 
 
-def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise ConfigError for what is no callback, and for methods that would never be called."""
-    for callback in callbacks:
+def check_callbacks(callbacks: Any) -> list[Callback]:
+    """Return the callbacks, one or several, as a list. Raise ConfigError for what is no callback, and for methods that would never be
+    called, or not as they are written.
+    """
+    given = list(callbacks) if isinstance(callbacks, Sequence | set) else [callbacks]
+    for callback in given:
         kind = callback if isinstance(callback, type) else type(callback)
         if isinstance(callback, type) or not isinstance(callback, Callback):
             what = "class" if isinstance(callback, type) else f"{kind.__module__}.{kind.__name__}, which is no rlvr.Callback"
@@ -124,14 +129,21 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
                 f"the callback {kind.__name__!r} is a {what}; give an object of a subclass of rlvr.Callback, with methods such as "
                 f"{_format_hook('on_step_end')}, where record['reward'] is a metric and trainer.stop(reason) ends the run"
             )
-        for name in (name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))):
+        for name in (name for name in dir(kind) if re.match("_?on_", name) and callable(getattr(kind, name))):
             taken = [*inspect.signature(getattr(kind, name)).parameters]
             if name not in HOOKS:
-                meant = HOOKS_ELSEWHERE.get(name, "")
+                meant = HOOKS_ELSEWHERE.get(name.lstrip("_"), "")
+                if name.startswith("_") and not meant:
+                    continue  # a method of its own
                 advice = f"write {_format_hook(meant)}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
                 raise ConfigError(f"the callback {kind.__name__!r} has the method {name}, which nothing calls; {advice}")
             if "control" in taken:
                 raise ConfigError(f"{kind.__name__}.{name} takes {', '.join(taken[1:])}, as in transformers; write {_format_hook(name)}")
+            try:
+                inspect.signature(getattr(kind, name)).bind(*inspect.signature(getattr(Callback, name)).parameters)
+            except TypeError:
+                raise ConfigError(f"{kind.__name__}.{name} takes ({', '.join(taken)}); write {_format_hook(name)}") from None
+    return given
 
 
 def _format_hook(name: str) -> str:

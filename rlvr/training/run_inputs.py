@@ -350,7 +350,11 @@ def _load(recipe: Any, overrides: Sequence[str]) -> RunConfig:
 def _describe_object(value: Environment | Algorithm) -> dict[str, Any]:
     """Describe an environment or an algorithm for the record of the run: an algorithm of a name by its name and its changed settings."""
     spec = getattr(value, "spec", None)
-    if isinstance(value, Algorithm) and isinstance(spec, AlgorithmSpec) and spec.name in [entry.name for entry in list_entries("algorithm")]:
+    if (
+        isinstance(value, Algorithm)
+        and isinstance(spec, AlgorithmSpec)
+        and spec.name in [entry.name for entry in list_entries("algorithm")]
+    ):
         settings = {name: setting for name, setting, differs in value.describe_settings() if differs}
         if load_factory("algorithm", spec.name) is spec and _is_plain(settings):
             return {"name": spec.name, **settings}

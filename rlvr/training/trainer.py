@@ -132,7 +132,7 @@ class Trainer(Hinted):
         data: Any = None,
         verifier: Any = None,
         algorithm: Any = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         batch_source: Any = None,
         out: str | Path | None = None,
         resume: bool = False,
@@ -169,7 +169,7 @@ class Trainer(Hinted):
         """
         transformers.utils.logging.disable_progress_bar()  # only our own progress bar
         self._started_at, self._seconds_before = time.monotonic(), 0.0
-        check_callbacks(callbacks)
+        callbacks = check_callbacks(callbacks)
         inputs = resolve_run_inputs(
             recipe, settings, model=model, tokenizer=tokenizer, env=env, data=data, verifier=verifier, algorithm=algorithm, **sections
         )

@@ -7,11 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from rich.console import Console
 
+import rlvr.synonyms
+from rlvr.errors import ConfigError
 from rlvr.runs.run_log import read_jsonl
-from rlvr.training.callbacks import BestCheckpoint, Callback, StepRecord
+from rlvr.training.callbacks import BestCheckpoint, Callback, StepRecord, check_callbacks
 from rlvr.training.trainer import Trainer
 from tests.fixtures.tiny import tiny_run
 
@@ -109,3 +112,29 @@ def test_the_best_model_is_kept(tmp_path: Path) -> None:
     known = [row["eval/accuracy"] for row in read_jsonl(tmp_path / "a" / "metrics.jsonl")]
     before = json.loads((tmp_path / "a" / "report.json").read_text())["accuracy_before"]
     assert kept["accuracy"] == max(*known, before)
+
+
+def test_one_callback_is_a_list_of_one_and_what_nothing_calls_is_refused() -> None:
+    class Quiet(Callback):
+        def on_step_end(self, trainer: Any, step: int, record: StepRecord) -> None:
+            self._on_mine()
+
+        def _on_mine(self) -> None:
+            pass
+
+    class StableBaselines(Callback):
+        def _on_step(self) -> bool:
+            return True
+
+    class Short(Callback):
+        def on_step_end(self) -> None:  # type: ignore[override]
+            pass
+
+    quiet = Quiet()
+    assert check_callbacks(quiet) == check_callbacks([quiet]) == check_callbacks((quiet,)) == [quiet] and check_callbacks(()) == []
+    head = r"write on_step_end\(self, trainer, step, record\)"
+    with pytest.raises(ConfigError, match=f"has the method _on_step, which nothing calls; {head}"):
+        check_callbacks(StableBaselines())
+    with pytest.raises(ConfigError, match=rf"Short.on_step_end takes \(self\); {head}"):
+        check_callbacks([Short()])
+    assert rlvr.synonyms.translate_keywords("train", {"callback": quiet}) == {"callbacks": quiet}
