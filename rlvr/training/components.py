@@ -48,6 +48,8 @@ from rlvr.training.update import packing
 from rlvr.training.update.fsdp import FolderWeightLoader, MainProcessWeightLoader, WeightLoader
 from rlvr.training.update.learner import Learner, OptimizationSettings
 
+MIN_DIFFERENT_REFERENCES = 8
+"""Of so many tasks with different references some prompts differ, or the question does not reach the policy."""
 MAX_CHECKED_PROMPTS = 10_000
 """The maximum number of prompts whose length is checked before a run."""
 
@@ -400,8 +402,8 @@ def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Envir
 
 
 def compute_max_prompt_length(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
-    """Return the length of the longest prompt; raise ConfigError if one does not fit, before the run begins."""
-    longest = 0
+    """Return the length of the longest prompt; raise ConfigError if one does not fit, or if all are the same, before the run begins."""
+    longest, prompts, references = 0, set[tuple[int, ...]](), set[str]()
     for index in indices:
         task = mdp.environment.task(split, index)
         try:
@@ -409,6 +411,14 @@ def compute_max_prompt_length(mdp: TokenMDP, split: str, indices: Iterable[int])
         except EnvError as error:
             raise ConfigError(f"rollout.max_length: {error}") from error
         longest = max(longest, len(state.tokens))
+        if len(prompts) < 2 and len(references) < MIN_DIFFERENT_REFERENCES:
+            prompts.add(tuple(state.tokens))
+            references.add(str(task.reference))
+    if len(prompts) == 1 and len(references) == MIN_DIFFERENT_REFERENCES and mdp.environment.max_turns == 1 and not mdp.has_sessions:
+        raise ConfigError(
+            f"the first {len(references)} tasks of split {split!r} have different references and the same prompt, "
+            f"{mdp.tokenizer.decode([*prompts.pop()])[-200:]!r}: the question is missing; see `rlvr play` and the column of the question"
+        )
     if longest + 1 > mdp.max_length:
         raise ConfigError(
             f"the longest prompt of split {split!r} is {longest} tokens; rollout.max_length {mdp.max_length} leaves no room to answer"

@@ -122,6 +122,17 @@ class RunHealth(Callback):
         unscored = all(row.get("reward") is None for row in self.rows)
         if self.bounds.action == "stop" and idle and (unscored or len(self.rows) >= self.bounds.patience):
             raise CheckFailed(f"no step of this run changed the weights\nlikely cause: {self._explain_missing_gradient(self.rows)}")
+        answers, lost = report.held_out_answers, report.held_out_unscored
+        if (
+            self.bounds.action == "stop"
+            and report.accuracy_after is None
+            and answers
+            and lost > answers * (self.bounds.max_unscored or 1.0)
+        ):
+            raise CheckFailed(
+                f"the run has finished and is saved, but {lost} of {answers} held-out answers have no score\nlikely cause: Not the answers but "
+                f"the verifier, its sandbox or the references of the split {trainer.config.eval.split!r}; the reasons are in the log"
+            )
         before, after, count = report.accuracy_before, report.accuracy_after, report.held_out_tasks
         if self.bounds.action != "stop" or before is None or after is None or not self.rows or not self._has_fallen(before, after, count):
             return

@@ -14,12 +14,15 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import rlvr
 from rlvr import Fault, Verdict, Verifier
 from rlvr.config.config import validate_config
 from rlvr.episode import Episode, StopReason
-from rlvr.errors import CheckFailed
+from rlvr.errors import CheckFailed, ConfigError
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
+from rlvr.training.components import compute_max_prompt_length
 from rlvr.training.run_health import RunHealth, Trouble
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
@@ -254,6 +257,38 @@ def test_a_few_steps_without_a_gradient_may_be_bad_luck() -> None:
             found.on_run_end(
                 cast(Any, None), TrainReport("r", steps=steps, seconds=1.0, accuracy_before=None, accuracy_after=None, held_out_tasks=0)
             )
+
+
+def test_a_run_whose_held_out_answers_have_no_score_does_not_end_as_if_it_was_measured() -> None:
+    trainer = cast(Any, SimpleNamespace(config=SimpleNamespace(eval=SimpleNamespace(split="test"))))
+    for lost, stops in ((100, True), (51, True), (3, False)):
+        found = health()
+        found.observe(row(1))
+        told: dict[str, Any] = {"held_out_tasks": 94, "held_out_answers": 100, "held_out_unscored": lost}
+        report = TrainReport("r", steps=1, seconds=1.0, accuracy_before=None, accuracy_after=None, **told)
+        with pytest.raises(CheckFailed, match=f"{lost} of 100 held-out answers have no score") if stops else nullcontext():
+            found.on_run_end(trainer, report)
+
+
+def test_tasks_whose_question_does_not_reach_the_policy_are_refused() -> None:
+    class Silent(rlvr.Environment):
+        needs = {"verifier": "exact"}
+        splits = ("train",)
+
+        def __init__(self, *, verifier: rlvr.Verifier, shown: bool = False) -> None:
+            self.verifier, self.shown = verifier, shown
+
+        def num_tasks(self, split: str) -> int | None:
+            return 20
+
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task(f"{index}+1=" if self.shown else "", id=str(index), reference=str(index + 1))
+
+    tokenizer = rlvr.load_tokenizer("chars")
+    with pytest.raises(ConfigError, match="the first 8 tasks of split 'train' have different references and the same prompt"):
+        compute_max_prompt_length(TokenMDP(rlvr.make_env(Silent), tokenizer), "train", range(20))
+    assert compute_max_prompt_length(TokenMDP(rlvr.make_env(Silent, shown=True), tokenizer), "train", range(20)) > 3
+    assert compute_max_prompt_length(TokenMDP(rlvr.make_env(Silent), tokenizer), "train", range(5)) > 0  # too few to say
 
 
 def test_a_run_that_ends_much_worse_than_it_began_says_so() -> None:
