@@ -257,6 +257,19 @@ def test_a_function_that_makes_a_tool_is_refused_where_it_is_decorated() -> None
     assert rlvr.make_tool(count)() == "3"
 
 
+def test_a_session_names_the_calls_of_other_sandboxes_and_a_function_its_arguments() -> None:
+    with api.make_sandbox("process", trusted=True) as sandbox, sandbox.create_session() as session:
+        found: Any = session
+        assert "write .run(['ls', '-l'])" in read_message(lambda: found.exec(["ls"]))
+        assert "write .write_file('a.txt', 'hello')" in read_message(lambda: found.put("a.txt"))
+
+    def grade(sample: str, target: Any) -> float:
+        return float(target["answer"] in sample)
+
+    message = read_message(lambda: rlvr.verify("4", "4", verifier=grade))
+    assert "`sample` is a text: what the policy wrote" in message and "`target` is the reference of the task" in message
+
+
 @pytest.mark.parametrize(
     ("call", "literal"),
     [

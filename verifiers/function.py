@@ -104,6 +104,7 @@ class FunctionVerifier(Verifier):
                 where = f" in line {line} of {Path(frame.f_code.co_filename).name}"
         known = RewardSignature.read(self.function)
         given = f"`{known.answer}` is {'a list of texts' if known.is_batched else 'a text'}: what the policy wrote, without roles"
+        given += f"; `{known.reference}` is the reference of the task" if known.reference else ""
         return f"the function {self.name}{where} raised {describe_exception(error)}; {given}"
 
     def _is_certain(self, error: Exception) -> bool:

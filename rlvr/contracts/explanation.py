@@ -80,8 +80,7 @@ class _CallTracer:
                 self.steps.append((self._names[frame.f_code], ""))
         elif event == "return" and frame in self._open:
             place, first = self._open.pop(frame)
-            decided = f", decided at {_format_place(frame)}" if isinstance(argument, bool) else ""
-            self.steps[place] = self._names[frame.f_code], f"{argument}{decided}" if decided else _format_step(first, argument)
+            self.steps[place] = self._names[frame.f_code], _format_step(first, argument, _format_place(frame))
         if event == "return" and isinstance(reason := getattr(argument, "reason", None), str):
             self.returned.append(_decision(reason, frame))
         elif event == "exception" and str(argument[1]):
@@ -130,8 +129,10 @@ def _format_place(frame: FrameType) -> str:
     return f"{file.relative_to(_PACKAGE) if file.is_relative_to(_PACKAGE) else file}:{frame.f_lineno}"
 
 
-def _format_step(first_argument: Any, result: Any) -> str:
-    """Format a call as its first argument and its result; an extraction as the text and the place where it stood."""
+def _format_step(first_argument: Any, result: Any, place: str) -> str:
+    """Format a call as its first argument and its result; an extraction as the text and where it stood; a yes or no with its place."""
+    if isinstance(result, bool):
+        return f"{result}, decided at {place}"
     if hasattr(result, "text") and hasattr(result, "reason"):
         return f"nothing: {result.reason}" if result.text is None else f"{format_shortened(result.text)}  ({result.reason})"
     return f"{format_shortened(first_argument)}  ->  {'nothing' if result is None else format_shortened(result)}"

@@ -180,7 +180,7 @@ class SandboxSpec:
             )
 
 
-class SandboxSession(ABC):
+class SandboxSession(Hinted, ABC):
     """A sandbox session, usually for one conversation: files, working folder and background processes last between calls.
 
     Bash: each call starts a new shell with the working folder and the exported variables of the previous call. Functions, aliases and
@@ -192,6 +192,11 @@ class SandboxSession(ABC):
     `write_file` and `read_file` raise OSError.
     """
 
+    _hints = {
+        **dict.fromkeys(("exec", "execute", "exec_run", "run_command", "commands"), "write .run(['ls', '-l']), or .run('ls | wc -l')"),
+        **dict.fromkeys(("write", "put", "put_archive", "upload"), "write .write_file('a.txt', 'hello')"),
+        **dict.fromkeys(("read", "get", "readfile", "download"), "write .read_file('a.txt')"),
+    }
     id: str
     """The name of the session, unique on this machine."""
 

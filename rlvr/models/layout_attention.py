@@ -51,14 +51,16 @@ def compute_attention(
     return _attend_with_layout(rlvr_layout, has_mask, module.layer_idx, query, key, value, kwargs.get("scaling"), **shape), None
 
 
-# Traced, a layout would be compiled again for every batch of another arrangement.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _attend_with_layout(layout: AttentionLayout, has_mask: bool, layer: int, *states: Tensor | float | None, **shape: Any) -> Tensor:
+def _attend_plain(layout: AttentionLayout, has_mask: bool, layer: int, *states: Tensor | float | None, **shape: Any) -> Tensor:
     missing = shape.keys() - getattr(layout, "shapes", set())
     if missing or has_mask:
         raise _build_unsupported_error(missing)
     attend: Callable[..., Tensor] = layout.attend
     return attend(layer, *states, **shape)
+
+
+_attend_with_layout: Callable[..., Tensor] = torch.compiler.disable(_attend_plain)  # type: ignore[no-untyped-call]
+"""Traced by torch.compile, a layout would be compiled again for every batch of another arrangement."""
 
 
 def _build_unsupported_error(unsupported: Set[str]) -> NotImplementedError:
