@@ -30,7 +30,7 @@ class Client:
     [(PODMAN, True), ({"Components": [{"Name": "Engine"}]}, False), ({"Components": None}, False), ({}, False)],
 )
 def test_podman_is_known_by_its_version(answer: dict[str, Any], expected: bool) -> None:
-    assert engine.is_podman(Client(answer)) is expected  # type: ignore[arg-type]
+    assert engine.is_podman(Client(answer)) is expected
 
 
 def test_podman_gets_no_option_that_it_refuses_and_no_folder_that_it_opens_by_itself() -> None:
