@@ -44,6 +44,10 @@ HARD = [
     "65534",
     "--memory",
     "256m",
+    "--ulimit",
+    "nproc=16384",
+    "--ulimit",
+    "nofile=1024",
 ]
 IMPORTS = [sys.executable, "-I", "-S", "-c", SOURCE]
 ROUND = 20  # how many programs or calls of one sandbox are measured before it is the next one's turn
