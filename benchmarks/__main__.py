@@ -37,7 +37,7 @@ def list_benchmarks() -> dict[str, str]:
 
 
 def find(wanted: str, names: list[str]) -> str:
-    """The full name of a benchmark: `speed` is `sandbox/speed` if there is no other."""
+    """The full name of a benchmark: `providers` is `sandbox/providers` if there is no other."""
     given = wanted.removeprefix("benchmarks/").removesuffix(".py")
     same = [name for name in names if given in (name, name.rpartition("/")[2], name.replace("/", "."))]
     if len(same) == 1:

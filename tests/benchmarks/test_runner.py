@@ -26,7 +26,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_script_is_listed_with_what_it_does() -> None:
     listed = runner.list_benchmarks()
-    assert {"gpu_day", "mutation", "learn/kill_resume", "learn/vs_trl", "sandbox/speed", "scale/simulate"} <= set(listed)
+    assert {"gpu_day", "mutation", "learn/kill_resume", "learn/vs_trl", "sandbox/providers", "scale/simulate"} <= set(listed)
     assert all(about.partition("\n")[0].strip() for about in listed.values())
     assert not [name for name in listed if "_" in (name[0], name.rpartition("/")[2][0])]
 
