@@ -641,6 +641,8 @@ def write_as_keywords(message: str) -> str:
     "set max_length=1024, or lower max_new_tokens; eval={'tasks': 0} measures nothing"
     >>> write_as_keywords("data/train.jsonl and train.parquet: line 3; train.learning_rate=1e-5")
     'data/train.jsonl and train.parquet: line 3; learning_rate=1e-5'
+    >>> write_as_keywords("choose another --out, or continue with --resume")
+    'choose another out=, or continue with resume=True'
     """
 
     def write(match: re.Match[str]) -> str:

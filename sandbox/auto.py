@@ -105,9 +105,13 @@ class AutoSandbox(Sandbox):
     @staticmethod
     def find_problems() -> list[tuple[str, str]]:
         """Return (problem, how to fix it) if neither sandbox works here. For `rlvr doctor`."""
-        if not DockerSandbox.find_problems():
-            return []
-        return BubblewrapSandbox.find_problems()
+        with AutoSandbox() as sandbox:
+            try:
+                sandbox.choose()
+            except SandboxError as error:
+                what, _, how = str(error).partition("; ")
+                return [(what, how)]
+        return []
 
     def close(self) -> None:
         """Close both sandboxes."""

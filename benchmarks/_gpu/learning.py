@@ -237,7 +237,7 @@ def profile(bench: Bench) -> None:
 
 
 def large(bench: Bench) -> None:
-    """One update at the shape of Qwen3-4B: does 16 bytes a weight hold?"""
+    """Updates at the shape of Qwen3-4B: does 16 bytes a weight hold, and what do compiled layers and checkpointing change?"""
     needed("transformers", "accelerate")
     peak, small = bench.product_per_s(bench.half), bench.pick(16_384, 64)
     cases: dict[str, dict[str, Any]] = {"checkpointing": {"gradient_checkpointing": True, "max_tokens_per_microbatch": small}}

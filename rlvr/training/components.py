@@ -414,7 +414,8 @@ def compute_max_prompt_length(mdp: TokenMDP, split: str, indices: Iterable[int])
         if len(prompts) < 2 and len(references) < MIN_DIFFERENT_REFERENCES:
             prompts.add(tuple(state.tokens))
             references.add(str(task.reference))
-    if len(prompts) == 1 and len(references) == MIN_DIFFERENT_REFERENCES and mdp.environment.max_turns == 1 and not mdp.has_sessions:
+    one_turn = mdp.environment.max_turns == 1 and not mdp.has_sessions and mdp.environment.verifier.needs_reference
+    if one_turn and len(prompts) == 1 and len(references) == MIN_DIFFERENT_REFERENCES:
         raise ConfigError(
             f"the first {len(references)} tasks of split {split!r} have different references and the same prompt, "
             f"{mdp.tokenizer.decode([*prompts.pop()])[-200:]!r}: the question is missing; see `rlvr play` and the column of the question"

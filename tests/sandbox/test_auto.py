@@ -11,6 +11,7 @@ import rlvr
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, SandboxSpec
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.registry.plugins import build
+from rlvr.sandbox import auto
 from rlvr.sandbox._outside import engine
 from rlvr.sandbox.bubblewrap import BubblewrapSandbox
 from rlvr.sandbox.docker import DockerSandbox
@@ -58,6 +59,8 @@ def test_without_either_one_sentence_says_what_to_install(no_engine: None, monke
         )
         with pytest.raises(SandboxError, match="nothing on this machine isolates programs"):
             sandbox.create_session(SandboxSpec())
+    [(what, how)] = auto.AutoSandbox.find_problems()
+    assert what.startswith("nothing on this machine") and how == "start Docker, or install bubblewrap"
 
 
 def test_a_setting_of_containers_names_the_sandbox_that_has_it() -> None:

@@ -117,9 +117,13 @@ def test_the_best_model_is_kept(tmp_path: Path) -> None:
 def test_one_callback_is_a_list_of_one_and_what_nothing_calls_is_refused() -> None:
     class Quiet(Callback):
         def on_step_end(self, trainer: Any, step: int, record: StepRecord) -> None:
-            self._on_mine()
+            self._on_step()
 
-        def _on_mine(self) -> None:
+        def _on_step(self) -> None:
+            pass
+
+        @staticmethod
+        def on_save(trainer: Any, step: int) -> None:  # type: ignore[override]
             pass
 
     class StableBaselines(Callback):
