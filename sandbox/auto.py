@@ -64,10 +64,12 @@ class AutoSandbox(Sandbox):
         """Return the sandbox that is used, and choose one at the first call. Raises SandboxError if none works on this machine."""
         with self._lock:
             if self._chosen is None:
-                self._chosen = self._choose_now()
+                self._chosen = self._find_working()
+                if isinstance(self._chosen, BubblewrapSandbox):
+                    logger.info("no Docker Engine replies: programs run in bubblewrap")
             return self._chosen
 
-    def _choose_now(self) -> Sandbox:
+    def _find_working(self) -> Sandbox:
         docker, bubblewrap = self._candidates
         try:
             engine.connect(ENGINE_TIMEOUT_S).close()
@@ -76,7 +78,6 @@ class AutoSandbox(Sandbox):
         else:
             return docker
         if not (problems := BubblewrapSandbox.find_problems()):
-            logger.info("%s: programs run in bubblewrap", no_engine)
             return bubblewrap
         [(what, how)] = problems
         how = how.removesuffix(OTHERWISE).rstrip(" ,;")
@@ -107,7 +108,7 @@ class AutoSandbox(Sandbox):
         """Return (problem, how to fix it) if neither sandbox works here. For `rlvr doctor`."""
         with AutoSandbox() as sandbox:
             try:
-                sandbox.choose()
+                sandbox._find_working()
             except SandboxError as error:
                 what, _, how = str(error).partition("; ")
                 return [(what, how)]

@@ -123,7 +123,7 @@ def test_one_callback_is_a_list_of_one_and_what_nothing_calls_is_refused() -> No
             pass
 
         @staticmethod
-        def on_save(trainer: Any, step: int) -> None:  # type: ignore[override]
+        def on_save(trainer: Any, step: int) -> None:
             pass
 
     class StableBaselines(Callback):
