@@ -129,12 +129,12 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 f"the callback {kind.__name__!r} is a {what}; give an object of a subclass of rlvr.Callback, with methods such as "
                 f"{_format_hook('on_step_end')}, where record['reward'] is a metric and trainer.stop(reason) ends the run"
             )
-        has_hook = any(getattr(kind, name) is not getattr(Callback, name) for name in HOOKS)
-        for name in (name for name in dir(kind) if re.match("_?on_", name) and callable(getattr(kind, name))):
+        written = {name for base in kind.__mro__ if base is not Callback for name in vars(base)}
+        for name in sorted(name for name in written if re.match("_?on_", name) and callable(getattr(kind, name))):
             taken = [*inspect.signature(getattr(kind, name)).parameters]
             if name not in HOOKS:
                 meant = HOOKS_ELSEWHERE.get(name.lstrip("_"), "")
-                if name.startswith("_") and (has_hook or not meant):
+                if name.startswith("_") and (not meant or not written.isdisjoint(HOOKS)):
                     continue  # a method of its own
                 advice = f"write {_format_hook(meant)}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
                 raise ConfigError(f"the callback {kind.__name__!r} has the method {name}, which nothing calls; {advice}")
