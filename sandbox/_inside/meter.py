@@ -15,6 +15,8 @@ CGROUP_ROOT = "/sys/fs/cgroup"
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 EXITING_FLAG = 4  # among the flags of a process
+FORK_COST_BYTES = 12 << 20
+"""What gVisor copies of a warm interpreter for each process that is forked from it: pieces of 2 MB, where Linux copies pages."""
 
 
 def list_descendants(root: int, spared_pids: set[int]) -> list[int]:
@@ -152,12 +154,51 @@ class ProcessTableMeter:
         return 0
 
 
-def make_meter(root: int, spared_pids: set[int], use_cgroup: bool) -> CgroupMeter | ProcessTableMeter:
-    """Return the best available meter."""
+class OwnKernelMeter(ProcessTableMeter):
+    """Meter for a kernel that serves this container only (gVisor). It shows no control group, and counts shared pages in every process;
+    but what it says of the machine's memory is said of the container.
+    """
+
+    name = "a kernel of its own"
+
+    def __init__(self, root: int, spared_pids: set[int]) -> None:
+        super().__init__(root, spared_pids)
+        self._baseline_bytes = 0
+
+    def set_baseline(self) -> int:
+        """Record the memory in use before a program starts, so that it is not charged; return 0."""
+        self._baseline_bytes = read_machine_memory("AnonPages")
+        return 0
+
+    def get_memory_bytes(self) -> int:
+        """Return the bytes in use above the baseline: those of processes, and of files in memory."""
+        return max(read_machine_memory("AnonPages") - self._baseline_bytes, 0)
+
+    def exceeds_memory(self, max_bytes: int) -> bool:
+        """Return whether more than `max_bytes` are in use, without what the kernel spends on each process that is not the only one."""
+        excess = self.get_memory_bytes() - max_bytes
+        return excess > 0 and excess > FORK_COST_BYTES * max(len(list_descendants(self._root, self._spared_pids)) - 1, 0)
+
+
+def make_meter(root: int, spared_pids: set[int], use_cgroup: bool, memory_bytes: int = 0) -> CgroupMeter | ProcessTableMeter:
+    """Return the best available meter; `memory_bytes` is the limit that the engine was given for this container."""
     if use_cgroup:
         with contextlib.suppress(OSError, ValueError):
             return CgroupMeter()
+        if has_own_kernel(memory_bytes):
+            return OwnKernelMeter(root, spared_pids)
     return ProcessTableMeter(root, spared_pids)
+
+
+def has_own_kernel(memory_bytes: int) -> bool:
+    """Return whether the kernel has no more memory than the engine was told to give to this container: it serves nothing else."""
+    return 0 < read_machine_memory("MemTotal") <= memory_bytes
+
+
+def read_machine_memory(name: str) -> int:
+    """Return a line of /proc/meminfo, in bytes."""
+    with open("/proc/meminfo", "rb", 0) as file:
+        return _parse_field(file.read().replace(b":", b""), name.encode()) << 10
 
 
 def _read_pss_bytes(pid: int) -> int:

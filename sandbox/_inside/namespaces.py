@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+from typing import NamedTuple
 
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 PRIVATE, RECURSIVE, NOSUID, NODEV, NOEXEC, PR_SET_PDEATHSIG = 1 << 18, 1 << 14, 2, 4, 8, 1
@@ -25,6 +26,7 @@ KINDS = {
 }
 """The namespaces by their names in /proc/PID/ns, and what we call them."""
 WRITABLE_FOLDERS, CLOSED_FOLDERS, OWN_DISK_LABEL = ("/tmp", "/dev/shm"), ("/var/tmp", "/run/lock"), "a small disk"
+MIN_USER_IDS, FIRST_SMALL_ID, UNUSED_DISTANCE = 8192, 1000, 1 << 30
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -67,15 +69,42 @@ def list_own_namespaces(outer_ids: dict[str, str]) -> list[str]:
     return [KINDS[kind] for kind, own in read_namespace_ids().items() if kind in outer_ids and outer_ids[kind] != own]
 
 
-def is_process_count_limited() -> bool:
-    """Return whether the kernel limits how many processes our user id has, by trying: it does not for the machine's root."""
+class UserIds(NamedTuple):
+    """The user ids of programs: those after `first` up to `last`, and one that no process has."""
+
+    first: int
+    last: int
+    unused: int
+
+
+def choose_user_ids(wanted: int, uid_map: str = "/proc/self/uid_map") -> UserIds:
+    """Choose the user ids of programs, from `wanted` on if it is mapped here; in the user namespace of an engine without root few are."""
+    with open(uid_map, encoding="ascii") as file:
+        spans = [(int(begin), int(count)) for begin, _, count in map(str.split, file)]
+    begin, count = max(spans, key=lambda span: span[1], default=(0, 1 << 32))
+    if count > wanted + UNUSED_DISTANCE:
+        return UserIds(wanted, wanted + UNUSED_DISTANCE - 1, wanted + UNUSED_DISTANCE)
+    if count < MIN_USER_IDS:
+        raise OSError(f"programs need user ids of their own, and only {count} are mapped here")
+    first = begin + FIRST_SMALL_ID + wanted % (count // 2)
+    return UserIds(first, begin + count - 1, first)
+
+
+def is_process_count_limited(uid: int | None = None) -> bool:
+    """Return whether the kernel limits how many processes a user id (ours, if none is given) has, by trying: it does not for root."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            if uid is not None:
+                os.setresuid(uid, uid, uid)
             resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-            if os.fork() == 0:
-                os._exit(0)
+            end, open_end = os.pipe()
+            for _ in range(2):  # gVisor does not count a process that changed its user id, only what that one starts
+                if os.fork() == 0:
+                    os.close(open_end)
+                    os.read(end, 1)  # until its parent has exited
+                    os._exit(0)
         except OSError:
             status = 0
         finally:

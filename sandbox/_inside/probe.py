@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from typing import Any
+
+from rlvr.sandbox._inside import meter as meters
+
+MAX_FILES = 1 << 16  # more is the machine's own disk, or no limit
 
 
 def detect_isolation(settings: dict[str, Any], has_filter: bool, meter: str, kill_mechanism: str, namespaces: list[str]) -> list[str]:
@@ -30,10 +36,33 @@ def detect_isolation(settings: dict[str, Any], has_filter: bool, meter: str, kil
     root = [line.split()[3].split(",") for line in _read_text("/proc/self/mounts").splitlines() if line.split()[1] == "/"]
     if root and "ro" in root[-1]:
         found.append("read-only root")
-    if _has_limit("/sys/fs/cgroup/pids/pids.max") or _has_limit("/sys/fs/cgroup/pids.max"):
+    if has_process_limit():
         found.append("process count limited")
-    if _has_limit("/sys/fs/cgroup/memory/memory.limit_in_bytes") or _has_limit("/sys/fs/cgroup/memory.max"):
+    most = settings.get("memory_bytes") or 1 << 50
+    by_cgroup = any(_has_limit(f"{meters.CGROUP_ROOT}/{name}", most) for name in ("memory/memory.limit_in_bytes", "memory.max"))
+    if by_cgroup or meters.has_own_kernel(settings.get("memory_bytes", 0)):
         found.append("memory limited")
+    with contextlib.suppress(OSError):
+        if all(0 < os.statvfs(place).f_files <= MAX_FILES for place in settings["places"]):
+            found.append("number of files limited")
+    return found
+
+
+def has_process_limit() -> bool:
+    """Return whether the control group of this container limits its processes."""
+    return any(_has_limit(f"{meters.CGROUP_ROOT}/{name}", 1 << 22) for name in ("pids/pids.max", "pids.max"))
+
+
+def find_writable_folders(work_folders: list[str]) -> list[str]:
+    """Return the places, besides their own folders, where something is mounted that every program may write to."""
+    found = []
+    for line in _read_text("/proc/self/mounts").splitlines():
+        place, kind, options = line.split()[1:4]
+        if place in work_folders or kind in ("proc", "sysfs", "devpts", "mqueue") or "ro" in options.split(","):
+            continue
+        with contextlib.suppress(OSError):
+            if stat.S_ISDIR(mode := os.stat(place).st_mode) and mode & stat.S_IWOTH:
+                found.append(place)
     return found
 
 
@@ -45,6 +74,6 @@ def _read_text(path: str) -> str:
         return ""
 
 
-def _has_limit(path: str) -> bool:
+def _has_limit(path: str, most: int) -> bool:
     text = _read_text(path).strip()
-    return text.isdecimal() and int(text) < 1 << 50
+    return text.isdecimal() and int(text) <= most

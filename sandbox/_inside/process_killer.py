@@ -3,7 +3,8 @@
 There are three mechanisms; the strongest available one is used:
 
     PID namespace   kill the init of the program's namespace; it is dead only after every process in it (`pid_namespace.py`)
-    user ids        one kill(-1) as the program's user reaches all its processes at once, forking ones too; then read the cgroup's count
+    user ids        one kill(-1) as the program's user reaches all its processes at once, forking ones too; then read the cgroup's count,
+                    or without one (gVisor) the process table
     process table   without root and without namespaces: list and kill until the list is empty; a chain of forks can outrun this
 
 `ExecutionResult.isolation` lists the mechanism in use. Runs inside the container: standard library only.
@@ -19,26 +20,30 @@ import time
 from rlvr.sandbox._inside import meter
 from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient
 
+SETTLED_READINGS, SETTLED_INTERVAL_S = 5, 0.001
 PID_COUNT_FILES = ("pids/pids.current", "pids.current")
-BY_NAMESPACE, BY_USER_ID, BY_PROCESS_TABLE = "a process space of its own", "its user id and the count of processes", "the process table"
+BY_NAMESPACE, BY_PROCESS_TABLE = "a process space of its own", "the process table"
+BY_USER_ID, BY_USER_ID_AND_TABLE = "its user id and the count of processes", f"its user id and {BY_PROCESS_TABLE}"
 
 
 class ProcessKiller:
     """Kills all processes of a program, and reports whether any is left.
 
-    >>> ProcessKiller(None, use_cgroup=False, spared_pids=set(), has_own_users=False).mechanism
+    >>> ProcessKiller(None, use_cgroup=False, spared_pids=set(), unused_uid=None).mechanism
     'the process table'
     """
 
     def __init__(
-        self, namespace_helper: NamespaceHelperClient | None, *, use_cgroup: bool, spared_pids: set[int], has_own_users: bool
+        self, namespace_helper: NamespaceHelperClient | None, *, use_cgroup: bool, spared_pids: set[int], unused_uid: int | None
     ) -> None:
+        self._unused_uid = unused_uid
         self._pid_count_fd, self._spared_pids, self._namespace_helper = -1, spared_pids, namespace_helper
         for name in PID_COUNT_FILES if use_cgroup else ():
             with contextlib.suppress(OSError):
                 self._pid_count_fd = os.open(f"{meter.CGROUP_ROOT}/{name}", os.O_RDONLY | os.O_CLOEXEC)
                 break
-        self.mechanism = BY_NAMESPACE if namespace_helper else BY_USER_ID if has_own_users else BY_PROCESS_TABLE
+        by_user_id = BY_USER_ID if self._pid_count_fd >= 0 else BY_USER_ID_AND_TABLE
+        self.mechanism = BY_NAMESPACE if namespace_helper else BY_PROCESS_TABLE if unused_uid is None else by_user_id
 
     def kill_all(self, uids: list[int]) -> None:
         """Kill the inits of the PID namespaces, all processes under these user ids, or all that the process table lists."""
@@ -46,16 +51,40 @@ class ProcessKiller:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for uid in uids if not self._namespace_helper else ():
-            kill_user_processes(uid)
+            kill_user_processes(uid, self._unused_uid or 0)
 
     def wait_until_empty(self, seconds: float) -> bool:
         """Return whether no process is left, once the first process has been reaped; wait up to `seconds` for it."""
         if self._namespace_helper:
             return self._namespace_helper.wait_until_ended(seconds)
-        if (self._count_remaining() if self._pid_count_fd >= 0 else len(self.list_remaining_pids())) <= 0:
-            return True
-        time.sleep(min(seconds, 0.0002))
-        return False
+        if self._pid_count_fd >= 0:
+            is_empty = self._count_remaining() <= 0
+        elif self.mechanism == BY_USER_ID_AND_TABLE:
+            is_empty = self._is_table_settled()
+        else:
+            is_empty = not self.list_remaining_pids()
+        if not is_empty:
+            time.sleep(min(seconds, 0.0002))
+        return is_empty
+
+    def _is_table_settled(self) -> bool:
+        """Return whether the process table stays empty for some milliseconds; kill what it lists, under whichever user id.
+
+        In gVisor a signal to all processes of a user misses one that is being forked, which is listed a moment later.
+        """
+        for _ in range(SETTLED_READINGS):
+            if self.kill_listed():
+                return False
+            time.sleep(SETTLED_INTERVAL_S)
+        return True
+
+    def kill_listed(self) -> bool:
+        """Kill every process of a program that the process table lists; return whether there was one."""
+        pids = self.list_program_pids()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(pids)
 
     def _count_remaining(self) -> int:
         """Return the kernel's count of processes besides the supervisor and its helpers."""
@@ -70,12 +99,12 @@ class ProcessKiller:
         return sorted(self._namespace_helper.live_inits) if self._namespace_helper else self.list_program_pids()
 
 
-def kill_user_processes(uid: int) -> None:
+def kill_user_processes(uid: int, unused_uid: int) -> None:
     """Kill every process of a user id in one call, which no fork can escape.
 
-    Only our effective user id changes for the call, so the signal reaches no other user's process, and none of them may signal us.
+    Our real user id becomes one that no process has, so the signal reaches no other user's process, and none of them may signal us.
     """
-    os.setresuid(uid + (1 << 30), uid, 0)  # user ids of programs stay far below that
+    os.setresuid(unused_uid, uid, 0)
     try:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(-1, signal.SIGKILL)

@@ -64,7 +64,7 @@ class ProgramIO:
         self.read_ends[read] = name
         self._child_ends.append(write)
         if name != "report":
-            os.fchmod(write, 0o222)  # so that /dev/stdout opens for a program that is not our user
+            streams.open_to_all(write)
             with contextlib.suppress(OSError):
                 fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return write

@@ -48,16 +48,18 @@ class Supervisor:
         self, settings: dict[str, Any], spared_pids: set[int], zygote_socket: socket.socket, namespace_helper: NamespaceHelperClient | None
     ) -> None:
         self.folders: list[str] = settings["places"]
-        self.uid: int | None = settings["uid"]
+        users: namespaces.UserIds | None = settings["users"]
+        self.uid = None if users is None else users.first
+        self.last_uid = None if users is None else users.last
         self.num_own_processes = 0 if self.uid is not None else OWN_PROCESSES if settings.get("has_own_users") else None
         self.zygote, self.namespace_helper, self.has_filter = (
             ZygoteClient(zygote_socket),
             namespace_helper,
             seccomp.is_architecture_supported(),
         )
-        self.meter = meter.make_meter(os.getpid(), spared_pids, settings["cgroup"])
+        self.meter = meter.make_meter(os.getpid(), spared_pids, settings["cgroup"], settings.get("memory_bytes", 0))
         self.killer = ends.ProcessKiller(
-            namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, has_own_users=self.uid is not None
+            namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, unused_uid=None if users is None else users.unused
         )
         self.binary_cache = toolchains.BinaryCache()
 
@@ -72,6 +74,8 @@ class Supervisor:
         if self.uid is not None:
             self.uid += 2  # one for the program, one for its checker; neither was used before
         fatal = ""
+        if self.killer.mechanism == ends.BY_USER_ID_AND_TABLE:
+            self.killer.kill_listed()  # what the last program forked unseen must not meet the next one
         try:
             laid = self._write_program_files(language, parts)
             if language in toolchains.COMPILERS:
@@ -89,6 +93,8 @@ class Supervisor:
             self.clear_folders()
         except OSError as error:
             fatal = f"could not clean up: {error}"  # the result is valid: this concerns the next program only
+        if self.uid is not None and self.last_uid is not None and self.uid + 3 > self.last_uid:
+            fatal = fatal or processes.NO_USER_IDS_MESSAGE
         reply = {
             "stop": run.exit_status or "OK",
             "exit": run.exit_code,
@@ -293,6 +299,7 @@ class Supervisor:
             cgroup_factory,
             session_source,
             self.num_own_processes,
+            self.last_uid,
         )
         return keeper.SessionServer(processes.SupervisorResources(*tools))
 
@@ -343,8 +350,15 @@ def main(settings: dict[str, Any]) -> None:
         namespaces.mount_work_folders(settings["disk_mb"])
         has_process_limit = settings["uid"] is not None or namespaces.is_process_count_limited()
         spaces += [namespaces.OWN_DISK_LABEL, *(["no new user namespaces"] if namespaces.forbid_user_namespaces() else [])]
+    if own_disks_mb := settings.get("own_disks_mb"):  # the engine cannot limit how many files they hold
+        namespaces.mount_work_folders(own_disks_mb)
     if namespaces.OWN_DISK_LABEL in spaces:
         settings["places"] = list(namespaces.WRITABLE_FOLDERS)
+    settings["users"] = None if settings["uid"] is None else namespaces.choose_user_ids(settings["uid"])
+    if (
+        settings["cgroup"] and settings["users"] and not probe.has_process_limit()
+    ):  # in a container: a kernel of its own has no control group
+        has_process_limit = namespaces.is_process_count_limited(settings["users"].first)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     rights.clear_bounding_set()
     boxed = groups.create_parent_cgroup(settings["boxes"]) if settings.get("boxes") else None
@@ -373,7 +387,8 @@ def main(settings: dict[str, Any]) -> None:
         applied.append("each call ended by its control group" if boxed.is_available else "a call that hangs ends everything in its session")
     box = None if boxed is None else supervisor.make_session_server(boxed, settings["session"].encode(), filtered)
     try:
-        _send_reply({"hello": 1, "isolation": applied, "languages": languages, "python": sys.version.split()[0]}, {})
+        writable = probe.find_writable_folders(settings["places"])
+        _send_reply({"hello": 1, "isolation": applied, "writable": writable, "languages": languages, "python": sys.version.split()[0]}, {})
         fatal = ""
         while not fatal:
             if box:

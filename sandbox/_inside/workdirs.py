@@ -100,7 +100,10 @@ def _set_filesystem_user(uid: int, gid: int) -> None:
     os.setgroups([])
     libc.setfsgid(gid)
     libc.setfsuid(uid)
-    if libc.setfsuid(-1) != uid or libc.setfsgid(-1) != gid:  # they return the present id, and report no error
+    if libc.setfsuid(-1) == -1:  # gVisor has neither: a program that signals this process then harms its own session only
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    elif libc.setfsuid(-1) != uid or libc.setfsgid(-1) != gid:  # they return the present id, and report no error
         raise PermissionError(f"files cannot be accessed as user {uid}")
     rights.drop_all_capabilities()
 

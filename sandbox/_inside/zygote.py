@@ -38,6 +38,7 @@ PROGRAM_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "
 libc = nest.libc
 FIRST_PARKED_FD = 100  # descriptors are moved here while 0 to 9 are set up
 PR_SET_DUMPABLE = 4
+QUEUE_LIMITS = ("MSGQUEUE", "SIGPENDING")
 CGROUP_FD = 7  # the descriptor through which a session's call joins its control group
 
 
@@ -140,7 +141,9 @@ def _set_up_process(order: dict[str, Any]) -> bytes:
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(number, (value, value))
+        # gVisor refuses to set limits of queues, which it does not have
+        with contextlib.suppress(*(ValueError,) if name in QUEUE_LIMITS else ()):
+            resource.setrlimit(number, (value, value))
     if order["uid"] is not None:
         os.setgroups([])
         os.setresgid(order["gid"], order["gid"], order["gid"])

@@ -16,6 +16,7 @@ import random
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from docker.types import Ulimit
@@ -24,36 +25,76 @@ from rlvr.errors import SandboxError
 from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._inside.toolchains import MAX_BINARY_MB
+from rlvr.sandbox._outside import engine
 from rlvr.sandbox._outside.engine import LABEL, check_reachable, connect, remove_container, wrap_engine_errors
 from rlvr.sandbox._outside.supervisor_connection import BOOTSTRAP_COMMAND, SupervisorConnection, wait_readable
 
 OVERHEAD_MB = 96 + 2 * MAX_BINARY_MB  # the supervisor, the zygote, the output being collected, cached binaries
 OWNER_EXITED_MESSAGE = "the owner exited"  # the supervisor's message when the engine closes its input
 REMOVE_TIMEOUT_S = 20  # timeout for the engine to remove a container
+RUNTIME_THREADS, RUNTIME_MB = 2048, 1024
+"""What the control group may count besides our processes under a runtime that was chosen: gVisor's kernel is a process in it, with a thread
+and some megabytes for each of theirs. The supervisor limits the programs as everywhere."""
+CLOSED_DISKS = {place: "ro,nosuid,nodev,noexec,mode=0755,size=64k" for place in ("/run", "/var/tmp")}
+"""Podman makes these writable in a read-only container, and a program would find there what the one before it left."""
+WEAK_ENGINE_HINT = (
+    "without root an engine needs control groups of version 2 that were delegated to its user; use the engine of root, or "
+    "sandbox=bubblewrap, which limits each program by itself"
+)
 STREAM_HEADER = struct.Struct(">BxxxI")
 
 
+def compute_memory_mb(memory_mb: int, runtime: str | None) -> int:
+    """Return the memory limit of a container whose programs may have `memory_mb`."""
+    return memory_mb + OVERHEAD_MB + (RUNTIME_MB if runtime else 0)
+
+
 def build_host_config(
-    memory_mb: int, disk_mb: int, pids: int, runtime: str | None, uses_pid_namespaces: bool = False, serves_sessions: bool = False
+    memory_mb: int,
+    disk_mb: int,
+    pids: int,
+    runtime: str | None,
+    uses_pid_namespaces: bool = False,
+    serves_sessions: bool = False,
+    is_podman: bool = False,
 ) -> dict[str, Any]:
-    """Build the host configuration of a container: the limits that the engine enforces from outside."""
-    tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m,nr_inodes=4096"
+    """Build the host configuration of a container: the limits that the engine enforces from outside.
+
+    Podman cannot limit the inodes of a disk. So the supervisor mounts the disks again, for which it has SYS_ADMIN while it starts.
+    """
+    tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m{'' if is_podman else ',nr_inodes=4096'}"
+    memory = f"{compute_memory_mb(memory_mb, runtime)}m"
+    mounts = uses_pid_namespaces or serves_sessions or is_podman
     return {
         "network_mode": "none",
         "read_only": True,
-        "tmpfs": {"/tmp": f"rw,exec,{tmpfs}", "/dev/shm": f"rw,noexec,{tmpfs}"},
-        "mem_limit": f"{memory_mb + OVERHEAD_MB}m",
-        "memswap_limit": f"{memory_mb + OVERHEAD_MB}m",  # equal to mem_limit: no swap
-        "pids_limit": pids,
+        "tmpfs": {"/tmp": f"rw,exec,{tmpfs}", "/dev/shm": f"rw,noexec,{tmpfs}"} | (CLOSED_DISKS if is_podman else {}),
+        "mem_limit": memory,
+        "memswap_limit": memory,  # equal to mem_limit: no swap
+        "pids_limit": pids + (RUNTIME_THREADS if runtime else 0),
         "cap_drop": ["ALL"],
-        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if uses_pid_namespaces or serves_sessions else [])],
+        "cap_add": ["SETUID", "SETGID", "KILL", "SETPCAP", *(["SYS_ADMIN"] if mounts else [])],
         "security_opt": ["no-new-privileges"],  # the engine's own seccomp profile stays on; ours comes on top
         "ipc_mode": "none",
         "auto_remove": True,
         "log_config": {"type": "none", "config": {}},
-        "ulimits": [Ulimit(name="core", soft=1, hard=1), Ulimit(name="nofile", soft=1024, hard=1024)],
+        # the last: Podman would ask for as many as the kernel knows, which fails where its own limit may not be raised
+        "ulimits": [Ulimit(name=name, soft=value, hard=value) for name, value in (("core", 1), ("nofile", 1024), ("nproc", 16384))],
         "runtime": runtime,
     }
+
+
+def find_missing_isolation(handshake: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with a container, by what its supervisor read from the kernel.
+
+    >>> find_missing_isolation({"isolation": ["no network", "read-only root", "process count limited"], "writable": []})
+    ['no limit of memory']
+    """
+    held = handshake["isolation"]
+    wrong = [] if any(line.startswith("process count limited") for line in held) else ["no limit of processes"]
+    wrong += [] if "memory limited" in held else ["no limit of memory"]
+    wrong += [text for line, text in (("no network", "a network"), ("read-only root", "a root that can be written to")) if line not in held]
+    return wrong + [f"the folder {place}, which every program may write to" for place in handshake["writable"]]
 
 
 class Container(SupervisorConnection):
@@ -67,7 +108,8 @@ class Container(SupervisorConnection):
         # unused user ids, different in every container: the kernel counts processes by user id
         first = random.SystemRandom().randrange(1 << 20, 1 << 30)
         with wrap_engine_errors():
-            config = self.client.api.create_host_config(**build_host_config(**settings))
+            is_podman = engine.is_podman(self.client)
+            config = self.client.api.create_host_config(**build_host_config(**settings, is_podman=is_podman))
             created = self.client.api.create_container(
                 image,
                 BOOTSTRAP_COMMAND,
@@ -83,10 +125,19 @@ class Container(SupervisorConnection):
         self.id: str = created["Id"]
         try:
             self._attach_and_start()
-            boxes = "box" if settings.get("serves_sessions") else ""
             self.start_supervisor(
-                {"places": ["/tmp", "/dev/shm"], "uid": first, "cgroup": True, "nests": settings["uses_pid_namespaces"], "boxes": boxes}
+                {
+                    "places": ["/tmp", "/dev/shm"],
+                    "uid": first,
+                    "cgroup": True,
+                    "nests": settings["uses_pid_namespaces"],
+                    "boxes": "box" if settings.get("serves_sessions") else "",
+                    "own_disks_mb": settings["disk_mb"] if is_podman else 0,
+                    "memory_bytes": compute_memory_mb(settings["memory_mb"], settings["runtime"]) << 20,
+                }
             )
+            if missing := find_missing_isolation(self.handshake):
+                raise SandboxError(f"the engine gives containers {' and '.join(missing)}; {WEAK_ENGINE_HINT}")
         except (ConnectionBroken, SandboxError) as error:
             said = bytes(self._stderr[-500:]).decode(errors="replace").strip()
             self.close()

@@ -63,6 +63,12 @@ def connect(timeout_s: float = 60.0) -> docker.DockerClient:
         raise SandboxError(f"no Docker Engine replies at {_get_engine_address()} ({_format_error(error)}); {get_engine_hint()}") from error
 
 
+def is_podman(client: docker.DockerClient) -> bool:
+    """Return whether the engine is Podman's service, which speaks Docker's API with a few differences."""
+    with wrap_engine_errors():
+        return any(part.get("Name") == "Podman Engine" for part in client.api.version().get("Components") or ())
+
+
 class OutageGuard:
     """Holds everybody who needs the engine while it is away, for example because it is restarted, up to `timeout_s`.
 

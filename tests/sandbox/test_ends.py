@@ -152,7 +152,7 @@ def test_what_cannot_be_ended_costs_the_container_and_is_the_programs_own_fault(
     monkeypatch.setattr(supervisor, "KILL_TIMEOUT_S", 0.05)
     watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
     watching.uid, watching.zygote = None, Silent()
-    watching.killer = Undying(None, use_cgroup=False, spared_pids={1} if theirs else set(), has_own_users=False)
+    watching.killer = Undying(None, use_cgroup=False, spared_pids={1} if theirs else set(), unused_uid=None)
     run = streams.RunState({"output_bytes": 1})
     born = ChildProcess(1)
     born.exit_report = {"status": 0, "peak_kb": 1, "cpu": 0}

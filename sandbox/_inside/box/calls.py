@@ -99,7 +99,7 @@ class CallDescriptors:
         """Add an output that the call writes to and we read."""
         read, self.child_fds[fd] = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
-        os.fchmod(self.child_fds[fd], 0o222)  # so that /dev/stdout opens for a user that is not ours
+        streams.open_to_all(self.child_fds[fd])
         self.read_ends[read] = name
 
     def close_child_ends(self) -> None:

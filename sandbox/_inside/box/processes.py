@@ -20,6 +20,7 @@ from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient
 from rlvr.sandbox._inside.process_killer import ProcessKiller
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
+NO_USER_IDS_MESSAGE = "all user ids of this supervisor were used: the next one begins anew"
 KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the session counts as broken
 
 
@@ -41,6 +42,8 @@ class SupervisorResources:
     """The source code of the Python session."""
     num_own_processes: int | None
     """How many processes of ours the kernel counts with those of the session; None: it cannot count those of the session."""
+    last_uid: int | None
+    """The last user id that is mapped here; each session uses two that were never used before."""
 
 
 class SessionProcesses:
@@ -60,6 +63,11 @@ class SessionProcesses:
         if self.uid is not None:
             self.uid += 2
         self.tools.meter.set_baseline()
+
+    @property
+    def has_used_all_user_ids(self) -> bool:
+        """Whether no user id is left for another session."""
+        return self.uid is not None and self.tools.last_uid is not None and self.uid + 3 > self.tools.last_uid
 
     @property
     def max_processes(self) -> int | None:

@@ -20,7 +20,7 @@ from rlvr.sandbox._inside import streams
 from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.box import calls, files
 from rlvr.sandbox._inside.box.cgroups import CallCgroup
-from rlvr.sandbox._inside.box.processes import SessionProcesses, SupervisorResources, get_exit_code, reap_orphans
+from rlvr.sandbox._inside.box.processes import NO_USER_IDS_MESSAGE, SessionProcesses, SupervisorResources, get_exit_code, reap_orphans
 from rlvr.sandbox._inside.pid_namespace import PeerExited
 from rlvr.sandbox._inside.zygote_client import ChildProcess
 
@@ -126,6 +126,7 @@ class SessionServer:
         self.background_fds = []
         if not self.fatal_error:
             places.empty_folders(self.tools.folders, self.processes.uid, self.processes.uid)
+            self.fatal_error = NO_USER_IDS_MESSAGE if self.processes.has_used_all_user_ids else ""
         return {}, {}
 
     def shut_down(self) -> None:
