@@ -179,7 +179,7 @@ class RunLogWriter(Callback):
 
 class PeriodicCheckpoints(Callback):
     """Saves every `log.save_every` steps, and after the last one, also if Ctrl-C or SIGTERM made it the last. While the run's health is in
-    doubt, only the last step is saved; if a signal ends the run then, its newest checkpoint is the one before.
+    doubt, only the last step is saved, and the one in which a signal ends the run: else a job that is stopped often would never get on.
     """
 
     def __init__(self, health: RunHealth) -> None:
@@ -188,7 +188,7 @@ class PeriodicCheckpoints(Callback):
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Save, if it is time."""
         self._is_due |= step == trainer.num_steps or step % trainer.config.log.save_every == 0 or trainer.is_interrupted
-        if self._is_due and (step == trainer.num_steps or not self.health.is_in_doubt):
+        if self._is_due and (step == trainer.num_steps or trainer.is_interrupted or not self.health.is_in_doubt):
             self._is_due = False
             trainer.save()
 

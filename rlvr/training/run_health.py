@@ -4,8 +4,9 @@ Every rule needs several steps in a row, because one bad step is noise; only a f
 them on no checkpoint is written, except of the last step and while steps merely have no gradient. A run that is
 stopped sets aside the checkpoints since the trouble, or since the update that caused it, so that a resume goes on from before.
 
-A falling reward alone is no trouble: tasks get harder, and steps differ. It counts if the answers have changed too: their length, their
-entropy, their repetition, how many are cut, or whether they differ at all.
+A falling reward alone is no trouble: tasks get harder, and steps differ. So the answers of the best steps are verified again, and their
+tasks are sampled again (`AnswerProbe`). Where that decides nothing, a fall counts if the answers have changed too: their length, their
+entropy, their repetition, or how many are cut.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from rich.console import Console
+from torch.distributed.tensor import DTensor
 
 from rlvr.config.config import RunConfig
+from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
+from rlvr.mdp.records import step_result_from_json
 from rlvr.runs.run_log import read_metrics
+from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, have_lost_differences, keep_answers
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
+from rlvr.training.reward_history import MIN_SIGMAS, Fall, RewardHistory
 from rlvr.training.train_report import TrainReport
 
 if TYPE_CHECKING:
+    from rlvr.training.batch_sources import RolloutBatch
     from rlvr.training.trainer import Trainer
 
 Row = Mapping[str, Any]
@@ -35,8 +43,6 @@ FIRST_STEPS = 5
 """The number of steps that show how a run was at first."""
 MAX_FACTOR = 3.0
 """The factor by which length and entropy may change while the reward falls."""
-MIN_SIGMAS = 4.0
-"""How many standard errors a fall of the reward must have, so that it is no accident of a few prompts."""
 LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR = 0.1, 5.0
 """An update that moves the policy by this much per token, and by this much more than the usual update of the run, destroys more than it
 teaches; usual ones are below 0.01."""
@@ -46,6 +52,14 @@ MIN_ANSWERS_WITHOUT_REWARD = 4096
 """The number of answers that may score 0 from the first step on: where right answers are rare, a small batch has none for long."""
 SOLVED_REWARD = 0.99
 """Steps without a gradient are no trouble from this mean reward on: every answer is right."""
+MAX_CHANCE = 1e-3
+"""Steps without a gradient are no accident if, as seldom as such steps were before, so many in a row are less probable than this."""
+NUM_SAMPLED_PARAMETERS, NUM_SAMPLED_WEIGHTS = 8, 1024
+"""How many parameters, and how many weights of each, show that the weights have changed or have not."""
+KEPT_STEPS = 4
+"""The number of the best steps whose answers are kept."""
+COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
+"""One reply to this fraction of the calls is a likely cause."""
 
 
 class Trouble(NamedTuple):
@@ -81,8 +95,22 @@ class RunHealth(Callback):
         self.rows: list[Row] = []
         """The metrics of the steps so far."""
         self._scored_rows: list[Row] = []
-        self._best_start, self._best_end = 0, 0
-        """The steps with the best mean reward so far, as places in `_scored_rows`."""
+        self._rewards = RewardHistory()
+        """The rewards of `_scored_rows`."""
+        self._kept: list[tuple[int, list[KeptAnswer]]] = []
+        """Answers of the best steps so far, with the places of the steps in `_scored_rows`."""
+        self._kept_held_out: list[KeptAnswer] = []
+        """Answers of the best evaluation so far."""
+        self._best_accuracy = -math.inf
+        self._probe: AnswerProbe | None = None
+        self._record: StepRecord | None = None
+        self._solved_reward = SOLVED_REWARD
+        self._weights_seen: list[float] = []
+        """Sums of some weights before or after the last step."""
+        self._unmoved_steps = set[int]()
+        """The steps that changed none of these weights."""
+        self._weights_changed_at: int | None = None
+        """The last step before which somebody other than the optimizer changed the weights."""
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._told_kinds: set[str] = set()
@@ -94,11 +122,23 @@ class RunHealth(Callback):
         if trainer.is_resumed:
             for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))):
                 self.observe(row)
+        if self.config.data is None:  # stored answers are what they are
+            self._probe = AnswerProbe(trainer)
+
+    def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
+        """Look whether somebody has changed the weights since the last step."""
+        before, self._weights_seen = self._weights_seen, _sample_weights(trainer.model)
+        if before and self._weights_seen != before:
+            self._weights_changed_at = step
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
         self._unscored_reasons.update(_list_unscored_reasons(record) if record.metrics.get("unscored") else ())
+        self._record, before, self._weights_seen = record, self._weights_seen, _sample_weights(trainer.model)
+        if before and self._weights_seen == before and record.metrics.get("learning_rate"):
+            self._unmoved_steps.add(step)
         trouble = self.observe(record.metrics) or self._find_held_out_fall(step, trainer.report_values.get("accuracy_before"))
+        self._keep_best_answers(trainer, record)
         trainer.healthy_step = self.healthy_step
         if trouble is None or self.bounds.action == "off":
             return
@@ -109,8 +149,20 @@ class RunHealth(Callback):
             self._warn(f"since step {trouble.since} {trouble.what}\nlikely cause: {trouble.cause}")
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
-        """Say where a held-out figure is withheld."""
-        if accuracy is None and step and trainer.config.eval.tasks and self.bounds.action != "off" and "withheld" not in self._told_kinds:
+        """Say where a held-out figure is withheld; do not begin a run that cannot score its held-out answers."""
+        if accuracy is not None and accuracy >= self._best_accuracy:
+            self._best_accuracy = accuracy
+            self._kept_held_out = keep_answers(trainer.environment, trainer.held_out_episodes)
+        if accuracy is not None or not trainer.config.eval.tasks or self.bounds.action == "off":
+            return
+        lost = [str(episode.error) for episode in trainer.held_out_episodes if not episode.is_scored]
+        if not step and self.bounds.action == "stop" and len(lost) == len(trainer.held_out_episodes):
+            raise CheckFailed(
+                f"none of the {len(lost)} held-out answers before training has a score (mostly: {Counter(lost).most_common(1)[0][0][:160]})\n"
+                "likely cause: Not the answers but the verifier, its sandbox or the references of the split "
+                f"{trainer.config.eval.split!r}. Repair it, or measure nothing with eval.tasks=0"
+            )
+        if step and "withheld" not in self._told_kinds:
             self._told_kinds.add("withheld")
             self._warn(f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
 
@@ -118,34 +170,41 @@ class RunHealth(Callback):
         """Stop a run that never had a gradient, or whose policy is much worse than before: it must not end as if it had trained. A few
         steps without a gradient may be bad luck.
         """
+        if self.bounds.action != "stop":
+            return
         idle = bool(self.rows) and all(map(self._lacks_gradient, self.rows))
         unscored = all(row.get("reward") is None for row in self.rows)
-        if self.bounds.action == "stop" and idle and (unscored or len(self.rows) >= self.bounds.patience):
+        if idle and (unscored or len(self.rows) >= self.bounds.patience):
             raise CheckFailed(f"no step of this run changed the weights\nlikely cause: {self._explain_missing_gradient(self.rows)}")
         answers, lost = report.held_out_answers, report.held_out_unscored
-        if (
-            self.bounds.action == "stop"
-            and report.accuracy_after is None
-            and answers
-            and lost > answers * (self.bounds.max_unscored or 1.0)
-        ):
+        if report.accuracy_after is None and answers and lost > answers * (self.bounds.max_unscored or 1.0):
             raise CheckFailed(
                 f"the run has finished and is saved, but {lost} of {answers} held-out answers have no score\nlikely cause: Not the answers but "
                 f"the verifier, its sandbox or the references of the split {trainer.config.eval.split!r}; the reasons are in the log"
             )
         before, after, count = report.accuracy_before, report.accuracy_after, report.held_out_tasks
-        if self.bounds.action != "stop" or before is None or after is None or not self.rows or not self._has_fallen(before, after, count):
+        if before is None or after is None or not self.rows or before <= after:
             return
-        raise CheckFailed(
-            f"the run has finished and is saved, but its policy is much worse than before: held-out {before:.1%} -> {after:.1%} on {count} "
-            f"tasks\nlikely cause: {self._explain_change(int(self.rows[0]['step']) + 1)}"
-        )
+        told = f"held-out {before:.1%} -> {after:.1%} on {count} tasks"
+        if not self._has_fallen(before, after, count):
+            if self._has_fallen(before, after, count, bound=0.0):
+                self._warn(f"the policy is worse than before training, beyond chance: {told}")
+            return
+        if (change := self._explain_held_out_fall(before, after, count)) is Change.SCORING:
+            self._warn(f"{told}; the verifier scores the same answers so much lower now, so the policy may be as good as before")
+            return
+        since = max(1, self.healthy_step + 1)
+        trouble = self._make_weight_trouble("held-out", since, f"the policy has become much worse: {told}", self._explain_change(since))
+        if change is Change.VERIFIER:
+            trouble = trouble._replace(cause=self._explain_verifier(self._kept_held_out))
+        raise CheckFailed(self._format_stop(trainer, trainer.num_completed_steps, trouble))
 
     def observe(self, row: Row) -> Trouble | None:
         """Add the metrics of a step; return what is wrong, if anything is for long enough."""
         self.rows.append(row)
         if row.get("reward") is not None:
-            self._add_scored_row(row)
+            self._scored_rows.append(row)
+            self._rewards.add(float(row["reward"]), self._estimate_error(row))
         rules = (self._find_unscored, self._find_nonfinite, self._find_missing_gradient, self._find_repetition, self._find_mismatch)
         found = [find() for find in (*rules, self._find_collapse)]
         self.is_in_doubt = self.bounds.action == "stop" and any(doubt for doubt, _ in found)
@@ -153,8 +212,11 @@ class RunHealth(Callback):
 
     @property
     def healthy_step(self) -> int:
-        """The last of the best steps so far, which are from before any fall of the reward; -1 if none has a reward."""
-        return int(self._scored_rows[self._best_end - 1]["step"]) if self._scored_rows else -1
+        """The step whose weights gave the last of the best rewards so far, before any steps without a gradient; -1 if no step has a reward."""
+        rows = self._scored_rows
+        idle = next((k for k, row in enumerate(reversed(rows)) if not self._lacks_gradient(row)), len(rows))
+        good = self._rewards.find_last_good(len(rows) - idle)
+        return min(0, len(rows) - 1) if good is None or good < 0 else int(rows[good]["step"])
 
     # ---- rules: whether the last step is in doubt, and the trouble if it has lasted long enough --------------------------
 
@@ -190,15 +252,37 @@ class RunHealth(Callback):
             return False, None
         count = self._count_last(self._lacks_gradient)
         if count < bound:
-            return count > 1, None
-        rows = self.rows[-count:]
+            return False, None
+        rows, earlier = self.rows[-count:], self.rows[:-count]
+        had_gradient = sum(not self._lacks_gradient(row) for row in earlier) / len(earlier) if earlier else 1.0
+        if (1 - had_gradient) ** count > MAX_CHANCE:  # such steps were as common before
+            return False, None
         never_right = count == len(self.rows) and not any(row.get("reward") for row in rows) and any(row.get("reward") == 0 for row in rows)
         is_cut = (_mean(rows, "completions/clipped_ratio") or 0.0) > 0.5
         if never_right and not is_cut and sum(row.get("num_completions") or 0 for row in rows) < MIN_ANSWERS_WITHOUT_REWARD:
-            return True, None
+            return False, None
         what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
-        cause = self._explain_missing_gradient(rows)
+        cause, reward = self._explain_missing_gradient(rows), _mean(rows, "reward")
+        if self._probe is not None and reward is not None:
+            kept = self._list_kept()
+            if have_lost_differences(kept, self._probe.verify_again(kept)):
+                cause = self._explain_verifier(kept)
+            elif reward > 0 and self._is_saturated(rows, reward):
+                self._solved_reward = reward - SAME_SCORE
+                self._warn(
+                    f"since step {rows[0]['step']} every answer scores {reward:.3g}, and a wrong one would score less: nothing is left to learn"
+                )
+                return False, None
         return True, self._make_weight_trouble("gradient", self._get_first_step(count), what, cause)
+
+    def _is_saturated(self, rows: Sequence[Row], reward: float) -> bool:
+        """Whether all answers score the same because all are as good as can be: no step was better, and other answers score less."""
+        best = self._rewards.find_best()
+        if self._probe is None or self._record is None or best is None or reward < best.mean - 2 * best.error - SAME_SCORE:
+            return False
+        if max((row.get("reward_std") or 0.0) for row in rows) > SAME_SCORE:
+            return False
+        return self._probe.tells_apart(keep_answers(self._probe.environment, _list_episodes(self._record)))
 
     def _find_repetition(self) -> tuple[bool, Trouble | None]:
         bound = self.bounds.max_repetition
@@ -214,7 +298,8 @@ class RunHealth(Callback):
         return True, self._make_weight_trouble("repetition", first_step, what, self._explain_change(first_step))
 
     def _find_mismatch(self) -> tuple[bool, Trouble | None]:
-        bound, first = self.bounds.max_mismatch_kl, _mean(self.rows[:FIRST_STEPS], "mismatch_kl")
+        bound = self.bounds.max_mismatch_kl
+        first = min((row["mismatch_kl"] for row in self.rows[:FIRST_STEPS] if _is_number(row.get("mismatch_kl"))), default=None)
         if bound is None or first is None or self.config.data is not None:
             return False, None
         count = self._count_last(lambda row: (row.get("mismatch_kl") or 0.0) > max(bound, 10 * first))
@@ -238,37 +323,69 @@ class RunHealth(Callback):
         (at, high), (_, now) = max(figures[:-1], key=lambda one: one[1]), figures[-1]
         if not self._has_fallen(high, now, self.config.eval.tasks):
             return None
+        change = self._explain_held_out_fall(high, now, self.config.eval.tasks)
+        if change is Change.SCORING:
+            return None
         since = next(later for later, value in figures if later > at and value < (high + now) / 2)
         what = f"the held-out figure is {now:.1%}; at step {at} it was {high:.1%}"
-        return self._make_weight_trouble("held-out", since, what, self._explain_change(since))._replace(last_good_step=at)
+        cause = self._explain_verifier(self._kept_held_out) if change is Change.VERIFIER else self._explain_change(since)
+        return self._make_weight_trouble("held-out", since, what, cause)._replace(last_good_step=at)
 
-    def _has_fallen(self, high: float, now: float, num_tasks: int) -> bool:
+    def _explain_held_out_fall(self, high: float, now: float, num_tasks: int) -> Change:
+        """Find what a fall of the held-out figure means, by verifying the answers of the best evaluation again."""
+        if self._probe is None or not self._kept_held_out:
+            return Change.UNKNOWN
+        scores = self._probe.verify_again(self._kept_held_out)
+        pairs = [(answer.score, score) for answer, score in zip(self._kept_held_out, scores, strict=True) if score is not None]
+        if have_lost_differences(self._kept_held_out, scores):
+            return Change.VERIFIER
+        before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+        return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks) else Change.UNKNOWN
+
+    def _has_fallen(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> bool:
         """Whether one held-out figure is so far below another that it is no accident of the tasks."""
-        bound, count = self.bounds.max_reward_drop, max(1, num_tasks)
+        bound, count = self.bounds.max_reward_drop if bound is None else bound, max(1, num_tasks)
         error = math.sqrt((high * (1 - high) + now * (1 - now)) / count) if 0 <= now <= high <= 1 else math.inf
         return bound is not None and self.config.data is None and high - now > max(bound * high, MIN_SIGMAS * error, 1 / count)
 
     def _find_collapse(self) -> tuple[bool, Trouble | None]:
-        """Find a reward that has fallen from its best steps while the answers changed."""
-        bound, rows = self.bounds.max_reward_drop, self._scored_rows
-        if bound is None or self.config.data is not None or len(rows) < 2:
+        """Find a reward that has fallen from its best steps, and that neither harder tasks nor another scale of scores explain."""
+        bound = self.bounds.max_reward_drop
+        if bound is None or self.config.data is not None or (fall := self._rewards.find_fall(bound)) is None:
             return False, None
-        best, after = rows[self._best_start : self._best_end], rows[self._best_end :]
-        recent = after[-WINDOW_STEPS:]
-        high, low = _mean(best, "reward") or 0.0, _mean(recent, "reward") or 0.0
-        floor = min(0.0, low)
-        error = math.hypot(self._estimate_error(best), self._estimate_error(recent))
-        if not (high - low > bound * (high - floor) and high - low > MIN_SIGMAS * error):
+        rows, (best, recent) = self._scored_rows, fall[:2]
+        changes = _describe_changes(rows[best.start : best.end], rows[recent.start : recent.end])
+        if not fall.is_lasting:
+            return self._probe is not None or bool(changes), None
+        kept = self._list_kept()
+        change = self._probe.explain_fall(kept, bound) if self._probe is not None and kept else Change.UNKNOWN
+        if change in (Change.TASKS, Change.SCORING):
+            self._rewards.begin_anew(fall.since)
             return False, None
-        changes = _describe_changes(best, recent)
-        if not changes:
+        if change is Change.UNKNOWN and not changes:
             return False, None
-        since = next((k for k, row in enumerate(after) if row["reward"] < (high + low) / 2), 0)
-        if len(after) - since < WINDOW_STEPS:
-            return True, None
-        step = int(after[since]["step"])
-        what = f"the reward has fallen from {high:.3g} to {low:.3g} and the answers have changed: {'; '.join(changes)}"
-        return True, self._make_weight_trouble("reward", step, what, self._explain_change(step))
+        step = int(rows[fall.since]["step"])
+        what = f"the reward has fallen from {best.mean:.3g} to {recent.mean:.3g}"
+        if change is Change.VERIFIER:
+            return True, self._build_reward_trouble(fall, step, what, self._explain_verifier(kept))
+        if changes:
+            what += f" and the answers have changed: {'; '.join(changes)}"
+        return True, self._build_reward_trouble(fall, step, what, self._explain_change(step, fall))
+
+    def _build_reward_trouble(self, fall: Fall, step: int, what: str, cause: str) -> Trouble:
+        trouble = self._make_weight_trouble("reward", step, what, cause)
+        good = int(self._scored_rows[fall.last_good]["step"]) if fall.last_good >= 0 else 0
+        return trouble._replace(last_good_step=min(good, trouble.last_good_step))
+
+    def _keep_best_answers(self, trainer: Trainer, record: StepRecord) -> None:
+        """Keep the answers of a step that is one of the best so far."""
+        best, place = self._rewards.find_best(), len(self._scored_rows) - 1
+        if self._probe is not None and best is not None and best.end == place + 1 and record.metrics.get("reward") is not None:
+            answers = keep_answers(trainer.environment, _list_episodes(record))
+            self._kept = [*[(at, kept) for at, kept in self._kept if at >= best.start][-KEPT_STEPS + 1 :], (place, answers)]
+
+    def _list_kept(self) -> list[KeptAnswer]:
+        return [answer for _, answers in self._kept for answer in answers][-MAX_ANSWERS:]
 
     # ---- causes --------------------------------------------------------------------------------------------------------
 
@@ -279,8 +396,7 @@ class RunHealth(Callback):
         largest = max(near, key=lambda row: float(row["update_kl"]), default=None)
         if largest is None:
             return None
-        usual = sorted(float(row["update_kl"]) for row in known if row["step"] < largest["step"])
-        bound = max(LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR * usual[len(usual) // 2] if usual else 0.0)
+        bound = max(LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR * (self._measure_usual_update(int(largest["step"])) or 0.0))
         return largest if largest["update_kl"] > bound else None
 
     def _make_weight_trouble(self, kind: str, since: int, what: str, cause: str) -> Trouble:
@@ -294,18 +410,85 @@ class RunHealth(Callback):
         common = self._unscored_reasons.most_common(1)
         return f" (mostly: {common[0][0]})" if common else ""
 
-    def _explain_change(self, step: int) -> str:
-        """Explain a change of the policy that shows from a step on by the updates just before it."""
-        largest = self._find_blamed_update(step)
-        if largest is not None:
+    def _explain_verifier(self, kept: Sequence[KeptAnswer]) -> str:
+        """Explain a verifier that no longer tells answers apart."""
+        steps = (
+            f"of step {int(self._scored_rows[self._kept[0][0]]['step'])}" if self._kept and kept is not self._kept_held_out else "before"
+        )
+        mean = math.fsum(answer.score for answer in kept) / max(1, len(kept))
+        return (
+            f"Not the policy but the verifier has changed: the answers {steps} that scored {mean:.3g} in the mean then were verified again, "
+            "and all score the same now. Look at its service, its references and its log"
+        )
+
+    def _explain_change(self, step: int, fall: Fall | None = None) -> str:
+        """Explain a change of the policy that shows from a step on."""
+        before, after = ([row for row in self.rows if (row["step"] < step) is is_before] for is_before in (True, False))
+        before, after = before[-WINDOW_STEPS:], after[-WINDOW_STEPS:]
+        if reply := self._quote_common_reply():
+            return f"{reply}. Look at the tool and its service"
+        rewards = _mean(before, "reward"), _mean(after, "reward")
+        if rewards[0] is not None and rewards[1] is not None and rewards[1] > rewards[0] and fall is None:
             return (
-                f"The update of step {largest['step']} moved the policy by {largest['update_kl']:.2g} nats per token, and usual updates by "
-                f"less than 0.01: lower train.learning_rate (it was {largest.get('learning_rate', math.nan):g}), or raise train.warmup_steps"
+                f"The reward pays for it: it was {rewards[0]:.3g} before and is {rewards[1]:.3g} now. Read the answers of this step in "
+                "episodes.jsonl, and change the verifier"
+            )
+        entropies = _mean(before, "entropy"), _mean(after, "entropy")
+        if self.config.algorithm.get("entropy_coef") and entropies[0] and (entropies[1] or 0.0) > 2 * entropies[0]:
+            return (
+                f"The entropy bonus outweighs the reward: entropy {entropies[0]:.3g} before, {entropies[1]:.3g} now; lower "
+                f"algorithm.entropy_coef (it is {self.config.algorithm['entropy_coef']:g})"
+            )
+        if self._weights_changed_at is not None and self._weights_changed_at >= step - BLAMED_STEPS:
+            return (
+                f"Something other than the optimizer changed the weights before step {self._weights_changed_at}: look for a callback, or "
+                "code of your own, that writes them"
+            )
+        largest, rate = self._find_blamed_update(step), self.config.train.learning_rate
+        if largest is not None:
+            usual = self._measure_usual_update(int(largest["step"]))
+            beside = f", and the updates before by {usual:.2g}" if usual is not None else ""
+            return (
+                f"The update of step {largest['step']} moved the policy by {largest['update_kl']:.2g} nats per token{beside}: lower "
+                f"train.learning_rate (it is {rate:g}), or raise train.warmup_steps"
+            )
+        if fall is not None and self._is_sudden(fall):
+            return (
+                f"From step {step - 1} to step {step} the answers changed at once, and no update moved the policy so far. So look for what "
+                "else changed: the tools, the tasks, the environment or the sampler"
+            )
+        against = [row["update_gain"] for row in before + after if _is_number(row.get("update_gain"))]
+        if against and sum(gain < 0 for gain in against) > 0.8 * len(against):
+            return (
+                "The updates make answers with a positive advantage less likely, and the others more likely: the sign of the loss or of the "
+                "advantages is wrong"
             )
         return (
-            "No single update just before was large, so many have gone the same way: the reward pays for it, or train.learning_rate is too "
-            "high, or nothing holds the policy back (algorithm.beta). Read the answers of this step in episodes.jsonl"
+            f"No single update just before was large, so many have gone the same way: train.learning_rate ({rate:g}) is too high for batches "
+            "of this size, or nothing holds the policy back (algorithm.beta), or the reward pays for it. Read the answers of this step in "
+            "episodes.jsonl"
         )
+
+    def _is_sudden(self, fall: Fall) -> bool:
+        """Whether nearly all of a fall came from one step to the next."""
+        rewards = [float(row["reward"]) for row in self._scored_rows[max(0, fall.since - 1) : fall.since + 1]]
+        return len(rewards) == 2 and rewards[0] - rewards[1] > 0.7 * (fall.best.mean - fall.recent.mean)
+
+    def _measure_usual_update(self, step: int) -> float | None:
+        """Return the median of the updates before a step; None if there was none."""
+        usual = sorted(float(row["update_kl"]) for row in self.rows if row["step"] < step and _is_number(row.get("update_kl")))
+        return usual[len(usual) // 2] if usual else None
+
+    def _quote_common_reply(self) -> str:
+        """Say that nearly all tool calls of the last step got one reply, if they did not before; empty otherwise."""
+        now = [episode.meta.get("session") for episode in _list_episodes(self._record)] if self._record is not None else []
+        reply, fraction = _find_common_reply(now)
+        if (
+            fraction < COMMON_REPLY_FRACTION
+            or _find_common_reply([answer.record for answer in self._list_kept()])[1] >= COMMON_REPLY_FRACTION
+        ):
+            return ""
+        return f"{fraction:.0%} of the tool calls got one and the same reply, {reply[:80]!r}"
 
     def _explain_missing_gradient(self, rows: Sequence[Row]) -> str:
         """Explain why steps have no gradient."""
@@ -316,6 +499,11 @@ class RunHealth(Callback):
             )
         if any((row.get("reward_std") or 0.0) > 0 and row.get("grad_norm") == 0.0 for row in rows):
             return "The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it"
+        if all(row["step"] in self._unmoved_steps and row.get("grad_norm") for row in rows):
+            return (
+                "There is a gradient and the weights stay as they are: the optimizer does not hold these weights, or each update is smaller "
+                f"than model.dtype={self.config.model.dtype} can express; use model.dtype=float32"
+            )
         reward, cut = _mean(rows, "reward"), _mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
             reasons = self._unscored_reasons.most_common(1)
@@ -334,15 +522,6 @@ class RunHealth(Callback):
             "(`rlvr verify --explain`); easier tasks, a longer sft_warmup or more rollout.num_generations help where answers are readable"
         )
 
-    def _add_scored_row(self, row: Row) -> None:
-        """Add a step with a reward, and keep the best earlier window: of all steps while there are few."""
-        rows = self._scored_rows
-        start, end = max(0, len(rows) - WINDOW_STEPS), len(rows)
-        is_full = self._best_end - self._best_start == WINDOW_STEPS
-        if not is_full or (_mean(rows[start:], "reward") or 0.0) > (_mean(rows[self._best_start : self._best_end], "reward") or 0.0):
-            self._best_start, self._best_end = start, end
-        rows.append(row)
-
     def _warn(self, words: str) -> None:
         self.console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True)
 
@@ -356,11 +535,11 @@ class RunHealth(Callback):
         if reward is None:
             return True
         # a critic with weights of its own may learn alone for some steps
-        stands_still = row.get("grad_norm") == 0.0 and self.config.train.separate_critic is None
+        stands_still = (row.get("grad_norm") == 0.0 or row["step"] in self._unmoved_steps) and self.config.train.separate_critic is None
         # with value estimates, equal rewards teach too
-        is_even = row.get("reward_std") == 0.0 and "value_loss" not in row
+        is_even = (row.get("reward_std") or 0.0) <= SAME_SCORE and row.get("reward_std") is not None and "value_loss" not in row
         idle = bool(row.get("step/skipped")) or is_even or stands_still
-        return idle and reward < SOLVED_REWARD
+        return idle and reward < self._solved_reward
 
     def _count_last(self, is_bad: Callable[[Row], bool]) -> int:
         """Count the newest steps in a row that are bad."""
@@ -369,11 +548,12 @@ class RunHealth(Callback):
     def _get_first_step(self, count: int) -> int:
         return int(self.rows[-count]["step"])
 
-    def _estimate_error(self, rows: Sequence[Row]) -> float:
-        """Estimate the standard error of a mean reward; the answers to one prompt count as one."""
-        prompts = sum((row.get("num_completions") or 1) / self.config.rollout.num_generations for row in rows)
-        variance = math.fsum((row.get("reward_std") or 0.0) ** 2 for row in rows) / len(rows)
-        return math.sqrt(variance / max(1.0, prompts))
+    def _estimate_error(self, row: Row) -> float:
+        """Estimate the standard error of a step's mean reward. Without that of its groups, the answers to one prompt count as one."""
+        if _is_number(row.get("reward_stderr")):
+            return float(row["reward_stderr"])
+        prompts = (row.get("num_completions") or 1) / self.config.rollout.num_generations
+        return (row.get("reward_std") or 0.0) / math.sqrt(max(1.0, prompts))
 
     def _format_stop(self, trainer: Trainer, step: int, trouble: Trouble) -> str:
         good = trouble.last_good_step if trouble.last_good_step >= 0 else trainer.last_saved_step
@@ -382,15 +562,36 @@ class RunHealth(Callback):
         return (
             f"the run stopped after step {step}: since step {trouble.since} {trouble.what}\n"
             f"likely cause: {trouble.cause}\n"
-            f"kept: the checkpoint of step {kept} in {trainer.folder / 'checkpoints'}, {which}. --resume continues there, also with other "
-            "bounds (health.action=warn only warns)"
+            f"kept: the checkpoint of step {kept} in {trainer.folder / 'checkpoints'}, {which}. --resume continues there with the same "
+            f"settings, but for those of health; with others, start a new run with model.path={trainer.folder / 'checkpoints' / 'last'}"
         )
 
 
 def _list_unscored_reasons(record: StepRecord) -> list[str]:
     """List why the answers of a step have no score."""
-    episodes = [episode for group in record.batch.all_groups for episode in group if not episode.is_scored]
-    return [str(episode.error)[:160] for episode in episodes if episode.error]
+    return [str(episode.error)[:160] for episode in _list_episodes(record) if not episode.is_scored and episode.error]
+
+
+def _sample_weights(model: torch.nn.Module) -> list[float]:
+    """Add up some weights of some parameters, of this process's part if the model is sharded."""
+    trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+    chosen = trained[:: max(1, len(trained) // NUM_SAMPLED_PARAMETERS)]
+    local = [part.to_local() if isinstance(part, DTensor) else part for part in chosen]
+    return [float(part.flatten()[:: 1 + part.numel() // NUM_SAMPLED_WEIGHTS].double().sum()) for part in local if part.numel()]
+
+
+def _list_episodes(record: StepRecord) -> list[Episode]:
+    return [episode for group in record.batch.all_groups for episode in group]
+
+
+def _find_common_reply(sessions: Sequence[Mapping[str, Any] | None]) -> tuple[str, float]:
+    """Find the most common reply to tool calls, and its fraction of all; 0 if there are few."""
+    steps = [step_result_from_json(row) for session in sessions if session for row in session.get("step_results", ())]
+    replies = Counter(result.text for step in steps for result in step.tool_results)
+    if replies.total() < MIN_REPLIES:
+        return "", 0.0
+    reply, count = replies.most_common(1)[0]
+    return reply, count / replies.total()
 
 
 def _compute_unscored_fraction(row: Row) -> float:
@@ -408,7 +609,6 @@ def _describe_changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
     for name, key, rise in (
         ("repeated sequences", "completions/repetition", 0.3),
         ("cut at the length limit", "completions/clipped_ratio", 0.5),
-        ("groups whose answers all score the same", "frac_reward_zero_std", 0.4),
     ):
         old, new = _mean(before, key) or 0.0, _mean(after, key) or 0.0
         if new - old > rise:

@@ -46,6 +46,7 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
         | {
             "reward": mean,
             "reward_std": spread,
+            "reward_stderr": estimate_reward_error(groups),
             "completions/mean_length": sum(lengths) / len(lengths),
             "completions/max_length": max(lengths),
             "completions/clipped_ratio": sum(episode.truncated_mid_turn for episode in everyone) / len(everyone),
@@ -56,6 +57,15 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
         }
         | estimate_entropy(everyone)
     )
+
+
+def estimate_reward_error(groups: Sequence[Group]) -> float | None:
+    """Estimate the standard error of the mean reward from the means of the groups, because answers to one prompt are alike; None for fewer
+    than two groups.
+    """
+    scored = [[episode.reward for episode in group if episode.is_scored and not episode.is_auxiliary] for group in groups]
+    means = [math.fsum(rewards) / len(rewards) for rewards in scored if rewards]
+    return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
 
 
 def estimate_entropy(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -235,6 +235,8 @@ class Trainer(Hinted):
             self.report_values: dict[str, Any] = {}
             self.is_resumed, self.last_saved_step = place is not None, -1
             """The step of the newest checkpoint; -1: there is none yet."""
+            self.held_out_episodes: list[Episode] = []
+            """The answers to the held-out tasks in the last evaluation."""
             self.healthy_step = -1
             """The last of the best steps so far; the newest checkpoint up to this step is kept."""
             if place is not None:
@@ -456,7 +458,7 @@ class Trainer(Hinted):
 
     def _evaluate(self) -> tuple[list[Episode], float | None]:
         episodes = sample_held_out(self.components)
-        accuracy = compute_held_out_score(episodes)
+        self.held_out_episodes, accuracy = episodes, compute_held_out_score(episodes)
         self.report_values["has_partial_scores"] = self.report_values.get("has_partial_scores", False) or has_partial_scores(episodes)
         if episodes:
             self._call("on_evaluate", self.num_completed_steps, accuracy)

@@ -84,8 +84,8 @@ def test_the_most_common_reason_of_answers_without_a_score_is_quoted(reason: str
 def test_a_withheld_held_out_figure_is_said_once_while_the_run_goes_on() -> None:
     shown = io.StringIO()
     found = RunHealth(tiny_run(eval={"tasks": 8}), Console(file=shown, width=200))
-    trainer = cast(Any, SimpleNamespace(config=found.config))
-    for step, accuracy in ((0, None), (5, None), (10, None), (15, 0.5)):
+    trainer = cast(Any, SimpleNamespace(config=found.config, held_out_episodes=[], environment=Sums()))
+    for step, accuracy in ((5, None), (10, None), (15, 0.5)):
         found.on_evaluate(trainer, step, accuracy)
     assert shown.getvalue().count("held-out figure of step") == 1 and "step 5 is withheld" in shown.getvalue()
 
@@ -241,8 +241,10 @@ def test_a_run_whose_verifier_goes_down_stops_and_goes_on_as_if_it_had_not(tmp_p
 def test_a_run_without_any_gradient_does_not_end_as_if_it_had_trained(tmp_path: Path) -> None:
     DOWN.update({"from": 0, "calls": 0})
     with pytest.raises(CheckFailed, match=r"no step of this run changed the weights\nlikely cause: No answer has a score"):
-        run(tmp_path / "short")
+        run(tmp_path / "short", eval={"tasks": 0})
     assert (tmp_path / "short" / "report.json").is_file()
+    with pytest.raises(CheckFailed, match=r"none of the 10 held-out answers before training has a score \(mostly: the service is down"):
+        run(tmp_path / "refused")
     report = run(tmp_path / "warned", health={"action": "warn"})
     assert report.accuracy_after is None and report.held_out_unscored == 10
     assert "not judged -> withheld (10 answers have no score" in format_closing_lines(report, tmp_path)
@@ -296,8 +298,10 @@ def test_a_run_that_ends_much_worse_than_it_began_says_so() -> None:
         found = health()
         found.observe(row(1))
         report = TrainReport("r", steps=1, seconds=1.0, accuracy_before=0.6, accuracy_after=after, held_out_tasks=tasks)
-        with pytest.raises(CheckFailed, match="has finished and is saved, but its policy is much worse") if stops else nullcontext():
-            found.on_run_end(cast(Any, None), report)
+        folder = {"folder": Path("r"), "last_saved_step": 1, "set_aside_checkpoints_after": lambda step: step}
+        trainer = cast(Any, SimpleNamespace(num_completed_steps=1, **folder))
+        with pytest.raises(CheckFailed, match=r"policy has become much worse: held-out 60.0%.*\n.*\nkept:") if stops else nullcontext():
+            found.on_run_end(trainer, report)
 
 
 @pytest.mark.slow

@@ -1,0 +1,173 @@
+"""Find out why a reward has fallen: verify answers of the best steps again, and sample their tasks again.
+
+If the same answers score less, the verifier has changed. If they do not, and the policy of now does worse on the same tasks, the policy
+has. If it does not, the tasks have become harder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from enum import StrEnum
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlvr.contracts import Environment, Transcript
+from rlvr.episode import Episode
+from rlvr.errors import SandboxUnavailable
+from rlvr.mdp.answer_faults import verify_conversation
+from rlvr.mdp.sessions import load_recorded_transcript
+from rlvr.mdp.verifier_executor import DaemonThreadExecutor
+from rlvr.rollout.rollout import derive_seed
+from rlvr.rollout.rollout_request import RolloutRequest
+from rlvr.task import Task, Verdict
+from rlvr.training.processes import map_sharded, run_on_main
+from rlvr.turns import Turn
+
+if TYPE_CHECKING:
+    from rlvr.training.trainer import Trainer
+
+MAX_ANSWERS = 256
+"""How many answers are kept."""
+NUM_THREADS = 8
+MIN_SIGMAS = 3.0
+"""How many standard errors the policy must be below its earlier self on the same tasks."""
+SAME_SCORE = 1e-9
+"""Scores that differ by less are equal: 0.9 is not always computed to the last bit."""
+
+
+class KeptAnswer(NamedTuple):
+    """An answer with its score, kept to be verified again."""
+
+    task: Task
+    text: str
+    record: Mapping[str, Any] | None
+    """The record of the session, if there was one."""
+    score: float
+
+
+class Change(StrEnum):
+    """What has changed since an earlier step."""
+
+    VERIFIER = "verifier"
+    """The verifier no longer tells answers apart that it told apart before."""
+    SCORING = "scoring"
+    """The verifier gives the same answers other scores, which explain the fall."""
+    POLICY = "policy"
+    TASKS = "tasks"
+    UNKNOWN = "unknown"
+
+
+def keep_answers(environment: Environment, episodes: Sequence[Episode]) -> list[KeptAnswer]:
+    """Keep answers with a score and their tasks, one of each task before the second of any."""
+    by_task: dict[tuple[str, int], list[KeptAnswer]] = {}
+    for episode in episodes:
+        score = episode.verdict.score if episode.verdict is not None and not episode.is_auxiliary else None
+        if score is not None and "index" in episode.meta:
+            members = by_task.setdefault(key := (episode.meta["split"], episode.meta["index"]), [])
+            task = members[0].task if members else environment.task(*key)
+            members.append(KeptAnswer(task, episode.text, episode.meta.get("session"), score))
+    return [answer for answers in zip_longest(*by_task.values()) for answer in answers if answer is not None][:MAX_ANSWERS]
+
+
+class AnswerProbe:
+    """Verifies kept answers again, and samples their tasks again, with what the trainer has now. Each method is collective."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.environment = trainer, trainer.environment
+
+    def explain_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
+        """Find what has changed so that the reward fell by more than a fraction of it since these answers were given."""
+        scores = self.verify_again(answers)
+        pairs = [(answer, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
+        if not pairs or len(pairs) < len(answers) / 2:
+            return Change.UNKNOWN
+        if have_lost_differences(answers, scores):
+            return Change.VERIFIER
+        before, again = (math.fsum(values) / len(pairs) for values in ([a.score for a, _ in pairs], [score for _, score in pairs]))
+        if again < (1 - fraction) * before:
+            return Change.SCORING
+        return self._compare_policy([answer._replace(score=score) for answer, score in pairs], fraction)
+
+    def verify_again(self, answers: Sequence[KeptAnswer]) -> list[float | None]:
+        """Verify the answers again; None where there is no score."""
+        return self._verify([(answer, answer.task) for answer in answers])
+
+    def tells_apart(self, answers: Sequence[KeptAnswer]) -> bool:
+        """Return whether the verifier gives another score to answers if each is given to the task of another one."""
+        shifted = [(answer, other.task) for answer, other in zip(answers, [*answers[1:], *answers[:1]], strict=True)]
+        scores = self._verify([(answer, task) for answer, task in shifted if answer.task.id != task.id and answer.record is None])
+        known = [score for score in scores if score is not None]
+        return any(abs(score - answers[0].score) > SAME_SCORE for score in known)
+
+    def _compare_policy(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
+        """Sample the tasks of the answers with the present policy, and compare the scores."""
+        trainer = self._trainer
+        trainer.batch_source.wait_until_idle()
+        trainer.sync_weights()
+        step, seed = trainer.num_completed_steps, trainer.config.seed
+        requests = [
+            RolloutRequest(answer.task, f"probe:{place}", derive_seed(seed, "probe", step, place)) for place, answer in enumerate(answers)
+        ]
+        episodes = map_sharded(
+            trainer.accelerator,
+            requests,
+            lambda mine: trainer.rollout.collect(mine, trainer.components.sampling),
+            on_main_only=trainer.rollout.main_process_samples,
+        )
+        by_task: dict[str, list[tuple[float, float]]] = {}
+        for answer, episode in zip(answers, episodes, strict=True):
+            if episode.verdict is not None and episode.verdict.score is not None:
+                by_task.setdefault(answer.task.id, []).append((answer.score, episode.verdict.score))
+        falls = [math.fsum(old - new for old, new in pairs) / len(pairs) for pairs in by_task.values()]
+        if len(falls) < 2:
+            return Change.UNKNOWN
+        before = math.fsum(old for pairs in by_task.values() for old, _ in pairs) / sum(map(len, by_task.values()))
+        fall = math.fsum(falls) / len(falls)
+        error = math.sqrt(math.fsum((one - fall) ** 2 for one in falls) / (len(falls) - 1) / len(falls))
+        if fall > fraction * before and fall > MIN_SIGMAS * error:
+            return Change.POLICY
+        return Change.TASKS if fall + MIN_SIGMAS * error < fraction * before else Change.UNKNOWN
+
+    def _verify(self, asked: Sequence[tuple[KeptAnswer, Task]]) -> list[float | None]:
+        timeout = self._trainer.config.rollout.call_timeout_s
+
+        def verify_all() -> list[float | None]:
+            executor = DaemonThreadExecutor(NUM_THREADS, name="probe")
+            try:
+                futures = [executor.submit(self._verify_one, answer, task) for answer, task in asked]
+                scores: list[float | None] = []
+                for future in futures:
+                    try:
+                        scores.append(future.result(timeout=timeout))
+                    except (FutureTimeout, SandboxUnavailable):
+                        scores.append(None)
+                return scores
+            finally:
+                executor.close()
+
+        return run_on_main(self._trainer.accelerator, verify_all)
+
+    def _verify_one(self, answer: KeptAnswer, task: Task) -> float | None:
+        turns: tuple[Turn, ...] = (Turn(answer.text),)
+        ending: Transcript | Verdict = Transcript(answer.text, turns=turns)
+        if answer.record is not None:
+            ending = load_recorded_transcript(answer.record)
+            turns = ending.turns if isinstance(ending, Transcript) else ()
+        steps = len(ending.step_results) if isinstance(ending, Transcript) else 0
+        return verify_conversation(self.environment, task, ending, turns, steps).score
+
+
+def have_lost_differences(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> bool:
+    """Return whether answers that had different scores now all have the same.
+
+    >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 1.0)]
+    >>> have_lost_differences(answers, [0.5, 0.5]), have_lost_differences(answers, [0.0, 0.5])
+    (True, False)
+    """
+    known = [(answer.score, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
+    if not known:
+        return False
+    spreads = [max(values) - min(values) for values in zip(*known, strict=True)]
+    return spreads[0] > SAME_SCORE >= spreads[1]

@@ -1,0 +1,127 @@
+"""What has changed when a reward falls: the verifier, the scale of its scores, the policy, or only the tasks."""
+
+from __future__ import annotations
+
+import io
+import math
+import random
+from collections.abc import Callable, Iterator
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from rlvr import Task, Verdict, Verifier
+from rlvr.training.answer_probe import AnswerProbe, Change, KeptAnswer, keep_answers
+from rlvr.training.reward_history import RewardHistory
+from rlvr.training.trainer import Trainer
+from tests.fixtures.tiny import tiny_run
+from tests.fixtures.worlds import Match, Sums
+
+
+class Switched(Verifier):
+    """The verifier of `Sums`, until somebody replaces the function that it ends with."""
+
+    def __init__(self) -> None:
+        self.match, self.change = Match(), lambda score: score
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        score = self.match.verify(task, answer).score
+        return Verdict(self.change(score), "changed")
+
+
+Known = tuple[Trainer, Switched, list[KeptAnswer]]
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
+    """A trainer with a policy that knows something, and 64 of its answers."""
+    env = Sums(below=5)
+    env.verifier = verifier = Switched()
+    config = tiny_run(
+        sft_warmup={"steps": 120, "batch_size": 16, "learning_rate": 3e-3}, eval={"tasks": 0}, rollout={"num_generations": 16}
+    )
+    with Trainer(config, env=env, out=tmp_path_factory.mktemp("probe") / "run", console=Console(file=io.StringIO())) as trainer:
+        batch = trainer.batch_source.next(0)
+        yield trainer, verifier, keep_answers(env, [episode for group in batch.all_groups for episode in group])
+
+
+def explain(known: Known, change: Callable[[Any], Any] = lambda score: score) -> Change:
+    trainer, verifier, answers = known
+    verifier.change = change
+    return AnswerProbe(trainer).explain_fall(answers, 0.5)
+
+
+def test_one_answer_of_each_task_comes_before_the_second_of_any(known: Known) -> None:
+    answers = known[2]
+    number = len({answer.task.id for answer in answers})
+    assert number > 2 and len({answer.task.id for answer in answers[:number]}) == number
+    assert sum(answer.score for answer in answers) > 0.3 * len(answers)
+
+
+def test_the_verifier_is_told_from_the_policy_and_from_the_tasks(known: Known) -> None:
+    trainer, verifier, answers = known
+    assert explain(known) is Change.TASKS  # neither has changed
+    assert explain(known, lambda score: 0.5) is Change.VERIFIER
+    assert explain(known, lambda score: score / 3) is Change.SCORING
+    assert explain(known, lambda score: None) is Change.UNKNOWN  # it is down, and knows nothing
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with torch.no_grad():
+        for value in trainer.model.parameters():
+            value.mul_(torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
+    assert explain(known) is Change.POLICY
+    trainer.model.load_state_dict(weights)
+    assert explain(known) is Change.TASKS
+
+
+def test_answers_given_to_other_tasks_show_whether_a_verifier_tells_them_apart(known: Known) -> None:
+    trainer, verifier, answers = known
+    right = [KeptAnswer(answer.task, str(answer.task.reference), None, 1.0) for answer in answers]
+    probe = AnswerProbe(trainer)
+    verifier.change = lambda score: score
+    assert probe.tells_apart(right)
+    verifier.change = lambda score: 1.0
+    assert not probe.tells_apart(right)
+
+
+def test_a_fall_in_the_first_steps_is_measured_against_the_first() -> None:
+    history = RewardHistory()
+    found = []
+    for reward in (0.62, 0.39, 0.37, 0.18, 0.16, 0.02, *[0.0] * 20):
+        history.add(reward, 0.06)
+        found.append(history.find_fall(0.5))
+    first = next(k for k, fall in enumerate(found) if fall and fall.is_lasting)
+    fall = found[first]
+    assert fall is not None and fall.best.mean == 0.62 and (fall.since, fall.last_good) == (3, 0)
+    assert history.find_last_good(len(history)) == -1  # the second step is already worse
+
+
+def test_few_prompts_in_a_step_are_evidence_if_the_steps_are_many() -> None:
+    history = RewardHistory()
+    for step in range(80):
+        history.add((0.6 if step % 2 else 0.4) if step < 40 else float(step % 8 == 0) * 0.4, 0.3)
+    fall = history.find_fall(0.5)
+    assert fall is not None and fall.is_lasting and fall.recent.end - fall.recent.start > 8
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 4, 16])
+def test_chance_is_no_fall(prompts: int) -> None:
+    dice, found = random.Random(prompts), 0
+    for _ in range(5):
+        history = RewardHistory()
+        for _ in range(150):
+            groups = [sum(dice.random() < 0.25 for _ in range(8)) / 8 for _ in range(prompts)]
+            history.add(fmean(groups), stdev(groups) / math.sqrt(prompts) if prompts > 1 else 0.4)
+            fall = history.find_fall(0.5)
+            found += fall is not None and fall.is_lasting
+    assert found == 0
+
+
+def test_one_lucky_step_of_many_is_no_level_to_fall_from() -> None:
+    history = RewardHistory()
+    for step in range(100):
+        history.add(1.0 if step == 20 else 0.1 + 0.1 * (step % 3), 0.1)
+    best = history.find_best()
+    assert best is not None and best.end - best.start >= 8 and history.find_fall(0.5) is None
