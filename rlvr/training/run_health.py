@@ -28,7 +28,7 @@ from rlvr.runs.run_log import read_metrics
 from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, have_lost_differences, keep_answers
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
-from rlvr.training.reward_history import MIN_SIGMAS, Fall, RewardHistory
+from rlvr.training.reward_history import LASTING_STEPS, MIN_SIGMAS, Fall, RewardHistory
 from rlvr.training.train_report import TrainReport
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ class RunHealth(Callback):
         """Sums of some weights before or after the last step."""
         self._unmoved_steps = set[int]()
         """The steps that changed none of these weights."""
-        self._weights_changed_at: int | None = None
-        """The last step before which somebody other than the optimizer changed the weights."""
+        self._weights_changed_at = set[int]()
+        """The steps before which somebody other than the optimizer changed the weights."""
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._told_kinds: set[str] = set()
@@ -129,7 +129,7 @@ class RunHealth(Callback):
         """Look whether somebody has changed the weights since the last step."""
         before, self._weights_seen = self._weights_seen, _sample_weights(trainer.model)
         if before and self._weights_seen != before:
-            self._weights_changed_at = step
+            self._weights_changed_at.add(step)
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
@@ -439,10 +439,10 @@ class RunHealth(Callback):
                 f"The entropy bonus outweighs the reward: entropy {entropies[0]:.3g} before, {entropies[1]:.3g} now; lower "
                 f"algorithm.entropy_coef (it is {self.config.algorithm['entropy_coef']:g})"
             )
-        if self._weights_changed_at is not None and self._weights_changed_at >= step - BLAMED_STEPS:
+        if writes := [at for at in sorted(self._weights_changed_at) if at >= step - LASTING_STEPS]:
             return (
-                f"Something other than the optimizer changed the weights before step {self._weights_changed_at}: look for a callback, or "
-                "code of your own, that writes them"
+                f"Something other than the optimizer changed the weights before step {writes[0]}: look for a callback, or code of your own, "
+                "that writes them"
             )
         largest, rate = self._find_blamed_update(step), self.config.train.learning_rate
         if largest is not None:

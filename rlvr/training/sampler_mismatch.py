@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Completion, Request, Sampler, SamplingParams, Tokenizer
-from rlvr.errors import ConfigError, RlvrError
+from rlvr.errors import CheckFailed, ConfigError, RlvrError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.models import numerics_check
@@ -207,7 +207,7 @@ def compare_sampler_logprobs(
 
 
 def check_logprob_mismatch(metrics: Mapping[str, float], limit: float | None, *, check_every_token: bool) -> None:
-    """Raise RlvrError if sampler and trainer disagree although both compute the same model in float32 in this process.
+    """Raise CheckFailed if sampler and trainer disagree although both compute the same model in float32 in this process.
 
     `check_every_token`: the limit applies to every token. Otherwise it applies to 98 % of them, because with experts or top_p a rounding
     error can change a discrete decision.
@@ -220,10 +220,11 @@ def check_logprob_mismatch(metrics: Mapping[str, float], limit: float | None, *,
             abs(math.log(metrics[f"sampling/ratio_{name}"])) if metrics[f"sampling/ratio_{name}"] else math.inf for name in ("p01", "p99")
         )
     if not gap <= limit:
-        raise RlvrError(
+        raise CheckFailed(
             f"sampler and trainer differ by {gap:.2g} in the log-probability of a token, although both compute this model in float32 in "
-            f"this process, where rounding is below {limit:.1g}: one of them computes it wrongly, and the run would learn from wrong "
-            "numbers. `rlvr doctor --model DIR` with the newest checkpoint shows which; sample with vllm, or use another family"
+            f"this process, where rounding is below {limit:.1g}: the sampler has other weights, or one of them computes it wrongly, and the "
+            "run would learn from wrong numbers. `rlvr doctor --model DIR` with the newest checkpoint shows which; sample with vllm, or use "
+            "another family"
         )
 
 

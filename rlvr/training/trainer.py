@@ -36,7 +36,7 @@ from rich.console import Console
 
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError
+from rlvr.errors import CheckFailed, ConfigError
 from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.models.determinism import configure_device
 from rlvr.models.device import resolve_device
@@ -289,7 +289,11 @@ class Trainer(Hinted):
         updated = time.perf_counter()
         # experts are routed differently, and top_p and top_k filter differently, where rounding tips the balance: rare large differences
         rare = has_experts(self.model) or c.sampling.top_k or c.sampling.top_p < 1
-        check_logprob_mismatch(metrics, c.logprob_tolerance, check_every_token=not rare)
+        try:
+            check_logprob_mismatch(metrics, c.logprob_tolerance, check_every_token=not rare)
+        except CheckFailed as error:
+            kept = f"kept: the checkpoint of step {self.last_saved_step} in {self.folder / 'checkpoints'}"
+            raise CheckFailed(f"the run stopped in step {step + 1}: {error}\n{kept}") from None
 
         evaluates = bool(config.eval.every) and (step + 1) % config.eval.every == 0
         if evaluates or step + 1 == self.num_steps:

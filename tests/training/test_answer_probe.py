@@ -25,7 +25,8 @@ class Switched(Verifier):
     """The verifier of `Sums`, until somebody replaces the function that it ends with."""
 
     def __init__(self) -> None:
-        self.match, self.change = Match(), lambda score: score
+        self.match = Match()
+        self.change: Callable[[Any], Any] = float
 
     def verify(self, task: Task, answer: str) -> Verdict:
         score = self.match.verify(task, answer).score
@@ -48,7 +49,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
         yield trainer, verifier, keep_answers(env, [episode for group in batch.all_groups for episode in group])
 
 
-def explain(known: Known, change: Callable[[Any], Any] = lambda score: score) -> Change:
+def explain(known: Known, change: Callable[[Any], Any] = float) -> Change:
     trainer, verifier, answers = known
     verifier.change = change
     return AnswerProbe(trainer).explain_fall(answers, 0.5)
@@ -62,7 +63,7 @@ def test_one_answer_of_each_task_comes_before_the_second_of_any(known: Known) ->
 
 
 def test_the_verifier_is_told_from_the_policy_and_from_the_tasks(known: Known) -> None:
-    trainer, verifier, answers = known
+    trainer = known[0]
     assert explain(known) is Change.TASKS  # neither has changed
     assert explain(known, lambda score: 0.5) is Change.VERIFIER
     assert explain(known, lambda score: score / 3) is Change.SCORING
@@ -80,7 +81,7 @@ def test_answers_given_to_other_tasks_show_whether_a_verifier_tells_them_apart(k
     trainer, verifier, answers = known
     right = [KeptAnswer(answer.task, str(answer.task.reference), None, 1.0) for answer in answers]
     probe = AnswerProbe(trainer)
-    verifier.change = lambda score: score
+    verifier.change = float
     assert probe.tells_apart(right)
     verifier.change = lambda score: 1.0
     assert not probe.tells_apart(right)
