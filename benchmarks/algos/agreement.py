@@ -179,7 +179,7 @@ class Watched:
         self.learner = Learner(
             model, build("algorithm", name, **both | more),
             OptimizationSettings(learning_rate=3e-3, max_tokens_per_microbatch=budget, minibatches_per_step=minibatches),
-            accelerator=Accelerator(cpu=True), total_steps=5, reference=frozen, max_new_tokens=LONGEST, seed=3,
+            accelerator=Accelerator(cpu=True), total_steps=5, frozen_models={"reference": frozen}, max_new_tokens=LONGEST, seed=3,
             temperature=heat_of(name),
         )  # fmt: skip
         if padded:

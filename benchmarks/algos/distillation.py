@@ -112,7 +112,7 @@ def main() -> int:
                 "train.minibatches_per_step": asked.minibatches_alone if kind == "grpo" else asked.minibatches,
             }  # fmt: skip
             if kind != "grpo":
-                settings |= {"reference": {"path": str(asked.teacher)}, "train.lr_scheduler": asked.scheduler}
+                settings |= {"frozen_models": {"reference": str(asked.teacher)}, "train.lr_scheduler": asked.scheduler}
             runs.append({"seed": seed, "kind": kind, **measured(run(asked.out / f"{kind}-{seed}", settings), goal)})
             print(json.dumps({key: value for key, value in runs[-1].items() if key != "curve"}), flush=True)
     if asked.picture:

@@ -27,7 +27,7 @@ def advantage(answers: AnswerBatch) -> Advantages:
     return [[0.0 for _ in group] for group in answers.groups]
 
 
-@declare_traits("needs_teacher", noop_on_policy=("epsilon", "epsilon_high"))
+@declare_traits(frozen_models=("reference",), noop_on_policy=("epsilon", "epsilon_high"))
 def loss(
     x: LossInputs, *, teacher_weight: float = 1.0, divergence: str = "sampled", epsilon: float = 0.2, epsilon_high: float | None = None
 ) -> SurrogateLoss:

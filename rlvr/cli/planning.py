@@ -29,7 +29,11 @@ def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: 
     device = resolve_device() if memory_gb is None else torch.device("cuda")
     room = memory_gb * 1e9 if memory_gb is not None else get_total_memory_bytes(device.type)
     parts = plan_memory(
-        config, device, processes=gpus, sharded=gpus > 1, reference=build_from_config("algorithm", config.algorithm).traits.needs_reference
+        config,
+        device,
+        processes=gpus,
+        sharded=gpus > 1,
+        frozen_models=build_from_config("algorithm", config.algorithm).traits.scoring_models,
     )
     total = sum(part.bytes for part in parts)
     fits = total <= 0.9 * room  # 10 % for fragmentation, the libraries and errors of the estimate

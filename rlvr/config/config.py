@@ -16,10 +16,10 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from rlvr.config.cluster import ClusterConfig
+from rlvr.config.frozen_model import FrozenModelConfig
 from rlvr.config.health import HealthConfig
 from rlvr.config.hub import check_remote_code, resolve_model_folder
 from rlvr.config.overrides import apply_overrides, drop_keys_replaced_by_data_run, parse_exponents
-from rlvr.config.reference import ReferenceConfig
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.training import TrainConfig
@@ -184,8 +184,10 @@ class RunConfig(Section):
     """The environment: a name, or {name: ..., setting: value}; `rlvr list envs` shows the names."""
     tokenizer: str | None = None  # the name chars, chars:ALPHABET or bytes, a folder or a Hub id; unset: the model's own
     model: ModelConfig
-    reference: ReferenceConfig | None = None
-    """Unset: the policy as it was before training on rewards."""
+    frozen_models: dict[str, FrozenModelConfig] = Field(default_factory=dict)
+    """The models beside the policy, {name: path}, by the names that the algorithm gives them. Unset, the reference is the policy as it was
+    before training on rewards.
+    """
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     cluster: ClusterConfig | None = None  # sample on other machines, with Ray
     data: DataConfig | None = None
@@ -202,6 +204,13 @@ class RunConfig(Section):
     @classmethod
     def _normalize_model(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
+
+    @field_validator("frozen_models", mode="before")
+    @classmethod
+    def _normalize_frozen_models(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"it is {value!r:.80}; write {{name: path}}, for example {{reference: runs/teacher/checkpoints/last}}")
+        return {name: {"path": model} if isinstance(model, str) else model for name, model in value.items()}
 
     @field_validator("env", mode="before")
     @classmethod

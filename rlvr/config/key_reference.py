@@ -38,7 +38,7 @@ def iter_sections(section: type[Section], path: str = "") -> Iterator[tuple[str,
     for name, field in section.model_fields.items():
         inside = re.findall(r"\w+Config", str(field.annotation))
         for kind in [kind for kind in Section.__subclasses__() if kind.__name__ in inside]:
-            yield from iter_sections(kind, f"{path}.{name}".strip("."))
+            yield from iter_sections(kind, f"{path}.{name}{'.NAME' if get_origin(field.annotation) is dict else ''}".strip("."))
 
 
 def list_keys(kind: type[Section]) -> list[ConfigKey]:

@@ -59,7 +59,7 @@ def _set_key(data: Any, path: list[str], value: Any, text: str) -> dict[str, Any
     if data is None:
         data = {}
     if isinstance(data, str):  # `algorithm: grpo` is short for `{name: grpo}`
-        data = {"path" if text.startswith("model.") else "name": data}  # and `model: DIR` for `{path: DIR}`
+        data = {"path" if text.startswith(("model.", "frozen_models.")) else "name": data}  # and `model: DIR` for `{path: DIR}`
     if not isinstance(data, Mapping):
         raise ConfigError(f"the override {text!r} sets a key of {data!r}, which has no keys")
     head, *rest = path

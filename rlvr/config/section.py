@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -56,11 +56,13 @@ def _format_problem(model: type[Section], problem: Any) -> str:
 
 def _find_nested_keys(model: Any, name: str) -> list[str]:
     """Find keys of this name in the subsections of a configuration."""
-    sections = {key: _get_subsection(model, key) for key in model.model_fields}
+    sections = {key: _get_subsection(model, key) for key, field in model.model_fields.items() if get_origin(field.annotation) is not dict}
     return [f"{key}.{name}" for key, section in sections.items() if section is not model and name in section.model_fields]
 
 
 def _get_subsection(model: Any, name: str) -> Any:
+    if name not in model.model_fields:  # a name in a mapping of sections, such as `frozen_models`
+        return model
     for candidate in getattr(model.model_fields[name].annotation, "__args__", None) or [model.model_fields[name].annotation]:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate

@@ -154,7 +154,7 @@ class _AlgorithmChecks:
 
     def _make_loss_inputs(self, new: Any, columns: Mapping[str, Any], take: Any, rows: Any) -> LossInputs:
         algorithm, known = self.algorithm, {name: column[take] for name, column in columns.items()}
-        more: dict[str, Any] = {"reference": new.detach()} if algorithm.traits.needs_reference else {}
+        more: dict[str, Any] = {"frozen_logprobs": dict.fromkeys(algorithm.traits.scoring_models, new.detach())}
         if algorithm.traits.needs_entropy:
             more["entropy"] = new * 0 + 0.5
         if algorithm.traits.needs_value:
@@ -162,15 +162,14 @@ class _AlgorithmChecks:
         if algorithm.traits.needs_token_context:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
         more |= make_sample_columns(algorithm, new.detach(), {*known, *more})
-        more = make_sample_columns(algorithm, new.detach(), {*known, *more}) | more
         return LossInputs(new=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
 
     def _skip_unless_score_driven(self) -> None:
         """Skip the check if the algorithm does not follow the scores alone."""
         if self.algorithm.is_critic_warmup:
             raise CheckSkipped("its first steps train the critic alone")
-        if self.algorithm.traits.needs_teacher:
-            raise CheckSkipped("it follows a teacher, not only the score")
+        if self.algorithm.traits.frozen_models:
+            raise CheckSkipped("it follows another model, not only the score")
 
     def check_sign(self) -> str:
         self._skip_unless_score_driven()

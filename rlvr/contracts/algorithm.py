@@ -73,7 +73,8 @@ class LossInputs:
     rows: Tensor
     """The index of the sequence that each entry belongs to, below `num_rows`."""
     num_rows: int
-    reference: Tensor | None = None
+    frozen_logprobs: Mapping[str, Tensor] = field(default_factory=dict)
+    """Log-probabilities under each model of `AlgorithmTraits.scoring_models`, by its name."""
     entropy: Tensor | None = None
     values: Tensor | None = None
     old_values: Tensor | None = None
@@ -88,6 +89,11 @@ class LossInputs:
     """The index of the completion that each token belongs to (within this process)."""
     turns: Tensor | None = None
     """The index of the turn that each token belongs to."""
+
+    @property
+    def reference(self) -> Tensor | None:
+        """Log-probabilities under the reference model, if there is one."""
+        return self.frozen_logprobs.get("reference")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +115,11 @@ class AlgorithmTraits:
     requires_multi_turn: bool = False
     """True if the algorithm only makes sense for environments with several turns."""
     needs_reference: bool = False
-    needs_teacher: bool = False
-    """True if the reference must be a separate model, given by `reference.path` in the configuration."""
+    """True if the policy is compared with the model `reference`: the policy as it was at first, or the one that `frozen_models` names."""
+    frozen_models: tuple[str, ...] = ()
+    """The names of the models that the configuration must give (`frozen_models.NAME`). The loss gets their log-probabilities of every token
+    in `LossInputs.frozen_logprobs`. With the name `reference` the reference is a separate model.
+    """
     divergence_kind: str = ""
     """The full-vocabulary divergence from the reference that the loss needs at each token: reverse_kl, forward_kl, jsd, or empty."""
     needs_value: bool = False
@@ -146,6 +155,16 @@ class AlgorithmTraits:
     """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
     off_policy_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default settings for off-policy runs (rollout.max_staleness or rollout.partial_rollout_tokens above 0). Settings given by the user take precedence."""
+
+    def __post_init__(self) -> None:
+        taken = {field.name for field in (*fields(LossInputs), *fields(TokenStats))} - {"reference"}
+        if wrong := [name for name in self.frozen_models if name in taken]:
+            raise ConfigError(f"a frozen model cannot be called {wrong[0]!r}, which is an input of the loss; give it another name")
+
+    @property
+    def scoring_models(self) -> tuple[str, ...]:
+        """The names of all models beside the policy that score its tokens: the reference first."""
+        return tuple(dict.fromkeys((*(["reference"] if self.needs_reference else []), *self.frozen_models)))
 
 
 class Algorithm(Plugin, ABC):

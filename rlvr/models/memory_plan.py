@@ -5,6 +5,7 @@ No weights are allocated: the model is built on the meta device, where tensors h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,9 +61,9 @@ def build_meta_model(config: RunConfig) -> Any:
 
 
 def plan_memory(
-    config: RunConfig, device: torch.device, *, processes: int = 1, sharded: bool = False, reference: bool = False
+    config: RunConfig, device: torch.device, *, processes: int = 1, sharded: bool = False, frozen_models: Sequence[str] = ()
 ) -> list[MemoryItem]:
-    """Estimate the memory of one device, largest item first. `sharded`: FSDP2 over `processes`; `reference`: a frozen copy is needed."""
+    """Estimate the memory of one device, largest item first. `sharded`: FSDP2 over `processes`."""
     model = build_meta_model(config)
     shape, own = model.config.get_text_config(), get_device_defaults(device)
     share = processes if sharded else 1
@@ -87,8 +88,10 @@ def plan_memory(
         )
     if not own.fused_optimizer and device.type != "cpu":
         parts.append(MemoryItem("optimizer step", trained * wide / share, "temporary tensors of an optimizer that is not fused"))
-    if reference and config.model.lora is None:
-        parts.append(MemoryItem("reference", weights * wide / share, f"a frozen copy{over or ' in each process'}"))
+    for name in frozen_models:
+        if name in config.frozen_models or config.model.lora is None:  # with the adapter off, the model is its own reference
+            about = f"a frozen model{over or ' in each process'}, as large as the policy"
+            parts.append(MemoryItem(name, weights * wide / share, about))
     tokens = resolve_microbatch_tokens(config.train.max_tokens_per_microbatch, device)
     kept = estimate_activation_bytes(model, tokens, wide, BYTES_PER_NUMBER[computed], checkpointing=config.train.gradient_checkpointing)
     parts.append(MemoryItem("activations", kept, f"{tokens:,} tokens in {computed}"))

@@ -108,8 +108,8 @@ def make_sampling_support_mask(config: RunConfig, algorithm: Algorithm) -> Sampl
         cause = f"with rollout.{setting} the completions come from older weights"
     elif algorithm.traits.use_rollout_logprobs and not once:
         cause = "this algorithm takes several optimizer steps and never scores the completions with the weights that sampled them"
-    elif algorithm.traits.needs_reference and not early:
-        cause = "the KL to the reference (algorithm.beta) is computed before the policy's scores"
+    elif algorithm.traits.scoring_models and not early:
+        cause = "the KL to the reference (algorithm.beta), or another frozen model, is computed before the policy's scores"
     if cause:
         raise ConfigError(
             f"{name}, and the trainer must restrict its probabilities to the same tokens as the sampler; but {cause}, so they are unknown; "

@@ -26,8 +26,8 @@ from rlvr.models.batch import TokenRows
 from rlvr.models.compiled_layers import try_compile_layers
 from rlvr.models.determinism import is_deterministic
 from rlvr.models.device import get_trainer_precision
+from rlvr.models.frozen_models import check_frozen_models
 from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model
-from rlvr.models.reference_model import check_reference_model
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.partial_rollouts import build_rollout
 from rlvr.rollout.rollout import Rollout
@@ -164,7 +164,7 @@ def build_components(
     if config.eval.tasks:
         held_out = count_available_tasks(environment, config.eval.split, config.eval.tasks)
         longest = max(longest, compute_max_prompt_length(mdp, config.eval.split, range(min(held_out, MAX_CHECKED_PROMPTS))))
-    check_reference_model(config, algorithm, mdp, longest)
+    check_frozen_models(config, algorithm, mdp, longest)
     environment.check_ready()
     sampler: Sampler = stack.enter_context(build_from_config("sampler", config.rollout.sampler))
     if inputs.model is None and config.model.path is not None and (config.model.local_folder / "adapter_config.json").is_file():
@@ -267,7 +267,7 @@ def build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerato
 
 
 def build_learner(components: Components, run_folder: Path, *, is_resumed: bool) -> tuple[Learner, Components, str]:
-    """Build the learner from the current weights; the reference, if needed, is a frozen copy of them.
+    """Build the learner from the current weights, and its frozen models; without a path, the reference is a copy of these weights.
 
     Args:
         components: the components, with the weights that training starts from.
@@ -278,18 +278,16 @@ def build_learner(components: Components, run_folder: Path, *, is_resumed: bool)
         The learner, the components with the model as it is trained (with its adapter, if any), and why its layers are not compiled.
     """
     config, algorithm, model, weight_loader = components.config, components.algorithm, components.model, components.weight_loader
-    lora, reference, fill_reference = config.model.lora, None, None
+    lora, frozen = config.model.lora, dict[str, tuple[Any, WeightLoader | None]]()
     home = run_folder / ("reference" if lora is None else "base")
-    other = config.reference
-    if kept := lora is not None or (algorithm.traits.needs_reference and other is None):
-        reference, fill_reference = load_or_save_initial_model(components, home, is_resumed=is_resumed)
-    if lora is not None:  # with the adapter off, the model is its own reference
-        model, weight_loader = adapter.add_adapter(reference, lora), fill_reference or weight_loader
-        reference = fill_reference = None
-    elif reference is not None:
-        reference = copy.deepcopy(reference) if reference is model else reference
-    if other is not None:
-        reference, fill_reference = build_policy_model(config, components.accelerator, components.tokenizer, other.local_folder)
+    if kept := lora is not None or (algorithm.traits.needs_reference and "reference" not in config.frozen_models):
+        initial, fill = load_or_save_initial_model(components, home, is_resumed=is_resumed)
+        if lora is not None:  # with the adapter off, the model is its own reference
+            model, weight_loader = adapter.add_adapter(initial, lora), fill or weight_loader
+        else:
+            frozen["reference"] = copy.deepcopy(initial) if initial is model else initial, fill
+    for name, source in config.frozen_models.items():
+        frozen[name] = build_policy_model(config, components.accelerator, components.tokenizer, source.local_folder)
     supervised = algorithm.traits.is_supervised or config.data is not None  # stored answers were not sampled at this run's temperature
     learner = Learner(
         model,
@@ -299,9 +297,9 @@ def build_learner(components: Components, run_folder: Path, *, is_resumed: bool)
         total_steps=config.train.steps,
         temperature=1.0 if supervised else config.rollout.temperature,
         has_sampling_temperature=not supervised or config.rollout.temperature == 1.0,
-        reference=None if reference is None else reference.eval().requires_grad_(False),
+        frozen_models={name: other.eval().requires_grad_(False) for name, (other, _) in frozen.items()},
         weight_loader=weight_loader,
-        reference_weight_loader=fill_reference,
+        frozen_weight_loaders={name: load for name, (_, load) in frozen.items()},
         seed=config.seed,
         max_new_tokens=components.mdp.max_new_tokens,
         fp32_head=config.model.fp32_head,
@@ -314,8 +312,8 @@ def build_learner(components: Components, run_folder: Path, *, is_resumed: bool)
     not_compiled_reason = try_compile_policy(learner) if config.model.compile is not None else ""
     if (support := make_sampling_support_mask(config, algorithm)) is not None:
         components.accelerator.unwrap_model(learner.policy).make_logit_filter = support.make_policy_mask
-        if learner.reference is not None:
-            learner.reference.policy.make_logit_filter = support.make_reference_mask
+        for other in learner.frozen_models.values():
+            other.policy.make_logit_filter = support.make_reference_mask
     return learner, replace(components, model=model, weight_loader=weight_loader, check_results=checks), not_compiled_reason
 
 

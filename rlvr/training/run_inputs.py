@@ -108,8 +108,6 @@ def resolve_run_inputs(
         settings, columns = _split_env_settings(settings)
         if wrong := next((name for name in ("name", "path", "rows") if name in columns), ""):
             raise ConfigError(f"env.{wrong} is set, and data is given, which is an environment of its own; give one of them")
-        if isinstance(sections.get("reference"), str):  # a column; the section `reference` is a mapping
-            columns["reference"] = sections.pop("reference")
         columns = _take(sections, list_data_settings()) | columns
         env = _make_env_of_data(data, _replace_settings(verifier, columns.pop("verifier", None)), columns)
     elif verifier is not None:

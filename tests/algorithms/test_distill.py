@@ -26,7 +26,7 @@ def learner_with(model: Any, teacher: Any, settings: dict[str, Any], *, budget: 
     algorithm = build("algorithm", "distill", **settings)
     return Learner(
         model, algorithm, OptimizationSettings(learning_rate=1e-2, max_tokens_per_microbatch=budget, **more), accelerator=Accelerator(cpu=True),
-        total_steps=30, reference=teacher, temperature=HEAT,
+        total_steps=30, frozen_models={"reference": teacher}, temperature=HEAT,
     )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_the_verifier_is_added(kind: str) -> None:
         learner = learner_with(tiny_model(1), teacher, {})
         learner = Learner(
             tiny_model(1), build("algorithm", name, **settings), OptimizationSettings(), accelerator=Accelerator(cpu=True), total_steps=1,
-            reference=teacher if name == "distill" else None, temperature=HEAT,
+            frozen_models={"reference": teacher} if name == "distill" else {}, temperature=HEAT,
         )  # fmt: skip
         return gradient(learner, answers())
 

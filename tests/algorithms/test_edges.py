@@ -255,7 +255,7 @@ def test_the_figures_of_a_loss() -> None:
     new, old = tensor(-1.0, -1.0, -1.0, -1.0), tensor(-0.5, -1.5, -0.5, -1.0)
     inputs = LossInputs(
         new=new, old=old, sampler=old, advantages=tensor(-1, 1, 1, 1), rows=torch.zeros(4, dtype=torch.long), num_rows=1,
-        reference=tensor(-1.0, -1.5, -1.0, -0.5), entropy=tensor(1, 2, 3, 4),
+        frozen_logprobs={"reference": tensor(-1.0, -1.5, -1.0, -0.5)}, entropy=tensor(1, 2, 3, 4),
     )  # fmt: skip
     loss, figures = factory("grpo")(entropy_coef=0.5, beta=0.1).compute_token_losses(inputs)
     assert figures["clip_ratio/low_mean"].tolist() == [1, 0, 0, 0] and figures["clip_ratio/high_mean"].tolist() == [0, 1, 0, 0]

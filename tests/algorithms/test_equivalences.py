@@ -29,7 +29,13 @@ def slope(name: str, *, values: Any = None, **overrides: Any) -> Tensor:
     rows = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))
     flat = torch.tensor([a for row in advantages for a in row[1:]], dtype=torch.float64)
     inputs = LossInputs(
-        new=new, old=new.detach(), sampler=new.detach(), advantages=flat, rows=rows, num_rows=4, reference=new.detach() - 0.3
+        new=new,
+        old=new.detach(),
+        sampler=new.detach(),
+        advantages=flat,
+        rows=rows,
+        num_rows=4,
+        frozen_logprobs={"reference": new.detach() - 0.3},
     )
     losses, _ = algorithm.compute_token_losses(inputs)
     weights = torch.tensor(algorithm.compute_row_weights(list(LENGTHS), ["0"] * 4, max_length=L_MAX), dtype=torch.float64)

@@ -105,7 +105,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
             "sampler": old[pick],
             "advantages": torch.tensor([row[1] for row in credit[:size]], dtype=torch.float64),
         }
-        more: dict[str, Any] = {} if reference is None else {"reference": reference[pick]}
+        more: dict[str, Any] = {} if reference is None else {"frozen_logprobs": {"reference": reference[pick]}}
         more |= make_sample_columns(algorithm, old[pick], {*columns, *more})
         if algorithm.traits.needs_batch_stats:
             more["batch_stats"] = algorithm.compute_batch_stats(columns)

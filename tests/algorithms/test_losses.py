@@ -58,7 +58,7 @@ class World:
             advantages=self.advantages[m],
             rows=rows,
             num_rows=m.shape[0],
-            reference=self.reference[m],
+            frozen_logprobs={"reference": self.reference[m]},
             entropy=self.entropy[m] if entropy else None,
             values=self.values[m] if critic else None,
             old_values=self.old_values[m] if critic else None,

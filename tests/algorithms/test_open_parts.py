@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from pathlib import Path
@@ -14,6 +15,7 @@ from accelerate import Accelerator
 
 from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.functions.covariance import compute_covariance, find_top_fraction_threshold
+from rlvr.conformance import check_plugin, list_failures
 from rlvr.contracts.algorithm import LossInputs
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
@@ -53,6 +55,11 @@ def counted(columns, all_reduce, *, share):
 def weighed(x, *, share: float = 0.5):
     SEEN.append((x.tokens, x.episodes, x.turns, x.batch_stats, x.advantages))
     return -x.batch_stats * x.advantages * x.new
+
+
+@declare_traits(frozen_models=("expert", "amateur"))
+def contrast(x, *, pull: float = 0.5):
+    return -(x.new - x.old).exp() * (x.advantages + pull * (x.frozen_logprobs["expert"] - x.frozen_logprobs["amateur"]))
 """
 
 
@@ -71,8 +78,50 @@ def learner(name: str, *, model: Any = None, budget: int = 8192, parts: int = 1,
     return Learner(
         model or tiny_model(layers=2), build("algorithm", name, **settings),
         OptimizationSettings(learning_rate=1e-3, max_tokens_per_microbatch=budget, minibatches_per_step=parts),
-        accelerator=Accelerator(cpu=True), total_steps=3, max_new_tokens=9, reference=tiny_model(7, layers=2),
+        accelerator=Accelerator(cpu=True), total_steps=3, max_new_tokens=9, frozen_models={"reference": tiny_model(7, layers=2)},
     )  # fmt: skip
+
+
+# ---- models of its own -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "settings"), [(8192, {}), (30, {}), (8192, {"beta": 0.1, "kl_in": "reward", "kl_estimator": "k1"})])
+def test_a_loss_gets_the_log_probabilities_of_each_model_it_names(mine: str, budget: int, settings: dict[str, Any]) -> None:
+    model, models = tiny_model(layers=2), {"reference": tiny_model(2), "expert": tiny_model(3), "amateur": tiny_model(4, layers=2)}
+    algorithm = build("algorithm", "grpo", loss=f"{mine}:contrast", loss_aggregation="token-mean", **settings)
+    learner = Learner(
+        copy.deepcopy(model), algorithm, max_tokens_per_microbatch=budget, accelerator=Accelerator(cpu=True), frozen_models=models
+    )
+    assert list(learner.frozen_models) == (["reference"] if settings else []) + ["expert", "amateur"]
+    found = gradient(learner, groups := fixed_groups())
+
+    def logs_of(which: Any, e: Episode) -> torch.Tensor:
+        logs = which(input_ids=torch.tensor([e.tokens]), use_cache=False).logits[0].log_softmax(-1)
+        return torch.stack([logs[t - 1, e.tokens[t]] for t, on in enumerate(e.action_mask) if on])
+
+    parts = []
+    for episodes, rows in zip(groups, learner.advantages, strict=True):
+        for e, row in zip(episodes, rows, strict=True):
+            if algorithm.is_in_loss(e):
+                new, gap = logs_of(model, e), (logs_of(models["expert"], e) - logs_of(models["amateur"], e)).detach()
+                advantages = torch.tensor([a for a, on in zip(row, e.action_mask, strict=True) if on])
+                parts.append(-(new - new.detach()).exp() * (advantages + 0.5 * gap))
+    wanted = torch.cat([g.flatten() for g in torch.autograd.grad(torch.cat(parts).mean(), list(model.parameters()))])
+    assert apart(found, wanted) < 1e-5
+
+
+def test_a_model_that_is_named_and_not_given_is_said(mine: str, tmp_path: Path) -> None:
+    algorithm = {"name": "grpo", "loss": f"{mine}:contrast"}
+    with pytest.raises(ConfigError, match=r"compares with a model 'amateur'; give frozen_models=\{'amateur': model\}"):
+        Learner(tiny_model(), algorithm, accelerator=Accelerator(cpu=True), frozen_models={"expert": tiny_model(1)})
+    (tmp_path / "wrong.py").write_text(MINE.replace('("expert", "amateur")', '("sampler",)'))
+    with pytest.raises(ConfigError, match="a frozen model cannot be called 'sampler', which is an input of the loss"):
+        build("algorithm", "grpo", loss=f"{tmp_path / 'wrong.py'}:contrast")
+
+
+def test_an_algorithm_with_models_of_its_own_passes_its_kit(mine: str) -> None:
+    checks = check_plugin("algorithm", "grpo", loss=f"{mine}:contrast")
+    assert not list_failures(checks) and "it follows another model, not only the score" in str(checks)
 
 
 # ---- functions by name -----------------------------------------------------------------------------------------------------

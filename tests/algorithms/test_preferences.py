@@ -69,7 +69,7 @@ def test_the_learners_gradient_is_that_of_the_loss_written_out(how: str, smoothi
         OptimizationSettings(max_tokens_per_microbatch=30),
         accelerator=Accelerator(cpu=True),
         total_steps=1,
-        reference=reference,
+        frozen_models={"reference": reference},
     )
     assert apart(gradient(learner, groups), truth) < 1e-5
     assert algorithm.metrics["preference/loss"] == pytest.approx(float(total.detach()), rel=1e-4)

@@ -64,7 +64,7 @@ def test_weights_and_optimizer_are_those_of_a_learner() -> None:
 def test_sharding_divides_and_a_reference_adds() -> None:
     cuda = torch.device("cuda")
     one = {part.name: part.bytes for part in plan_memory(tiny_run(), cuda)}
-    eight = {part.name: part.bytes for part in plan_memory(tiny_run(), cuda, processes=8, sharded=True, reference=True)}
+    eight = {part.name: part.bytes for part in plan_memory(tiny_run(), cuda, processes=8, sharded=True, frozen_models=("reference",))}
     assert eight["weights"] == one["weights"] / 8 and eight["optimizer"] == one["optimizer"] / 8
     assert eight["reference"] == one["weights"] / 8 and "reference" not in one
     assert one["cast weights"] == one["weights"] / 2  # mixed bf16

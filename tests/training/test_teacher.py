@@ -52,7 +52,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_the_kl_is_to_the_model_that_is_named(tmp_path: Path, teacher: Path) -> None:
     own = run(tmp_path / "own", algorithm=KL)
-    other = run(tmp_path / "other", algorithm=KL, reference={"path": str(teacher)})
+    other = run(tmp_path / "other", algorithm=KL, frozen_models={"reference": str(teacher)})
     assert abs(own["kl"]) < 1e-6 and other["kl"] > 0.01
     assert not (tmp_path / "other" / "reference").exists()  # it stays where it is
     assert any(not torch.equal(a, weights(tmp_path / "other")[name]) for name, a in weights(tmp_path / "own").items())
@@ -68,7 +68,7 @@ def test_the_kl_is_to_the_model_that_is_named(tmp_path: Path, teacher: Path) -> 
     ids=["distill", "adapter", "critic"],
 )
 def test_a_killed_run_ends_as_it_would_have(tmp_path: Path, teacher: Path, settings: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"reference": {"path": str(teacher)}, "train": {"steps": 2, "learning_rate": 1e-3}} | settings
+    given: dict[str, Any] = {"frozen_models": {"reference": str(teacher)}, "train": {"steps": 2, "learning_rate": 1e-3}} | settings
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(whole, **given)
     shutil.copytree(whole, cut, symlinks=True)
@@ -79,42 +79,64 @@ def test_a_killed_run_ends_as_it_would_have(tmp_path: Path, teacher: Path, setti
     assert all(torch.equal(a, weights(cut)[name]) for name, a in weights(whole).items())
 
 
+def test_an_algorithm_has_models_of_its_own(tmp_path: Path, teacher: Path) -> None:
+    """The models of a new algorithm are one line of its file and one of the configuration."""
+    (tmp_path / "mine.py").write_text(
+        "from rlvr.algorithms.base.algorithm_spec import declare_traits\n\n\n"
+        '@declare_traits(frozen_models=("expert",))\n'
+        'def loss(x):\n    return -(x.new - x.old).exp() * (x.advantages + x.frozen_logprobs["expert"])\n'
+    )
+    algorithm = {"name": "grpo", "loss": f"{tmp_path}/mine.py:loss"}
+    other = saved(tmp_path / "other", hidden_size=32)
+    for name, folder in (("a", teacher), ("b", other)):
+        run(tmp_path / name, algorithm=algorithm, frozen_models={"expert": str(folder)})
+    assert any(not torch.equal(a, weights(tmp_path / "b")[name]) for name, a in weights(tmp_path / "a").items())
+    for models, message in (
+        ({}, "frozen_models.expert is not set; set it to the folder of a model"),
+        ({"expert": str(teacher), "expret": str(teacher)}, "grpo has no model of that name; did you mean 'expert'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(tmp_path / "c", algorithm=algorithm, frozen_models=models)
+
+
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other = saved(tmp_path / "other", alphabet="0123456789=+")  # as many tokens, two of them swapped
     with pytest.raises(ConfigError, match=r"has another tokenizer than the policy \(\d+ tokens and \d+; '[+=]' differs\)"):
-        run(tmp_path / "a", algorithm=KL, reference={"path": str(other)})
+        run(tmp_path / "a", algorithm=KL, frozen_models={"reference": str(other)})
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (other / name).unlink(missing_ok=True)
     with pytest.raises(ConfigError, match="has no tokenizer to compare with the policy's"):
-        run(tmp_path / "b", algorithm=KL, reference={"path": str(other)})
+        run(tmp_path / "b", algorithm=KL, frozen_models={"reference": str(other)})
 
 
 def test_a_teacher_with_a_shorter_window_is_refused(tmp_path: Path) -> None:
     short = saved(tmp_path / "short", max_position_embeddings=4)
-    with pytest.raises(ConfigError, match=r"may reach \d+ tokens, but the model in reference.path '.*short' has 4 positions; set rollout"):
-        run(tmp_path / "a", algorithm=KL, reference={"path": str(short)})
+    with pytest.raises(
+        ConfigError, match=r"may reach \d+ tokens, but the model in frozen_models.reference '.*short' has 4 positions; set rollout"
+    ):
+        run(tmp_path / "a", algorithm=KL, frozen_models={"reference": str(short)})
     (short / "config.json").unlink()
     with pytest.raises(ConfigError, match="short' contains no model"):
-        run(tmp_path / "a", algorithm=KL, reference={"path": str(short)})
+        run(tmp_path / "a", algorithm=KL, frozen_models={"reference": str(short)})
     assert not (tmp_path / "a").exists()
 
 
 def test_what_a_teacher_needs_is_said_before_the_run_begins(tmp_path: Path, teacher: Path) -> None:
-    there = {"path": str(teacher)}
+    there = {"reference": {"path": str(teacher)}}
     for settings, message in (
-        ({"algorithm": {"name": "distill"}}, r"distill learns from a teacher, and reference\.path is not set"),
-        ({"reference": there}, "grpo without a KL has no reference; set algorithm.beta"),
-        ({"reference": there, "algorithm": KL | {"ref_model_sync_steps": 5}}, "reference.path is another model; remove one"),
+        ({"algorithm": {"name": "distill"}}, r"distill learns from another model, and frozen_models\.reference is not set"),
+        ({"frozen_models": there}, "grpo without a KL has no reference; set algorithm.beta"),
+        ({"frozen_models": there, "algorithm": KL | {"ref_model_sync_steps": 5}}, "frozen_models.reference is another model; remove one"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(tmp_path / "a", **settings)
     with pytest.raises(NotFound, match="'nowhere' is not a folder"):
-        run(tmp_path / "a", algorithm=KL, reference={"path": "nowhere"})
+        run(tmp_path / "a", algorithm=KL, frozen_models={"reference": "nowhere"})
     assert not (tmp_path / "a").exists()
 
 
 def test_what_sharded_weights_do_not_allow_is_said_before_a_model_is_made(teacher: Path) -> None:
-    distilled = {"algorithm": {"name": "distill", "divergence": "forward_kl"}, "reference": {"path": str(teacher)}}
+    distilled = {"algorithm": {"name": "distill", "divergence": "forward_kl"}, "frozen_models": {"reference": str(teacher)}}
     own = {"algorithm": {"name": "ppo"}, "train": {"steps": 2, "separate_critic": {"learning_rate": 1e-3}}}
     sharded: Any = SimpleNamespace(is_fsdp2=True)
     for settings, message in (

@@ -258,7 +258,7 @@ def test_every_algorithm_trains_and_resumes_to_the_bit(tmp_path: Path, name: str
         "log": {"save_every": 1},
     }
     if name == "distill":
-        settings["reference"] = {"path": str(finished[0] / "checkpoints" / "last")}
+        settings["frozen_models"] = {"reference": str(finished[0] / "checkpoints" / "last")}
     if name == "gigpo":  # it needs several turns
         talk = {"name": "tests/fixtures/worlds.py:Talk"}
         settings |= {"env": talk, "sft_warmup": None, "rollout": {"prompts_per_step": 16, "num_generations": 8}}

@@ -26,8 +26,8 @@ from rlvr.registry.plugins import load_factory
 
 Function = Callable[..., Any]
 FLAG_TRAITS = (
-    *("requires_group", "skips_zero_variance", "requires_multi_turn", "needs_greedy_sample", "needs_kl_samples", "needs_teacher"),
-    *("needs_token_context", "backprop_zero_advantage"),
+    *("requires_group", "skips_zero_variance", "requires_multi_turn", "needs_greedy_sample", "needs_kl_samples", "needs_token_context"),
+    "backprop_zero_advantage",
 )
 """The fields of `AlgorithmTraits` that a component function turns on by their name."""
 DECLARABLE_INPUTS = frozenset(field.name for field in fields(TokenStats)) - {"penalties"}
@@ -36,17 +36,20 @@ DECLARABLE_TRAITS = frozenset((*FLAG_TRAITS, *DECLARABLE_INPUTS, "noop_on_policy
 
 
 def declare_traits(
-    *traits: str, compute_batch_stats: Function | None = None, noop_on_policy: tuple[str, ...] = ()
+    *traits: str, frozen_models: tuple[str, ...] = (), compute_batch_stats: Function | None = None, noop_on_policy: tuple[str, ...] = ()
 ) -> Callable[[Function], Function]:
     """Declare the traits of a component function, by the names of the records in `rlvr.contracts.algorithm`:
 
     - a field of `AlgorithmTraits`, which becomes true (`FLAG_TRAITS`): requires_group, skips_zero_variance, requires_multi_turn,
-      needs_greedy_sample, needs_kl_samples, needs_teacher, needs_token_context; backprop_zero_advantage, for a loss that has a gradient
-      where the advantage is 0
+      needs_greedy_sample, needs_kl_samples, needs_token_context; backprop_zero_advantage, for a loss that has a gradient where the
+      advantage is 0
     - a field of `TokenStats` (`DECLARABLE_INPUTS`), such as old, reference, entropy or values: an advantage gets it in its `AnswerBatch`;
       a loss gets it if `LossInputs` has a field of that name
     - per_token: the advantage returns one number per token, not one per answer
     - noop_on_policy: all settings of this loss do nothing where every ratio is 1; the keyword `noop_on_policy` names some of them
+
+    `frozen_models` names models of which a loss needs the log-probabilities of every token, and finds them in `x.frozen_logprobs[name]`. A
+    run gives each a folder: `frozen_models.NAME=PATH`.
 
     `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as
     `x.batch_stats`.
@@ -55,7 +58,9 @@ def declare_traits(
         raise ConfigError(f"there is no trait {unknown[0]!r}; {format_suggestion(unknown[0], sorted(DECLARABLE_TRAITS))}")
 
     def marked(function: Function) -> Function:
-        vars(function).update(traits=frozenset(traits), compute_batch_stats=compute_batch_stats, noop_on_policy=noop_on_policy)
+        vars(function).update(
+            traits=frozenset(traits), frozen_models=frozen_models, compute_batch_stats=compute_batch_stats, noop_on_policy=noop_on_policy
+        )
         return function
 
     return marked
@@ -91,6 +96,7 @@ class AlgorithmSpec:
         self.default_settings = {key: defaults.get(key, value) for key, (value, _) in fields.items()}
         """The settings and their defaults."""
         self.traits = frozenset().union(*map(get_traits, self.components.values()))
+        self.frozen_models = tuple(dict.fromkeys(name for part in self.components.values() for name in getattr(part, "frozen_models", ())))
         if "values" not in self.traits:
             self.default_settings = {key: value for key, value in self.default_settings.items() if key not in base.critic_settings}
 

@@ -57,7 +57,7 @@ class PolicyGradient(Algorithm):
     """The common settings that only apply to algorithms with a critic."""
 
     def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
-        check_setting_combinations(settings, spec.traits, spec.name)
+        check_setting_combinations(settings, spec)
         self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
         self.advantage, self.loss = spec.bind_settings("advantage", settings), spec.bind_settings("loss", settings)
         s = self.settings
@@ -265,12 +265,12 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
     """Decide what the algorithm needs, from its components and its settings."""
     s, traits = settings, spec.traits
     divergence = getattr(s, "divergence", "sampled")
-    needs_teacher, needs_value, needs_entropy = "needs_teacher" in traits, "values" in traits, s.entropy_coef != 0
-    needs_reference = s.beta > 0 or "reference" in traits or needs_teacher
+    needs_value, needs_entropy, has_models = "values" in traits, s.entropy_coef != 0, bool(spec.frozen_models)
+    needs_reference = s.beta > 0 or "reference" in traits or "reference" in spec.frozen_models
     penalties = {"penalties"} if s.beta > 0 and s.kl_in == "reward" else set[str]()
     flags, loss = {name: name in traits for name in FLAG_TRAITS}, spec.components["loss"]
-    flags["skips_zero_variance"] &= not needs_teacher
-    flags["backprop_zero_advantage"] |= needs_teacher or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss")
+    flags["skips_zero_variance"] &= not has_models
+    flags["backprop_zero_advantage"] |= has_models or needs_value or needs_entropy or (s.beta > 0 and s.kl_in == "loss")
     every_setting = tuple(spec.get_component_defaults_and_types("loss")) if "noop_on_policy" in traits else ()
     return AlgorithmTraits(
         **flags,
@@ -279,6 +279,7 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
         needs_value=needs_value,
         divergence_kind="" if divergence == "sampled" else divergence,
         needs_reference=needs_reference,
+        frozen_models=spec.frozen_models,
         syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
         needs_entropy=needs_entropy,
         needs_batch_stats=getattr(loss, "compute_batch_stats", None) is not None,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlvr.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rlvr.algorithms.base.algorithm_spec import AlgorithmSpec
 
-def check_setting_combinations(settings: Mapping[str, Any], traits: frozenset[str], name: str) -> None:
-    """Raise ConfigError for the first invalid combination; `traits` are those of the advantage and the loss."""
-    for wrong, reason in [*_find_ratio_conflicts(settings), *_find_advantage_conflicts(settings, traits, name)]:
+
+def check_setting_combinations(settings: Mapping[str, Any], spec: AlgorithmSpec) -> None:
+    """Raise ConfigError for the first invalid combination."""
+    for wrong, reason in [*_find_ratio_conflicts(settings), *_find_advantage_conflicts(settings, spec)]:
         if wrong:
             raise ConfigError(reason)
 
@@ -52,7 +55,8 @@ def _find_ratio_conflicts(s: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
     )
 
 
-def _find_advantage_conflicts(s: Mapping[str, Any], traits: frozenset[str], name: str) -> Iterator[tuple[bool, str]]:
+def _find_advantage_conflicts(s: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[bool, str]]:
+    traits, name = spec.traits, spec.name
     yield (
         s["whiten"] == "samples" and "per_token" in traits,
         f"the advantage of {name} differs from token to token, so no single number per answer can be whitened; set whiten=tokens or none",
@@ -62,7 +66,7 @@ def _find_advantage_conflicts(s: Mapping[str, Any], traits: frozenset[str], name
         f"overlong_buffer is {s['overlong_buffer']}, more than max_new_tokens, {s['max_new_tokens']}; set it lower",
     )
     yield (
-        s["dynamic_sampling_rounds"] > 1 and ("skips_zero_variance" not in traits or "needs_teacher" in traits),
+        s["dynamic_sampling_rounds"] > 1 and ("skips_zero_variance" not in traits or bool(spec.frozen_models)),
         f"dynamic sampling drops groups whose rewards are all equal; with the advantage of {name} such a group still gives a learning "
         "signal; set dynamic_sampling_rounds=1",
     )

@@ -87,17 +87,13 @@ def shard_policy(
     policy.run_with_weights(policy.detect_logit_transform)
 
 
-def shard_reference(
-    reference: ReferencePolicy | None, policy: Policy, accelerator: Accelerator, weight_loader: WeightLoader | None
-) -> None:
-    """Shard the reference like the policy. Without `weight_loader`, a reference without weights becomes a copy of the current policy."""
-    if reference is None:
+def shard_frozen_model(frozen: ReferencePolicy, policy: Policy, accelerator: Accelerator, weight_loader: WeightLoader | None) -> None:
+    """Shard a frozen model like the policy. Without `weight_loader`, one without weights becomes a copy of the current policy."""
+    if frozen.adapted_model is not None:
+        frozen.policy = policy  # with its adapter disabled
         return
-    if reference.adapted_model is not None:
-        reference.policy = policy  # with its adapter disabled
-        return
-    start = partial(copy_shards, source_policy=policy) if has_no_weights(reference.policy) else None
-    shard_policy(reference.policy, accelerator, weight_loader or start, keep_root_gathered=False)
+    start = partial(copy_shards, source_policy=policy) if has_no_weights(frozen.policy) else None
+    shard_policy(frozen.policy, accelerator, weight_loader or start, keep_root_gathered=False)
 
 
 def prepare_with_accelerate(policy: Policy, optimizer: Any, accelerator: Accelerator) -> tuple[Any, Any]:

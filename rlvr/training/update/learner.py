@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,6 +79,12 @@ def _make_optimization(settings: Mapping[str, Any]) -> OptimizationSettings:
     return OptimizationSettings(**settings)
 
 
+def _load_if_path(model: Any) -> Any:
+    if isinstance(model, LoadedModel):
+        return model.model
+    return load_model(ModelConfig(path=str(model))) if isinstance(model, str | Path) else model
+
+
 class Learner(Hinted):
     """Trains a causal language model with an algorithm.
 
@@ -104,16 +111,16 @@ class Learner(Hinted):
         accelerator: Any = None,
         total_steps: int | None = None,
         temperature: float = 1.0,
-        reference: Any = None,
+        frozen_models: Mapping[str, Any] = MappingProxyType({}),
         weight_loader: sharded.WeightLoader | None = None,
-        reference_weight_loader: sharded.WeightLoader | None = None,
+        frozen_weight_loaders: Mapping[str, sharded.WeightLoader | None] = MappingProxyType({}),
         seed: int = 0,
         max_new_tokens: int = 0,
         has_sampling_temperature: bool = True,
         fp32_head: bool = False,
         **settings: Any,
     ) -> None:
-        """Set up the policy, its optimizer and, where the algorithm needs them, the reference and the critic.
+        """Set up the policy, its optimizer and, where the algorithm needs them, its frozen models and the critic.
 
         Args:
             model: the causal language model that is trained, in place; or a folder or a Hub id, from which it is loaded.
@@ -122,19 +129,17 @@ class Learner(Hinted):
             accelerator: accelerate's object for devices and processes; None: one for this process.
             total_steps: the number of steps of the whole run, for schedules that end; None: only for a constant learning rate.
             temperature: the temperature at which the episodes are sampled.
-            reference: the reference model; None: a frozen copy of the model as it is now, if the algorithm needs one.
+            frozen_models: the models that the algorithm compares with, by name, or their folders. Without `reference`, that is a frozen
+                copy of the model as it is now, if the algorithm needs one.
             weight_loader: loads the weights of a sharded model; None: the model has its weights.
-            reference_weight_loader: likewise, for the reference.
+            frozen_weight_loaders: likewise, for the frozen models.
             seed: the seed of the order of the minibatches.
             max_new_tokens: the limit on the tokens of an answer, which some algorithms need; 0: none.
             has_sampling_temperature: whether the episodes were sampled at `temperature`, so that their log-probabilities compare.
             fp32_head: whether the output head is computed in float32.
             settings: the fields of `OptimizationSettings`, such as learning_rate, if `optimization` is not given.
         """
-        if isinstance(model, LoadedModel):
-            model = model.model
-        if isinstance(model, str | Path):
-            model = load_model(ModelConfig(path=str(model)))
+        model = _load_if_path(model)
         if optimization is not None and settings:
             raise ConfigError(f"{next(iter(settings))} is given beside `optimization`; give one of them")
         optimization = _make_optimization(settings) if optimization is None else optimization
@@ -157,29 +162,35 @@ class Learner(Hinted):
         if optimization.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         scale: dict[str, Any] = {"temperature": temperature, "fp32_head": fp32_head}
-        self.reference = ReferencePolicy.from_model(model, frozen_model=reference, **scale) if algorithm.traits.needs_reference else None
+        if missing := [name for name in algorithm.traits.frozen_models if name not in frozen_models]:
+            raise ConfigError(f"the algorithm compares with a model {missing[0]!r}; give frozen_models={{{missing[0]!r}: model}}")
+        self.frozen_models = {
+            name: ReferencePolicy.from_model(model, frozen_model=_load_if_path(frozen_models.get(name)), **scale)
+            for name in algorithm.traits.scoring_models
+        }
         policy = Policy(model, value_head=algorithm.traits.needs_value, **scale)
         self.device, self.is_sharded = accelerator.device, accelerator.is_fsdp2
         self.critic = attach_networks(policy, self.reference, algorithm, optimization)
         if self.is_sharded:
             sharded.shard_policy(policy, accelerator, weight_loader)
-            sharded.shard_reference(self.reference, policy, accelerator, reference_weight_loader)
+            for name, frozen in self.frozen_models.items():
+                sharded.shard_frozen_model(frozen, policy, accelerator, frozen_weight_loaders.get(name))
         policy.run_with_weights(partial(check_deterministic_forward, model))
         reshard(policy)  # so that the optimizer gets shards
         self.max_tokens_per_microbatch = resolve_microbatch_tokens(optimization.max_tokens_per_microbatch, self.device)
         fused, trained = get_device_defaults(self.device).fused_optimizer, build_parameter_groups(policy, optimization)
         optimizer, self.scheduler = optimization.build_optimizer(trained, total_steps or 1, fused=fused)
-        scored = [policy, *([self.reference.policy] if self.reference is not None and self.reference.adapted_model is None else [])]
+        others = [frozen.policy for frozen in self.frozen_models.values() if frozen.adapted_model is None]
         computed = sharded.get_compute_precision(model, accelerator)
-        self.packing = packing.choose_packing(scored, self.device, computed, None if self.is_sharded else accelerator.autocast)
+        self.packing = packing.choose_packing([policy, *others], self.device, computed, None if self.is_sharded else accelerator.autocast)
         self.padding_reason = self.packing.padding_reason  # why rows are padded; empty if they can be packed
         self.policy, self.optimizer = sharded.prepare_with_accelerate(policy, optimizer, accelerator)
         with torch.no_grad():
             require_float32(self.policy(FILLER_ROWS.build_padded_batch([0], self.device)))  # as accelerate wraps it
         # sharded gradients are reduced immediately; otherwise each process would keep full ones
         self._no_sync: Callable[[], Any] = nullcontext if self.is_sharded else partial(accelerator.no_sync, self.policy)
-        if self.reference is not None and self.reference.adapted_model is None and not self.is_sharded:
-            self.reference.policy.to(accelerator.device)
+        for other in others if not self.is_sharded else ():
+            other.to(accelerator.device)
         once = optimization.minibatches_per_step == 1 and algorithm.traits.num_iterations == 1
         self.is_on_policy = once and not algorithm.traits.use_rollout_logprobs and not algorithm.traits.needs_batch_stats
         """True if training is exactly on-policy, so that the training pass itself gives the old log-probabilities."""
@@ -191,6 +202,11 @@ class Learner(Hinted):
         self.log_ratios: list[list[list[float] | None]] = []
         """The trainer-to-sampler log ratios of the last update, per group, episode and token, for the log; like `advantages`, empty if not
         finite."""
+
+    @property
+    def reference(self) -> ReferencePolicy | None:
+        """The frozen model that the KL compares with; None if the algorithm needs none."""
+        return self.frozen_models.get("reference")
 
     # ---- one step -------------------------------------------------------------------------------------------------
 
@@ -209,7 +225,7 @@ class Learner(Hinted):
         return self._finish_update(step, tally, descents) | self._measure_update_kl(step)
 
     def _compute_advantages(self, step: StepData) -> None:
-        """Compute the advantages, and the log-probabilities under the old and the reference weights where they are needed."""
+        """Compute the advantages, and the log-probabilities under the old weights and the frozen models where they are needed."""
         algorithm, early = self.algorithm, bool(self.algorithm.traits.advantage_inputs)
         scores = self._compute_advantage_inputs(step) if early else EMPTY_TOKEN_STATS
         step.set_advantages(
@@ -218,16 +234,16 @@ class Learner(Hinted):
         )
         if algorithm.returns is not None:
             step.add_column("returns", algorithm.returns)
-        if self.reference is not None or not self.is_on_policy:
+        if self.frozen_models or not self.is_on_policy:
             self._compute_loss_columns(step, has_advantage_inputs=early)
 
     def _compute_loss_columns(self, step: StepData, *, has_advantage_inputs: bool) -> None:
-        """Compute the old and reference log-probabilities that only the loss needs, for rows with a gradient; `has_advantage_inputs`:
+        """Compute the old and frozen models' log-probabilities that only the loss needs, for rows with a gradient; `has_advantage_inputs`:
         they were computed before.
         """
         chosen, columns = [r for r, moves in enumerate(step.has_grad) if moves], step.columns
-        if self.reference is not None and not has_advantage_inputs and not self.algorithm.traits.divergence_kind:
-            self._compute_reference_logprobs(step, chosen)
+        if not has_advantage_inputs:
+            self._compute_frozen_logprobs(step, chosen, skip="reference" if self.algorithm.traits.divergence_kind else "")
         if self.algorithm.traits.use_rollout_logprobs:
             columns["first"] = columns["old"] if has_advantage_inputs else torch.full_like(columns["sampler"], math.nan)
             columns["old"] = columns["sampler"]
@@ -238,8 +254,7 @@ class Learner(Hinted):
         """Compute the token statistics that the advantages need, as `TOKEN_INPUTS` says."""
         everyone = range(len(step.episodes))
         self._compute_old_outputs(step, everyone)
-        if self.reference is not None:
-            self._compute_reference_logprobs(step, everyone)
+        self._compute_frozen_logprobs(step, everyone)
         inputs = {need: TOKEN_INPUTS[need] for need in self.algorithm.traits.advantage_inputs}
         for column, compute in inputs.values():
             if compute is not None:
@@ -261,17 +276,19 @@ class Learner(Hinted):
         step.flush_deferred()
 
     @torch.no_grad()
-    def _compute_reference_logprobs(self, step: StepData, row_indices: Sequence[int]) -> None:
-        """Compute the reference's scores in the policy's precision, so that the KL has no rounding errors."""
-        assert self.reference is not None
-        step.add_zero_column("reference")
-        for batch, real, _ in self._iter_microbatches(step.rows, row_indices):
-            with nullcontext() if self.is_sharded else self.accelerator.autocast():
-                logprobs = self.reference.compute_logprobs(batch)
-            if real:
-                step.defer_column_write("reference", batch.entry_positions, logprobs)
-            del batch
-        step.flush_deferred()
+    def _compute_frozen_logprobs(self, step: StepData, row_indices: Sequence[int], *, skip: str = "") -> None:
+        """Compute a column for each frozen model, in the policy's precision, so that the KL has no rounding errors."""
+        for name, frozen in self.frozen_models.items():
+            if name == skip:
+                continue
+            step.add_zero_column(name)
+            for batch, real, _ in self._iter_microbatches(step.rows, row_indices):
+                with nullcontext() if self.is_sharded else self.accelerator.autocast():
+                    logprobs = frozen.compute_logprobs(batch)
+                if real:
+                    step.defer_column_write(name, batch.entry_positions, logprobs)
+                del batch
+            step.flush_deferred()
 
     def _split_minibatches(self, step: StepData) -> Iterable[list[int]]:
         """Split the rows in the loss into one minibatch per optimizer step."""
@@ -305,11 +322,15 @@ class Learner(Hinted):
         noted = "old" if self.is_on_policy else "first" if algorithm.traits.use_rollout_logprobs and not step.has_optimizer_stepped else ""
         if noted and has_rows:
             step.defer_column_write(noted, take, new)
-        known = {
-            name: copy_to_device(columns[name][take], new.device).to(new) if has_rows else new.detach()
-            for name in LOSS_COLUMNS
-            if name in columns
-        }
+
+        def get_columns(names: Iterable[str]) -> dict[str, Any]:
+            return {
+                name: copy_to_device(columns[name][take], new.device).to(new) if has_rows else new.detach()
+                for name in names
+                if name in columns
+            }
+
+        known = get_columns(LOSS_COLUMNS) | {"frozen_logprobs": get_columns(self.frozen_models)}
         if self.is_on_policy:
             known["old"] = new.detach()
         if algorithm.traits.needs_token_context:
@@ -500,6 +521,6 @@ TOKEN_INPUTS: Mapping[str, tuple[str, Callable[[Learner, StepData], Tensor] | No
     "penalties": ("penalties", compute_kl_penalties),
 }
 """The inputs of advantages, by the field of `TokenStats`: the column of the step, and what computes it, a number for each policy token.
-None: the forward passes of the policy and the reference, which come first. If a column has the name of a field of `LossInputs`, the loss
+None: the forward passes of the policy and the frozen models, which come first. If a column has the name of a field of `LossInputs`, the loss
 gets it, too.
 """

@@ -54,7 +54,7 @@ def restore_state(learner: Any, saved: Mapping[str, Any], sharded_state_folder: 
 
 
 def get_moving_reference(learner: Any) -> dict[str, Tensor] | None:
-    """Return the reference's weights if they change; a frozen one is saved once in the run folder, or lies in `reference.path`."""
+    """Return the reference's weights if they change; a frozen one is saved once in the run folder, or lies where `frozen_models` says."""
     if learner.reference is None or not learner.algorithm.traits.syncs_reference:
         return None
     if learner.is_sharded:

@@ -257,8 +257,8 @@ def updates(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, algorithm in (("plain", {}), ("reference", REFERENCE)):
         model, fill = blank(folder / "start")
-        reference = copy.deepcopy(model) if algorithm else None
-        learner = new(accelerator, model, algorithm, weight_loader=fill, reference=reference)
+        frozen = {"reference": copy.deepcopy(model)} if algorithm else {}
+        learner = new(accelerator, model, algorithm, weight_loader=fill, frozen_models=frozen)
         watch_sync(learner.policy, held)
         metrics = [learner.update(share(accelerator, groups())) for _ in range(2)]
         kl = [row.get("kl", 0.0) for row in metrics]
@@ -277,7 +277,7 @@ def stream(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     """Hand-over, checkpoint and resume: how many tensors are whole at once, and that all come back."""
     accelerator, figures = in_fsdp("no"), dict[str, Any]()
     model, fill = blank(folder / "start")
-    learner = new(accelerator, model, REFERENCE, weight_loader=fill, reference=copy.deepcopy(model))
+    learner = new(accelerator, model, REFERENCE, weight_loader=fill, frozen_models={"reference": copy.deepcopy(model)})
     learner.update(share(accelerator, groups()))
     with counted() as at_once:
         learner.weights.save(folder / "engine", "bfloat16")
@@ -290,7 +290,7 @@ def stream(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     figures["parts"] = sorted(path.name for path in (folder / "kept" / "sharded").glob("*.distcp"))
     with counted() as at_once:
         model, fill = blank(folder / "kept")
-        again = new(accelerator, model, REFERENCE, weight_loader=fill, reference=copy.deepcopy(model))
+        again = new(accelerator, model, REFERENCE, weight_loader=fill, frozen_models={"reference": copy.deepcopy(model)})
         again.load_state_dict(state, folder / "kept")
         figures["resume"] = dict(at_once)
     if accelerator.is_main_process:

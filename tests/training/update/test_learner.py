@@ -144,7 +144,7 @@ def test_state_brings_a_learner_back_to_the_bit() -> None:
     model = tiny_model(seed=5)
     second = learner("grpo", model=model, parts=2, seed=99, beta=0.1, kl_target=0.5)
     model.load_state_dict(first.policy.model.state_dict())
-    second.reference = first.reference  # it is frozen: the run folder holds it once, and no checkpoint does
+    second.frozen_models = first.frozen_models  # it is frozen: the run folder holds it once, and no checkpoint does
     assert first.state_dict()["reference"] is None
     second.load_state_dict(first.state_dict())
     for _ in range(2):

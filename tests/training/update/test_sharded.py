@@ -92,7 +92,7 @@ def test_what_two_processes_wrote_is_resumed_in_one(home: Path) -> None:
     state = torch.load(home / "kept" / "state.pt")
     assert not state["optimizer"]["state"] and state["reference"] is None  # both are in the shards
     model = load_model(ModelConfig(path=str(home / "kept")))
-    learner = new(Accelerator(cpu=True), model, REFERENCE, reference=copy.deepcopy(model))
+    learner = new(Accelerator(cpu=True), model, REFERENCE, frozen_models={"reference": copy.deepcopy(model)})
     learner.load_state_dict(state, home / "kept")
     learner.update(groups())
     assert apart(flat(learner.gather_model()), torch.load(home / "truth.pt")["reference"]["weights"]) < ROUNDING

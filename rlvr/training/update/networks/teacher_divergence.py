@@ -31,7 +31,7 @@ class TeacherDivergence:
         if kind not in DIVERGENCE_KINDS:
             raise ConfigError(f"divergence is {kind!r}; allowed: sampled, {', '.join(DIVERGENCE_KINDS)}")
         if teacher.adapted_model is not None:
-            raise ConfigError("the teacher is the model without its adapter; set reference.path to a folder with another model")
+            raise ConfigError("the teacher is the model without its adapter; set frozen_models.reference to the folder of another model")
         self.teacher, self.kind = teacher.policy, kind
 
     def check_compatible(self, policy: Policy) -> TeacherDivergence:

@@ -1,4 +1,4 @@
-"""The section `reference` of a configuration: a separate reference model."""
+"""The section `frozen_models` of a configuration: the models that score the policy's tokens and are not trained."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rlvr.config.hub import resolve_model_folder
 from rlvr.config.section import Section
 
 
-class ReferenceConfig(Section):
-    """A separate reference model: the teacher of a distillation, or the anchor of a KL penalty.
+class FrozenModelConfig(Section):
+    """A model that scores the policy's tokens: the reference of a KL penalty, a teacher, or another one that the algorithm names.
 
-    >>> ReferenceConfig(path="runs/teacher/checkpoints/last").revision is None
+    >>> FrozenModelConfig(path="runs/teacher/checkpoints/last").revision is None
     True
     """
 

@@ -1,0 +1,66 @@
+"""Checks of the models of the section `frozen_models`: a reference, a teacher, or others that the algorithm names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from rlvr.config.config import RunConfig
+from rlvr.contracts import Tokenizer
+from rlvr.contracts.algorithm import Algorithm
+from rlvr.errors import ConfigError, format_suggestion
+from rlvr.mdp.token_mdp import TokenMDP
+from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.models.model_loading import to_transformers_tokenizer
+from rlvr.models.numerics_check import check_context_window
+
+
+def check_frozen_models(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, max_prompt_length: int) -> None:
+    """Raise ConfigError if a frozen model is missing or unused, has another vocabulary than the policy, or a too short context window.
+
+    `max_prompt_length` is the length of the longest prompt.
+    """
+    name, given, wanted = config.algorithm["name"], config.frozen_models, algorithm.traits.scoring_models
+    if missing := [other for other in algorithm.traits.frozen_models if other not in given]:
+        raise ConfigError(f"{name} learns from another model, and frozen_models.{missing[0]} is not set; set it to the folder of a model")
+    for other in given:
+        if other == "reference" and other not in wanted:
+            raise ConfigError(f"frozen_models.reference is set, but {name} without a KL has no reference; set algorithm.beta, or remove it")
+        if other not in wanted:
+            known = format_suggestion(other, wanted) if wanted else "remove it"
+            raise ConfigError(f"frozen_models.{other} is set, but {name} has no model of that name; {known}")
+    if algorithm.traits.syncs_reference and "reference" in given:
+        raise ConfigError(
+            "algorithm.ref_model_sync_steps moves the reference toward the policy, and frozen_models.reference is another model; remove one"
+        )
+    for other, model in given.items():
+        where = f"frozen_models.{other} {model.path!r}"
+        folder = model.local_folder
+        _check_same_vocabulary(where, folder, mdp.tokenizer)
+        try:
+            settings = AutoConfig.from_pretrained(folder)
+        except Exception as error:  # each library raises its own error
+            raise ConfigError(f"{where} contains no model: {' '.join(str(error).split())[:300]}") from error
+        check_context_window(mdp, settings, max_prompt_length, f"the model in {where}")
+
+
+def _check_same_vocabulary(where: str, folder: Path, tokenizer: Tokenizer) -> None:
+    try:
+        theirs = load_tokenizer(str(folder))
+    except ConfigError as error:
+        raise ConfigError(f"{where} has no tokenizer to compare with the policy's: {error}") from error
+    ours, others = (get_vocabulary(t) for t in (tokenizer, theirs))
+    if ours != others:
+        differs = next((token for token in [*others, *ours] if ours.get(token) != others.get(token)), "")
+        raise ConfigError(
+            f"the model in {where} has another tokenizer than the policy ({len(others)} tokens and {len(ours)}; "
+            f"{differs!r} differs), so their probabilities cannot be compared; use a model of the same family"
+        )
+
+
+def get_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of all tokens; only the vocabulary size for a tokenizer that transformers cannot save."""
+    whole: Any = to_transformers_tokenizer(tokenizer)
+    return {"": tokenizer.vocab_size} if whole is None else dict(whole.get_vocab())
