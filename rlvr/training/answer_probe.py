@@ -28,7 +28,7 @@ from rlvr.turns import Turn
 if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
 
-MAX_ANSWERS = 256
+MAX_ANSWERS = 128
 """How many answers are kept."""
 NUM_THREADS = 8
 MIN_SIGMAS = 3.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from rich.console import Console
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 WINDOW_STEPS = 8
 """The number of steps whose mean reward is compared with the best earlier ones."""
@@ -103,6 +104,8 @@ class RunHealth(Callback):
         """Answers of the best evaluation so far."""
         self._best_accuracy = -math.inf
         self._probe: AnswerProbe | None = None
+        self._examined: dict[str, tuple[int, Any]] = {}
+        """What was examined last, with the number of steps then."""
         self._record: StepRecord | None = None
         self._solved_reward = SOLVED_REWARD
         self._weights_seen: list[float] = []
@@ -122,7 +125,7 @@ class RunHealth(Callback):
         if trainer.is_resumed:
             for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))):
                 self.observe(row)
-        if self.config.data is None:  # stored answers are what they are
+        if self.config.data is None and self.bounds.action != "off":  # stored answers are what they are
             self._probe = AnswerProbe(trainer)
 
     def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
@@ -263,11 +266,11 @@ class RunHealth(Callback):
             return False, None
         what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
         cause, reward = self._explain_missing_gradient(rows), _mean(rows, "reward")
-        if self._probe is not None and reward is not None:
+        if (probe := self._probe) is not None and reward is not None:
             kept = self._list_kept()
-            if have_lost_differences(kept, self._probe.verify_again(kept)):
+            if self._examine("differences", lambda: have_lost_differences(kept, probe.verify_again(kept))):
                 cause = self._explain_verifier(kept)
-            elif reward > 0 and self._is_saturated(rows, reward):
+            elif reward > 0 and self._examine("saturation", lambda: self._is_saturated(rows, reward)):
                 self._solved_reward = reward - SAME_SCORE
                 self._warn(
                     f"since step {rows[0]['step']} every answer scores {reward:.3g}, and a wrong one would score less: nothing is left to learn"
@@ -358,7 +361,8 @@ class RunHealth(Callback):
         if not fall.is_lasting:
             return self._probe is not None or bool(changes), None
         kept = self._list_kept()
-        change = self._probe.explain_fall(kept, bound) if self._probe is not None and kept else Change.UNKNOWN
+        probe = self._probe
+        change = self._examine("fall", lambda: probe.explain_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
         if change in (Change.TASKS, Change.SCORING):
             self._rewards.begin_anew(fall.since)
             return False, None
@@ -383,6 +387,14 @@ class RunHealth(Callback):
         if self._probe is not None and best is not None and best.end == place + 1 and record.metrics.get("reward") is not None:
             answers = keep_answers(trainer.environment, _list_episodes(record))
             self._kept = [*[(at, kept) for at, kept in self._kept if at >= best.start][-KEPT_STEPS + 1 :], (place, answers)]
+
+    def _examine(self, name: str, examine: Callable[[], T]) -> T:
+        """Examine something that costs time, or return what was found at most some steps ago: a run that only warns goes on in trouble."""
+        at, found = self._examined.get(name, (-LASTING_STEPS, None))
+        if len(self.rows) - at >= LASTING_STEPS:
+            found = examine()
+            self._examined[name] = (len(self.rows), found)
+        return cast("T", found)
 
     def _list_kept(self) -> list[KeptAnswer]:
         return [answer for _, answers in self._kept for answer in answers][-MAX_ANSWERS:]
