@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -22,14 +23,15 @@ from rlvr.errors import CheckFailed, ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
+from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
-from rlvr.training.run_health import RunHealth, Trouble
+from rlvr.training.run_health import RunHealth, Trouble, _find_common_reply, _sample_weights
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines
 from rlvr.training.trainer import Trainer
 from tests.fixtures.tiny import tiny_run
-from tests.fixtures.worlds import Sums
+from tests.fixtures.worlds import Match, Sums
 
 
 def health(**bounds: Any) -> RunHealth:
@@ -219,6 +221,85 @@ def run(folder: Path, *, resume: bool = False, **changes: Any) -> TrainReport:
     shown = Console(file=io.StringIO(), width=200)
     with Trainer(tiny_run(**changes), env=env, out=folder, console=shown, resume=resume) as trainer:
         return trainer.fit()
+
+
+class Constant(Verifier):
+    """Counts right characters, until it gives one score to everything."""
+
+    def verify(self, task: Task, answer: str) -> Verdict:
+        DOWN["calls"] += 1
+        return Verdict(0.5, "constant") if DOWN["from"] <= DOWN["calls"] else Match().verify(task, answer)
+
+
+def run_sums(folder: Path, verifier: Verifier, *callbacks: rlvr.Callback, **changes: Any) -> TrainReport:
+    env = Sums(below=5)
+    env.verifier = verifier
+    with Trainer(tiny_run(**changes), env=env, out=folder, console=Console(quiet=True), callbacks=callbacks) as trainer:
+        return trainer.fit()
+
+
+def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_policy(tmp_path: Path) -> None:
+    DOWN["from"] = 16 * 3 + 1
+    with pytest.raises(
+        CheckFailed, match=r"after step \d+: since step 4 no step .*\nlikely cause: Not the policy but the verifier has changed"
+    ):
+        run_sums(tmp_path / "run", Constant(), train={"steps": 16}, eval={"tasks": 0}, health={"max_steps_without_gradient": 4})
+
+
+@pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
+def test_weights_that_an_optimizer_does_not_change_are_no_training(tmp_path: Path) -> None:
+    class Freeze(rlvr.Callback):
+        def on_step_end(self, trainer: rlvr.Trainer, step: int, record: Any) -> None:
+            optimizer: Any = trainer.learner.optimizer
+            getattr(optimizer, "optimizer", optimizer).step = lambda *args, **kwargs: None
+
+    with pytest.raises(
+        CheckFailed, match=r"since step [12] no step has changed the weights.*\n.*There is a gradient and the weights stay as they are"
+    ):
+        run_sums(tmp_path / "run", Match(), Freeze(), train={"steps": 9}, eval={"tasks": 0}, health={"max_steps_without_gradient": 3})
+
+
+def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
+    found, model = health(), torch.nn.Linear(4, 4)
+    trainer = cast(Any, SimpleNamespace(model=model))
+    for step in range(1, 4):
+        found.on_batch(trainer, step, cast(Any, None))
+        with torch.no_grad():  # the optimizer, whose step ends here
+            model.weight.add_(1.0)
+        found._weights_seen = _sample_weights(model)
+        if step == 2:
+            model.weight.data.add_(1.0)
+        found.observe(row(step))
+    assert found._weights_changed_at == {3}
+    assert "Something other than the optimizer changed the weights before step 3" in found._explain_change(4)
+
+
+def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> None:
+    even = {"reward_std": 1e-16, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}
+    for tells_apart in (True, False):
+        found = health()
+        found._probe = cast(
+            Any, SimpleNamespace(tells_apart=lambda answers, told=tells_apart: told, verify_again=lambda answers: [], environment=None)
+        )
+        found._record = cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=[])))
+        assert (first_trouble(found, [row(k, 0.9) | even for k in range(1, 60)]) is None) == tells_apart
+
+
+def test_one_reply_to_all_calls_is_named_if_it_was_not_so_before() -> None:
+    def session(*replies: str) -> dict[str, Any]:
+        results = [{"call": f"0.{k}", "text": reply, "ok": True} for k, reply in enumerate(replies)]
+        return {"step_results": [{"messages": [], "done": True, "tool_results": results}]}
+
+    assert _find_common_reply([session("503", "503", "4")] * 6) == ("503", pytest.approx(2 / 3))
+    assert _find_common_reply([session("503")] * 9) == ("", 0.0)  # too few to say
+
+
+def test_a_signal_saves_also_while_the_run_is_in_doubt() -> None:
+    saved: list[int] = []
+    for doubt, interrupted in ((True, False), (True, True), (False, False)):
+        trainer = cast(Any, SimpleNamespace(num_steps=9, config=tiny_run(), is_interrupted=interrupted, save=lambda: saved.append(1)))
+        PeriodicCheckpoints(cast(Any, SimpleNamespace(is_in_doubt=doubt))).on_step_end(trainer, 3, cast(Any, None))
+    assert len(saved) == 2
 
 
 @pytest.mark.slow
