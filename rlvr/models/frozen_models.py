@@ -1,4 +1,4 @@
-"""Checks of the models of the section `frozen_models`: a reference, a teacher, or others that the algorithm names."""
+"""Checks of the models of the section `frozen_models`, and of the tokenizers that models were trained with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from rlvr.config.config import RunConfig
+from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Tokenizer
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError, format_suggestion
@@ -57,6 +57,23 @@ def _check_same_vocabulary(where: str, folder: Path, tokenizer: Tokenizer) -> No
         raise ConfigError(
             f"the model in {where} has another tokenizer than the policy ({len(others)} tokens and {len(ours)}; "
             f"{differs!r} differs), so their probabilities cannot be compared; use a model of the same family"
+        )
+
+
+def check_policy_tokenizer(model: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError if a tokenizer gives most of its tokens other ids than the one in the folder of the policy's model."""
+    try:
+        own = load_tokenizer(str(model.local_folder))
+    except ConfigError:
+        return  # the folder has none
+    ours, theirs = get_vocabulary(tokenizer), get_vocabulary(own)
+    shared = [token for token in theirs if token in ours]
+    moved = [token for token in shared if ours[token] != theirs[token]]
+    if len(moved) > len(shared) / 2:
+        token = moved[0]
+        raise ConfigError(
+            f"tokenizer is another one than that of the model in {model.path}: {token!r} has the id {ours[token]}, and the model was trained "
+            f"with {theirs[token]} ({len(moved)} of {len(shared)} common tokens differ); leave tokenizer out"
         )
 
 

@@ -26,7 +26,7 @@ from rlvr.models.batch import TokenRows
 from rlvr.models.compiled_layers import try_compile_layers
 from rlvr.models.determinism import is_deterministic
 from rlvr.models.device import get_trainer_precision
-from rlvr.models.frozen_models import check_frozen_models
+from rlvr.models.frozen_models import check_frozen_models, check_policy_tokenizer
 from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.partial_rollouts import build_rollout
@@ -136,6 +136,8 @@ def build_components(
     config = inputs.config
     set_seed(config.seed)
     tokenizer = inputs.tokenizer if inputs.tokenizer is not None else load_tokenizer(config.tokenizer_name)
+    if config.model.path is not None and (inputs.tokenizer is not None or config.tokenizer):
+        check_policy_tokenizer(config.model, tokenizer)
     environment: Environment = inputs.environment or stack.enter_context(build_from_config("env", config.env))
     if config.eval.tasks and config.eval.split not in environment.splits:
         raise ConfigError(

@@ -512,10 +512,9 @@ class RunHealth(Callback):
         if any((row.get("reward_std") or 0.0) > 0 and row.get("grad_norm") == 0.0 for row in rows):
             return "The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it"
         if any(row["step"] in self._unmoved_steps and row.get("grad_norm") for row in rows):
-            return (
-                "There is a gradient and the weights stay as they are: the optimizer does not hold these weights, or each update is smaller "
-                f"than model.dtype={self.config.model.dtype} can express; use model.dtype=float32"
-            )
+            dtype = self.config.model.dtype
+            small = "" if dtype == "float32" else f", or each update is smaller than {dtype} can express; use model.dtype=float32"
+            return f"There is a gradient and the weights stay as they are: the optimizer does not hold these weights{small}"
         reward, cut = _mean(rows, "reward"), _mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
             reasons = self._unscored_reasons.most_common(1)

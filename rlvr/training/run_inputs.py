@@ -27,6 +27,7 @@ from rlvr.hints import explain_keyword
 from rlvr.mdp.answer_faults import smoke_test_verifier
 from rlvr.mdp.task_data import (
     DATA_ENV,
+    is_data,
     is_rows,
     list_data_settings,
     make_data_env,
@@ -99,6 +100,8 @@ def resolve_run_inputs(
     if isinstance(data, Mapping):
         sections, data = {"data": data, **sections}, None
     env = unwrap_environment(env)
+    if data is None and env is not None and is_data(env):  # an environment as in `make_env`
+        data, env = env, None
     if isinstance(env, Environment):
         _try_verifier(env)
     sections = dict(sections)

@@ -37,7 +37,8 @@ from tests.training.peers.launch import free_port
 from tests.training.test_train import EVERYTHING
 
 ROOT = Path(__file__).parents[2]
-NOT_COMPARED = {"tokens/computed_with_padding", "sampling/logp_difference_max", "update_kl"}  # the last: of some rows of each process
+# the last two are those of some rows of each process
+NOT_COMPARED = {"tokens/computed_with_padding", "sampling/logp_difference_max", "update_kl", "update_gain"}
 """How many tokens went through the model depends on who computes what, and so does the largest of all rounding errors."""
 
 

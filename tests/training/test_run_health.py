@@ -285,6 +285,16 @@ def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> 
         assert (first_trouble(found, [row(k, 0.9) | even for k in range(1, 60)]) is None) == tells_apart
 
 
+def test_updates_against_the_advantages_are_a_loss_with_the_wrong_sign(tmp_path: Path) -> None:
+    found = health()
+    for step in range(1, 20):
+        found.observe(row(step, update_gain=-0.01))
+    assert "the sign of the loss or of the advantages is wrong" in found._explain_change(20)
+    run_sums(tmp_path / "run", Match(), eval={"tasks": 0}, train={"steps": 4, "learning_rate": 1e-3})
+    gains = [one["update_gain"] for one in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "update_gain" in one]
+    assert gains and min(gains) > 0  # a right update goes along the advantages
+
+
 def test_one_reply_to_all_calls_is_named_if_it_was_not_so_before() -> None:
     def session(*replies: str) -> dict[str, Any]:
         results = [{"call": f"0.{k}", "text": reply, "ok": True} for k, reply in enumerate(replies)]

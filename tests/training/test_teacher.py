@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
 from rlvr.mdp.tokenizers import load_tokenizer
+from rlvr.models.frozen_models import check_policy_tokenizer
 from rlvr.models.model_loading import load_model, to_transformers_tokenizer
 from rlvr.training.components import build_components
 from rlvr.training.train import train
@@ -107,6 +108,17 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         (other / name).unlink(missing_ok=True)
     with pytest.raises(ConfigError, match="has no tokenizer to compare with the policy's"):
         run(tmp_path / "b", algorithm=KL, frozen_models={"reference": str(other)})
+
+
+def test_a_tokenizer_that_the_policy_was_not_trained_with_is_refused(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(saved(tmp_path / "own")))
+    check_policy_tokenizer(model, load_tokenizer("chars:0123456789+=ab"))  # longer, with the same ids
+    with pytest.raises(
+        ConfigError, match=r"'\d' has the id \d+, and the model was trained with \d+ \(\d+ of \d+ common tokens differ\); leave"
+    ):
+        check_policy_tokenizer(model, load_tokenizer("chars:=+9876543210"))
+    with pytest.raises(ConfigError, match="leave tokenizer out"):
+        run(tmp_path / "run", tokenizer="chars:=+9876543210", model={"path": model.path}, sft_warmup=None)
 
 
 def test_a_teacher_with_a_shorter_window_is_refused(tmp_path: Path) -> None:
