@@ -5,6 +5,7 @@ The split depends only on the order of the requests, so each completion is sampl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -17,6 +18,7 @@ from rlvr.cluster.checks.episode_fields import (
     find_wrong_rewards,
     find_wrong_size,
 )
+from rlvr.contracts.sampler import SamplerTraits
 from rlvr.episode import Episode, StopReason
 from rlvr.rollout.episode_encoding import CorruptData
 from rlvr.rollout.partial_rollouts import is_continuation
@@ -27,14 +29,25 @@ REQUESTED_META = ("greedy", "mismatched", "canary", "dropped", "split", "index")
 """The keys of `Episode.meta` that decide how an episode is counted; they come from the request alone."""
 NO_LIMITS = EpisodeLimits()
 SINGLES_PER_TASK = 64
-"""Draws per task when each group has one member, as in evaluations."""
+"""Draws per task when each group has one member, as in evaluations; and for an engine, which samples as many in hardly more time than one."""
 RolloutTask = list[RolloutRequest]
 
 
-def split_into_tasks(requests: Sequence[RolloutRequest], groups_per_task: int = 1) -> list[RolloutTask]:
-    """Split the requests into rollout tasks of `groups_per_task` whole groups, in order."""
+def choose_groups_per_task(asked: int | None, traits: SamplerTraits, num_generations: int) -> int:
+    """Return the number of groups in a task: `asked`, or as many as an engine of its own samples at a time; 1 for the trainer's model.
+
+    >>> choose_groups_per_task(None, SamplerTraits(runs_model=False), 8)
+    8
+    """
+    has_engine = traits.loads_weights and not traits.runs_model
+    return asked or (math.ceil(SINGLES_PER_TASK / num_generations) if has_engine else 1)
+
+
+def split_into_tasks(requests: Sequence[RolloutRequest], groups_per_task: int | None = 1) -> list[RolloutTask]:
+    """Split the requests into rollout tasks of `groups_per_task` whole groups, in order; None is 1."""
     groups = [list(group) for _, group in groupby(requests, key=lambda request: request.group)]
-    size = groups_per_task if any(len(group) > 1 for group in groups) else max(groups_per_task, SINGLES_PER_TASK)
+    asked = groups_per_task or 1
+    size = asked if any(len(group) > 1 for group in groups) else max(asked, SINGLES_PER_TASK)
     return [[request for group in groups[first : first + size] for request in group] for first in range(0, len(groups), size)]
 
 

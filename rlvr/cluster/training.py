@@ -19,7 +19,7 @@ from accelerate import Accelerator
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.driver import NO_WEIGHTS, Driver, PendingTasks
 from rlvr.cluster.event_log import EventLog
-from rlvr.cluster.rollout_tasks import split_into_tasks
+from rlvr.cluster.rollout_tasks import choose_groups_per_task, split_into_tasks
 from rlvr.cluster.rollout_worker import check_sampler_supported
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.config.cluster import ClusterConfig
@@ -82,6 +82,8 @@ def build_cluster_components(
     if settings is None:
         return components
     check_cluster_support(inputs, components)
+    num_groups = choose_groups_per_task(settings.groups_per_task, components.sampler.traits, inputs.config.rollout.num_generations)
+    settings = settings.model_copy(update={"groups_per_task": num_groups})
     if settings.rollout_workers == 0:
         return replace(components, rollout=TaskwiseRollout(components.rollout, settings))  # type: ignore[arg-type]
     precision, vectors = get_precision(components), components.sampler.traits.runs_model
@@ -212,13 +214,10 @@ class WeightBroadcaster(Sampler):
         0, and are always sent.
         """
         if version != self._sent or version == 0:
-            self.update_from_model(weights.gather_model(), version)
-
-    def update_from_model(self, model: Any, version: int) -> None:
-        """Send the weights of a model."""
-        self._sent = version
-        if self.driver is not None:
-            self.driver.send_weights(NO_WEIGHTS if self.packer is None else self.packer.pack(model))
+            self._sent = version
+            tensors = {} if self.packer is None else weights.gather_on_main()
+            if self.driver is not None:
+                self.driver.send_weights(NO_WEIGHTS if self.packer is None else self.packer.pack(tensors))
 
     def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Any:
         """Raise an error: rollout workers sample whole tasks."""

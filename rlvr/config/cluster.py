@@ -36,9 +36,9 @@ class ClusterConfig(Section):
     verifier_cpus: float = Field(
         default=1.0, ge=0
     )  # CPUs per verifier worker, which runs rollout.max_concurrent_calls verifications at once
-    groups_per_task: int = Field(default=1, ge=1)
+    groups_per_task: int | None = Field(default=None, ge=1)
     """The number of whole groups in one rollout task, which one worker samples in one call. Larger tasks are faster, but more is lost
-    if a rollout worker fails."""
+    if a rollout worker fails. Unset: 1, or groups of 64 completions together for an engine such as vLLM, which samples many at a time."""
     backup_task_fraction: float = Field(default=0.0, ge=0, le=1)
     """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
     max_restarts: int = Field(default=5, ge=0)

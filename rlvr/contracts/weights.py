@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,12 @@ class Weights(ABC):
     @abstractmethod
     def gather_model(self) -> Any:
         """Return a model with these weights that can be run. If the weights are sharded, each process gets a full copy."""
+
+    def gather_on_main(self) -> Mapping[str, Any]:
+        """Return the full tensors of the plain model by their names in it. If the weights are sharded, only the main process has them, in
+        host memory, and the others get an empty mapping.
+        """
+        return dict(self.gather_model().state_dict(keep_vars=True))
 
     @abstractmethod
     def save(self, folder: Path, dtype: str | None = None) -> None:

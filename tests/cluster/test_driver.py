@@ -17,7 +17,7 @@ from rlvr.cluster.checks.comparison import choose_audit_tasks
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.driver import Driver
 from rlvr.cluster.event_log import EventLog
-from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK, RolloutTask, split_into_tasks
+from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK, RolloutTask, choose_groups_per_task, split_into_tasks
 from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.weights.weight_updates import WeightUpdate
@@ -27,6 +27,8 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, SamplerError
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, derive_seed
+from rlvr.samplers.hf import HFSampler
+from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Fault, StepReward, Task, Verdict, make_user_prompt
 
 
@@ -372,6 +374,13 @@ def test_units_are_whole_groups_and_single_draws_go_together() -> None:
     assert [len(unit) for unit in split_into_tasks(draws(5, 2), groups_per_task=2)] == [4, 4, 2]
     assert [len(unit) for unit in split_into_tasks(draws(SINGLES_PER_TASK + 3, 1))] == [SINGLES_PER_TASK, 3]
     assert [draw for unit in split_into_tasks(draws(), 4) for draw in unit] == draws() and split_into_tasks([]) == []
+
+
+def test_an_engine_samples_many_completions_in_one_task() -> None:
+    """One group of 8 leaves a GPU idle; a model that runs in the process samples a group at a time, so that its bits are the same."""
+    engine = VLLMSampler.traits
+    assert [choose_groups_per_task(asked, engine, 8) for asked in (None, 1, 3)] == [8, 1, 3]
+    assert choose_groups_per_task(None, engine, 1000) == 1 and choose_groups_per_task(None, HFSampler.traits, 8) == 1
 
 
 # ---- several batches ----------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
 
     with pytest.raises(ClusterWorkersLost):
         train(config(rollout_workers=1, max_restarts=0), out=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_task: 1 -> 2\)"):
+    with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_task: None -> 2\)"):
         train(config(rollout_workers=3, groups_per_task=2), out=tmp_path / "run", resume=True)
     train(config(rollout_workers=3, max_restarts=1000, startup_timeout_s=900.0, verifier_workers=0), out=tmp_path / "run", resume=True)
     train(config(rollout_workers=0), out=tmp_path / "alone")

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from rlvr.cluster import ray_transport as actors
 from rlvr.cluster.rollout_tasks import RolloutTask
@@ -19,17 +20,18 @@ from rlvr.cluster.rollout_worker import EvalWorkerSettings, RolloutCancelled, Ro
 from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.training import WeightBroadcaster, train
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
-from rlvr.cluster.weights.packing import WeightPacker
+from rlvr.cluster.weights.packing import WeightPacker, apply_updates
 from rlvr.cluster.weights.weight_updates import WeightHistory, WeightUpdate
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampler, SamplingParams
 from rlvr.errors import ConfigError, MissingExtra, SamplerError
+from rlvr.models.plain_weights import PlainWeights
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.training.train import train as train_here
-from tests.cluster.test_weights import carried
+from tests.cluster.test_weights import carried, model, same, tensors_of
 from tests.fixtures.tiny import MODEL, tiny_run
 
 FACTS = WorkerSettings(precision="float32", sync_turns=False, threads=1)
@@ -192,11 +194,30 @@ def test_weights_are_sent_once_but_those_of_a_warm_start_whenever_they_change() 
     sent = list[WeightUpdate]()
     inner: Any = Sampler.__new__(HFSampler)
     sending = WeightBroadcaster(inner, SimpleNamespace(send_weights=sent.append), SimpleNamespace(pack=WeightUpdate))  # type: ignore[arg-type]
-    model = object()
-    weights: Any = SimpleNamespace(gather_model=lambda: model)
+    weights: Any = SimpleNamespace(gather_on_main=dict)
     for version in (0, 0, 1, 1, 2):
         sending.update_weights(weights, version)
     assert len(sent) == 4
+
+
+def test_sharded_weights_are_sent_by_the_main_process_and_no_process_builds_the_model() -> None:
+    """A process that trains on shards has no room for the whole model; the main process has it in host memory while it is sent."""
+    sent = list[WeightUpdate]()
+
+    class Shards(PlainWeights):
+        def gather_model(self) -> Any:
+            raise AssertionError("a whole model was built")
+
+        def gather_on_main(self) -> dict[str, Any]:
+            return {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+
+    trainer, other = model(dtype=torch.float32), model(1)
+    here: Any = SimpleNamespace(send_weights=sent.append)
+    inner: Any = Sampler.__new__(HFSampler)
+    for driver in (here, None):  # of the main process, and of another one
+        WeightBroadcaster(inner, driver, WeightPacker("whole", "bfloat16")).update_weights(Shards(trainer), 1)
+    apply_updates(other, sent)
+    assert same(other, trainer.to(torch.bfloat16))
 
 
 @pytest.mark.slow
@@ -223,7 +244,7 @@ def collector() -> tuple[RolloutWorker, RolloutTask, SamplingParams]:
 def test_a_collector_samples_with_the_weights_that_it_was_given_last() -> None:
     made, unit, sampling = collector()
     other = RolloutWorker(tiny_run(seed=5), FACTS)
-    parcel = carried(PACKER.pack(other.model))
+    parcel = carried(PACKER.pack(tensors_of(other.model)))
     with pytest.raises(SamplerError, match="asked for version 3 of the weights, but this rollout worker has version -1"):
         made.run_task(3, unit, sampling, 0)
     for one in (made, other):
@@ -238,7 +259,7 @@ def test_a_collector_samples_with_the_weights_that_it_was_given_last() -> None:
 @pytest.mark.parametrize("named", ["this", "the one before"])
 def test_a_unit_is_cancelled_between_two_tokens_and_a_late_word_about_another_one_stops_nothing(named: str) -> None:
     made, unit, sampling = collector()
-    made.load_weights(0, [PACKER.pack(made.model)])
+    made.load_weights(0, [PACKER.pack(tensors_of(made.model))])
     step, seen = made.sampler.stream_from_queue, list[int]()
 
     def slow(feed: Any, how: SamplingParams) -> Any:

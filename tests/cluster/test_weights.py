@@ -27,6 +27,10 @@ def model(seed: int = 0, dtype: torch.dtype = torch.bfloat16, *, tied: bool = Tr
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=tied, **SHAPE)).to(dtype)
 
 
+def tensors_of(net: Any) -> dict[str, torch.Tensor]:
+    return dict(net.state_dict(keep_vars=True))
+
+
 def carried(parcel: WeightUpdate) -> WeightUpdate:
     """As a transport gives it on: copied."""
     return replace(parcel, buckets=pickle.loads(pickle.dumps(list(parcel.buckets))))
@@ -65,7 +69,7 @@ def sized(parcels: Iterable[WeightUpdate]) -> list[int]:
 @pytest.mark.parametrize("bucket", [100, 3000, 1 << 28])
 def test_a_whole_copy_arrives_exactly_in_buckets_of_any_size(bucket: int, tied: bool) -> None:
     sent, got = model(tied=tied), model(1, tied=tied)
-    parcel = carried(WeightPacker("whole", "bfloat16", bucket_bytes=bucket).pack(sent))
+    parcel = carried(WeightPacker("whole", "bfloat16", bucket_bytes=bucket).pack(tensors_of(sent)))
     apply_updates(got, [parcel])
     assert same(sent, got) and sized([parcel]) == [parcel.num_bytes] == [sum(w.nbytes for w in sent.parameters())]
     assert max(sum(part.data.nbytes for part in one.parts) for one in parcel.buckets) <= bucket
@@ -73,7 +77,7 @@ def test_a_whole_copy_arrives_exactly_in_buckets_of_any_size(bucket: int, tied: 
 
 def test_the_bytes_of_a_whole_copy_are_not_copied_on_the_way() -> None:
     sent = model()
-    [bucket] = WeightPacker("whole", "bfloat16").pack(sent).buckets
+    [bucket] = WeightPacker("whole", "bfloat16").pack(tensors_of(sent)).buckets
     places = {weight.data_ptr() for weight in sent.parameters()}
     assert {part.data.ctypes.data for part in bucket.parts} == places
 
@@ -82,7 +86,7 @@ def test_the_bytes_of_a_whole_copy_are_not_copied_on_the_way() -> None:
 def test_weights_travel_in_the_precision_that_rollout_workers_compute_in(vectors: bool) -> None:
     sent = model(dtype=torch.float32)
     got = convert_model(model(1, torch.float32), "bfloat16", converts_vectors=vectors)
-    parcel = carried(WeightPacker("whole", "bfloat16", converts_vectors=vectors).pack(sent))
+    parcel = carried(WeightPacker("whole", "bfloat16", converts_vectors=vectors).pack(tensors_of(sent)))
     apply_updates(got, [parcel])
     for name, weight in sent.named_parameters():
         expected = weight.to(torch.bfloat16) if vectors or weight.ndim > 1 else weight
@@ -99,7 +103,7 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
     )
     versions, rollout_workers, deltas = list[Any](), dict[int, tuple[int, Any]](), 0
     for version in range(14):
-        parcel = packer.pack(trainer)
+        parcel = packer.pack(tensors_of(trainer))
         chain.add(version, carried(parcel))
         deltas += parcel.is_delta
         versions.append(copy.deepcopy(trainer))
@@ -119,36 +123,36 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
 
 def test_a_delta_has_the_size_of_what_changed() -> None:
     trainer, packer = model(vocabulary=20_000), WeightPacker("delta", "bfloat16")
-    first = packer.pack(trainer)
+    first = packer.pack(tensors_of(trainer))
     with torch.no_grad():
         for weight in trainer.parameters():
             weight.view(-1)[::50].mul_(1 + 1 / 128)  # the last bit, of 2 %
-    second = packer.pack(trainer)
+    second = packer.pack(tensors_of(trainer))
     assert second.is_delta and second.num_bytes < 0.012 * first.num_bytes and sized([second]) == [second.num_bytes]
-    nothing = packer.pack(trainer)
+    nothing = packer.pack(tensors_of(trainer))
     assert nothing.is_delta and nothing.num_bytes == 0 and len(nothing.checksums) == len(list(trainer.parameters()))
 
 
 def test_where_nearly_everything_changed_a_whole_copy_is_sent() -> None:
     trainer, packer, got = model(), WeightPacker("delta", "bfloat16"), model(1)
-    packer.pack(trainer)
+    packer.pack(tensors_of(trainer))
     change(trainer, 1, share=0.9)
-    parcel = packer.pack(trainer)
+    parcel = packer.pack(tensors_of(trainer))
     assert not parcel.is_delta
     apply_updates(got, [carried(parcel)])
     change(trainer, 2, share=0.01)
-    apply_updates(got, [carried(packer.pack(trainer))])  # and it is the base of the next delta
+    apply_updates(got, [carried(packer.pack(tensors_of(trainer)))])  # and it is the base of the next delta
     assert same(trainer, got)
 
 
 def test_tensors_of_other_sizes_come_whole_with_each_delta() -> None:
     trainer, got = model(dtype=torch.float32), convert_model(model(1, torch.float32), "bfloat16", converts_vectors=False)
     packer = WeightPacker("delta", "bfloat16", converts_vectors=False)
-    apply_updates(got, [carried(packer.pack(trainer))])
+    apply_updates(got, [carried(packer.pack(tensors_of(trainer)))])
     with torch.no_grad():
         for weight in trainer.parameters():
             weight.view(-1)[:3] += 0.25
-    parcel = packer.pack(trainer)
+    parcel = packer.pack(tensors_of(trainer))
     apply_updates(got, [carried(parcel)])
     assert parcel.is_delta and same(convert_model(trainer, "bfloat16", converts_vectors=False), got)
 
@@ -156,11 +160,11 @@ def test_tensors_of_other_sizes_come_whole_with_each_delta() -> None:
 @pytest.mark.parametrize("way", ["whole", "delta"])
 def test_bytes_that_changed_on_the_way_are_refused(way: str) -> None:
     trainer, packer, got = model(), WeightPacker("delta", "bfloat16", bucket_bytes=3000), model(1)
-    first = packer.pack(trainer)
+    first = packer.pack(tensors_of(trainer))
     if way == "delta":
         apply_updates(got, [carried(first)])
         change(trainer, 1)
-        first = packer.pack(trainer)
+        first = packer.pack(tensors_of(trainer))
     assert first.is_delta == (way == "delta")
     with pytest.raises(RlvrError, match="parts of the weights arrived with a wrong checksum"):
         apply_updates(got, [damaged(carried(first))])
@@ -168,14 +172,14 @@ def test_bytes_that_changed_on_the_way_are_refused(way: str) -> None:
 
 def test_changes_of_other_weights_than_the_collector_has_are_refused() -> None:
     trainer, packer = model(), WeightPacker("delta", "bfloat16")
-    packer.pack(trainer)
+    packer.pack(tensors_of(trainer))
     change(trainer, 1)
     with pytest.raises(RlvrError, match=r"has a wrong checksum after the delta; a full copy is needed"):
-        apply_updates(model(5), [carried(packer.pack(trainer))])
+        apply_updates(model(5), [carried(packer.pack(tensors_of(trainer)))])
 
 
 def test_weights_of_another_model_are_refused() -> None:
-    parcel = carried(WeightPacker("whole", "bfloat16").pack(model()))
+    parcel = carried(WeightPacker("whole", "bfloat16").pack(tensors_of(model())))
     words = r"another model: model.embed_tokens.weight is bfloat16 \[50, 16\], here "
     with pytest.raises(RlvrError, match=words + r"bfloat16 \[60, 16\]"):
         apply_updates(model(vocabulary=60), [parcel])
@@ -190,9 +194,9 @@ def test_weights_of_another_model_are_refused() -> None:
 
 def test_changes_outside_of_a_tensor_or_of_another_length_are_refused() -> None:
     trainer, packer = model(), WeightPacker("delta", "bfloat16")
-    packer.pack(trainer)
+    packer.pack(tensors_of(trainer))
     change(trainer, 1)
-    [bucket] = packer.pack(trainer).buckets
+    [bucket] = packer.pack(tensors_of(trainer)).buckets
     part = bucket.parts[0]
     with pytest.raises(RlvrError, match=r"the changes of model.embed_tokens.weight end at element 1,\d\d\d, and it has 800"):
         apply_updates(model(), [WeightUpdate([TensorBucket.from_parts([replace(part, offset=500)])], is_delta=True)])
@@ -226,7 +230,7 @@ def test_empty_tensors_and_single_numbers_travel_too() -> None:
     for number, value in enumerate([1.0, float("nan"), -0.0, float("-inf"), 1e-40, 0.0]):
         sent.get_parameter("a")[number] = value
         sent.get_parameter("one").fill_(value)
-        parcel = packer.pack(sent)
+        parcel = packer.pack(tensors_of(sent))
         apply_updates(got, [carried(parcel)])
         assert parcel.is_delta == (number > 0)
         for name, tensor in sent.state_dict().items():
@@ -238,7 +242,7 @@ def test_tensors_are_compared_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("rlvr.cluster.weights.packing.COMPARE_CHUNK", 100)
     trainer, packer, got = model(), WeightPacker("delta", "bfloat16"), model(1)
     for seed in range(3):
-        parcel = carried(packer.pack(trainer))
+        parcel = carried(packer.pack(tensors_of(trainer)))
         apply_updates(got, [parcel])
         assert same(trainer, got) and parcel.is_delta == (seed > 0)
         change(trainer, seed, share=0.05)
@@ -249,16 +253,16 @@ def test_tensors_are_compared_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_tensors_that_get_another_name_or_size_are_sent_whole(then: dict[str, torch.Tensor]) -> None:
     packer = WeightPacker("delta", "bfloat16")
-    packer.pack(Net(a=halves(1000), c=halves(3)))
+    packer.pack(tensors_of(Net(a=halves(1000), c=halves(3))))
     sent, got = Net(c=halves(3), **then), Net(c=halves(3), **{name: torch.zeros_like(value) for name, value in then.items()})
-    parcel = packer.pack(sent)
+    parcel = packer.pack(tensors_of(sent))
     apply_updates(got, [carried(parcel)])
     assert not parcel.is_delta and same(sent, got)
 
 
 def in_two() -> WeightUpdate:
     """Two tensors in two buckets each."""
-    return carried(WeightPacker("whole", "bfloat16", bucket_bytes=8).pack(Net(a=halves(8, 2.0), b=halves(8, 3.0))))
+    return carried(WeightPacker("whole", "bfloat16", bucket_bytes=8).pack(tensors_of(Net(a=halves(8, 2.0), b=halves(8, 3.0)))))
 
 
 @pytest.mark.parametrize(
@@ -296,9 +300,9 @@ def test_buckets_that_are_lost_repeated_or_out_of_order_are_refused(order: tuple
 )
 def test_changes_that_cannot_be_are_refused_in_words(changes: dict[str, Any], words: str) -> None:
     trainer, packer, got = model(), WeightPacker("delta", "bfloat16"), model(1)
-    apply_updates(got, [carried(packer.pack(trainer))])
+    apply_updates(got, [carried(packer.pack(tensors_of(trainer)))])
     change(trainer, 1)
-    parcel = carried(packer.pack(trainer))
+    parcel = carried(packer.pack(tensors_of(trainer)))
     [bucket] = parcel.buckets
     bad = TensorBucket.from_parts([replace(bucket.parts[0], **changes), *bucket.parts[1:]])
     with pytest.raises(RlvrError, match=words):
@@ -308,10 +312,10 @@ def test_changes_that_cannot_be_are_refused_in_words(changes: dict[str, Any], wo
 @pytest.mark.parametrize(("order", "right"), [((0, 1, 2), True), ((1, 2), False), ((0, 0, 1, 2), False), ((0, 1), None)], ids=str)
 def test_deltas_that_are_skipped_or_repeated_are_refused(order: tuple[int, ...], right: bool | None) -> None:
     trainer, packer, got, parcels = model(), WeightPacker("delta", "bfloat16"), model(1), list[WeightUpdate]()
-    apply_updates(got, [carried(packer.pack(trainer))])
+    apply_updates(got, [carried(packer.pack(tensors_of(trainer)))])
     for seed in range(3):
         change(trainer, seed)
-        parcels.append(carried(packer.pack(trainer)))
+        parcels.append(carried(packer.pack(tensors_of(trainer))))
     if right is False:
         with pytest.raises(RlvrError, match="a full copy is needed"):
             apply_updates(got, [parcels[at] for at in order])
@@ -322,8 +326,8 @@ def test_deltas_that_are_skipped_or_repeated_are_refused(order: tuple[int, ...],
 
 def test_a_delta_without_the_checksums_of_all_tensors_is_refused() -> None:
     trainer, packer, got = model(), WeightPacker("delta", "bfloat16"), model(1)
-    apply_updates(got, [carried(packer.pack(trainer))])
-    parcel = carried(packer.pack(trainer))
+    apply_updates(got, [carried(packer.pack(tensors_of(trainer)))])
+    parcel = carried(packer.pack(tensors_of(trainer)))
     with pytest.raises(RlvrError, match=r"\d+ tensors are missing, such as model.embed_tokens.weight"):
         apply_updates(got, [replace(parcel, checksums={})])
     with pytest.raises(RlvrError, match="of another model: it has other, and here is no such tensor"):

@@ -102,7 +102,11 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> Resampling
                 model = load_model(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
                 collector.load_weights(
                     version,
-                    [WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.traits.runs_model).pack(model)],
+                    [
+                        WeightPacker("whole", collector.settings.precision, converts_vectors=collector.sampler.traits.runs_model).pack(
+                            model.state_dict(keep_vars=True)
+                        )
+                    ],
                 )
                 del model
             collector.version = version

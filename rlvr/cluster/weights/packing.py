@@ -29,6 +29,7 @@ MAX_DELTA_FRACTION = 0.5
 """If a delta is larger than this share of a full copy, the full copy is sent."""
 COMPARE_CHUNK = 1 << 26
 """Number of elements of a tensor that are compared at a time."""
+Tensors = Mapping[str, torch.Tensor]
 
 # ---- sending
 
@@ -61,46 +62,47 @@ class WeightPacker:
         self._sent_tensors, self._num_deltas = dict[str, Array](), 0
         """The last sent values of the tensors that deltas support, and the number of deltas since the last full copy."""
 
-    def pack(self, model: Any) -> WeightUpdate:
-        """Encode the present weights. A full copy must be read before they change."""
-        if self.mode == "delta" and self._num_deltas < self.full_copy_interval - 1 and self._matches_base(model):
-            parts = list(self._iter_changes(model))
-            size, whole = sum(part.data.nbytes for part in parts), sum(tensor.nbytes for _, tensor in self._iter_tensors(model))
+    def pack(self, tensors: Tensors) -> WeightUpdate:
+        """Encode the present weights, by their names in the model. A full copy must be read before they change."""
+        if self.mode == "delta" and self._num_deltas < self.full_copy_interval - 1 and self._matches_base(tensors):
+            parts = list(self._iter_changes(tensors))
+            size, whole = sum(part.data.nbytes for part in parts), sum(tensor.nbytes for _, tensor in self._iter_tensors(tensors))
             if size <= MAX_DELTA_FRACTION * whole:
                 self._num_deltas += 1
-                result = {name: zlib.crc32(_view_bytes(tensor).data) for name, tensor in self._iter_tensors(model)}
+                result = {name: zlib.crc32(_view_bytes(tensor).data) for name, tensor in self._iter_tensors(tensors)}
                 return WeightUpdate(list(_fill_buckets(parts, self.bucket_bytes)), True, result, size)
         self._num_deltas = 0
         if self.mode == "delta":
             self._sent_tensors = {
-                name: _view_bytes(tensor).view(np.int16).copy() for name, tensor in self._iter_tensors(model) if tensor.itemsize == 2
+                name: _view_bytes(tensor).view(np.int16).copy() for name, tensor in self._iter_tensors(tensors) if tensor.itemsize == 2
             }
-        whole = sum(tensor.nbytes for _, tensor in self._iter_tensors(model))
-        return WeightUpdate(_fill_buckets(self._iter_full(model), self.bucket_bytes), num_bytes=whole)
+        whole = sum(tensor.nbytes for _, tensor in self._iter_tensors(tensors))
+        return WeightUpdate(_fill_buckets(self._iter_full(tensors), self.bucket_bytes), num_bytes=whole)
 
-    def _matches_base(self, model: Any) -> bool:
+    def _matches_base(self, tensors: Tensors) -> bool:
         """Whether the tensors that deltas support have the names and sizes of the base; otherwise a full copy is needed."""
-        sizes = {name: tensor.numel() for name, tensor in self._iter_tensors(model) if tensor.itemsize == 2}
+        sizes = {name: tensor.numel() for name, tensor in self._iter_tensors(tensors) if tensor.itemsize == 2}
         return bool(sizes) and sizes == {name: len(old) for name, old in self._sent_tensors.items()}
 
-    def _iter_tensors(self, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    def _iter_tensors(self, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over the tensors as they are sent; tied tensors come once."""
-        seen, same = set[int](), has_dtype(model, self.precision)
-        for name, tensor in model.state_dict(keep_vars=True).items():
+        seen, dtype = set[int](), next((tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()), None)
+        same = dtype == getattr(torch, self.precision)  # then its tensors of other precisions are not converted either
+        for name, tensor in tensors.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 plain = tensor.detach()
                 yield name, plain if same else convert_tensor(plain, self.precision, converts_vectors=self.converts_vectors)
 
-    def _iter_full(self, model: Any) -> Iterator[TensorSlice]:
-        for name, tensor in self._iter_tensors(model):
+    def _iter_full(self, tensors: Tensors) -> Iterator[TensorSlice]:
+        for name, tensor in self._iter_tensors(tensors):
             form, data = describe_tensor(tensor), _view_bytes(tensor)
             for begin in range(0, len(data), self.bucket_bytes):
                 yield TensorSlice(name, form, begin, data[begin : begin + self.bucket_bytes])
 
-    def _iter_changes(self, model: Any) -> Iterator[TensorSlice]:
+    def _iter_changes(self, tensors: Tensors) -> Iterator[TensorSlice]:
         """Encode the changes to the base, and update the base. The few tensors without deltas are sent in full."""
-        for name, tensor in self._iter_tensors(model):
+        for name, tensor in self._iter_tensors(tensors):
             form, data = describe_tensor(tensor), _view_bytes(tensor)
             if tensor.itemsize != 2:
                 yield TensorSlice(name, form, 0, data)
