@@ -36,6 +36,7 @@ from rlvr.hints import (
     PLUGINS,
     REFERENCE_COLUMNS,
     SOLUTION_COLUMNS,
+    VERIFIER_WORDS,
     add_usage_to_errors,
     explain_keyword,
     explain_plugin_setting,
@@ -127,7 +128,8 @@ def _take_environment(call: str, env: Any, settings: Mapping[str, Any]) -> tuple
     words = [word for word in ("env", "environment", "dataset", "data") if env is None and word in settings]
     if env is None and len(words) != 1:
         found = f"{' and '.join(words)} are both given" if words else "no environment is given"
-        raise TypeError(f"rlvr.{call}: {found}; the call is rlvr.{call}(name, **settings), or rlvr.{call}(data, verifier='exact')")
+        verifier = "..." if settings.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
+        raise TypeError(f"rlvr.{call}: {found}; the call is rlvr.{call}(name, **settings), or rlvr.{call}(data, verifier={verifier})")
     return (settings[words[0]] if words else env), {name: value for name, value in settings.items() if name not in words}
 
 
@@ -740,6 +742,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy = f"hf:{policy}"
     elif isinstance(policy, str | Path) and is_model_folder(Path(policy) / "checkpoints" / "last"):
         policy = f"hf:{Path(policy) / 'checkpoints' / 'last'}"
+    elif isinstance(policy, Path):
+        policy = str(policy)
     if _is_suite(env):
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
     elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
@@ -770,6 +774,11 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         wrong = (f"{key!r}: {explain_keyword(key, 'evaluate') or format_suggestion(key, known)}" for key in unknown)
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
     if verifier is not None:
+        if _is_suite(env):
+            raise ConfigError(
+                f"env is {env!r:.60}, which is read as names of environments; questions are rows: "
+                "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy=..., verifier=...)"
+            )
         raise ConfigError(
             "verifier goes with data, or with the name of an environment, and env is neither; set it on the environment: "
             "rlvr.make_env(name, verifier=...)"

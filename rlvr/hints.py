@@ -86,6 +86,9 @@ NAMES: Mapping[str, str] = {
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "load_dataset": "data is given as it is, as a file, a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
     "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
+    **dict.fromkeys(
+        ("spaces", "wrappers"), "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself"
+    ),
     "use_tools": "rlvr.evaluate(rows, policy=..., tools=[function], max_turns=4)",
     "help": "help(rlvr.verify), or `rlvr show verifier symbolic` in a shell",
     "load_eval": "rlvr.load_evaluation(DIR)",
@@ -326,6 +329,7 @@ def _write_keyword(config_key: str) -> str:
 _NUM_ANSWERS = "n=, the number of answers for each task; pass@k is reported for every k up to n"
 _NUM_TASKS = "tasks=, the number of tasks"
 _VERIFIER = "verifier="
+_SCORE_RANGE = "the range is the verifier's: verifier=rlvr.make_verifier(function, score_range=(-1, 2))"
 _FEW_SHOT = "rlvr.evaluate(rlvr.make_env(data, shots=5), policy=...)"
 _VERIFIED_LATER = "the answer and the reference are given when it is verified: rlvr.verify(verifier, answer=..., reference=...)"
 _SAMPLED_LATER = "how to sample is said where it is done: rlvr.evaluate(env, policy, temperature=0.7, max_new_tokens=512)"
@@ -355,8 +359,10 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "logging_steps": "every step is logged; leave it out",
         "optim": "the optimizer is AdamW; leave it out",
         "reward_weights": "verifier={'symbolic': 0.8, 'format': 0.2}, the weight of each",
+        "score_range": _SCORE_RANGE,
     },
     "evaluate": {
+        "score_range": _SCORE_RANGE,
         "api_key": "the key is read from the variable OPENAI_API_KEY; sampler={'key_variable': 'MY_KEY'} names another",
         "base_url": "policy='openai:URL#MODEL'",
         "batch_size": "sampler={'batch_size': 8}",
@@ -423,9 +429,12 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "max_tokens": "max_new_tokens=",
         "model": "sampler=",
         "policy": "sampler=",
+        **dict.fromkeys(
+            (*VERIFIER_WORDS, "verifier"), "the verifier is the environment's: rlvr.Rollout(rlvr.make_env(rows, verifier=function))"
+        ),
     },
     "Task": {
-        **dict.fromkeys(("question", "problem", "input"), "prompt="),
+        **dict.fromkeys(("question", "problem", "input"), "prompt=, or the question first"),
         **dict.fromkeys(("answer", "target", "label", "gold", "ground_truth", "solution"), "reference=, the right answer"),
         **dict.fromkeys(("metadata", "info", "extra_info"), "meta="),
         **dict.fromkeys(
@@ -465,6 +474,8 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
             "the number of turns is max_turns, an attribute of the class, or a setting of data with tools",
         ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
+        "score_range": _SCORE_RANGE,
+        "vectorization_mode": "answers are verified in parallel; leave it out",
         **dict.fromkeys(("num_fewshot", "few_shot", "fewshot", "n_shots"), "shots="),
         **dict.fromkeys(("num_tasks", "max_samples"), "limit="),
         **dict.fromkeys(("max_tokens", "max_completion_length", "max_new_tokens", "temperature"), _SAMPLED_LATER),
@@ -517,6 +528,12 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Keywords of other libraries, by the call that gets them: how they are written here, or a sentence."""
+CALLS: Mapping[str, str] = {
+    "Task": "rlvr.Task('2+2=', reference='4')",
+    "evaluate": "rlvr.evaluate(env, policy='hf:DIR', tasks=20)",
+    "make_env": "rlvr.make_env(rows, verifier=function)",
+}
+"""An example of a call, for the message about wrong arguments."""
 SAME_KEYWORDS: Mapping[str, str] = {"Trainer": "train", "make": "make_env", "make_vec": "make_env"}
 """Calls that take the keywords of another one."""
 CODE = re.compile(r"(rlvr|gymnasium|report)\.\w|\w+=")
@@ -616,9 +633,11 @@ def add_usage_to_errors(function: Callable[P, R]) -> Callable[P, R]:
 
     def explain(error: TypeError, kwargs: Mapping[str, Any]) -> TypeError:
         found = {key: hint for key in kwargs if key not in signature.parameters and (hint := explain_keyword(key, call))}
-        hints = [hint if f"'{key}'" in str(error) else f"{key}: {hint}" for key, hint in found.items()]
+        keys = {hint: ", ".join(key for key, other in found.items() if other == hint) for hint in found.values()}
+        hints = [hint if f"'{key}'" in str(error) else f"{key}: {hint}" for hint, key in keys.items()]
         shown = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
-        return TypeError("; ".join([f"rlvr.{call}: {error}", *hints, f"the call is rlvr.{call}{inspect.Signature(shown)}"]))
+        usage = f"the call is rlvr.{call}{inspect.Signature(shown)}" + (f", such as {CALLS[call]}" if call in CALLS else "")
+        return TypeError("; ".join([f"rlvr.{call}: {error}", *hints, usage]))
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

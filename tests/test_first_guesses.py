@@ -129,6 +129,29 @@ def test_a_list_of_verifiers_has_weights() -> None:
     assert "weights=[1.0, 0.2]" in read_message(lambda: rlvr.make_verifier({correct: 1.0, brief: 0.2}, tolerance=1))
 
 
+def test_the_range_of_a_reward_is_the_verifiers() -> None:
+    def reward(completion: str, answer: str) -> float:
+        return 2.0 if answer in completion else -1.0
+
+    for call in (
+        lambda: api.train(model="m", data=ROWS, reward_funcs=reward, score_range=(-1, 2)),
+        lambda: api.evaluate("arithmetic", lambda prompt: "4", score_range=(-1, 2)),
+        lambda: api.make_env(ROWS, verifier=reward, score_range=(-1, 2)),
+    ):
+        assert "verifier=rlvr.make_verifier(function, score_range=(-1, 2))" in read_message(call)
+    verifier = rlvr.make_verifier(reward, score_range=(-1, 2))
+    assert [rlvr.verify(verifier, answer, "4").score for answer in ("4", "5")] == [1.0, 0.0]
+
+
+def test_a_hint_does_not_name_another_verifier_than_the_one_that_was_given() -> None:
+    for call in (lambda: api.make_env(verifier=correct), lambda: api.make(reward_funcs=correct), lambda: api.Environment(verifier=correct)):
+        assert "(data, verifier=...)" in (message := read_message(call)) and "exact" not in message
+    assert "rlvr.make_env(rows, verifier=function)" in read_message(lambda: api.make_env(ROWS, correct))
+    assert "rlvr.Rollout(rlvr.make_env(rows, verifier=function))" in read_message(lambda: api.Rollout(ROWS, verifier=correct))
+    message = read_message(lambda: api.evaluate(["1+1=", "2+2="], lambda prompt: "4", verifier=correct))
+    assert "env is ['1+1=', '2+2='], which is read as names of environments; questions are rows: rlvr.evaluate([{'question'" in message
+
+
 # ---- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +208,25 @@ def test_a_model_and_an_environment_may_stand_in_order(tmp_path: Path) -> None:
     assert "and env= is given too" in read_message(lambda: resolve_run_inputs(folder, env, env="countdown"))
 
 
+def test_rows_are_an_environment_of_a_run_too() -> None:
+    assert resolve_run_inputs(model="m", env=ROWS, verifier="exact").environment is not None
+    assert resolve_run_inputs(model="m", data=ROWS, verifier="exact").environment is not None
+
+
+def test_a_run_that_saved_nothing_has_no_model(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    given: dict[str, Any] = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "env": "arithmetic", **SMALL}
+    rlvr.Trainer(steps=1, out=tmp_path / "run", **given).close()
+    for call in (
+        lambda: rlvr.load_run(tmp_path / "run").checkpoint,
+        lambda: rlvr.load_model(tmp_path / "run"),
+        lambda: rlvr.evaluate("arithmetic", str(tmp_path / "run"), tasks=1),
+        lambda: rlvr.evaluate("arithmetic", f"hf:{tmp_path / 'run'}", tasks=1),
+        lambda: rlvr.generate(tmp_path / "run", "1+1="),
+    ):
+        assert "is the folder of a run that has saved no checkpoint" in read_message(call)
+
+
 # ---- verdicts and results ---------------------------------------------------------------------------------------------
 
 
@@ -214,6 +256,20 @@ def test_the_table_of_an_evaluation_shows_the_cause_of_an_unscored_answer() -> N
 
     report = rlvr.evaluate(ROWS[:1], lambda prompt: "1", verifier=fails)
     assert "to the cause" in " ".join(str(report).split())
+
+
+def test_a_sampler_returns_tokens() -> None:
+    completion: Any = rlvr.Completion([1, 2], [-1.0, -1.0], "stop")
+    assert "tokenizer.decode(completion.tokens); rlvr.generate(sampler, prompts) returns texts" in read_message(lambda: completion.text)
+    assert "write .finish" in read_message(lambda: completion.finish_reason)
+
+
+def test_a_task_and_an_endpoint_are_told_as_they_are_written() -> None:
+    for given in ({"input": "2+2=", "target": "4"}, {"question": "2+2=", "answer": "4"}, {"prompt": "2+2=", "answer": "4"}):
+        assert "such as rlvr.Task('2+2=', reference='4')" in read_message(lambda given=given: api.Task(**given))
+    message = read_message(lambda: api.Task(dataset=[], solver=None, scorer=None))
+    assert message.count("an rlvr.Task is one question") == 1 and "dataset, solver, scorer: " in message
+    assert "write openai:URL#gpt-4o" in read_message(lambda: api.evaluate(ROWS, "openai/gpt-4o", verifier="exact"))
 
 
 # ---- tools and sandboxes ----------------------------------------------------------------------------------------------
@@ -385,10 +441,10 @@ def test_bad_keywords_of_a_run_are_told_together() -> None:
 def test_a_message_about_a_setting_of_a_run_can_be_typed(tmp_path: Path) -> None:
     tokenizer = rlvr.load_tokenizer(TOKENIZER)
     model = tiny_model(tokenizer)
-    model.config.max_position_embeddings = 8
+    model.config.max_position_embeddings = 12
     given: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "env": "arithmetic", "max_new_tokens": 6, "eval": {"tasks": 0}}
     message = read_message(lambda: rlvr.train(**given, steps=1, out=tmp_path / "a"))
-    assert "set max_length=8, or lower max_new_tokens" in message
+    assert "set max_length=12, or max_new_tokens=4" in message
     assert resolve_run_inputs(model="m", env="arithmetic", max_length=64).config.rollout.max_length == 64
     assert write_as_keywords("use model.dtype=float32 with train.mixed_precision=bf16") == (
         "use model={'dtype': 'float32'} with mixed_precision='bf16'"
@@ -408,6 +464,17 @@ def test_data_may_be_a_keyword_and_its_system_message_has_its_usual_names() -> N
     assert "no environment is given" in read_message(lambda: api.make_env())
     for call in (rlvr.make, rlvr.make_vec, rlvr.make_env):
         assert "did you mean 'competition_math'?" in read_message(lambda call=call: call("math"))
+
+
+def test_words_of_gymnasium_and_verifiers_are_told_what_is_written_here() -> None:
+    env: Any = rlvr.make("arithmetic")
+    assert "write env.reset(seed=0)" in read_message(lambda: env.seed(0))
+    assert "env.environment.verifier" in read_message(lambda: env.rubric)
+    assert "write .verifier" in read_message(lambda: env.environment.rubric)
+    assert "write env.task('train', 0)" in read_message(lambda: env.environment.get_dataset())
+    for name in ("spaces", "wrappers"):
+        assert "those of gymnasium itself" in read_message(lambda name=name: getattr(api, name))
+    assert "verified in parallel; leave it out" in read_message(lambda: api.make_vec("arithmetic", 2, vectorization_mode="sync"))
 
 
 def test_a_call_of_a_tool_as_the_prompt_asks_for_it_fits_with_an_answer() -> None:

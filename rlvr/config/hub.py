@@ -18,6 +18,9 @@ IGNORED_FILE_PATTERNS = ("original/*", "onnx/*", "gguf/*", "coreml/*", "flax_mod
 """Weights in other formats, which are not downloaded."""
 
 
+RUN_WITHOUT_MODEL = "the folder of a run that has saved no checkpoint, so there is no model in it; train it, or resume it with --resume"
+
+
 def is_model_folder(value: Any) -> bool:
     """Return whether a value names a folder with a model."""
     return isinstance(value, str | Path) and (Path(value) / "config.json").is_file()

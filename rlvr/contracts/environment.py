@@ -73,7 +73,11 @@ class Environment(Plugin, ABC):
             "an environment makes tasks; its Gymnasium environment is rlvr.make(env), or rlvr.TokenEnv(env) for token ids",
         ),
         "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
-        "dataset": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
+        **dict.fromkeys(
+            ("dataset", "get_dataset", "eval_dataset", "get_eval_dataset"),
+            "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
+        ),
+        **dict.fromkeys(("rubric", "scorer", "reward_funcs"), "write .verifier"),
         "evaluate": "write rlvr.evaluate(env, policy=...)",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import Hinted
+from rlvr.hints import VERIFIER_WORDS, Hinted
 
 CONTRACT_VERSION = 1
 """The version of the contracts in `rlvr.contracts`; raised when a plugin that was written for them would no longer work."""
@@ -206,14 +206,15 @@ class Plugin(Hinted):
             missing = find_missing_methods(cls)
             if is_contract(cls) and (args or kwargs or missing):
                 maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
+                verifier = "..." if kwargs.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
                 about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
                 if cls.__name__ == "Environment" and kwargs.keys() & {"data", "dataset", "rows", "eval_dataset"}:
                     raise TypeError(
-                        "rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier='exact'), where "
+                        f"rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier={verifier}), where "
                         "system=, question= and reference= name the system message and the columns"
                     )
                 if cls.__name__ == "Environment":
-                    about += "; for questions with answers write rlvr.make_env(data, verifier='exact')"
+                    about += f"; for questions with answers write rlvr.make_env(data, verifier={verifier})"
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)

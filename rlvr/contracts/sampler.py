@@ -12,7 +12,7 @@ from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.weights import Weights
 from rlvr.errors import ConfigError
-from rlvr.hints import add_usage_to_constructor_errors
+from rlvr.hints import Hinted, add_usage_to_constructor_errors
 from rlvr.task import Task
 from rlvr.turns import ToolSpec, Turn
 
@@ -84,13 +84,21 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(Hinted):
     """One sampled turn, as token ids that are never re-tokenized. A stop id, if present, is the last token.
 
     >>> Completion(tokens=[7, 9, 0], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
     'stop'
     """
 
+    _hints = {
+        **dict.fromkeys(
+            ("text", "content", "outputs", "message"),
+            "a sampler returns tokens: tokenizer.decode(completion.tokens); rlvr.generate(sampler, prompts) returns texts",
+        ),
+        "token_ids": "write .tokens",
+        **dict.fromkeys(("finish_reason", "stop_reason"), "write .finish"),
+    }
     tokens: list[int]
     logprobs: list[float]
     finish: Literal["stop", "length", "error"]

@@ -248,6 +248,8 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
     name, colon, rest = policy.partition(":")
     names = [entry.name for entry in list_entries("sampler")]
     if not colon or not rest or name not in names:  # checked without importing the samplers, which is slow
+        if policy and (Path(policy) / "config.yaml").is_file():
+            raise NotFound(f"the policy {policy!r} is {hub.RUN_WITHOUT_MODEL}")
         if policy and Path(policy).is_dir():
             raise NotFound(f"the policy {policy!r} is a folder; for the model in it write hf:{policy}, or vllm:{policy}")
         if name in names:
@@ -255,6 +257,8 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
                 getattr(load_factory("sampler", name), "traits", SamplerTraits()).cli_syntax or "another sampler; see `rlvr list samplers`"
             )
             raise NotFound(f"the policy {policy!r} names a sampler, and not what it samples from; write {form}")
+        if policy.startswith("openai/"):
+            raise NotFound(f"the policy {policy!r} is a model of an endpoint; write openai:URL#{policy.removeprefix('openai/')}")
         raise NotFound(f"the policy {policy!r} is not SAMPLER:WHAT, such as hf:DIR or scripted:gold; {format_suggestion(name, names)}")
     factory: Any = load_factory("sampler", name)
     if not getattr(factory, "traits", SamplerTraits()).cli_syntax:

@@ -24,7 +24,7 @@ from gymnasium import spaces
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError, format_suggestion
-from rlvr.hints import add_usage_to_errors
+from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, load_tokenizer
@@ -51,7 +51,7 @@ class AnyText(spaces.Text):
         return "AnyText()"
 
 
-class TokenEnv(gymnasium.Env[Any, Any]):
+class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
     """A Gymnasium environment over one environment and one tokenizer; each step appends one token.
 
     An action may also be a text: a whole turn of the policy, with the token that ends it.
@@ -68,6 +68,10 @@ class TokenEnv(gymnasium.Env[Any, Any]):
     'terminated'
     """
 
+    _hints = {
+        "seed": "write env.reset(seed=0)",
+        **dict.fromkeys(("verifier", "rubric", "task", "num_tasks", "splits"), "it is of the environment inside: env.environment.verifier"),
+    }
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
 
     @add_usage_to_errors

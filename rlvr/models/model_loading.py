@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.utils import logging
 
 from rlvr.config.config import ModelConfig
+from rlvr.config.hub import RUN_WITHOUT_MODEL
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, ByteTokenizer, CharTokenizer, HFTokenizer, count_text_ids
@@ -94,6 +96,8 @@ def _load_model_folder(config: ModelConfig, dtype: torch.dtype) -> Any:
 
 
 def _build_load_error(folder: str, error: Exception) -> ConfigError:
+    if (Path(folder) / "config.yaml").is_file():
+        return ConfigError(f"model.path {folder!r} is {RUN_WITHOUT_MODEL}")
     return ConfigError(f"model.path {folder!r} contains no causal language model: {' '.join(str(error).split())[:300]}")
 
 

@@ -270,9 +270,10 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
             f"depends on the longest row of a batch: a row's gradient would depend on the other rows; set rollout.max_length={original}"
         )
     if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
+        left = known - max_prompt_length
+        lower = f"rollout.max_new_tokens={left}" if mdp.environment.max_turns == 1 and left > 0 else "lower rollout.max_new_tokens"
         raise ConfigError(
-            f"prompt and answer may reach {reached} tokens, but {name} has {known} positions; set rollout.max_length={known}, "
-            "or lower rollout.max_new_tokens"
+            f"prompt and answer may reach {reached} tokens, but {name} has {known} positions; set rollout.max_length={known}, or {lower}"
         )
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlvr.config.hub import RUN_WITHOUT_MODEL
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 from rlvr.hints import Hinted
 from rlvr.runs.run_log import load_run_config, read_jsonl
@@ -65,7 +66,10 @@ class Run(Hinted):
     @property
     def checkpoint(self) -> Path:
         """The newest checkpoint, a folder that transformers can load."""
-        return self.folder / "checkpoints" / "last"
+        path = self.folder / "checkpoints" / "last"
+        if not path.is_dir():
+            raise NotFound(f"{self.folder} is {RUN_WITHOUT_MODEL}")
+        return path
 
     def plot(self, *metrics: str) -> Any:
         """Plot metrics over the steps with matplotlib, by default the reward; returns the figure."""
