@@ -19,6 +19,7 @@ from rlvr.serve.guard import RequestError
 from rlvr.serve.jobs import IdempotencyKeyReused, JobStore, Overloaded, VerifyJob
 from rlvr.serve.openapi import build_openapi_document
 from rlvr.serve.pool import ServicePool
+from rlvr.serve.rows import MAX_VALUES, has_too_many_values
 from rlvr.serve.sessions import SessionManager
 
 NDJSON = "application/x-ndjson"
@@ -273,6 +274,10 @@ async def _read_object(request: Request) -> dict[str, Any]:
 
 
 def _parse_object(data: bytes) -> dict[str, Any]:
+    if has_too_many_values(data):
+        raise RequestError(
+            413, f"the body has more than {MAX_VALUES:,} values; send fewer rows, or one row per line with the content type {NDJSON}"
+        )
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):

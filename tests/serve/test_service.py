@@ -95,6 +95,23 @@ def test_a_client_that_sends_ten_megabytes_gets_the_answer_and_keeps_its_connect
         assert link.getresponse().status == 200
 
 
+def test_a_body_with_a_million_values_stops_nobody() -> None:
+    """Nothing else runs in a process while it parses JSON. Commas in a text are no values."""
+    values = b"{" + b",".join(b'"%d":1' % number for number in range(800_000)) + b"}"
+    row = b'{"reference": "4", "answer": "4", "meta": %s}' % values
+    with served("numeric", "--workers", "1", token=TOKEN) as server:
+        until(lambda: server.ask("/healthz")[0] == 200)
+        for path, raw in (("/verify", row), ("/verify/batch", b'{"rows": [%s]}' % row), ("/sessions", values), ("/openrlhf", values)):
+            began = time.monotonic()
+            status, said = server.ask(path, raw=raw)
+            assert status == 413 and "200,000 values" in said["error"], (path, status, said)
+            assert time.monotonic() - began < 1.0, path
+        status, said = server.ask("/verify/batch", raw=row + b"\n", **{"content-type": "application/x-ndjson"})
+        assert status == 200 and "200,000 values" in said["error"]
+        status, said = server.ask("/verify", raw=b'{"reference": "4", "answer": "%s"}' % (b"1, " * 300_000))
+        assert status == 200 and said["score"] == 0.0
+
+
 def test_what_is_too_much_is_refused_with_a_time_to_wait(server: Server) -> None:
     slow = threading.Thread(target=lambda: server.lines(rows(*["sleep 0.4"] * 12), "/verify/batch?verifier=Moody"))
     slow.start()
