@@ -286,6 +286,31 @@ def test_vast_and_hostile_answers_do_not_stop_the_page(chromium: Chromium, tmp_p
     assert drawn(page, "#detail b b, #detail script") == 0 and page.errors() == []
 
 
+def test_a_text_of_half_a_million_lines_opens_at_once(chromium: Chromium, tmp_path: Path) -> None:
+    """It is laid out in pieces, each to the end of a line."""
+    run = recorded_run(tmp_path / "run", steps=1)
+    rows = list(read_jsonl(run / "episodes.jsonl"))
+    text = "\n".join(f"line {k}" for k in range(500_000))
+    rows[1] |= {"text": text}
+    (run / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, write_page(run).path)
+    page.evaluate("choose(1, true)")
+    page.until(OPENED)
+    began = time.monotonic()
+    page.evaluate("document.querySelector('#detail details.fold').open = true")
+    page.evaluate("document.querySelector('#detail details.fold').getBoundingClientRect().height")
+    assert time.monotonic() - began < 5
+    shown = "[...document.querySelectorAll('#detail details.fold pre')].map((pre) => pre.textContent).join('')"
+    for clicks in range(3):
+        part = page.evaluate(shown)
+        assert text.startswith(part) and part.endswith("\n") and 45_000 * (clicks + 1) <= len(part) <= 50_000 * (clicks + 1)
+        page.evaluate("document.querySelector('#detail details.fold .piece').click()")
+    halves = "x\U0001f600" * 100_000
+    pieces = page.evaluate(f"[...folded('', {json.dumps(halves)}).querySelectorAll('pre')].map((pre) => pre.textContent)")
+    assert halves.startswith(pieces[0]) and pieces[0][-1] in halves  # no half of a character
+    assert page.errors() == []
+
+
 def phone(chromium: Chromium, path: Path, ready: str = READY) -> Page:
     page = chromium.open(path)
     page.ask("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)

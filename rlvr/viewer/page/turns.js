@@ -7,10 +7,18 @@ const GLANCE = 70; // characters of the arguments and of the output in the title
 const stateTone = (state) => (state === "ok" ? "good" : state === "error" ? "bad" : "warn");
 
 
-/** A text that opens on a click. */
+const PIECE = 50000; // characters of a folded text that the browser lays out at a time: hundreds of thousands of lines at once freeze it
+
+/** A text that opens on a click; of a vast one a piece, and the next with each click. */
 function folded(title, text, className = "") {
-  const fold = make("details", `fold ${className}`);
-  fold.append(make("summary", "", title), preOf(text));
+  const fold = make("details", `fold ${className}`), pieceOf = (from) => {
+    if (text.length - from <= PIECE) return [preOf(text.slice(from))];
+    let end = text.lastIndexOf("\n", from + PIECE - 1) + 1; // the end of a line, or of a character that is not cut in half
+    if (end <= from) end = from + PIECE + /[\udc00-\udfff]/.test(text[from + PIECE]);
+    const rest = button("piece", `show ${plural(Math.min(text.length - end, PIECE), "more character")} of ${text.length.toLocaleString("en")}`, () => rest.replaceWith(...pieceOf(end)));
+    return [preOf(text.slice(from, end)), rest];
+  };
+  fold.append(make("summary", "", title), ...pieceOf(0));
   return fold;
 }
 
