@@ -270,7 +270,10 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
         )
         missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
         if missing:
-            raise ConfigError(f"{k.name} {name!r} needs {', '.join(map(repr, missing))}; `rlvr show {k.name} {name}` explains it")
+            wrong = f"{k.name} {name!r} needs {', '.join(map(repr, missing))}"
+            if stray := [other for other in get_needs(factory) if other not in fields]:
+                raise ConfigError(f"{wrong}; its `needs` has {stray[0]!r}, which its constructor does not take; write {missing[0]!r} there")
+            raise ConfigError(f"{wrong}; `rlvr show {k.name} {name}` explains it")
         made = factory(**given)
         _check_class(type(made), k, name)
         return made

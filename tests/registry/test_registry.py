@@ -223,6 +223,17 @@ def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
         build("verifier", f"{path}:Wants")
 
 
+def test_a_misspelled_need_is_named(file: Any) -> None:
+    path = file(
+        "from rlvr.contracts import Environment\nclass Env(Environment):\n    task, needs = None, {'verifer': 'numeric'}\n"
+        "    def __init__(self, *, verifier):\n        pass\n"
+    )
+    with pytest.raises(
+        ConfigError, match=r"needs 'verifier'; its `needs` has 'verifer', which its constructor does not take; write 'verifier' there"
+    ):
+        build("env", f"{path}:Env")
+
+
 def test_what_was_built_for_a_plugin_that_refused_is_put_away(file: Any) -> None:
     path = file(
         "from rlvr.contracts import Environment, Verifier\nclosed = []\n"
