@@ -735,7 +735,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if not isinstance(sampling, Mapping):
             raise ConfigError(f"sampling_args is a {type(sampling).__name__}; give a mapping such as {{'max_tokens': 64}}, or keywords")
         settings = {**translate_keywords("evaluate", sampling), **settings}
-    env, policy = unwrap_environment(env), unwrap_environment(policy)
+    env, policy = ([env] if isinstance(env, Task) else unwrap_environment(env)), unwrap_environment(policy)
     if _is_policy(env) and not _is_policy(policy):
         env, policy = policy, env
     if isinstance(policy, str | Path) and is_model_folder(policy):

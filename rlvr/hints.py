@@ -52,6 +52,10 @@ NAMES: Mapping[str, str] = {
     "and `rlvr new env NAME` writes one",
     "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
+    **dict.fromkeys(
+        ("GenerateConfig", "GenerationConfig"),
+        "sampling settings are keywords: rlvr.generate(policy, prompts, n=4, temperature=0.7, max_new_tokens=64)",
+    ),
     "LLM": "rlvr.generate('hf:DIR', prompts, n=4, max_new_tokens=64), which returns texts; 'vllm:DIR' samples with vLLM, on a GPU",
     **dict.fromkeys(("pass_at_k", "pass_k"), "rlvr.evaluate(env, policy=..., n=8).pass_at_k(4)"),
     "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
@@ -475,6 +479,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
         "score_range": _SCORE_RANGE,
+        **dict.fromkeys(("n_envs", "num_environments"), "rlvr.make_vec(env, num_envs=4)"),
         "vectorization_mode": "answers are verified in parallel; leave it out",
         **dict.fromkeys(("num_fewshot", "few_shot", "fewshot", "n_shots"), "shots="),
         **dict.fromkeys(("num_tasks", "max_samples"), "limit="),
@@ -532,6 +537,7 @@ CALLS: Mapping[str, str] = {
     "Task": "rlvr.Task('2+2=', reference='4')",
     "evaluate": "rlvr.evaluate(env, policy='hf:DIR', tasks=20)",
     "make_env": "rlvr.make_env(rows, verifier=function)",
+    **dict.fromkeys(("Trainer", "train"), "rlvr.train(model='DIR', data=rows, verifier=function, steps=10)"),
 }
 """An example of a call, for the message about wrong arguments."""
 SAME_KEYWORDS: Mapping[str, str] = {"Trainer": "train", "make": "make_env", "make_vec": "make_env"}

@@ -213,6 +213,12 @@ def test_rows_are_an_environment_of_a_run_too() -> None:
     assert resolve_run_inputs(model="m", data=ROWS, verifier="exact").environment is not None
 
 
+def test_a_trainer_is_told_its_keywords() -> None:
+    for call in (lambda: api.Trainer("m", correct), lambda: api.train("m", correct)):
+        assert "a function that scores answers is a keyword: verifier=function, with data=rows" in read_message(call)
+    assert "such as rlvr.train(model='DIR', data=rows, verifier=function" in read_message(lambda: api.Trainer("m", correct, None, ROWS))
+
+
 def test_a_run_that_saved_nothing_has_no_model(tmp_path: Path) -> None:
     tokenizer = rlvr.load_tokenizer(TOKENIZER)
     given: dict[str, Any] = {"model": tiny_model(tokenizer), "tokenizer": tokenizer, "env": "arithmetic", **SMALL}
@@ -262,6 +268,20 @@ def test_a_sampler_returns_tokens() -> None:
     completion: Any = rlvr.Completion([1, 2], [-1.0, -1.0], "stop")
     assert "tokenizer.decode(completion.tokens); rlvr.generate(sampler, prompts) returns texts" in read_message(lambda: completion.text)
     assert "write .finish" in read_message(lambda: completion.finish_reason)
+
+
+def test_one_task_is_evaluated() -> None:
+    report = api.evaluate(api.Task("1+1=", reference="2"), lambda prompt: "2", verifier="exact")
+    assert report.accuracy == 1.0 and "write .score, or .verdict" in read_message(lambda: report.samples[0].scores)
+    assert "what is returned is finished" in read_message(lambda: report.status)
+
+
+def test_a_loaded_model_says_what_its_model_has() -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    loaded: Any = rlvr.load_model(tiny_model(tokenizer), tokenizer)
+    assert "write .model.config" in read_message(lambda: loaded.config) and not hasattr(loaded, "to_dict")
+    assert "write .generate([{'role': 'user'" in read_message(lambda: loaded.chat("hi"))
+    assert "rlvr.generate(policy, prompts, n=4, temperature=0.7" in read_message(lambda: api.GenerateConfig(temperature=0.5))
 
 
 def test_a_task_and_an_endpoint_are_told_as_they_are_written() -> None:
@@ -469,7 +489,9 @@ def test_data_may_be_a_keyword_and_its_system_message_has_its_usual_names() -> N
 def test_words_of_gymnasium_and_verifiers_are_told_what_is_written_here() -> None:
     env: Any = rlvr.make("arithmetic")
     assert "write env.reset(seed=0)" in read_message(lambda: env.seed(0))
-    assert "env.environment.verifier" in read_message(lambda: env.rubric)
+    assert "env.environment.verifier" in read_message(lambda: env.rubric) and "write .environment" in read_message(lambda: env.env)
+    assert "rlvr.make_verifier([verifier, function])" in read_message(lambda: env.environment.verifier.add_reward_func(correct))
+    assert "rlvr.make_vec(env, num_envs=4)" in read_message(lambda: api.make_vec("arithmetic", n_envs=2))
     assert "write .verifier" in read_message(lambda: env.environment.rubric)
     assert "write env.task('train', 0)" in read_message(lambda: env.environment.get_dataset())
     for name in ("spaces", "wrappers"):

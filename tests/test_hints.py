@@ -285,7 +285,7 @@ def test_no_table_has_a_name_that_exists() -> None:
 def test_the_keys_of_a_run_exist() -> None:
     keys = {f"{path}.{key}".strip(".") for path, kind in iter_sections(RunConfig) for key in kind.model_fields}
     free = {"algorithm": list_plugin_settings("algorithm"), "rollout.sampler": list_plugin_settings("sampler")}
-    free["frozen_models"] = ["reference"]
+    free["frozen_models"] = {"reference"}
     for word in hints.CONFIG_KEYS:
         key = hints.explain_config_key(word).partition("=")[0]
         section, _, name = key.rpartition(".")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from rlvr.task import Message
 
@@ -53,6 +53,14 @@ class LoadedModel(NamedTuple):
 
     def __repr__(self) -> str:
         return f"LoadedModel(a {type(self.model).__name__}, a {type(self.tokenizer).__name__})"
+
+    if not TYPE_CHECKING:  # type: ignore[misc]  # a type checker must still report attributes that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise the error of a missing attribute, with the right call if the model or a chat has it."""
+            hint = f"; write .model.{name}" if hasattr(self.model, name) else ""
+            hint = "; write .generate([{'role': 'user', 'content': '2+2='}])" if name in ("chat", "complete") else hint
+            raise AttributeError(f"a LoadedModel has no attribute {name!r}{hint}")
 
     def generate(self, prompts: Any, **sampling: Any) -> Any:
         """Return what the model answers to prompts, as `rlvr.generate` does."""

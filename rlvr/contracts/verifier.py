@@ -62,6 +62,9 @@ class Verifier(Plugin, ABC):
 
     _hints = {
         "verify_batch": "write .verify_many(tasks, answers), or rlvr.verify_many(verifier, answers, references)",
+        **dict.fromkeys(
+            ("add_reward_func", "add_metric"), "verifiers are joined when they are made: rlvr.make_verifier([verifier, function])"
+        ),
         "score": "write rlvr.verify(verifier, answer, reference).score",
     }
     version: ClassVar[str] = "1"

@@ -60,6 +60,7 @@ class EvalReport(Hinted):
         "summary": "write .table(), or .to_dict()",
         "to_json": "write json.dumps(report.to_dict())",
         "score": "write .accuracy",
+        "status": "what is returned is finished; a sample without a score says why in .reason",
         "mean_reward": "write .accuracy",
         **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].avg, which has value, low and high of the 95 % interval"),
         "stderr": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",

@@ -58,6 +58,7 @@ class EvalSample(Hinted):
         "output": "write .text",
         "response": "write .text",
         "reward": "write .score",
+        "scores": "write .score, or .verdict",
         "explanation": "write .reason",
         "error": "write .reason",
         "answer": "write .text, what the policy wrote, or .reference, the right answer",

@@ -70,6 +70,7 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
 
     _hints = {
         "seed": "write env.reset(seed=0)",
+        "env": "write .environment",
         **dict.fromkeys(("verifier", "rubric", "task", "num_tasks", "splits"), "it is of the environment inside: env.environment.verifier"),
     }
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}

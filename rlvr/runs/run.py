@@ -29,6 +29,7 @@ class Run(Hinted):
         "to_pandas": "write .metrics, or .episodes",
         "to_dataframe": "write .metrics, or .episodes",
         "history": "write .metrics",
+        **dict.fromkeys(("reward", "rewards"), "write .metrics['reward']"),
         "log_history": "write .metrics, a data frame with a column for each metric",
         "step": "write .metrics['step'].max()",
         "model": "write rlvr.load_model(run.checkpoint)",

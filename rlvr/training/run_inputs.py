@@ -244,6 +244,8 @@ def _split_env_settings(settings: Mapping[str, Any] | Sequence[str] | None) -> t
 
 def _to_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
     """Write settings as on the command line: ["train.steps=5"]."""
+    if callable(settings):
+        raise ConfigError(f"the settings are {settings!r}; a function that scores answers is a keyword: verifier=function, with data=rows")
     if not isinstance(settings, Mapping):
         return list(settings or ())
     section_of = _find_sections(key for key in settings if "." not in key and key not in RunConfig.model_fields)

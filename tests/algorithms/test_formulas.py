@@ -100,7 +100,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
         scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.traits.advantage_inputs})
         [credit] = algorithm.compute_advantages([group], scores)
         pick = torch.tensor(members)
-        columns = {
+        columns: dict[str, Any] = {
             "old": old[pick],
             "sampler": old[pick],
             "advantages": torch.tensor([row[1] for row in credit[:size]], dtype=torch.float64),
