@@ -8,10 +8,10 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -60,6 +60,8 @@ class EngineConfig:
     """Number of GPUs that the engine is split over; above 1 only in a process of its own."""
     lora_rank: int = 0
     """Rank of an adapter that is sent separately from the weights; 0: no adapter, or merged weights are sent."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further arguments, by vLLM's names."""
 
 
 class StallTimer:
@@ -284,8 +286,9 @@ class ColocatedEngine:
                 worker_extension_cls="rlvr.samplers._local.weight_loading.WeightReloadExtension",
                 enforce_eager=place.enforce_eager or not self.is_on_gpu,
                 **memory,
+                **place.engine_args,
             )
-        except (ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
+        except (TypeError, ValueError, RuntimeError, NotImplementedError, AssertionError) as error:
             said = " ".join(str(error).split())[:400]
             if "LoRA" in said:
                 raise ConfigError(f"vLLM cannot apply adapters to this model: {said}; send merged weights (enable_lora: false)") from error

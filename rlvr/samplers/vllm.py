@@ -15,7 +15,7 @@ engine score a probe: the run stops if the engine did not load the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -81,6 +81,17 @@ class Engine(Protocol):
         """Release all resources."""
 
 
+OWN_ENGINE_ARGS: Mapping[str, str] = {
+    **{name: name for name in ("dtype", "max_model_len", "max_num_seqs", "tensor_parallel_size", "enforce_eager", "enable_lora")},
+    **dict.fromkeys(("model", "load_format", "skip_tokenizer_init", "generation_config", "logprobs_mode", "enable_prefix_caching"), ""),
+    **dict.fromkeys(("distributed_executor_backend", "worker_extension_cls", "max_loras", "max_lora_rank"), ""),
+    "gpu_memory_utilization": "memory_fraction",
+    "enable_sleep_mode": "sleep",
+    "kv_cache_memory_bytes": "kv_cache_gb",
+}
+"""The engine's arguments that the sampler sets, and the setting for each, where there is one."""
+
+
 class VLLMSampler(Sampler):
     """Sampler that uses vLLM engines.
 
@@ -131,6 +142,7 @@ class VLLMSampler(Sampler):
         enable_lora: bool = True,
         enforce_eager: bool = False,
         sleep: bool = True,
+        engine_args: Mapping[str, Any] | None = None,
         urls: list[str] | None = None,
         weights_folder: str | None = None,
         transfer: str = "files",
@@ -156,6 +168,7 @@ class VLLMSampler(Sampler):
             enable_lora: send only the adapter of a model that has one (to servers, if they support it); false: send merged weights.
             enforce_eager: no CUDA graphs: samples more slowly, starts faster.
             sleep: release the trainer's GPU between rollouts.
+            engine_args: further arguments of an engine that this process starts, by vLLM's names, such as {kv_cache_dtype: fp8}.
             urls: the servers, for example http://localhost:8000.
             weights_folder: where weights are written for other processes, which must see it; None: in memory for local engines.
             transfer: how weights reach servers; files: through weights_folder; nccl: from GPU to GPUs, by vLLM's weight transfer.
@@ -168,6 +181,7 @@ class VLLMSampler(Sampler):
         """
         check_placement(placement, urls, engines, gpus, tensor_parallel_size)
         check_weight_transfer(transfer, placement, weights_folder)
+        check_engine_args(engine_args or {}, placement)
         concurrency, start_timeout_s = (
             concurrency if concurrency is not None else max_num_seqs,
             START_TIMEOUTS_S[placement] if start_timeout_s is None else start_timeout_s,
@@ -192,8 +206,9 @@ class VLLMSampler(Sampler):
         if placement == "colocated":
             self.traits = replace(type(self).traits, blocks_trainer_reason=IN_PROCESS_REASON)
         self.engine_config = EngineConfig(
-            dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size
-        )
+            dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size,
+            engine_args=dict(engine_args or {}),
+        )  # fmt: skip
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
         """Set the defaults of `dtype` and `max_model_len` for this run; kept where they are not given."""
@@ -333,6 +348,19 @@ def check_placement(placement: str, urls: list[str] | None, engines: int | None,
         )
     if placement != "server":
         check_vllm_version(get_installed_version())
+
+
+def check_engine_args(engine_args: Mapping[str, Any], placement: str) -> None:
+    """Raise ConfigError for arguments of an engine that this process does not start, or that the sampler sets itself.
+
+    >>> check_engine_args({"kv_cache_dtype": "fp8"}, "local")
+    """
+    if engine_args and placement == "server":
+        raise ConfigError(f"engine_args is {dict(engine_args)!r}, and placement 'server': give them to the command that starts the server")
+    for name in engine_args:
+        if name in OWN_ENGINE_ARGS:
+            own = OWN_ENGINE_ARGS[name]
+            raise ConfigError(f"engine_args has {name!r}, which the sampler sets itself" + (f"; write {own}=" if own else ""))
 
 
 make = VLLMSampler

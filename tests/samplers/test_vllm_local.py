@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
@@ -28,7 +29,7 @@ from safetensors.torch import save_file
 from rlvr.config.config import LoraConfig
 from rlvr.contracts import Completion, Request, SamplingParams, StaticQueue
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.samplers._colocated import ColocatedEngine
+from rlvr.samplers._colocated import ColocatedEngine, EngineConfig
 from rlvr.samplers._local import engine_plan as fleet
 from rlvr.samplers._local import engine_process as process
 from rlvr.samplers._local import engine_worker as worker
@@ -644,3 +645,22 @@ def test_the_engine_in_this_process_may_take_long_for_an_answer_and_not_for_a_to
     else:
         [(_, completion)] = filter(None, answers)
         assert len(completion.tokens) == 60 and time.monotonic() - began > 1.2 and engine.count_all_generated_tokens() == 60
+
+
+def test_an_engine_gets_the_arguments_of_vllm_and_its_own_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = list[dict[str, Any]]()
+    monkeypatch.setattr("rlvr.samplers.vllm.get_installed_version", lambda: "0.32.0")
+    sampler = VLLMSampler(placement="local", engine_args={"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192})
+    config = EngineConfig(**json.loads(json.dumps(asdict(sampler.engine_config))))  # as it reaches another process
+    monkeypatch.setattr("rlvr.samplers._colocated._vllm", lambda: SimpleNamespace(LLM=lambda folder, **more: given.append(more)))
+    engine = ColocatedEngine.__new__(ColocatedEngine)
+    vars(engine).update(_folder=tmp_path, config=config, is_on_gpu=True, _tied_weights=None)
+    engine._create_llm("a folder")
+    assert given[0]["kv_cache_dtype"] == "fp8" and given[0]["max_num_batched_tokens"] == 8192 and given[0]["max_num_seqs"] == 256
+    for placement, name, words in (
+        ("local", "gpu_memory_utilization", "sets itself; write memory_fraction="),
+        ("local", "logprobs_mode", "sets itself"),
+        ("server", "kv_cache_dtype", "the command that starts the server"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            VLLMSampler(placement=placement, urls=["http://localhost:1"] if placement == "server" else None, engine_args={name: 1})
