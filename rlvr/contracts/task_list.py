@@ -32,7 +32,9 @@ class TaskList(Environment):
         if twice := next((name for name in ids if ids.count(name) > 1), None) if len(set(ids)) < len(ids) else None:
             raise ConfigError(f"two tasks of the list have the id {twice!r}; give each its own: rlvr.Task(..., id=...)")
         self.tasks, self.verifier = tuple(tasks), verifier
-        longest = max((sum(len(message["content"].encode()) for message in task.prompt) for task in tasks), default=0)
+        longest = max(
+            (sum(len(message["content"].encode("utf-8", "surrogatepass")) for message in task.prompt) for task in tasks), default=0
+        )
         self.max_prompt_tokens = longest + CHAT_TEMPLATE_TOKENS
 
     def task(self, split: str, index: int) -> Task:

@@ -22,7 +22,17 @@ from urllib.parse import quote
 from rlvr.contracts import Tokenizer
 from rlvr.errors import ConfigError, MissingExtra, NotFound, format_suggestion
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, atomic_path, count_tokens, iter_rows, load_plan, parse_sample, write_atomic
+from rlvr.evaluation.samples import (
+    PLAN_FILE,
+    REPORT_FILE,
+    atomic_path,
+    count_tokens,
+    iter_rows,
+    load_plan,
+    parse_sample,
+    replace_surrogates,
+    write_atomic,
+)
 from rlvr.evaluation.statistics import mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.records import tool_spec_from_json
@@ -128,12 +138,7 @@ def flatten_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any
     values |= {"calls": count_turns_and_calls(row["turns"], row.get("session")).calls}
     values |= {"prompt": _join_prompt(row.get("prompt", [])), "reference": _to_text(row.get("reference"))}
     line = {name: values.get(name, row.get(name)) for name in columns}
-    return {name: _replace_surrogates(value) if isinstance(value, str) else value for name, value in line.items()}
-
-
-def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which are not valid UTF-8, by question marks."""
-    return text.encode("utf-8", "replace").decode()
+    return {name: replace_surrogates(value) if isinstance(value, str) else value for name, value in line.items()}
 
 
 def _join_prompt(messages: Sequence[Mapping[str, str]]) -> str:
@@ -288,7 +293,7 @@ def _write_inspect(run: Path, out: Path) -> Counter[str]:
         rows[row["env"]].append(row | {"said": turns or [{"role": "assistant", "content": row["text"]}]})
     for item in plan.envs:
         log = _build_inspect_log(plan, item, rows[item.name], created, status)
-        write_atomic(out / f"{_quote_file_name(item.name)}.json", _replace_surrogates(json.dumps(log, indent=1, ensure_ascii=False)))
+        write_atomic(out / f"{_quote_file_name(item.name)}.json", replace_surrogates(json.dumps(log, indent=1, ensure_ascii=False)))
     return +left_out
 
 

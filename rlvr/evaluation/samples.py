@@ -272,7 +272,14 @@ def samples_to_frame(samples: Iterable[EvalSample]) -> Any:
         raise MissingExtra("pandas", "train") from error
     columns = ("env", "task_id", "sample", "score", "reason", "text", "prompt", "reference", "finish", "tokens", "prompt_tokens")
     rows = [[sample.key[2] if name == "sample" else getattr(sample, name) for name in columns] for sample in samples]
-    return pandas.DataFrame(rows, columns=columns)
+    return pandas.DataFrame(
+        [[replace_surrogates(value) if isinstance(value, str) else value for value in row] for row in rows], columns=columns
+    )
+
+
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which are not valid UTF-8, by question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def iter_rows(folder: Path) -> Iterator[dict[str, Any]]:

@@ -56,6 +56,16 @@ def test_such_a_call_ends_no_evaluation(tmp_path: Path) -> None:
     assert [row["verdict"]["score"] for row in rows] == [0.0] * 4
 
 
+def test_a_task_with_half_a_character_ends_no_evaluation(tmp_path: Path) -> None:
+    """A lone surrogate is no valid text, and data may have one."""
+    half = "\ud800"
+    tasks = [rlvr.Task(f"q{half}", f"1{half}", id=f"a{half}", meta={"x": half}), rlvr.Task("r", "2", id="b")]
+    report = rlvr.evaluate(tasks, lambda prompt: "2", verifier="exact", out=tmp_path / "run")
+    assert [sample.score for sample in report.samples] == [0.0, 1.0]
+    frame = rlvr.load_evaluation(tmp_path / "run").to_pandas()
+    assert list(frame["prompt"]) == ["q?", "r"] and list(frame["task_id"]) == ["a?", "b"]
+
+
 def test_a_detail_without_end_is_cut() -> None:
     deep: list[object] = []
     for _ in range(5_000):
