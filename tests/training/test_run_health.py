@@ -300,7 +300,8 @@ def test_one_reply_to_all_calls_is_named_if_it_was_not_so_before() -> None:
         results = [{"call": f"0.{k}", "text": reply, "ok": True} for k, reply in enumerate(replies)]
         return {"step_results": [{"messages": [], "done": True, "tool_results": results}]}
 
-    assert _find_common_reply([session("503", "503", "4")] * 6) == ("503", pytest.approx(2 / 3))
+    reply, fraction = _find_common_reply([session("503", "503", "4")] * 6)
+    assert reply == "503" and fraction == pytest.approx(2 / 3)
     assert _find_common_reply([session("503")] * 9) == ("", 0.0)  # too few to say
 
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         ("kto", source, ["algorithm.desirable_threshold=-1"], ConfigError, "are desirable: KTO needs both"),
         ("dpo", empty, [], ConfigError, "no episode with a score"),
         ("dpo", silent, [], NotFound, "log.episodes"),
-        ("dpo", source, ["tokenizer=chars:9876543210+="], ConfigError, "do not fit this run.*to use those of the episodes"),
+        ("dpo", source, ["tokenizer=chars:9876543210+="], ConfigError, "common tokens differ.*leave tokenizer out"),
         ("dpo", source, ["env={name: arithmetic}"], ConfigError, "do not fit this run"),
         ("dpo", source, ["algorithm={name: grpo}"], ConfigError, "fresh answers only"),
         (
