@@ -632,7 +632,12 @@ def train(
         resume=resume,
         **sections,
     ) as trainer:
-        return trainer.fit()
+        try:
+            return trainer.fit()
+        except KeyboardInterrupt as stop:
+            if trainer.is_interrupted:  # it ended after its step, and said where the run stands
+                vars(stop)["says_everything"] = True
+            raise
 
 
 @accept_synonyms

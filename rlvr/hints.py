@@ -302,6 +302,7 @@ CONFIG_KEYS: Mapping[str, str] = {
     "torch_dtype": "model.dtype",
     "train_batch_size": "rollout.prompts_per_step, the prompts of one training step; num_generations is how often each is answered",
     "use_vllm": "rollout.sampler=vllm",
+    "verify_workers": "rollout.max_concurrent_calls",
     "vllm_gpu_memory_utilization": "rollout.sampler.memory_fraction",
     "vllm_mode": "rollout.sampler.placement",
     "warmup_ratio": "train.warmup_steps, a number of steps",
@@ -690,8 +691,8 @@ def write_as_keywords(message: str) -> str:
     )
 
 
-def shorten_traceback(error: Exception) -> None:
-    """Remove the library's own frames and causes from an error about an argument, so that a notebook shows the call and the message.
+def shorten_traceback(error: BaseException) -> None:
+    """Remove the library's own frames and causes from an error that says everything, so that a notebook shows the call and the message.
 
     An error through code of the user keeps them all. Logged in full at the level DEBUG.
     """

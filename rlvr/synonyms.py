@@ -96,6 +96,9 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
                 error.args = (write_as_keywords(str(error)), *error.args[1:])
             shorten_traceback(error)
             raise
+        except KeyboardInterrupt as stop:
+            shorten_traceback(stop)
+            raise
 
     return called
 

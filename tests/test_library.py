@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -354,6 +356,26 @@ def test_an_error_about_an_argument_shows_the_call_and_no_insides() -> None:
     with pytest.raises(rlvr.RlvrError, match="the file is gone") as caught:
         rlvr.evaluate(Own(), lambda prompt: "4")
     assert "task" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]  # the user's own code stays
+
+
+def test_an_object_in_the_settings_of_a_run_is_refused_in_words() -> None:
+    for settings in ({"env": {"name": "arithmetic", "x": object()}}, {"env.x": object()}):
+        with pytest.raises(rlvr.RlvrError, match=r"Object of type object is not JSON.*Give an object as a keyword: env="):
+            rlvr.train("quickstart", settings)
+
+
+def test_a_run_that_ctrl_c_ended_after_its_step_shows_no_insides(tmp_path: Path) -> None:
+    """It has said where it stands. Ctrl-C that ends something at once shows where it was."""
+
+    class Stop(rlvr.Callback):
+        def on_step_end(self, trainer: rlvr.Trainer, step: int, record: Any) -> None:
+            if step == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        rlvr.train("quickstart", {"sft_warmup": None, "eval.tasks": 0}, steps=3, prompts_per_step=2, out=tmp_path, callbacks=[Stop()])
+    files = [Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert files == ["test_library.py", "synonyms.py"]
 
 
 def test_settings_of_training_need_no_section() -> None:

@@ -249,10 +249,16 @@ def _to_overrides(settings: Mapping[str, Any] | Sequence[str] | None) -> list[st
     if not isinstance(settings, Mapping):
         return list(settings or ())
     section_of = _find_sections(key for key in settings if "." not in key and key not in RunConfig.model_fields)
-    return [
-        f"{section_of[key]}.{key}={json.dumps(value)}" if key in section_of else f"{key}={json.dumps(value)}"
-        for key, value in settings.items()
-    ]
+    try:
+        return [
+            f"{section_of[key]}.{key}={json.dumps(value)}" if key in section_of else f"{key}={json.dumps(value)}"
+            for key, value in settings.items()
+        ]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the settings cannot be written into the record of a run: {error}; they are texts, numbers, lists and mappings. Give an object "
+            "as a keyword: env=rlvr.make_env(name, setting=object), model=, verifier="
+        ) from None
 
 
 def _replace_settings(verifier: Any, settings: Any) -> Any:

@@ -65,6 +65,7 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     [
         (["trian.steps=3"], r"no key 'trian'; did you mean 'train'"),
         (["train.step=3"], r"no key 'train.step'; did you mean 'train.steps'"),
+        (["rollout.verify_workers=8"], r"no key 'rollout.verify_workers'; did you mean 'rollout.max_concurrent_calls'"),
         (["train.steps=many"], r"train.steps: input should be a valid integer, got 'many'"),
         (["train.steps=0"], r"train.steps: .*greater than or equal to 1, got 0"),
         (["rollout.num_generations=0"], r"rollout.num_generations: .*1, got 0"),
