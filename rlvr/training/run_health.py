@@ -59,6 +59,8 @@ NUM_SAMPLED_PARAMETERS, NUM_SAMPLED_WEIGHTS = 8, 1024
 """How many parameters, and how many weights of each, show that the weights have changed or have not."""
 KEPT_STEPS = 4
 """The number of the best steps whose answers are kept."""
+MAX_QUOTE = 300
+"""How much of a reason is quoted."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
 """One reply to this fraction of the calls is a likely cause."""
 
@@ -161,7 +163,7 @@ class RunHealth(Callback):
         lost = [str(episode.error) for episode in trainer.held_out_episodes if not episode.is_scored]
         if not step and self.bounds.action == "stop" and len(lost) == len(trainer.held_out_episodes):
             raise CheckFailed(
-                f"none of the {len(lost)} held-out answers before training has a score (mostly: {Counter(lost).most_common(1)[0][0][:160]})\n"
+                f"none of the {len(lost)} held-out answers before training has a score (mostly: {Counter(lost).most_common(1)[0][0][:MAX_QUOTE]})\n"
                 "likely cause: Not the answers but the verifier, its sandbox or the references of the split "
                 f"{trainer.config.eval.split!r}. Repair it, or measure nothing with eval.tasks=0"
             )
@@ -518,7 +520,7 @@ class RunHealth(Callback):
         reward, cut = _mean(rows, "reward"), _mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
             reasons = self._unscored_reasons.most_common(1)
-            why = f" Most often: {' '.join(reasons[0][0].split())[:200]}" if reasons else ""
+            why = f" Most often: {' '.join(reasons[0][0].split())}" if reasons else ""
             return f"No answer has a score: the verifier or its sandbox fails, and the reasons are in episodes.jsonl.{why}"
         changes = _describe_changes(earlier[-WINDOW_STEPS:], rows[-WINDOW_STEPS:]) if earlier else []
         if changes:
@@ -580,7 +582,7 @@ class RunHealth(Callback):
 
 def _list_unscored_reasons(record: StepRecord) -> list[str]:
     """List why the answers of a step have no score."""
-    return [str(episode.error)[:160] for episode in _list_episodes(record) if not episode.is_scored and episode.error]
+    return [str(episode.error)[:MAX_QUOTE] for episode in _list_episodes(record) if not episode.is_scored and episode.error]
 
 
 def _sample_weights(model: torch.nn.Module) -> list[float]:
