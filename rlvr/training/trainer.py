@@ -116,7 +116,7 @@ class Trainer(Hinted):
         "train_step": "write .step()",
         "metrics": "write rlvr.load_run(trainer.folder).metrics, or use a callback",
         "state": "write .num_completed_steps",
-        "push_to_hub": "upload the folder checkpoints/last in trainer.folder, for example with `hf upload`",
+        "push_to_hub": "upload the folder checkpoints/last in trainer.folder, for example with huggingface_hub",
         "add_callback": "write .callbacks.append(callback), or give callbacks=[...]",
     }
 
