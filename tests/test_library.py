@@ -375,7 +375,7 @@ def test_a_run_that_ctrl_c_ended_after_its_step_shows_no_insides(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt) as caught:
         rlvr.train("quickstart", {"sft_warmup": None, "eval.tasks": 0}, steps=3, prompts_per_step=2, out=tmp_path, callbacks=[Stop()])
     files = [Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert files == ["test_library.py", "synonyms.py"]
+    assert files == ["test_library.py"]
 
 
 def test_settings_of_training_need_no_section() -> None:
