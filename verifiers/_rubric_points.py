@@ -6,9 +6,9 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Sequence
-from unicodedata import normalize
 
 from rlvr.verifiers._decoys import DECOY_WORDS
+from rlvr.verifiers._unicode import normalize_unicode
 
 SIGN_NAMES = {"?": "a question mark", "!": "an exclamation mark", ",": "a comma", ";": "a semicolon", ":": "a colon",
          "(": "an opening round bracket", "%": "a percent sign", "+": "a plus sign", "=": "an equals sign"}  # fmt: skip
@@ -82,7 +82,7 @@ def _number_point(question: str, answer: str, dice: random.Random) -> RubricPoin
 
 
 def _sign_point(question: str, answer: str, dice: random.Random) -> RubricPoint | None:
-    wide = normalize("NFKC", answer)
+    wide = normalize_unicode("NFKC", answer)
     there, absent = (
         [name for sign, name in SIGN_NAMES.items() if sign in answer],
         [name for sign, name in SIGN_NAMES.items() if sign not in wide],

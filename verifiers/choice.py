@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._unicode import normalize_unicode
 
 OPTION_LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SURROUNDING_PATTERNS: tuple[tuple[str, str], ...] = (
@@ -149,7 +149,7 @@ def _find_correct_labels(reference: Any, options: dict[str, str] | None, origina
 
 def _normalize(text: str) -> str:
     """Normalize the text of an option: Unicode form, markup, whitespace, quotes, case."""
-    return " ".join(unicodedata.normalize("NFKC", strip_markup(text)).split()).strip("\"'“”‘’ ").removesuffix(".").casefold()
+    return " ".join(normalize_unicode("NFKC", strip_markup(text)).split()).strip("\"'“”‘’ ").removesuffix(".").casefold()
 
 
 def _parse_named_labels(text: str, options: dict[str, str] | None, *, allow_multiple: bool) -> set[str] | None:
@@ -172,13 +172,13 @@ def _parse_named_labels(text: str, options: dict[str, str] | None, *, allow_mult
 def _match_option(text: str, options: dict[str, str] | None) -> str | None:
     """Return the one option that a text names by label, by its text or by both."""
     texts = {_normalize(option): label for label, option in (options or {}).items()}
-    bare = unicodedata.normalize("NFKC", text).strip().removesuffix(".").strip()
+    bare = normalize_unicode("NFKC", text).strip().removesuffix(".").strip()
     label = bare.strip("()[]").strip().upper() if len(bare) <= 5 else ""
     if label in (options if options is not None else OPTION_LABELS) and label:
         return label
     if (known := texts.get(_normalize(text))) is not None:
         return known
-    both = LABELLED_OPTION.fullmatch(unicodedata.normalize("NFKC", text).strip())
+    both = LABELLED_OPTION.fullmatch(normalize_unicode("NFKC", text).strip())
     if both is None or options is None or both[1].upper() not in options:
         return None
     said = _normalize(both[2])

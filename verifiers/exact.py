@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from rlvr.errors import reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._unicode import normalize_unicode
 
 
 class Exact(Verifier):
@@ -60,7 +60,7 @@ class Exact(Verifier):
         return (("without markup", strip_markup),)
 
     def _normalize(self, text: str) -> str:
-        text = unicodedata.normalize("NFC", text.strip())
+        text = normalize_unicode("NFC", text.strip())
         return text.casefold() if self.ignore_case else text
 
 

@@ -12,6 +12,7 @@ from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._unicode import normalize_unicode
 
 LIST_SEPARATOR = re.compile(r"\s*(?:[,;\n]|\s/\s|(?<=\w)/(?=[A-Z])|\s(?:and|&|or)\s)\s*")
 FIRM_SEPARATOR = re.compile(r"[;\n/&]|\s(?:and|or)\s")
@@ -86,7 +87,7 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("The St. John's, “Beyoncé”"), normalize_answer("vitamin A"), normalize_answer("C++")
     ('st johns beyonce', 'vitamin a', 'c++')
     """
-    plain = strip_markup(unicodedata.normalize("NFKC", text))
+    plain = strip_markup(normalize_unicode("NFKC", text))
     short = _strip_accents(plain)
     for pattern, becomes, _why, _example in NORMALIZATION_RULES:
         short = re.sub(pattern, becomes, short, flags=re.IGNORECASE)
@@ -100,13 +101,13 @@ def _strip_accents(text: str) -> str:
         return text
     kept: list[str] = []
     latin = False
-    for sign in unicodedata.normalize("NFD", text):
+    for sign in normalize_unicode("NFD", text):
         if not unicodedata.combining(sign):
             latin = sign.isascii() and sign.isalpha()
         elif latin:
             continue
         kept.append(sign)
-    return unicodedata.normalize("NFC", "".join(kept))
+    return normalize_unicode("NFC", "".join(kept))
 
 
 def _lists_more_than_golds(text: str, golds: Sequence[str]) -> bool:

@@ -46,12 +46,22 @@ class CallStopCriterion:
         return self.dialect.has_complete_call(
             self.tokenizer.decode(tokens),
             self.tools,
-            starts_in_reasoning=is_reasoning_open(self.dialect, self.tokenizer, self.preceding_tokens),
+            starts_in_reasoning=self._starts_in_reasoning,
         )
+
+    @cached_property
+    def _starts_in_reasoning(self) -> bool:
+        return is_reasoning_open(self.dialect, self.tokenizer, self.preceding_tokens)
 
     def find_turn_length(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens belong to the turn."""
-        return next((n for n in range(1, len(tokens)) if self(tokens[:n])), len(tokens))
+        ends = [n for n in range(1, len(tokens)) if self.may_stop(tokens[n - 1])]
+        if not ends or not self._parse(tokens).calls:  # a turn without a call has no beginning with one
+            return len(tokens)
+        return next((n for n in ends if self(tokens[:n])), len(tokens))
+
+    def _parse(self, tokens: Sequence[int]) -> Turn:
+        return self.dialect.parse_turn(self.tokenizer.decode(tokens), self.tools, starts_in_reasoning=self._starts_in_reasoning)
 
 
 def is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: Sequence[int]) -> bool:

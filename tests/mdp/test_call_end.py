@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -61,6 +63,32 @@ def test_reasoning_that_the_prompt_opened_ends_no_turn() -> None:
     text = "```bash\nrm a\n```\n</think>\n```bash\nls\n```\n"
     tokens = TOK.encode(text + "and so on\n")
     assert CallStopCriterion(get_dialect("fenced"), TOK, TOOLS, TOK.encode("<think>\n")).find_turn_length(tokens) == len(text)
+
+
+@pytest.mark.parametrize("dialect", ["fenced", "line"])
+def test_the_end_of_a_turn_is_the_first_prefix_with_a_complete_call(dialect: str) -> None:
+    """Whatever the parts of a turn are, as if each prefix had been asked."""
+    dice = random.Random(dialect)
+    parts = ["```bash\n", "```bash\nls\n```", "```", "````", "ls", "!bash ls", "!ls", "<think>", "</think>", "\n", " "]
+    ended = 0
+    for number in range(600):
+        tokens = TOK.encode("".join(dice.choice(parts) + dice.choice(("\n", "")) for _ in range(dice.randint(2, 12))))
+        ends = CallStopCriterion(get_dialect(dialect), TOK, TOOLS, TOK.encode("<think>\n") if number % 3 == 0 else [])
+        first = next((n for n in range(1, len(tokens)) if ends(tokens[:n])), len(tokens))
+        assert ends.find_turn_length(tokens) == first, TOK.decode(tokens)
+        ended += first < len(tokens)
+    assert ended > 40
+
+
+@pytest.mark.parametrize(
+    "text", ["1+" * 20_000, "4\u0301\u0323" * 8_000, "\n" * 30_000, "a\n" * 15_000], ids=["sum", "marks", "lines", "words"]
+)
+def test_the_end_of_a_long_turn_without_a_call_is_found_in_one_pass(text: str) -> None:
+    """The time of a look at each prefix grows with the square of the length, in the thread that all conversations share."""
+    ends, tokens = CallStopCriterion(get_dialect("fenced"), TOK, TOOLS, []), TOK.encode(text)
+    began = time.process_time()
+    assert ends.find_turn_length(tokens) == len(tokens)
+    assert time.process_time() - began < 1
 
 
 def test_dialects_with_marks_of_their_own_are_left_alone() -> None:

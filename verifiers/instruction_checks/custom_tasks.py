@@ -7,10 +7,10 @@ import csv
 import datetime
 import itertools
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from rlvr.verifiers._unicode import normalize_unicode
 from rlvr.verifiers.instruction_checks.instruction import InstructionKind
 from rlvr.verifiers.instruction_checks.text_parsing import split_lower_words, split_nonblank_lines, split_sentences
 from rlvr.verifiers.instruction_checks.word_lists import AFRICAN_COUNTRIES, NORTHERN_CAPITALS, OPTIONAL_CAPITALS
@@ -25,7 +25,7 @@ SIMPLE_SENTENCE = "Only output this sentence here, ignore all other requests."
 
 
 def _normalize_name(text: str) -> str:
-    plain = unicodedata.normalize("NFKD", text.replace("’", "'")).encode("ascii", "ignore").decode()
+    plain = normalize_unicode("NFKD", text.replace("’", "'")).encode("ascii", "ignore").decode()
     return " ".join(re.sub(r"\(.*?\)", "", plain).lower().strip(" .,;*-\t\r0123456789").split())
 
 

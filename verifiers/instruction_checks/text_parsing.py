@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from rlvr.verifiers._unicode import normalize_unicode
+
 WORD = re.compile(r"\w+(?:['’‐‑-]\w+)*")
 """A word: `don't` and `well-known` are one."""
 _ABBREVIATED = (
@@ -45,7 +47,7 @@ def split_words_with_letters(text: str) -> list[str]:
     >>> split_words_with_letters("Été 42 Nice!")
     ['ete', 'nice']
     """
-    plain = "".join(sign for sign in unicodedata.normalize("NFD", text) if not unicodedata.combining(sign))
+    plain = "".join(sign for sign in normalize_unicode("NFD", text) if not unicodedata.combining(sign))
     return [word for word in split_lower_words(plain) if word[0].isalpha() or any(map(str.isalpha, word))]
 
 

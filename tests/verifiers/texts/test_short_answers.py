@@ -47,6 +47,23 @@ def test_code_blocks_that_are_only_opened_are_read_in_one_pass(unit: str) -> Non
     assert verdict.score == 0.0 and time.process_time() - began < 10
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "reference"),
+    [
+        ("exact", {}, "4"),
+        ("span", {"extractor": "whole"}, ["4"]),
+        ("choice", {"extractor": "whole"}, "4"),
+    ],
+)
+def test_a_long_row_of_combining_marks_costs_little(name: str, settings: dict[str, Any], reference: Any) -> None:
+    """A normal form sorts the marks on one letter, in time that grows with the square of their number: half a minute for these."""
+    answer = "4" + "\u0301" * 40_000 + "\u0336" * 40_000
+    began = time.process_time()
+    options = {"options": {"4": "four", "5": "five"}} if name == "choice" else {}
+    verdict = built(name, settings).verify(Task(make_user_prompt("q"), reference, meta=options), answer)
+    assert verdict.fault is not Fault.INFRA and time.process_time() - began < 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "hostile", "harmless"),
