@@ -33,6 +33,7 @@ from rlvr.rollout.partial_rollouts import build_rollout
 from rlvr.rollout.rollout import Rollout
 from rlvr.samplers._sampling_support import make_sampling_support_mask
 from rlvr.training import sampler_mismatch
+from rlvr.training.distributed.group import all_gather_values
 from rlvr.training.processes import run_on_main
 from rlvr.training.run_inputs import RunInputs
 from rlvr.training.task_sampling.offline_dataset import (
@@ -320,9 +321,7 @@ def build_learner(components: Components, run_folder: Path, *, is_resumed: bool)
 
 
 def try_compile_policy(learner: Learner) -> str:
-    """Compile the layers of a learner's model; return why they are not compiled, or ''."""
-    if learner.is_sharded:
-        return "the weights are sharded"
+    """Compile the layers of a learner's model; return why they are not compiled, or ''. All processes compile them, or none."""
     policy = learner.accelerator.unwrap_model(learner.policy)
     rows = TokenRows([[1, 2, 3, 4], [1, 2, 4]], [[False, False, True, True], [False, False, True]])  # one prompt, so they are packed
     parts, lay = packing.plan_batches(rows, range(2), learner.max_tokens_per_microbatch, learner.packing)
@@ -332,7 +331,8 @@ def try_compile_policy(learner: Learner) -> str:
         with learner.accelerator.autocast():
             return policy(lay(parts[0], learner.device)).logprobs
 
-    reason = try_compile_layers(policy.model, score, learner.accelerator.mixed_precision)
+    found = try_compile_layers(policy.model, score, learner.accelerator.mixed_precision)
+    reason = next(filter(None, all_gather_values(found)), "")
     policy.uses_compiled_layers = not reason
     return reason
 

@@ -34,11 +34,13 @@ from rlvr.config.config import LoraConfig, ModelConfig
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import CharTokenizer
+from rlvr.models import compiled_layers
 from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.model_loading import build_meta_model, load_model
 from rlvr.models.plain_weights import compute_model_logprobs
 from rlvr.models.safetensors_files import TensorWriter
 from rlvr.registry.plugins import build
+from rlvr.training.components import try_compile_policy
 from rlvr.training.distributed.group import all_gather_values, init_control_group
 from rlvr.training.sampler_mismatch import check_sharded_model_numerics
 from rlvr.training.update import fsdp as sharded
@@ -84,9 +86,13 @@ def groups(count: int = 8, size: int = 4) -> list[list[Episode]]:
     return [[one(g, k) for k in range(size)] for g in range(count)]
 
 
-def new(accelerator: Accelerator, model: Any, algorithm: dict[str, Any] | None = None, **more: Any) -> Learner:
+def new(
+    accelerator: Accelerator, model: Any, algorithm: dict[str, Any] | None = None, *, gradient_checkpointing: bool = False, **more: Any
+) -> Learner:
     """A learner of one step's shape."""
-    settings = OptimizationSettings(learning_rate=1e-3, max_tokens_per_microbatch=64, max_grad_norm=0.0)
+    settings = OptimizationSettings(
+        learning_rate=1e-3, max_tokens_per_microbatch=64, max_grad_norm=0.0, gradient_checkpointing=gradient_checkpointing
+    )
     made = build("algorithm", "grpo", **(algorithm or {}))
     return Learner(model, made, settings, accelerator=accelerator, total_steps=4, **more)
 
@@ -382,6 +388,25 @@ def start(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def compiled(folder: Path, truth: dict[str, Any]) -> dict[str, Any]:
+    """Two steps with compiled layers, without and with gradient checkpointing."""
+    accelerator, found = in_fsdp("no"), dict[str, Any]()
+    vars(compiled_layers)["COMPILE_BACKEND"] = "aot_eager"  # compiling as C++ takes half a minute
+    for checkpointing in (False, True):
+        model, fill = blank(folder / "start")
+        learner = new(accelerator, model, weight_loader=fill, gradient_checkpointing=checkpointing)
+        reason = try_compile_policy(learner)
+        for _ in range(2):
+            learner.update(share(accelerator, groups()))
+        found[str(checkpointing)] = {
+            "reason": reason,
+            "weights": apart(flat(learner.gather_model()), truth["plain"]["weights"]),
+            "failures": [str(name) for name in compiled_layers._FAILURES],
+            "functions": sorted(function.__name__ for function in compiled_layers._COMPILED),
+        }
+    return found
+
+
 def warm(accelerator: Accelerator) -> None:
     """What libraries take once, whatever the size of the model: threads, connections, modules that are imported late."""
     policy = Policy(fresh())
@@ -415,7 +440,7 @@ def large(folder: Path) -> None:
             file.write_tensor(name, torch.randn(tensor.shape).mul_(0.02).to(torch.bfloat16))
 
 
-PARTS = {part.__name__: part for part in (precision, updates, stream, adapters, experts, honest)}
+PARTS = {part.__name__: part for part in (precision, updates, stream, adapters, experts, honest, compiled)}
 MORE = {part.__name__: part for part in (start,)}
 
 

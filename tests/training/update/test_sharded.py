@@ -122,6 +122,12 @@ def test_experts_are_read_and_written_under_the_names_of_files(found: dict[str, 
     assert found["experts"] == {"converted": True, "same": True}
 
 
+def test_layers_of_a_sharded_model_are_compiled(found: dict[str, Any]) -> None:
+    for checkpointing, part in found["compiled"].items():
+        assert (part["reason"], part["failures"]) == ("", []) and "forward" in part["functions"], checkpointing
+        assert part["weights"] < ROUNDING, checkpointing
+
+
 def test_a_sharded_model_is_compared_with_its_plain_forward_pass(found: dict[str, Any]) -> None:
     """The weights are there only when they are sharded, so it is looked at then; all processes refuse it together."""
     said, tables = found["honest"]["said"], found["honest"]["tables"]
