@@ -22,6 +22,12 @@ from rlvr.models.model_loading import MODEL_LOAD_LOCK
 BYTES_PER_NUMBER = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+FREED_AFTER_UPDATE = {"gradients", "gathered weights", "cast weights", "optimizer step", "activations", "logits"}
+"""Items that exist only during the update. What is left, such as the weights and the optimizer, stays while an engine samples."""
+DEFAULT_MEMORY_FRACTION = 0.4
+"""The default of the setting `memory_fraction` of the sampler vllm."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
     """One item of the memory of a device.
@@ -155,6 +161,18 @@ def estimate_engine_memory(config: RunConfig, model_config: Any, num_weights: in
             MemoryItem("engine", float(num_weights * bytes_per_number), "vllm: its weights, beside the trainer's, as it does not sleep")
         ]
     return []
+
+
+def estimate_sampling_bytes(config: RunConfig, parts: list[MemoryItem], device_bytes: float) -> float:
+    """Estimate a GPU's memory while an engine samples that sleeps during the update: what the trainer keeps, and the engine's fraction of
+    the device. 0 without such an engine.
+    """
+    sampler = config.rollout.sampler
+    shares_gpu = sampler.get("placement", "colocated") == "colocated" or (sampler.get("placement") == "local" and not sampler.get("gpus"))
+    if sampler["name"] != "vllm" or not shares_gpu or not sampler.get("sleep", True):
+        return 0.0
+    kept = sum(part.bytes for part in parts if part.name not in FREED_AFTER_UPDATE)
+    return float(kept + sampler.get("memory_fraction", DEFAULT_MEMORY_FRACTION) * device_bytes)
 
 
 def suggest_savings(parts: list[MemoryItem], config: RunConfig) -> str:

@@ -94,6 +94,18 @@ def test_a_model_of_8b_does_not_fit_on_one_card_and_does_on_eight(tmp_path: Path
     assert run_command([*command, "--gpus", "8"]) == 0 and "it fits" in capsys.readouterr().out
 
 
+def test_an_engine_that_sleeps_during_the_update_must_fit_while_it_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """4 GB of weights and 8 GB of moments stay; the engine takes its fraction of the card."""
+    recipe = RECIPE.replace("num_hidden_layers: 36", "num_hidden_layers: 1").replace("vocab_size: 151936", "vocab_size: 100000")
+    codes = {}
+    for fraction in (0.2, 0.9):
+        (tmp_path / "run.yaml").write_text(recipe.replace("sampler: vllm", f"sampler: {{name: vllm, memory_fraction: {fraction}}}"))
+        codes[fraction] = run_command(["doctor", "--plan", str(tmp_path / "run.yaml"), "--memory", "141", "--json"])
+        words = json.loads(capsys.readouterr().out)["advice"]
+        assert ("while the engine samples: it does not fit" in words) == (fraction == 0.9), words
+    assert codes == {0.2: 0, 0.9: 1}
+
+
 def test_sharded_weights_are_gathered_layer_by_layer(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RECIPE)
     plans = {}
