@@ -56,8 +56,10 @@ FETCH_TIMEOUT_S = 60.0
 """Timeout to fetch a result that a worker has announced."""
 SKIPPED_LOG_PATTERN = "A worker died or was killed while executing a task"
 """Beginning of the long paragraph that Ray prints on stdout about a process that ended; the driver logs one line instead."""
-LOCAL_OBJECT_STORE_BYTES = 200 << 20
-"""Bytes of the object store of a cluster on this machine; objects that do not fit are written to disk."""
+MIN_OBJECT_STORE_BYTES = 200 << 20
+"""The least bytes of the object store of a cluster on this machine; objects that do not fit are written to disk."""
+MAX_OBJECT_STORE_FRACTION = 0.3
+"""The most of this machine's memory for its object store, as Ray's own default."""
 
 
 class _RolloutActor:
@@ -115,7 +117,7 @@ class RayTransport:
         self.verifier_workers: VerifierActorPool | None = None
         self._has_started, self._has_sampled, self._num_announcements = False, False, 0
         """Whether any worker ever started, whether any ended a task, and how often the list of verifier workers was sent."""
-        self.ray, self._owns_cluster = connect_ray(settings)
+        self.ray, self._owns_cluster = connect_ray(settings, facts.weight_bytes)
         try:
             check_capacity(settings, [node["Resources"] for node in self.ray.nodes() if node["Alive"]])
         except ConfigError:
@@ -359,7 +361,16 @@ def _get_worker(meant: WorkerStarted | WeightsLoaded | TaskEnded) -> str:
     return meant.worker if isinstance(meant, WorkerStarted) else meant.order.worker
 
 
-def connect_ray(settings: ClusterConfig) -> tuple[Any, bool]:
+def choose_object_store_bytes(weight_bytes: int, memory_bytes: int) -> int:
+    """Choose the bytes of the object store: two versions of the weights, one that is loaded and the next one.
+
+    >>> choose_object_store_bytes(16 << 30, 512 << 30) >> 30, choose_object_store_bytes(16 << 30, 64 << 30) >> 30
+    (32, 19)
+    """
+    return max(MIN_OBJECT_STORE_BYTES, min(2 * weight_bytes, int(MAX_OBJECT_STORE_FRACTION * memory_bytes)))
+
+
+def connect_ray(settings: ClusterConfig, weight_bytes: int = 0) -> tuple[Any, bool]:
     """Connect Ray to the cluster of these settings; return Ray and whether this call made the connection.
 
     Raises:
@@ -379,8 +390,9 @@ def connect_ray(settings: ClusterConfig) -> tuple[Any, bool]:
         ray: Any = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise MissingExtra("ray", "ray", "set cluster.rollout_workers to 0") from error
-    mine: dict[str, Any] = {"include_dashboard": False, "object_store_memory": LOCAL_OBJECT_STORE_BYTES} if local else {}
+    mine: dict[str, Any] = {"include_dashboard": False} if local else {}
     if local:
+        mine["object_store_memory"] = choose_object_store_bytes(weight_bytes, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         if (read := sys.modules.get("ray._raylet")) is not None:
             read.Config.initialize("")  # Ray may already have read the mode, on import
         asked = settings.rollout_workers * settings.cpus_per_rollout_worker + settings.verifier_workers * settings.verifier_cpus

@@ -40,6 +40,8 @@ class WorkerSettings:
     threads: int
     uses_weights: bool = True
     """Whether the sampler loads weights."""
+    weight_bytes: int = 0
+    """The bytes of one version of the weights."""
 
     def build_worker(self, config: Mapping[str, Any]) -> RolloutWorker:
         """Build a worker for the run with this configuration."""
@@ -60,6 +62,8 @@ class EvalWorkerSettings:
     """The environments to evaluate it in."""
     threads: int = 0
     """Number of threads of torch; 0: the policy does not need torch."""
+    weight_bytes: int = 0
+    """No weights are sent."""
 
     def build_worker(self, _: Mapping[str, Any]) -> RolloutWorker:
         """Build a worker for this evaluation."""

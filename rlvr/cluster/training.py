@@ -105,11 +105,13 @@ def start_driver(components: Components, settings: ClusterConfig, stack: ExitSta
     from rlvr.cluster.ray_transport import RayTransport
     from rlvr.cluster.rollout_worker import WorkerSettings
 
+    precision = get_precision(components)
     facts = WorkerSettings(
-        get_precision(components),
+        precision,
         components.rollout.sync_turns,
         torch.get_num_threads(),
         uses_weights=loads_trainer_weights(components.sampler),
+        weight_bytes=getattr(torch, precision).itemsize * sum(weight.numel() for weight in components.model.parameters()),
     )
     actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)

@@ -301,6 +301,17 @@ def test_a_cluster_that_does_not_answer_is_one_sentence(ray: Ray, monkeypatch: p
             RayTransport(ClusterConfig(address=address), {}, WorkerSettings("float32", False, 1))
 
 
+def test_the_object_store_of_a_local_cluster_has_room_for_two_versions_of_the_weights(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise every version goes through the disk."""
+    asked = dict[str, Any]()
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **how: asked.update(how), raising=False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None, raising=False)
+    for megabytes, room in ((1, 200), (150, 300)):
+        RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1, weight_bytes=megabytes << 20)).close()
+        assert asked["object_store_memory"] == room << 20
+
+
 @pytest.mark.parametrize("mine", [False, True])
 def test_sigterm_ends_a_run_with_its_rollout_workers_as_ctrl_c_does(ray: Ray, monkeypatch: pytest.MonkeyPatch, mine: bool) -> None:
     """Ray's own handlers would print a stack and abort, and replace one that was there."""
