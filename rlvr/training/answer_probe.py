@@ -7,6 +7,7 @@ has. If it does not, the tasks have become harder.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from enum import StrEnum
@@ -33,6 +34,8 @@ MAX_ANSWERS = 128
 NUM_THREADS = 8
 MIN_SIGMAS = 3.0
 """How many standard errors the policy must be below its earlier self on the same tasks."""
+REVERSED = -0.3
+"""A correlation of the scores then and now below this is no noise of a judge."""
 SAME_SCORE = 1e-9
 """Scores that differ by less are equal: 0.9 is not always computed to the last bit."""
 
@@ -51,7 +54,7 @@ class Change(StrEnum):
     """What has changed since an earlier step."""
 
     VERIFIER = "verifier"
-    """The verifier no longer tells answers apart that it told apart before."""
+    """The verifier no longer tells answers apart as it did before: it gives all one score, or more to those that had less."""
     SCORING = "scoring"
     """The verifier gives the same answers other scores, which explain the fall."""
     POLICY = "policy"
@@ -83,7 +86,7 @@ class AnswerProbe:
         pairs = [(answer, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
         if not pairs or len(pairs) < len(answers) / 2:
             return Change.UNKNOWN
-        if have_lost_differences(answers, scores):
+        if describe_verifier_change(answers, scores):
             return Change.VERIFIER
         before, again = (math.fsum(values) / len(pairs) for values in ([a.score for a, _ in pairs], [score for _, score in pairs]))
         if again < (1 - fraction) * before:
@@ -159,15 +162,23 @@ class AnswerProbe:
         return verify_conversation(self.environment, task, ending, turns, steps).score
 
 
-def have_lost_differences(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> bool:
-    """Return whether answers that had different scores now all have the same.
+def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:
+    """Describe how a verifier no longer tells answers apart as it did; empty if it does, or only gives them other scores in the same order.
 
-    >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 1.0)]
-    >>> have_lost_differences(answers, [0.5, 0.5]), have_lost_differences(answers, [0.0, 0.5])
-    (True, False)
+    >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 0.0, 1.0, 1.0)]
+    >>> describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
+    'all score the same now'
+    >>> describe_verifier_change(answers, [1.0, 0.9, 0.0, 0.0])
+    'those that scored more score less now'
+    >>> describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
+    ''
     """
     known = [(answer.score, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
-    if not known:
-        return False
-    spreads = [max(values) - min(values) for values in zip(*known, strict=True)]
-    return spreads[0] > SAME_SCORE >= spreads[1]
+    if len(known) < len(answers) / 2 or len(known) < 2:
+        return ""
+    before, now = zip(*known, strict=True)
+    if max(before) - min(before) <= SAME_SCORE:
+        return ""
+    if max(now) - min(now) <= SAME_SCORE:
+        return "all score the same now"
+    return "those that scored more score less now" if statistics.correlation(before, now) < REVERSED else ""

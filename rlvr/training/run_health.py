@@ -25,7 +25,7 @@ from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
 from rlvr.mdp.records import step_result_from_json
 from rlvr.runs.run_log import read_metrics
-from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, have_lost_differences, keep_answers
+from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, describe_verifier_change, keep_answers
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
 from rlvr.training.reward_history import LASTING_STEPS, MIN_SIGMAS, Fall, RewardHistory
@@ -59,6 +59,9 @@ NUM_SAMPLED_PARAMETERS, NUM_SAMPLED_WEIGHTS = 8, 1024
 """How many parameters, and how many weights of each, show that the weights have changed or have not."""
 KEPT_STEPS = 4
 """The number of the best steps whose answers are kept."""
+NUM_CHECKED, PATIENCE_OF_CHECKS = 16, 3
+"""The number of the worst and of the best kept answers that are verified again every some steps, and how often in a row they must show that
+the verifier has changed."""
 MAX_QUOTE = 300
 """How much of a reason is quoted."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
@@ -110,6 +113,8 @@ class RunHealth(Callback):
         """What was examined last, with the number of steps then."""
         self._record: StepRecord | None = None
         self._solved_reward = SOLVED_REWARD
+        self._verifier_doubts, self._verifier_known_until = 0, 0
+        """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
         self._weights_seen: list[float] = []
         """Sums of some weights before or after the last step."""
         self._unmoved_steps = set[int]()
@@ -143,6 +148,7 @@ class RunHealth(Callback):
         if before and self._weights_seen == before and record.metrics.get("learning_rate"):
             self._unmoved_steps.add(step)
         trouble = self.observe(record.metrics) or self._find_held_out_fall(step, trainer.report_values.get("accuracy_before"))
+        trouble = trouble or self._find_changed_verifier(step)
         self._keep_best_answers(trainer, record)
         trainer.healthy_step = self.healthy_step
         if trouble is None or self.bounds.action == "off":
@@ -270,8 +276,8 @@ class RunHealth(Callback):
         cause, reward = self._explain_missing_gradient(rows), _mean(rows, "reward")
         if (probe := self._probe) is not None and reward is not None:
             kept = self._list_kept()
-            if self._examine("differences", lambda: have_lost_differences(kept, probe.verify_again(kept))):
-                cause = self._explain_verifier(kept)
+            if told := self._examine("verifier", lambda: describe_verifier_change(kept, probe.verify_again(kept))):
+                cause = self._explain_verifier(kept, told)
             elif reward > 0 and self._examine("saturation", lambda: self._is_saturated(rows, reward)):
                 self._solved_reward = reward - SAME_SCORE
                 self._warn(
@@ -319,6 +325,23 @@ class RunHealth(Callback):
         )
         return True, Trouble("mismatch", self._get_first_step(count), what, cause)
 
+    def _find_changed_verifier(self, step: int) -> Trouble | None:
+        """Find, every some steps, that the verifier no longer tells answers apart as it did: also one that pays for everything."""
+        if (probe := self._probe) is None or (step % LASTING_STEPS and not self._verifier_doubts):
+            return None
+        kept = sorted(self._list_kept(), key=lambda answer: answer.score)
+        kept = [*kept[:NUM_CHECKED], *kept[max(NUM_CHECKED, len(kept) - NUM_CHECKED) :]]  # the worst and the best
+        told = describe_verifier_change(kept, probe.verify_again(kept))
+        self._verifier_doubts = self._verifier_doubts + 1 if told else 0
+        self.is_in_doubt |= bool(told) and self.bounds.action == "stop"
+        if not told:
+            self._verifier_known_until = step
+        if self._verifier_doubts < min(PATIENCE_OF_CHECKS, self.bounds.patience):
+            return None
+        since, good = step - self._verifier_doubts + 1, max(0, self._verifier_known_until - 1)
+        what = f"the verifier scores answers otherwise than at first (it did not up to step {self._verifier_known_until})"
+        return Trouble("verifier", since, what, self._explain_verifier(kept, told), good)
+
     def _find_held_out_fall(self, step: int, before: Any) -> Trouble | None:
         """Find that the newest held-out figure has fallen far below the best earlier one."""
         known = [(0, before), *((row["step"], row.get("eval/accuracy")) for row in self.rows)]
@@ -342,7 +365,7 @@ class RunHealth(Callback):
             return Change.UNKNOWN
         scores = self._probe.verify_again(self._kept_held_out)
         pairs = [(answer.score, score) for answer, score in zip(self._kept_held_out, scores, strict=True) if score is not None]
-        if have_lost_differences(self._kept_held_out, scores):
+        if describe_verifier_change(self._kept_held_out, scores):
             return Change.VERIFIER
         before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
         return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks) else Change.UNKNOWN
@@ -424,15 +447,14 @@ class RunHealth(Callback):
         common = self._unscored_reasons.most_common(1)
         return f" (mostly: {common[0][0]})" if common else ""
 
-    def _explain_verifier(self, kept: Sequence[KeptAnswer]) -> str:
-        """Explain a verifier that no longer tells answers apart."""
-        steps = (
-            f"of step {int(self._scored_rows[self._kept[0][0]]['step'])}" if self._kept and kept is not self._kept_held_out else "before"
-        )
+    def _explain_verifier(self, kept: Sequence[KeptAnswer], told: str = "") -> str:
+        """Explain a verifier that no longer tells answers apart as it did."""
+        told = told or describe_verifier_change(kept, self._probe.verify_again(kept)) if self._probe is not None else told
+        steps = f"of step {int(self._scored_rows[self._kept[0][0]]['step'])}" if kept is not self._kept_held_out else "before"
         mean = math.fsum(answer.score for answer in kept) / max(1, len(kept))
         return (
             f"Not the policy but the verifier has changed: the answers {steps} that scored {mean:.3g} in the mean then were verified again, "
-            "and all score the same now. Look at its service, its references and its log"
+            f"and {told}. Look at its service, its references and its log"
         )
 
     def _explain_change(self, step: int, fall: Fall | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -223,12 +224,16 @@ def run(folder: Path, *, resume: bool = False, **changes: Any) -> TrainReport:
         return trainer.fit()
 
 
-class Constant(Verifier):
-    """Counts right characters, until it gives one score to everything."""
+class Changed(Verifier):
+    """Counts right characters, until something is done to each score."""
+
+    def __init__(self, change: Callable[[float], float]) -> None:
+        self.change = change
 
     def verify(self, task: Task, answer: str) -> Verdict:
         DOWN["calls"] += 1
-        return Verdict(0.5, "constant") if DOWN["from"] <= DOWN["calls"] else Match().verify(task, answer)
+        score = Match().verify(task, answer).score or 0.0
+        return Verdict(self.change(score) if DOWN["from"] <= DOWN["calls"] else score, "counted")
 
 
 def run_sums(folder: Path, verifier: Verifier, *callbacks: rlvr.Callback, **changes: Any) -> TrainReport:
@@ -243,7 +248,25 @@ def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_poli
     with pytest.raises(
         CheckFailed, match=r"after step \d+: since step 4 no step .*\nlikely cause: Not the policy but the verifier has changed"
     ):
-        run_sums(tmp_path / "run", Constant(), train={"steps": 16}, eval={"tasks": 0}, health={"max_steps_without_gradient": 4})
+        run_sums(
+            tmp_path / "run", Changed(lambda score: 0.5), train={"steps": 16}, eval={"tasks": 0}, health={"max_steps_without_gradient": 4}
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda score: 1.0, "all score the same now"),
+        (lambda score: 1 - score, "those that scored more score less now"),
+        (lambda score: score / 2, ""),
+    ],
+)
+def test_a_verifier_that_pays_for_everything_or_turns_round_is_found_though_no_reward_falls(
+    tmp_path: Path, change: Callable[[float], float], words: str
+) -> None:
+    DOWN["from"] = 16 * 5 + 1
+    with pytest.raises(CheckFailed, match=f"after step 8: since step 8 the verifier scores .*\n.*{words}") if words else nullcontext():
+        run_sums(tmp_path / "run", Changed(change), train={"steps": 9}, eval={"tasks": 0}, health={"patience": 1})
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
