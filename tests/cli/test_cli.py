@@ -125,7 +125,8 @@ def test_show_config_explains_every_setting_of_a_run(capsys: Said) -> None:
         for name, told in part["properties"].items():
             found.add(path + name)
             for ref in re.findall(r"#/\$defs/(\w+)", json.dumps(told)):
-                found |= keys(schema["$defs"][ref], f"{path}{name}.")
+                by_name = "NAME." if told.get("type") == "object" and "additionalProperties" in told else ""
+                found |= keys(schema["$defs"][ref], f"{path}{name}.{by_name}")
         return found
 
     rows = {row["key"]: row for row in parsed(["show", "config"], capsys)}

@@ -114,7 +114,7 @@ def test_a_tokenizer_that_the_policy_was_not_trained_with_is_refused(tmp_path: P
     model = ModelConfig(path=str(saved(tmp_path / "own")))
     check_policy_tokenizer(model, load_tokenizer("chars:0123456789+=ab"))  # longer, with the same ids
     with pytest.raises(
-        ConfigError, match=r"'\d' has the id \d+, and the model was trained with \d+ \(\d+ of \d+ common tokens differ\); leave"
+        ConfigError, match=r"'.' has the id \d+, and the model was trained with \d+ \(\d+ of \d+ common tokens differ\); leave"
     ):
         check_policy_tokenizer(model, load_tokenizer("chars:=+9876543210"))
     with pytest.raises(ConfigError, match="leave tokenizer out"):
