@@ -251,9 +251,12 @@ class RunHealth(Callback):
         count = self._count_last(lambda row: bool(row.get("step/nonfinite_minibatches")) and not row.get("optimizer_steps"))
         if count < self.bounds.patience:
             return count > 0, None
-        cause = (
-            "The weights or the loss overflow: lower train.learning_rate, or use model.dtype=float32 with train.mixed_precision=bf16 or no"
-        )
+        loss = str(self.config.algorithm.get("loss") or "")
+        cause = "The weights or the loss overflow: lower train.learning_rate"
+        if ":" in loss:
+            cause = f"The loss {loss} or its gradient is not a number: look at it there; or the weights overflow: lower train.learning_rate"
+        if self.config.model.dtype != "float32":
+            cause += ", or use model.dtype=float32 with train.mixed_precision=bf16 or no"
         what = "every gradient is infinite or not a number, so nothing is learned"
         return True, self._make_weight_trouble("nonfinite", self._get_first_step(count), what, cause)
 
