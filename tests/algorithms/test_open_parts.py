@@ -422,3 +422,22 @@ def test_the_covariance_is_about_the_mean_of_all_processes() -> None:
 def test_a_trait_that_no_record_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no trait 'zero_variance'"):
         declare_traits("requires_group", "zero_variance")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "None",
+        "0.5",
+        "[[0.5] * 3]",
+        "answers.rewards[:1]",
+        "[['a'] * len(g) for g in answers.groups]",
+        "[[[0.5, 1.0]] * len(g) for g in answers.groups]",
+    ],
+)
+def test_an_advantage_that_returns_something_else_is_named(tmp_path: Path, result: str) -> None:
+    (tmp_path / "own.py").write_text(f"def wrong(answers):\n    return {result}\n", "utf-8")
+    algorithm: Any = build("algorithm", "grpo", advantage=f"{tmp_path / 'own.py'}:wrong")
+    groups = fixed_groups()
+    with pytest.raises(ConfigError, match=r"the advantage .*own.py:wrong returned .* it must return a list with one list for each group"):
+        algorithm.compute_advantages(groups)

@@ -33,6 +33,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def _check_advantages(found: Any, groups: Groups, shown_name: str) -> None:
+    """Raise ConfigError unless there is a number, or one for each token, for every answer of every group."""
+    try:
+        fits = [len(row) for row in found] == [len(group) for group in groups]
+        shapes = [np.shape(np.asarray(value, dtype=float)) for row in found for value in row] if fits else []
+    except (TypeError, ValueError):
+        fits, shapes = False, []
+    episodes = [e for group in groups for e in group]
+    if not fits or any(shape not in ((), (len(e.tokens),)) for shape, e in zip(shapes, episodes, strict=True)):
+        raise ConfigError(
+            f"the advantage {shown_name} returned {repr(found)[:80]} for {len(groups)} groups; it must return a list with one list for each "
+            "group, which has a number for each of its answers, or with per_token one for each token of an answer"
+        )
+
+
 class PolicyGradient(Algorithm):
     """An algorithm with an advantage for each token and a loss made of ratio and advantage.
 
@@ -109,6 +124,7 @@ class PolicyGradient(Algorithm):
         counted = [[self.is_in_advantages(e) for e in group] for group in groups]
         answers = AnswerBatch(groups, earned, counted, token_stats, all_reduce, self._running_mean_reward)
         found = self.advantage(answers)
+        _check_advantages(found, groups, getattr(self.settings, "advantage", "") or "of this algorithm")
         self.metrics, self.returns = answers.metrics, answers.value_targets
         kept = answers.action_masks if not self.settings.mask_malformed_calls else [[self.loss_mask(e) for e in group] for group in groups]
         return expand_to_tokens(found, kept) if self.settings.whiten == "none" else self._whiten(answers, found, kept)
