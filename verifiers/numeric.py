@@ -23,6 +23,7 @@ from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._scientific import is_scientific_notation
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 NUMERAL = re.compile(
@@ -31,6 +32,7 @@ NUMERAL = re.compile(
 )
 MAX_NUMERAL_CHARS = 200
 """Maximum characters of a numeral; parsing a longer one would only cost time."""
+POWER_OF_TEN = re.compile(r"([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[eE]([+-]?[0-9]{1,3})(?=\D*\Z)")
 UNDONE_DIVISION = re.compile(r"\A[^=]*\d\s?/\s?\d[^=]*\Z")
 """A division that comes out even: 48/2 still has to be worked out, 1/3 is a number."""
 STRICTNESS = "numeric reads one numeral without a unit (digits, a sign, a point, 1e3, 1/3); symbolic reads units, LaTeX and words"
@@ -75,7 +77,7 @@ class Numeric(Verifier):
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """
 
-    version = "4"  # 4: a tag is unwrapped in a box
+    version = "5"  # 5: a power of ten is worked out
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
         VerifierExample(
@@ -135,10 +137,10 @@ class Numeric(Verifier):
             value = parse_statement(found.text, percent_as_fraction=self.percent)
         if value is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number; {STRICTNESS}")
-        if value.denominator == 1 and value and UNDONE_DIVISION.search(found.text):
+        if value.denominator == 1 and value and (UNDONE_DIVISION.search(found.text) or _has_undone_power(found.text)):
             return Verdict(
                 0.0,
-                f"{found.text!r:.80} has the right value, but the division is left to do"
+                f"{found.text!r:.80} has the right value, but the calculation is left to do"
                 if value == expected
                 else f"{found.text:.80} is not {task.reference!s:.80}",
             )
@@ -179,6 +181,12 @@ def parse_number(value: Any, *, percent_as_fraction: bool = False) -> Fraction |
         number = Fraction(int((found["whole"] or "0").replace(",", "") + part), 10 ** len(part)) * Fraction(10) ** int(found["power"] or 0)
     number = -number if found["sign"] in ("-", "−") else number
     return number / 100 if percent_as_fraction and found["percent"] else number
+
+
+def _has_undone_power(text: str) -> bool:
+    """Whether the numeral at the end of a text has a power of ten that is left to do: 250e-1."""
+    found = POWER_OF_TEN.search(strip_markup(text))
+    return found is not None and not is_scientific_notation(Fraction(found[1].replace(",", "")), int(found[2]))
 
 
 def parse_statement(text: str, *, percent_as_fraction: bool = False) -> Fraction | None:

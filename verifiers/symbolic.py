@@ -54,7 +54,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "10"  # 10: named values in the order of the question
+    version = "11"  # 11: ratios, powers of ten, complex numbers and `formula = n` are worked out
     setting_hints: ClassVar = {
         **{name: f"write policy={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
         **{

@@ -41,7 +41,10 @@ OPEN = [
     (r"\frac{1}{2}", r"\frac{513-1}{1024}"), ("7", "--7+0"), (r"2\sqrt{3}", r"\sqrt{13-1}"), ("-i", r"i^{2020}\cdot i^3"), ("-i", "i^{2023}+0"),
     ("x+1", "x+1+0"), ("x+1", r"1\cdot(x+1)"), ("x+1", "-(-(x+1))"), ("x+1", "(x+1)^1"), ("x+1", r"\frac{x+1}{1}"), ("2x", "x+x"),
     (r"\frac{\sqrt{3}}{2}", r"\cos 30^\circ"), ("3^{20}", "3^{20}+0"), ("(1,2)", "(3-2,2)"), ("x=5", "x=2+3"), ("x>5", "x>2+3"),
-    ("36\\pi", r"\frac43\pi\cdot 27"),
+    ("36\\pi", r"\frac43\pi\cdot 27"), ("230", "460:2"), ("230", r"460 \text{ to } 2"), ("6", "6:1"), ("300", "100/4 dozen"),
+    ("140", r"14\cdot 10^1"), ("25", r"250\cdot 10^{-1}"), ("60", "6*10¹"), ("24", r"0.24\cdot 10^2"), ("25", "250e-1"), ("140", "14E1"),
+    ("1+2i", r"(-3+4i)(1+2i)^{-1}"), ("1+2i", r"\frac{-3+4i}{1+2i}"), ("1+2i", r"\frac{-3+4\sqrt{-1}}{1+2\sqrt{-1}}"),
+    ("6+9i", r"6(1+2i)-3i"),
 ]  # fmt: skip
 
 WORKED_OUT = [
@@ -50,6 +53,8 @@ WORKED_OUT = [
     (r"2\sqrt{2}", r"\sqrt{8}"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"), ("3^{20}", "9^{10}"), ("3^{20}", "3486784401"), ("10!", "3628800"),
     (r"\binom{5}{2}", r"\frac{5!}{2!3!}"), ("2^{10}-1", "4^5-1"), ("2^{10}-1", "1023"), ("1.41", r"\sqrt{2}"), ("30^\\circ", r"\frac{\pi}{6}"),
     ("y=x+1", "y=1x+1"), ("x^2+y^2=25", "x^2+y^2=5^2"), ("2.5", "2 \\text{ hours } 30 \\text{ minutes}"), (r"\ln(3x^4)", r"\ln 3+4\ln|x|"),
+    ("0.75", "3:4"), ("3:4", "6:8"), ("0.25", r"2.5\cdot 10^{-1}"), ("52", r"5.2\cdot 10^1"), ("144", "1.44e2"),
+    ("500000", r"\frac12 \text{ million}"), ("6+9i", "9i+6"), ("1+2i", r"\frac{5+10i}{5}"), (r"\frac{1-i}{2}", r"\frac{1}{1+i}"), ("2+2i", "2(1+i)"),
     (r"x\equiv 3\pmod 7", "x=7k+3"), (r"\frac12+\frac{\sqrt3}{2}i", r"\cos 60^\circ+i\sin 60^\circ"), ("|x-3|", r"\sqrt{(x-3)^2}"), ("x=5", "x=2+3=5"),
 ]  # fmt: skip
 
@@ -73,6 +78,10 @@ REWRITINGS = [
     ("\\frac{1}{2}", r"\frac{256}{512}", r"Simplify $\frac{512}{1024}$."),
     ("x+1", r"\frac{1-x^2}{1-x}", r"Simplify $\frac{x^2-1}{x-1}$."),
     ("x+1", r"\frac{(x-1)(x+1)}{x-1}", r"Simplify $\frac{x^2-1}{x-1}$."),
+    (r"2\sqrt{3}", r"\sqrt{12} = n", r"Simplify $\sqrt{12}$."),
+    ("0.15", r"\frac{3.0}{20.0}", r"Write $\frac{3}{20}$ as a decimal."),
+    ("0.15", r"\frac{6}{40}", r"Write $\frac{3}{20}$ as a decimal."),
+    ("6r^2-4r", r"4(3r^2-r)-6r\cdot r", r"Simplify $4(3r^2-r)-6r^2$."),
 ]
 
 
@@ -81,6 +90,11 @@ def test_where_the_question_asks_for_a_form_the_form_counts(verifier: Symbolic, 
     assert score(verifier, gold, answer, question) == 0.0
     assert score(verifier, gold, gold, question) == 1.0
     assert score(verifier, gold, answer, "What is it?") == 1.0
+
+
+def test_an_inequality_has_no_residue(verifier: Symbolic) -> None:
+    assert score(verifier, "3", r"y \equiv 3 \pmod 7") == 1.0
+    assert score(verifier, "3", r"y \le 3 \bmod 7") == score(verifier, "3", r"y < 3 \pmod 7") == 0.0
 
 
 def test_the_reason_says_what_is_left_to_do_and_which_policy_says_so(verifier: Symbolic) -> None:

@@ -120,7 +120,17 @@ def test_words_after_a_choice_that_do_not_correct_it(answer: str) -> None:
 
 @pytest.mark.parametrize(
     ("reference", "answer", "expected"),
-    [("24", "48/2", 0.0), ("24", "#### 24/1", 0.0), ("0.5", "1/2", 1.0), ("24", "48/2 = 24", 1.0), ("0", "0/5", 1.0)],
+    [
+        ("24", "48/2", 0.0),
+        ("24", "#### 24/1", 0.0),
+        ("0.5", "1/2", 1.0),
+        ("24", "48/2 = 24", 1.0),
+        ("0", "0/5", 1.0),
+        ("25", "250e-1", 0.0),
+        ("140", "14E1", 0.0),
+        ("0.25", "25e-2", 1.0),
+        ("3000", "3e3", 1.0),
+    ],
 )
 def test_a_division_that_comes_out_even_is_left_to_do(reference: str, answer: str, expected: float) -> None:
     assert score("numeric", reference, answer) == expected

@@ -7,6 +7,7 @@ it is in the prompt, as a formula up to the order of its terms, or literally; an
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import lru_cache
 
 from rlvr.verifiers.math.compare.compare import find_assigned_name, split_assignment
@@ -20,6 +21,8 @@ from rlvr.verifiers.math.values.rational import NotFinite
 
 ARITHMETIC_OPS = ("add", "mul", "div", "pow", "root", "fun", "fact", "binom", "pm", "sum", "prod", "integral", "limit", "deriv")
 MAX_FORMULAS = 200
+MAX_PLACES = 50
+"""A decimal with more places is not the other spelling of a whole number."""
 _ENVIRONMENTS = "align|aligned|alignat|equation|gather|multline|eqnarray|flalign|displaymath|math"
 _MATH_SPAN = re.compile(
     r"\$\$(.{1,600}?)\$\$|\$([^$]{1,600})\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]"
@@ -56,9 +59,10 @@ def explain_prompt_copy(gold: str, answer: str, prompt: str) -> str:
 
 
 def _take_last_side(gold: Tree, answer: Tree) -> Tree:
-    r"""Take the end of a calculation that begins with the question's formula: 1024 of `2^{10} = 1024`."""
+    r"""Take the end of a calculation that begins with the question's formula: 1024 of `2^{10} = 1024`; a name is no end of it."""
     is_calculation = answer[0] == "rel" and gold[0] != "rel" and all(sign == "=" for sign in answer[2::2])
-    return answer[-1] if is_calculation else answer
+    sides = [side for side in answer[1::2] if not find_assigned_name(side)] if is_calculation else []
+    return sides[-1] if sides else answer
 
 
 def _explain_unfinished_rewriting(gold: Tree, answer: Tree, formulas: frozenset[Tree]) -> str:
@@ -96,9 +100,22 @@ def _is_same_value(tree: Tree, other: Tree) -> bool:
 def _parse_sorted(text: str) -> Tree | None:
     """Parse a text and sort the terms of its tree; None if it cannot be parsed."""
     try:
-        return sort_terms(parse_answer(text))
+        return sort_terms(_write_briefly(parse_answer(text)))
     except (ParseError, LimitExceeded, NotFinite):
         return None
+
+
+def _write_briefly(tree: Tree) -> Tree:
+    """Write 3.0 as 3, and `r r` as a power: the same formula in another spelling."""
+    tree = tuple(_write_briefly(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+    if tree[0] == "dec" and tree[2] > 0 and tree[1] % 10 ** min(tree[2], MAX_PLACES) == 0 and tree[2] <= MAX_PLACES:
+        return ("num", tree[1] // 10 ** tree[2], 1)
+    if tree[0] == "mul" and len(set(tree[1:])) < len(tree) - 1:
+        letters = Counter(factor for factor in tree[1:] if factor[0] == "sym")
+        powers = [letter if count == 1 else ("pow", letter, ("num", count, 1)) for letter, count in letters.items()]
+        factors = [*(factor for factor in tree[1:] if factor[0] != "sym"), *powers]
+        return ("mul", *factors) if len(factors) > 1 else factors[0]
+    return tree
 
 
 def list_math_spans(prompt: str) -> list[str]:

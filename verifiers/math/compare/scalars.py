@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from rlvr.verifiers._scientific import is_scientific_notation
 from rlvr.verifiers._units import parse_prefixed_unit
 from rlvr.verifiers.math.parsing.tree import (
     LimitExceeded,
@@ -515,13 +516,22 @@ def is_numeral(tree: Tree) -> bool:
             return is_numeral(value)
         if op == "div":
             return _is_fraction_of_numerals(tree[1], tree[2])
-        return len(tree) == 3 and _is_plain_number(tree[1]) and tree[2][0] == "pow" and is_numeral(tree[2])
+        return len(tree) == 3 and _is_plain_number(tree[1]) and tree[2][0] == "pow" and is_numeral(tree[2]) and _is_scientific(tree)
     return op in ("percent", "ratio", "mod") and all(map(is_numeral, iter_children(tree)))
 
 
 def _is_integer(tree: Tree) -> bool:
     tree = tree[1] if tree[0] == "neg" else tree
     return (tree[0] == "num" and tree[2] == 1) or (tree[0] == "dec" and 0 < tree[2] < 50 and tree[1] % 10 ** tree[2] == 0)
+
+
+def _is_scientific(tree: Tree) -> bool:
+    """Whether a number times a power of ten is in scientific notation; one that is too large to compute is."""
+    try:
+        mantissa, exponent = to_rational(tree[1]), to_rational(tree[2][2])
+    except (LimitExceeded, NotFinite):
+        return True
+    return mantissa is None or exponent is None or is_scientific_notation(mantissa, int(exponent))
 
 
 def _is_plain_number(tree: Tree) -> bool:

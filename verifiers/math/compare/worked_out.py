@@ -52,6 +52,7 @@ STEP_NAMES = {
     "like terms": "the like terms",
     "unreduced fraction": "the fraction",
     "square factor": "the root",
+    "fraction": "the fraction",
     "fraction of letters": "the fraction",
     "nested fraction": "the fraction in a fraction",
     "product of sums": "the product of sums",
@@ -59,9 +60,19 @@ STEP_NAMES = {
     "polar form": "the polar form",
 }
 FORM_STEPS = frozenset(
-    ("unreduced fraction", "square factor", "fraction of letters", "nested fraction", "product of sums", "sum of terms", "polar form")
+    (
+        "fraction",
+        "unreduced fraction",
+        "square factor",
+        "fraction of letters",
+        "nested fraction",
+        "product of sums",
+        "sum of terms",
+        "polar form",
+    )
 )
-"""Steps from one usual form to another: 4/6 is 2/3, and sqrt(8) is 2 sqrt(2). They are open only where the question asks for that step."""
+"""Steps from one usual form to another: 4/6 is 2/3, 3/4 is 0.75, sqrt(8) is 2 sqrt(2). They are open only where the question asks for that
+step."""
 IMPLIED_STEPS = {
     "power": {"product"},
     "product": {"power"},
@@ -145,6 +156,8 @@ def _describe_open_step(tree: Tree, allowed: frozenset[str]) -> str:
 
 def _explain_missing_numeral(gold: Tree, answer: Tree) -> str:
     parts = [part for side in _list_asserted_parts(answer, frozenset()) for part in _list_alternatives(side)]
+    if not has_op(gold, "ratio"):  # 460:2 is the division 460/2
+        parts = [("div", *part[1:]) if part[0] == "ratio" and len(part) == 3 else part for part in parts]
     if any(is_numeral(part) for part in parts):
         return ""
     if has_op(gold, "dec") and any(not _describe_open_step(part, FORM_STEPS | {"logarithm"}) for part in parts):
@@ -193,6 +206,8 @@ class _StepFinder:
         op = tree[0]
         if op in ("num", "dec") or is_numeral(tree):
             self.values[id(tree)] = _compute_value(tree)
+            if op == "div":
+                self.add("fraction", tree)
             if op == "div" and math.gcd(*(abs(part[1]) for part in map(_strip_sign, tree[1:]) if part[0] == "num")) != 1:
                 self.add("unreduced fraction", tree)
             return
@@ -225,7 +240,7 @@ class _StepFinder:
         return value is not None
 
     def visit_add(self, tree: Tree) -> None:
-        """Several numbers in a sum, a zero, or two terms that differ only by a number."""
+        """Several numbers in a sum, a zero, or two terms that differ only by a number or are both imaginary."""
         terms = list(_flatten(tree, "add"))
         if _is_polar(tree):  # a form of a complex number: the sine and the cosine in it are not open steps
             self.steps = [step for step in self.steps if step.part not in (tree[1], *tree[2][1:])]
@@ -235,7 +250,7 @@ class _StepFinder:
             self.add("sum", tree)
         elif 0 in numbers:
             self.add("no change", tree)
-        if sum(_is_multiple_of_matrix(term) for term in terms) > 1:
+        if sum(_is_multiple_of_matrix(term) for term in terms) > 1 or (sum(map(_is_complex_number, terms)) > 1):
             self.add("sum", tree)
         rest = [sort_terms(self.split_coefficient(term)[1]) for term in terms if self.get_term_value(term) is None]
         if len(set(rest)) < len(rest):
@@ -260,7 +275,7 @@ class _StepFinder:
         elif (1 in numbers or -1 in numbers or 0 in numbers) and not (0 not in numbers and rest and all(map(_is_atom, rest))):
             self.add("no change", tree)
         imaginary = ("const", "i")
-        if rest.count(imaginary) > 1 or (imaginary in rest and any(contains_tree(factor, imaginary) for factor in sums)):
+        if sum(map(_is_complex_number, rest)) > 1 or (imaginary in rest and any(contains_tree(factor, imaginary) for factor in sums)):
             self.add("power", tree)
         denominators = [_strip_sign(factor)[2] for factor in rest if _strip_sign(factor)[0] == "div"]
         if any(factor in denominators for factor in rest):
@@ -283,8 +298,10 @@ class _StepFinder:
         top, low = self.split_coefficient(tree[1])[0], self.split_coefficient(tree[2])[0]
         if self.get_value(tree[2]) in (1, -1) or top == 0:
             self.add("no change", tree)
-        elif sort_terms(tree[1]) == sort_terms(tree[2]) or (
-            low.denominator == 1 and low not in (0, 1, -1) and (top / low).denominator == 1
+        elif (
+            all(map(_is_complex_number, tree[1:]))
+            or sort_terms(tree[1]) == sort_terms(tree[2])
+            or (low.denominator == 1 and low not in (0, 1, -1) and (top / low).denominator == 1)
         ):
             self.add("division", tree)
         elif top.denominator == low.denominator == 1 and math.gcd(top.numerator, low.numerator) > 1:
@@ -364,6 +381,13 @@ class _StepFinder:
 def _classify_function(name: str) -> str:
     """Return the kind of step that a function of numbers is; those with formulas between them are one kind."""
     return "trigonometry" if name in _TRIGONOMETRY else "logarithm" if name in _LOGARITHMS else f"function {name}"
+
+
+def _is_complex_number(tree: Tree) -> bool:
+    """Whether a tree holds the imaginary unit, or the root of a negative number, and no letter."""
+    return not get_free_symbols(tree) and any(
+        node == ("const", "i") or (node[0] == "root" and node[1][0] == "neg" and is_numeral(node[1])) for node in list_nodes(tree)
+    )
 
 
 def _is_multiple_of_matrix(term: Tree) -> bool:

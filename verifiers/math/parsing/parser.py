@@ -7,8 +7,10 @@ everything else with `AnswerParser`. The whole text must be parsed; otherwise pa
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from functools import lru_cache
 
+from rlvr.verifiers._scientific import is_scientific_notation
 from rlvr.verifiers.math.parsing.notation import extract_stated_formula, strip_leading_words
 from rlvr.verifiers.math.parsing.spelling_rules import standardize_notation
 from rlvr.verifiers.math.parsing.tokens import MAX_DEPTH, Token, normalize_characters, tokenize
@@ -293,6 +295,8 @@ class AnswerParser:
             self.position += 1
         if self.peek().text in ("mod", r"\mod", r"\bmod", r"\pmod"):
             bare = self.next_token().text != r"\pmod" and not bracket
+            if tree[0] == "rel" and any(sign not in ("=", "~") for sign in tree[2::2]):
+                raise ParseError("a modulus needs an equation before it")  # x < 3 (mod 7)
             value, side = (tree[-1], tree[1]) if tree[0] == "rel" else (tree, tree)
             modulus = self.parse_argument(whole_numeral=True)
             found: Tree = ("fun", "mod", value, modulus) if bare and value is tree else ("mod", value, modulus)
@@ -1070,12 +1074,18 @@ def _apply_multiple(tree: Tree, times: int) -> Tree:
     """Apply a word such as million to the value before it: with a numeral it is one numeral, 3 million is not 3 * 1000000."""
     if tree[0] in ("neg", "unit"):
         return (tree[0], _apply_multiple(tree[1], times), *tree[2:])
-    if tree[0] not in ("num", "dec") and not (tree[0] == "div" and tree[1][0] == tree[2][0] == "num"):
+    if tree[0] not in ("num", "dec") and not _is_broken_number(tree):  # 100/4 dozen is still to be divided
         return _multiply(tree, ("num", times, 1))
-    if tree[0] == "div" and not tree[2][1]:
-        return _multiply(tree, ("num", times, 1))  # which has no finite value
     value = to_rational(("mul", tree, ("num", times, 1)))
     return _multiply(tree, ("num", times, 1)) if value is None else ("num", value.numerator, value.denominator)
+
+
+def _is_broken_number(tree: Tree) -> bool:
+    """Whether a tree is a fraction of whole numbers in lowest terms, and not a whole number."""
+    if tree[0] != "div" or not tree[1][0] == tree[2][0] == "num" or not tree[2][1]:
+        return False
+    value = to_rational(tree)
+    return value is not None and value.denominator != 1 and value.denominator == tree[2][1]
 
 
 def _multiply(left: Tree, right: Tree) -> Tree:
@@ -1122,6 +1132,9 @@ def parse_numeral(text: str) -> Tree:
         return ("dec", int(whole + places), len(places)) if places else ("num", int(whole), 1)
     if len(exponent) > 5 or abs(int(exponent)) > MAX_EXPONENT:
         raise LimitExceeded(f"the exponent {exponent[:12]} is over {MAX_EXPONENT}")
+    if not is_scientific_notation(Fraction(int(whole + places), 10 ** len(places)), int(exponent)):
+        mantissa: Tree = ("dec", int(whole + places), len(places)) if places else ("num", int(whole), 1)
+        return ("mul", mantissa, ("pow", ("num", 10, 1), ("num", int(exponent), 1)))
     return ("dec", int(whole + places), len(places) - int(exponent))
 
 
