@@ -613,7 +613,7 @@ def train(
     from rlvr.training.run_inputs import check_setting_names, name_arguments
 
     recipe, settings, model, env, data = name_arguments(recipe, settings, model, env, data)
-    check_setting_names(algorithm, sections, on_data=data is not None)  # before the slow imports
+    check_setting_names(algorithm, sections, on_data=data is not None, on_env=env is not None)  # before the slow imports
     from rlvr.training.trainer import Trainer
 
     if not isinstance(resume, bool):

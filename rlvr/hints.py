@@ -388,6 +388,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "model_args": "policy='hf:DIR'",
         "num_fewshot": _FEW_SHOT,
         "num_problems": _NUM_TASKS,
+        "num_samples": "tasks=, the number of tasks, or n=, the number of answers for each",
         "num_return_sequences": _NUM_ANSWERS,
         "num_tasks": _NUM_TASKS,
         "num_workers": "concurrency=",

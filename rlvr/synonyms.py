@@ -52,7 +52,6 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "n_eval_episodes": "tasks",
         "model": "policy",
         "num_examples": "tasks",
-        "num_samples": "n",
         "num_generations": "n",
         "output_dir": "out",
         "rollouts_per_example": "n",

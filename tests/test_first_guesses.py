@@ -92,7 +92,8 @@ def test_several_answers_take_the_columns_of_data() -> None:
 def test_a_verifier_is_no_environment_and_a_choice_is_no_truth_value() -> None:
     assert "'math' is a verifier: rlvr.make_env(data, verifier='math')" in read_message(lambda: rlvr.make("math"))
     assert "scale_rewards is False; allowed: batch, group, none" in read_message(lambda: rlvr.make_algorithm("grpo", scale_rewards=False))
-    assert rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, num_samples=2).plan.n == 2
+    assert rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, num_generations=2).plan.n == 2
+    assert "tasks=, the number of tasks, or n=" in read_message(lambda: rlvr.evaluate("arithmetic", "scripted:gold", num_samples=2))
 
 
 def test_the_record_of_a_run_has_the_settings_of_an_algorithm_object() -> None:
@@ -566,6 +567,13 @@ def test_tools_are_set_on_an_environment_that_is_named(tmp_path: Path) -> None:
     assert resolve_run_inputs("quickstart", env="arithmetic", tools=["calculator"]).config.env["tools"] == ["calculator"]
     inputs = resolve_run_inputs("quickstart", env="arithmetic", tools=[add])
     assert inputs.environment is not None and len(inputs.environment.tools) == 1
+
+
+def test_tools_beside_the_name_of_an_environment_pass_the_check_before_the_model_is_loaded() -> None:
+    told = read_message(lambda: rlvr.train(model="no/such-model", env="arithmetic", tools=["calculator"], steps=1))
+    assert "no/such-model" in told and "setting" not in told
+    told = read_message(lambda: rlvr.train(model="no/such-model", env=rlvr.make_env("arithmetic"), tools=["calculator"], steps=1))
+    assert "env=rlvr.make_env(name, tools=...)" in told
 
 
 def test_several_answers_have_the_columns_of_other_libraries() -> None:

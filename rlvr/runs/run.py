@@ -30,7 +30,7 @@ class Run(Hinted):
         "to_dataframe": "write .metrics, or .episodes",
         "history": "write .metrics",
         **dict.fromkeys(("reward", "rewards"), "write .metrics['reward']"),
-        "log_history": "write .metrics, a data frame with a column for each metric",
+        "log_history": "write .metrics, a data frame with a column for each metric and a row for each step; the last is .metrics.iloc[-1]",
         "step": "write .metrics['step'].max()",
         "model": "write rlvr.load_model(run.checkpoint)",
         "checkpoints": "write .checkpoint, the newest one",

@@ -124,6 +124,11 @@ def resolve_run_inputs(
         env, settings = _set_on_environment(env, _take(sections, TOOL_SETTINGS), settings)
     elif isinstance(env, type):
         env = build_from_config("env", env)
+    elif given_tools := [name for name in TOOL_SETTINGS if name in sections]:
+        raise ConfigError(
+            f"{given_tools[0]} goes with data, or with env as the name of an environment; an environment that is made already gets it "
+            f"where it is made: env=rlvr.make_env(name, {given_tools[0]}=...)"
+        )
     algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
     if isinstance(sections.get("report_to"), str):
         sections["report_to"] = [] if sections["report_to"] == "none" else [sections["report_to"]]
@@ -321,11 +326,11 @@ def _read_lora(lora: Any) -> Any:
     return {"rank": lora.r, "alpha": lora.lora_alpha, **({} if targets is None else {"target_modules": targets})}
 
 
-def check_setting_names(algorithm: Any, sections: Mapping[str, Any], *, on_data: bool) -> None:
+def check_setting_names(algorithm: Any, sections: Mapping[str, Any], *, on_data: bool, on_env: bool = False) -> None:
     """Raise ConfigError for keywords of a run that are no settings. Needs no heavy package, and is called before those are imported."""
     rest = dict(sections)
     _add_algorithm_settings("grpo" if algorithm is None else algorithm, rest)
-    free = {*RunConfig.model_fields, "lora", *(list_data_settings() if on_data else ())}
+    free = {*RunConfig.model_fields, "lora", *(list_data_settings() if on_data else ()), *(TOOL_SETTINGS if on_env else ())}
     _find_sections(key for key in rest if key not in free)
 
 

@@ -110,7 +110,6 @@ class Trainer(Hinted):
     """
 
     _hints = {
-        "train": "write .fit()",
         "learn": "write .fit(); the number of steps is steps= of the trainer",
         "run": "write .fit()",
         "train_step": "write .step()",
@@ -278,6 +277,10 @@ class Trainer(Hinted):
         report = self._finish()
         self._call("on_run_end", report)
         return report
+
+    def train(self) -> TrainReport:
+        """Run all steps that are left, as `fit` does: the name in transformers and TRL."""
+        return self.fit()
 
     def step(self) -> StepRecord:
         """Run one training step: sample, update, send the weights to the sampler, compute the metrics, call the callbacks."""
