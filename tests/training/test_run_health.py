@@ -282,6 +282,15 @@ def test_weights_that_an_optimizer_does_not_change_are_no_training(tmp_path: Pat
         run_sums(tmp_path / "run", Match(), Freeze(), train={"steps": 9}, eval={"tasks": 0}, health={"max_steps_without_gradient": 3})
 
 
+def test_a_model_that_somebody_froze_is_no_internal_error(tmp_path: Path) -> None:
+    class Freeze(rlvr.Callback):
+        def on_step_end(self, trainer: rlvr.Trainer, step: int, record: Any) -> None:
+            trainer.model.requires_grad_(False)
+
+    with pytest.raises(ConfigError, match="no weight of the model is trainable: requires_grad is False for all of them"):
+        run_sums(tmp_path / "run", Match(), Freeze(), train={"steps": 9}, eval={"tasks": 0})
+
+
 def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
     found, model = health(), torch.nn.Linear(4, 4)
     trainer = cast(Any, SimpleNamespace(model=model))
