@@ -16,9 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-import torch
 from rich.console import Console
-from torch.distributed.tensor import DTensor
 
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
@@ -30,6 +28,7 @@ from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
 from rlvr.training.reward_history import LASTING_STEPS, MIN_SIGMAS, Fall, RewardHistory
 from rlvr.training.train_report import TrainReport
+from rlvr.training.weight_changes import WeightChanges
 
 if TYPE_CHECKING:
     from rlvr.training.batch_sources import RolloutBatch
@@ -47,6 +46,8 @@ MAX_FACTOR = 3.0
 LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR = 0.1, 5.0
 """An update that moves the policy by this much per token, and by this much more than the usual update of the run, destroys more than it
 teaches; usual ones are below 0.01."""
+SUDDEN_FACTOR = 50.0
+"""An update that is so many times the usual one, after some steps, is seldom the learning rate's fault alone."""
 BLAMED_STEPS = 3
 """How many steps before a trouble an update is its likely cause."""
 MIN_ANSWERS_WITHOUT_REWARD = 4096
@@ -55,8 +56,6 @@ SOLVED_REWARD = 0.99
 """Steps without a gradient are no trouble from this mean reward on: every answer is right."""
 MAX_CHANCE = 1e-3
 """Steps without a gradient are no accident if, as seldom as such steps were before, so many in a row are less probable than this."""
-NUM_SAMPLED_PARAMETERS, NUM_SAMPLED_WEIGHTS = 8, 1024
-"""How many parameters, and how many weights of each, show that the weights have changed or have not."""
 KEPT_STEPS = 4
 """The number of the best steps whose answers are kept."""
 NUM_CHECKED, PATIENCE_OF_CHECKS = 16, 3
@@ -115,12 +114,7 @@ class RunHealth(Callback):
         self._solved_reward = SOLVED_REWARD
         self._verifier_doubts, self._verifier_known_until = 0, 0
         """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
-        self._weights_seen: list[float] = []
-        """Sums of some weights before or after the last step."""
-        self._unmoved_steps = set[int]()
-        """The steps that changed none of these weights."""
-        self._weights_changed_at = set[int]()
-        """The steps before which somebody other than the optimizer changed the weights."""
+        self._weights = WeightChanges()
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._told_kinds: set[str] = set()
@@ -137,16 +131,14 @@ class RunHealth(Callback):
 
     def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
         """Look whether somebody has changed the weights since the last step."""
-        before, self._weights_seen = self._weights_seen, _sample_weights(trainer.model)
-        if before and self._weights_seen != before:
-            self._weights_changed_at.add(step)
+        self._weights.begin_step(trainer.model, step)
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
         self._unscored_reasons.update(_list_unscored_reasons(record) if record.metrics.get("unscored") else ())
-        self._record, before, self._weights_seen = record, self._weights_seen, _sample_weights(trainer.model)
-        if before and self._weights_seen == before and record.metrics.get("learning_rate"):
-            self._unmoved_steps.add(step)
+        self._record = record
+        has_learned = bool(record.metrics.get("learning_rate")) and not record.metrics.get("step/skipped")
+        self._weights.end_step(trainer.model, step, has_learned=has_learned)
         trouble = self.observe(record.metrics) or self._find_held_out_fall(step, trainer.report_values.get("accuracy_before"))
         trouble = trouble or self._find_changed_verifier(step)
         self._keep_best_answers(trainer, record)
@@ -478,7 +470,7 @@ class RunHealth(Callback):
                 f"The entropy bonus outweighs the reward: entropy {entropies[0]:.3g} before, {entropies[1]:.3g} now; lower "
                 f"algorithm.entropy_coef (it is {self.config.algorithm['entropy_coef']:g})"
             )
-        if writes := [at for at in sorted(self._weights_changed_at) if at >= step - LASTING_STEPS]:
+        if writes := [at for at in sorted(self._weights.foreign_steps) if at >= step - LASTING_STEPS]:
             return (
                 f"Something other than the optimizer changed the weights before step {writes[0]}: look for a callback, or code of your own, "
                 "that writes them"
@@ -487,9 +479,11 @@ class RunHealth(Callback):
         if largest is not None:
             usual = self._measure_usual_update(int(largest["step"]))
             beside = f", and the updates before by {usual:.2g}" if usual is not None else ""
+            had_time = usual is not None and largest["step"] > WINDOW_STEPS and largest["update_kl"] > SUDDEN_FACTOR * usual
+            damaged = "; as it was right until then, something may have damaged the state of the optimizer" if had_time else ""
             return (
                 f"The update of step {largest['step']} moved the policy by {largest['update_kl']:.2g} nats per token{beside}: lower "
-                f"train.learning_rate (it is {rate:g}), or raise train.warmup_steps"
+                f"train.learning_rate (it is {rate:g}), or raise train.warmup_steps{damaged}"
             )
         if fall is not None and self._is_sudden(fall):
             return (
@@ -538,7 +532,9 @@ class RunHealth(Callback):
             )
         if any((row.get("reward_std") or 0.0) > 0 and row.get("grad_norm") == 0.0 for row in rows):
             return "The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it"
-        if any(row["step"] in self._unmoved_steps and row.get("grad_norm") for row in rows):
+        if any(row["step"] in self._weights.undone_steps for row in rows):
+            return "Something other than the optimizer puts the weights back after each step: look for a callback that writes them"
+        if any(row["step"] in self._weights.idle_steps and row.get("grad_norm") for row in rows):
             dtype = self.config.model.dtype
             small = "" if dtype == "float32" else f", or each update is smaller than {dtype} can express; use model.dtype=float32"
             return f"There is a gradient and the weights stay as they are: the optimizer does not hold these weights{small}"
@@ -573,7 +569,8 @@ class RunHealth(Callback):
         if reward is None:
             return True
         # a critic with weights of its own may learn alone for some steps
-        stands_still = (row.get("grad_norm") == 0.0 or row["step"] in self._unmoved_steps) and self.config.train.separate_critic is None
+        without_effect = row["step"] in self._weights.idle_steps or row["step"] in self._weights.undone_steps
+        stands_still = (row.get("grad_norm") == 0.0 or without_effect) and self.config.train.separate_critic is None
         # with value estimates, equal rewards teach too
         is_even = (row.get("reward_std") or 0.0) <= SAME_SCORE and row.get("reward_std") is not None and "value_loss" not in row
         idle = bool(row.get("step/skipped")) or is_even or stands_still
@@ -608,14 +605,6 @@ class RunHealth(Callback):
 def _list_unscored_reasons(record: StepRecord) -> list[str]:
     """List why the answers of a step have no score."""
     return [str(episode.error)[:MAX_QUOTE] for episode in _list_episodes(record) if not episode.is_scored and episode.error]
-
-
-def _sample_weights(model: torch.nn.Module) -> list[float]:
-    """Add up some weights of some parameters, of this process's part if the model is sharded."""
-    trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
-    chosen = trained[:: max(1, len(trained) // NUM_SAMPLED_PARAMETERS)]
-    local = [part.to_local() if isinstance(part, DTensor) else part for part in chosen]
-    return [float(part.flatten()[:: 1 + part.numel() // NUM_SAMPLED_WEIGHTS].double().sum()) for part in local if part.numel()]
 
 
 def _list_episodes(record: StepRecord) -> list[Episode]:

@@ -26,11 +26,12 @@ from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
 from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
-from rlvr.training.run_health import RunHealth, Trouble, _find_common_reply, _sample_weights
+from rlvr.training.run_health import RunHealth, Trouble, _find_common_reply
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines
 from rlvr.training.trainer import Trainer
+from rlvr.training.weight_changes import WeightChanges
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import Match, Sums
 
@@ -298,12 +299,36 @@ def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
         found.on_batch(trainer, step, cast(Any, None))
         with torch.no_grad():  # the optimizer, whose step ends here
             model.weight.add_(1.0)
-        found._weights_seen = _sample_weights(model)
+        found._weights.end_step(model, step, has_learned=True)
         if step == 2:
             model.weight.data.add_(1.0)
         found.observe(row(step))
-    assert found._weights_changed_at == {3}
+    assert found._weights.foreign_steps == {3} and not found._weights.idle_steps
     assert "Something other than the optimizer changed the weights before step 3" in found._explain_change(4)
+
+
+def test_steps_that_somebody_undoes_are_no_training(tmp_path: Path) -> None:
+    class Reset(rlvr.Callback):
+        def on_run_begin(self, trainer: rlvr.Trainer) -> None:
+            self.first = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+        def on_step_end(self, trainer: rlvr.Trainer, step: int, record: Any) -> None:
+            trainer.model.load_state_dict(self.first)
+
+    with pytest.raises(CheckFailed, match="Something other than the optimizer puts the weights back after each step"):
+        run_sums(tmp_path / "run", Match(), Reset(), train={"steps": 20}, eval={"tasks": 0}, health={"max_steps_without_gradient": 4})
+
+
+def test_updates_that_low_precision_rounds_away_change_nothing() -> None:
+    model = torch.nn.Linear(64, 64).to(torch.bfloat16)
+    for rate, idle in ((1e-7, {1}), (1e-1, set[int]())):
+        changes = WeightChanges()
+        changes.begin_step(model, 1)
+        with torch.no_grad():
+            for value in model.parameters():
+                value.add_(rate * torch.ones_like(value))
+        changes.end_step(model, 1, has_learned=True)
+        assert changes.idle_steps == idle
 
 
 def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> None:
