@@ -320,7 +320,8 @@ def test_steps_that_somebody_undoes_are_no_training(tmp_path: Path) -> None:
 
 
 def test_updates_that_low_precision_rounds_away_change_nothing() -> None:
-    model = torch.nn.Linear(64, 64).to(torch.bfloat16)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128, bias=False) for _ in range(8))).to(torch.bfloat16)
     for rate, idle in ((1e-7, {1}), (1e-1, set[int]())):
         changes = WeightChanges()
         changes.begin_step(model, 1)
