@@ -137,10 +137,10 @@ class Verdict(Hinted):
     """
 
     _hints = {
-        **dict.fromkeys(("reward", "value"), "write .score"),
+        **dict.fromkeys(("reward", "value"), "write .score; the explanation is .reason"),
         **dict.fromkeys(("correct", "is_correct", "ok", "success"), "write .passed"),
         **dict.fromkeys(("details", "metadata", "info"), "write .detail"),
-        **dict.fromkeys(("explanation", "message", "rationale", "feedback"), "write .reason"),
+        **dict.fromkeys(("explanation", "message", "rationale", "feedback"), "write .reason; the value is .score"),
         "error": "write .fault, and .reason",
         **dict.fromkeys(("answer", "extracted", "extracted_answer", "prediction", "parsed"), EXTRACTED_HINT),
     }

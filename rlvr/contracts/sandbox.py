@@ -193,7 +193,10 @@ class SandboxSession(Hinted, ABC):
     """
 
     _hints = {
-        **dict.fromkeys(("exec", "execute", "exec_run", "run_command", "commands"), "write .run(['ls', '-l']), or .run('ls | wc -l')"),
+        **dict.fromkeys(
+            ("exec", "execute", "exec_run", "run_command", "commands"),
+            "write .run(['ls', '-l']), or .run('ls | wc -l'); the result has ok, exit_code and text",
+        ),
         **dict.fromkeys(("write", "put", "put_archive", "upload"), "write .write_file('a.txt', 'hello')"),
         **dict.fromkeys(("read", "get", "readfile", "download"), "write .read_file('a.txt')"),
     }
@@ -248,7 +251,7 @@ class SandboxSession(Hinted, ABC):
 
 
 FILE_HINT = "files are those of a session: with sandbox.create_session() as session: session.write_file('a.txt', 'hello')"
-COMMAND_HINT = "a command is run in a session: with sandbox.create_session() as session: session.run(['ls', '-l'])"
+COMMAND_HINT = "a command is run in a session: with sandbox.create_session() as session: session.run(['ls', '-l']); the result has ok, exit_code and text"
 
 
 class Sandbox(Plugin, ABC):

@@ -53,7 +53,7 @@ class EvalReport(Hinted):
         "metrics": "write .accuracy, .pass_at_k(4), or .envs[NAME] for all of an environment",
         "rewards": "write [sample.score for sample in report.samples]",
         "reward": "write .accuracy, or [sample.score for sample in report.samples]",
-        "results": "write .samples, or .to_pandas()",
+        "results": "write .accuracy or .to_dict() for the figures, .samples or .to_pandas() for the answers",
         "episodes": "write .samples, or .to_pandas()",
         "rollouts": "write .samples, or .to_pandas()",
         "records": "write .samples, or .to_pandas()",

@@ -54,17 +54,14 @@ class EvalSample(Hinted):
     """
 
     _hints = {
-        "completion": "write .text",
-        "output": "write .text",
-        "response": "write .text",
+        **dict.fromkeys(("completion", "output", "response"), "write .text; the question is .prompt, the right answer .reference"),
         "reward": "write .score",
         "scores": "write .score, or .verdict",
         "explanation": "write .reason",
         "error": "write .reason",
         "answer": "write .text, what the policy wrote, or .reference, the right answer",
         "target": "write .reference",
-        "question": "write .prompt",
-        "input": "write .prompt",
+        **dict.fromkeys(("question", "input"), "write .prompt; the answer is .text, the right one .reference"),
         "id": "write .task_id",
     }
     key: Key

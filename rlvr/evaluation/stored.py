@@ -24,7 +24,7 @@ class StoredEvaluation(Hinted):
 
     _hints = {
         "episodes": "write .samples, or .to_pandas()",
-        "results": "write .samples, or .to_pandas()",
+        "results": "write .report for the figures, .samples or .to_pandas() for the answers",
         "metrics": "write .report",
         "accuracy": "write .report['envs'][NAME]",
         "table": "write .to_pandas(), or .report",

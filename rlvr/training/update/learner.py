@@ -357,7 +357,9 @@ class Learner(Hinted):
             with nullcontext() if last else self._no_sync():
                 part = compute_loss(batch, real)
                 if not part.requires_grad:
-                    raise ConfigError("no weight of the model is trainable: requires_grad is False for all of them, or the loss is detached")
+                    raise ConfigError(
+                        "no weight of the model is trainable: requires_grad is False for all of them, or the loss is detached"
+                    )
                 accelerator.backward(part * factor)
                 losses.append(part.detach())  # fetched at the end, so that the device computes while the next micro-batch is built
             del batch, part
