@@ -8,6 +8,8 @@ MARKUP_RULES: tuple[tuple[str, str, str, str], ...] = (
     (r"(?<![\w*])(\*{1,3})(?=[^\s*])([^*]*)(?<=[^\s*])\1(?![\w*])", r"\2", "bold or italic; not a power such as 2**3**4", "**280**"),
     (r"(?<!\w)(_{1,2})(?=[^\s_])([^_]*)(?<=[^\s_])\1(?!\w)", r"\2", "bold or italic with underscores; not 1_000_000", "__280__"),
     (r"(?<![\w`])(`{1,2})(?=[^\s`])([^`]*)(?<=[^\s`])\1(?![\w`])", r"\2", "code in a line", "`280`"),
+    (r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:bf|rm|it)|mbox)\s*\{([^{}]*)\}", r"\1", "words or a font in a formula", r"\textbf{280}"),
+    (r"(?:\\[ ,;:!]|\\q?quad(?![a-zA-Z]))+", " ", "spaces in a formula", r"280\,"),
     (r"\\\((.*)\\\)|\\\[(.*)\\\]", r"\1\2", "math brackets of LaTeX", r"\(280\)"),
     (r"\A\$\$?([^$]+)\$?\$(?=\.?\Z)", r"\1", "a formula between dollar signs that is the whole text", "$280$"),
 )

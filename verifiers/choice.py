@@ -44,7 +44,7 @@ class Choice(Verifier):
     1.0
     """
 
-    version = "2"  # 2: an answer that corrects itself is refused
+    version = "3"  # 3: fonts of LaTeX do not count
     examples = (
         VerifierExample(
             "B", correct=("B", "(b)", "Paris", "B) Paris"), incorrect=("A", "B) Rome", "A or B", ""), meta={"options": ["Rome", "Paris"]}

@@ -184,9 +184,9 @@ def parse_number(value: Any, *, percent_as_fraction: bool = False) -> Fraction |
 
 
 def _has_undone_power(text: str) -> bool:
-    """Whether the numeral at the end of a text has a power of ten that is left to do: 250e-1."""
+    """Whether the numeral at the end of a text has a power of ten that comes out even: 250e-1 is a division, 28e1 is a numeral."""
     found = POWER_OF_TEN.search(strip_markup(text))
-    return found is not None and not is_scientific_notation(Fraction(found[1].replace(",", "")), int(found[2]))
+    return found is not None and int(found[2]) < 0 and not is_scientific_notation(Fraction(found[1].replace(",", "")), int(found[2]))
 
 
 def parse_statement(text: str, *, percent_as_fraction: bool = False) -> Fraction | None:

@@ -17,6 +17,8 @@ from rlvr.verifiers._units import Dimensions, parse_unit
 LATEX_RULES: tuple[tuple[str, str, str], ...] = (
     (r"\^\s*\{\s*([+\-−]?\d{1,3})\s*\}", r"^\1", "s^{-2}"),
     (r"\\(?:text|mathrm|rm|mathit|operatorname|unit|si)\s*\{([^{}]*)\}", r" \1 ", r"\mathrm{kg}"),
+    (r"\\[dt]?frac\s*\{([^{}0-9][^{}]*)\}\s*\{([^{}]*)\}", r" \1/(\2)", r"\frac{m}{s^2}"),
+    (r"\s+(?=\^)", "", r"\text{s}^2"),
     (r"\\(?:[,;:! ]|quad|cdot|times(?!\s*10))|~", " ", r"10\,N"),
     (r"\\(?:mu|micro)(?![a-zA-Z])\s*", "µ", r"\mu m"),
     (r"\\(?:Omega|ohm)(?![a-zA-Z])", "Ω", r"\Omega"),
@@ -50,7 +52,7 @@ class Quantity(Verifier):
     1.0
     """
 
-    version = "2"  # 2: the tolerance of a temperature is of its value in its own unit
+    version = "3"  # 3: units in fractions of LaTeX
     examples = (
         VerifierExample("72 km/h", correct=("72 km/h", "20 m/s"), incorrect=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
         VerifierExample({"value": 5, "unit": "mW"}, correct=("5 mW", "0.005 W"), incorrect=("5 MW", "5")),

@@ -26,8 +26,12 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
-from rlvr.verifiers.math.compare.question_forms import order_named_values, take_value_after_formula
-from rlvr.verifiers.math.compare.question_units import drop_requested_multiple, explain_unit_conflict
+from rlvr.verifiers.math.compare.question_forms import explain_option_conflict, order_named_values, take_value_after_formula
+from rlvr.verifiers.math.compare.question_units import (
+    drop_requested_difference,
+    drop_requested_multiple,
+    explain_unit_conflict,
+)
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
 from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
@@ -249,7 +253,7 @@ class Symbolic(Verifier):
         prompt = _join_prompt(task) if texts else ""
         for text in texts:
             why = explain_prompt_copy(gold, text, prompt) if policy.worked_out != "off" else ""
-            if why or (why := explain_unit_conflict(gold, text, prompt)):
+            if why or (why := explain_unit_conflict(gold, text, prompt) or explain_option_conflict(gold, text, prompt)):
                 return why
         return ""
 
@@ -313,7 +317,11 @@ class Symbolic(Verifier):
 
 def _iter_question_readings(gold: str, answer: str, prompt: str) -> Iterator[str]:
     """List other readings of an answer that its question allows."""
-    for reading in (drop_requested_multiple(gold, answer, prompt), take_value_after_formula(answer, prompt)):
+    for reading in (
+        drop_requested_multiple(gold, answer, prompt),
+        drop_requested_difference(answer, prompt),
+        take_value_after_formula(answer, prompt),
+    ):
         if reading:
             yield reading
 

@@ -41,7 +41,7 @@ _CORRECTION_WORDS = re.compile(
 def extract_hash_line(text: str) -> Extraction:
     """Extract the answer declared by the #### lines."""
     shown = [re.sub(r"^\*\*(####.*)\*\*$", r"\1", line.strip()) for line in text.splitlines()]  # a line in bold
-    lines = [line[4:].strip() for line in shown if line.startswith("####")]
+    lines = [_strip_bold_number(line[4:].strip()) for line in shown if line.startswith("####")]
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         return Extraction(None, "there is no #### line")
@@ -145,6 +145,7 @@ def _is_check_sentence(answer: str, sentence: str) -> bool:
     )
 
 
+_BOLD_NUMBER = re.compile(r"(?:\*\*)?([-$€£]{0,2}\d[\d,]{0,30}(?:\.\d{1,30})?(?:/\d{1,20})?%?)\*\*(\s+[a-zA-Z][^*\d]*)")
 _IS_IN_BOLD = re.compile(r"\*\*((?:is|are|equals)\s+)", re.IGNORECASE)
 _BARE_IS = re.compile(r"^(?:(?:it|this|that)\s+)?(?:is|equals)\s+(?=[*$\\(]{0,4}-?[$]?\d)", re.IGNORECASE)
 """The verb of a sentence whose subject is the heading: `**is 42**` under `Answer`."""
@@ -163,7 +164,13 @@ def clean_answer_value(line: str) -> str:
     match = _CONCLUSION_IS.fullmatch(line) if len(line) < 400 else None
     if match is not None and not _CONCLUSION_VETO.search(match["head"]):
         return unwrap_answer(match["value"].strip("*").strip())
-    return unwrap_answer(_strip_ending_phrase(strip_decorations(_strip_emphasis(line.rstrip(".。")))))
+    return unwrap_answer(_strip_ending_phrase(strip_decorations(_strip_emphasis(_strip_bold_number(line.rstrip(".。"))))))
+
+
+def _strip_bold_number(line: str) -> str:
+    """Strip the marks of a number in bold with plain words after it, also where the first mark was before the answer line's value."""
+    match = _BOLD_NUMBER.fullmatch(line.strip()) if len(line) < 200 else None
+    return match[1] + match[2] if match is not None else line
 
 
 def _strip_ending_phrase(line: str) -> str:

@@ -14,6 +14,54 @@ MATRIX = (r"Find $\mathbf{A}^{27}+\mathbf{A}^{31}$.", r"\begin{pmatrix} -1 & 0 \
 
 
 @pytest.mark.parametrize(
+    ("question", "reference", "answer", "score"),
+    [
+        ("How many cars are there?", "3", "#### 3 red cars", 1),
+        ("How many cars are there?", "3", "#### 2 red cars", 0),
+        ("How many cars are there?", "1", "#### 1 hot dog", 1),
+        ("How many cars are there?", "3", "#### 3 or two cars", 0),
+        ("How many cars are there?", "3", "#### 3 is not it", 0),
+        ("How many cars are there?", "10", "#### **10** cars", 1),
+        ("How many cars are there?", "10", "Answer: **10** cars", 1),
+        ("How many cars are there?", "10", "Answer: **10** or 11 cars", 0),
+        ("How many cars are there?", "10", "Answer: **10** is wrong", 0),
+        ("How many cars are there?", "8", "#### 2**3 cars", 0),
+        ("How much does he earn?", "14400", "#### $14,400 a year", 1),
+        ("How far does he run?", "5", "#### 5 miles a day", 1),
+        ("How much more does it cost?", "2", "#### $2 more", 1),
+        ("How much less does it cost?", "2", "#### $2 more", 0),
+        ("How much does it cost?", "2", "#### $2 more", 0),
+        ("Express the product in base 8.", "52_8", "The answer is $52$ (base $8$).", 1),
+        ("Express the product in base 8.", "52_8", "The answer is $52$ in base eight.", 1),
+        ("Express the product in base 8.", "52_8", "The answer is $52$ in base nine.", 0),
+        ("Find the remainder.", "-13x+3", "The remainder is $r(x)=-13x+3$.", 1),
+    ],
+)
+def test_words_around_a_value(question: str, reference: str, answer: str, score: float) -> None:
+    verdict = rlvr.verify("symbolic", answer=answer, reference=reference, prompt=question)
+    assert verdict.score == score, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("(C)", 1),
+        ("(C) Plane", 1),
+        (r"\text{(C)}", 1),
+        (r"\textbf{(C)}\ \text{plane}", 1),
+        (r"\text{(C) Sphere}", 0),
+        (r"\textbf{(C)}\ \text{Sphere}", 0),
+        ("C. Sphere", 0),
+        ("C: Line", 0),
+    ],
+)
+def test_a_choice_with_the_words_of_another_option_is_wrong(answer: str, score: float) -> None:
+    question = "Find the shape. (A) Line\n(B) Circle\n(C) Plane\n(D) Sphere\n\nEnter the letter of the correct option."
+    verdict = rlvr.verify("symbolic", answer=rf"\boxed{{{answer}}}", reference=r"\text{(C)}", prompt=question)
+    assert verdict.score == score, verdict.reason
+
+
+@pytest.mark.parametrize(
     ("question", "answer"),
     [
         (PAIR, "m=3/2, b=-13"),

@@ -244,7 +244,7 @@ def find_assigned_name(tree: Tree) -> str:
         return "".join(sorted(get_free_symbols(tree)))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[2][0] in ("sym", "tuple"):
         timed = tree[2] == ("sym", "t") and len(tree[1][1]) == 1  # x(t) = ...
-        return str(tree[1][1]) if timed or tree[1][1].rstrip("'") in tuple("fghpqyPQRSTuvwFGH") else ""
+        return str(tree[1][1]) if timed or tree[1][1].rstrip("'") in tuple("fghpqryPQRSTuvwFGH") else ""
     if tree[0] == "mul" and tree[1][0] == "pow" and tree[1][1][0] == "sym" and tree[1][2] == ("neg", ("num", 1, 1)) and len(tree) == 3:
         return f"{tree[1][1][1]}^-1"
     if tree[0] == "pow" and tree[1][0] == "sym" and tree[1][1].isupper() and tree[2] in (("neg", ("num", 1, 1)), ("sym", "T")):

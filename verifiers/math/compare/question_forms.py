@@ -24,6 +24,10 @@ _REQUEST = re.compile(
     r"(?:\s+(?:the|value|values|of|sum|product|exact|numerical|remainder|when|if))*[\s:]*(?:\$|\\\(|\\\[|\\begin\{\w+\*?\})*\s*$",
     re.IGNORECASE,
 )
+_TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf)|qquad|quad)(?![a-zA-Z])|\\ ")
+_LABEL = re.compile(r"\(?([A-J])\)?\.?")
+_LABELLED = re.compile(r"\(?([A-J])[).:]+\s*(\S.{0,79})", re.DOTALL)
+_OPTION = re.compile(r"\(([A-J])\)\s*([^()\n]{1,80}?)\s*(?=\([A-J]\)|\n|$)")
 _BETWEEN = re.compile(r"[,;]|\\(?:text|mathrm)\s*\{\s*and\s*\}|\band\b")
 
 
@@ -67,6 +71,30 @@ def order_named_values(gold: str, answer: str, prompt: str) -> str:
     if order is None or len(set(names)) != len(names) or len(values) != len(names):
         return ""
     return f"({','.join(values[names.index(name)].strip() for name in order)})"
+
+
+def explain_option_conflict(gold: str, answer: str, prompt: str) -> str:
+    """Explain why the words behind the label of a choice are those of another option of the question; "" if they are not.
+
+    >>> question = "Which is it? (A) Line (B) Plane (C) Sphere"
+    >>> explain_option_conflict("(B)", "(B) Sphere", question), explain_option_conflict("(B)", "(B) Plane", question)
+    ('it names the option B with the words of the option C', '')
+    """
+    named = _LABELLED.fullmatch(_strip_text_commands(answer))
+    if named is None or _LABEL.fullmatch(_strip_text_commands(gold)) is None:
+        return ""
+    options = {label: _normalize_option(words) for label, words in _OPTION.findall(_strip_text_commands(prompt))}
+    said = _normalize_option(named[2])
+    other = next((label for label, words in options.items() if words == said), "") if said and said != options.get(named[1]) else ""
+    return f"it names the option {named[1]} with the words of the option {other}" if other else ""
+
+
+def _strip_text_commands(text: str) -> str:
+    return _TEXT_COMMAND.sub("", text).replace("}", "").replace("{", "").replace("$", "").strip()
+
+
+def _normalize_option(words: str) -> str:
+    return " ".join(words.casefold().strip(" .,;:\\").split())
 
 
 @lru_cache(maxsize=1024)

@@ -15,11 +15,14 @@ from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree
 from rlvr.verifiers.math.parsing.units import NUMBER_MULTIPLES, Measure, is_base_unit, parse_unit_label
 
+_UNIT_WORDS = r"(?:(?:square|cubic)\s+)?[a-z]+(?:\s+per\s+[a-z]+)?"
 _ASKED_UNIT = re.compile(
-    r"\bhow\s+(?:many|much)\s+(?:(?:more|fewer|less|total|additional|extra|whole|full)\s+)*([a-z]+)"
-    r"|\b(?:number|amount|total)\s+of\s+([a-z]+)|\bin\s+([a-z]+)\s*[?.,]|\b(?:as|of)\s+(?:a\s+)?(percent(?:age)?)\b",
+    rf"\bhow\s+(?:many|much)\s+(?:(?:more|fewer|less|total|additional|extra|whole|full)\s+)*({_UNIT_WORDS})"
+    rf"|\b(?:number|amount|total)\s+of\s+({_UNIT_WORDS})|\bin\s+({_UNIT_WORDS})\s*[?.,]|\b(?:as|of)\s+(?:a\s+)?(percent(?:age)?)\b",
     re.IGNORECASE,
 )
+_ASKED_DIFFERENCE = re.compile(r"\bhow\s+(?:many|much)\b[^.?!]{0,200}?\b(more|fewer|less)\b", re.IGNORECASE)
+_GIVEN_DIFFERENCE = re.compile(r"([$]?\d[\d,.]*(?:\s+[a-z]+){0,2})\s+(more|fewer|less)", re.IGNORECASE)
 _STATED_UNIT = re.compile(r"\d\s+([a-z]+)", re.IGNORECASE)
 _MULTIPLES = "|".join((*NUMBER_MULTIPLES, "time"))
 _ASKED_MULTIPLE = re.compile(
@@ -95,6 +98,19 @@ def drop_requested_multiple(gold: str, answer: str, prompt: str) -> str:
     if given[2].lower() not in asked:
         return ""
     return _EMPTY_TEXT.sub("", " ".join((answer[: given.end(1)] + answer[given.end() :].lstrip()).split())).strip()
+
+
+def drop_requested_difference(answer: str, prompt: str) -> str:
+    """Drop the word more, fewer or less at the end of an answer, if the question asks for it; "" if it does not.
+
+    >>> drop_requested_difference("$2 more", "How much more is the red one?"), drop_requested_difference("$2 more", "How much is it?")
+    ('$2', '')
+    """
+    given = _GIVEN_DIFFERENCE.fullmatch(answer.strip())
+    if given is None:
+        return ""
+    asked = {match[1].lower() for request in _list_requests(prompt) for match in _ASKED_DIFFERENCE.finditer(request)}
+    return given[1] if given[2].lower() in asked else ""
 
 
 def _list_requests(prompt: str) -> list[str]:

@@ -106,19 +106,27 @@ _WRITTEN_OUT_POWER = re.compile(r"(?<![\d.])(\d)e(\+\d)(?![\d.])")
 """`2e+1`: no program prints 20 so."""
 _LETTER_DIFFERENCE = re.compile(r"-?\s?[a-zA-Z]{1,3}(?:\s{0,2}-\s{0,2}[a-zA-Z]{1,3}){1,8}")
 _LETTERED_CHOICE = re.compile(r"(?:\$?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?\(([A-J])\)\s*\}?\$?[.:]?\s{1,4}([^()]{1,80})")
+_COUNTED_THING = re.compile(r"([$]?-?\d[\d,.]*(?:/\d+)?)\s+([a-zA-Z]{2,20}(?:\s+[a-zA-Z]{2,20}){1,4})")
+_RATE_WITH_ARTICLE = re.compile(r"([$]?-?\d[\d,.]*(?:\s+[a-zA-Z]{2,20})?)\s+(?:an?|each|every)\s+(second|minute|hour|day|week|month|year)")
+"""A numeral and words in plain text: `2 hot dogs`, whose short words could also be products of letters."""
 _BARE_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def iter_alternative_readings(gold: str, answer: str) -> Iterator[tuple[str, str]]:
     r"""Yield alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other side's base ten,
     `2e-3` as 2 e - 3 if the gold contains the letter e, letters joined by a minus sign as a formula instead of a word with hyphens,
-    and the text after the letter of a choice.
+    the text after the letter of a choice, a rate with an article (`$5 a day`), and short words after a numeral as the name of what is
+    counted.
 
     >>> list(iter_alternative_readings("2.75", "2,75")), list(iter_alternative_readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
     """
     if (lettered := _LETTERED_CHOICE.fullmatch(answer.strip())) and not _CHANGING_WORDS.search(answer):
         yield gold, lettered[2]
+    if rate := _RATE_WITH_ARTICLE.fullmatch(answer.strip()):
+        yield gold, f"{rate[1]} per {rate[2]}"
+    if (counted := _COUNTED_THING.fullmatch(answer.strip())) and any(len(word) > 2 for word in counted[2].split()):
+        yield gold, rf"{counted[1]} \text{{ {counted[2]}}}"
     if (decimal := convert_decimal_comma(answer)) is not None:
         yield gold, decimal
     if (decimal := convert_decimal_comma(gold, 2)) is not None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rlvr.verifiers.math.parsing.units import CARDINALS
 from rlvr.verifiers.math.parsing.words import parse_number_words
 
 Change = str | Callable[[re.Match[str]], str]
@@ -198,7 +199,9 @@ SPELLING_RULES: tuple[SpellingRule, ...] = (
     _make_rule("remainder", "R remainder", r"^\s*(.{1,60}?)\s*(?:\\text\s*\{\s*(?:R|remainder)\s*\}|(?<=\d)\s+R|remainder)\s*(-?\d{1,9})\s*$",
          r"\1 + \2 R_{est}", "a quotient with its remainder", "7 R 2", "7 + 2 R_{est}"),
     _make_rule("square", "sq. cu.", r"\b(sq|cu)\.", r"\1", "an abbreviation with a point", "5 sq. ft", "5 sq ft"),
-    _make_rule("base in words", "base", r"(?<=[\dA-F])\s*(?:\\text\s*\{\s*)?\(\s*(?:in\s+)?base[\s-]+(\d{1,2})\s*\)\s*\}?", r"_{\1}",
+    _make_rule("named base", "base", rf"\bbase[\s-]+({'|'.join(CARDINALS)})\b", lambda match: f"base {CARDINALS[match[1].lower()]}",
+         "a number word for a base", "52 in base eight", "52 in base 8", re.IGNORECASE),
+    _make_rule("base in words", "base", r"(?<=[\dA-F])(\$?)\s*(?:\\text\s*\{\s*)?\(\s*(?:in\s+)?base[\s-]+\$?(\d{1,2})\$?\s*\)\s*\}?", r"_{\2}\1",
          "a base behind the numeral", "101 (base 2)", "101_{2}"),
     _make_rule("base below", "base", r"_\s*\{\s*(?:\\(?:text|mathrm)\s*\{\s*base[\s~]*(?:\}\s*(\d{1,2})|(\d{1,2})\s*\})|base\s*(\d{1,2}))\s*\}"
          r"|_\s*\\(?:text|mathrm)\s*\{\s*base[\s~]*(\d{1,2})\s*\}", _make_base_index, "the word base in the index", r"52_{\text{base }8}",
