@@ -34,8 +34,8 @@ MAX_ANSWERS = 128
 NUM_THREADS = 8
 MIN_SIGMAS = 3.0
 """How many standard errors the policy must be below its earlier self on the same tasks."""
-REVERSED = -0.3
-"""A correlation of the scores then and now below this is no noise of a judge."""
+MIN_CORRELATION = 0.1
+"""Scores then and now that are less correlated than this have no order in common; the noise of a judge leaves more."""
 SAME_SCORE = 1e-9
 """Scores that differ by less are equal: 0.9 is not always computed to the last bit."""
 
@@ -169,7 +169,7 @@ def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[flo
     >>> describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
     'all score the same now'
     >>> describe_verifier_change(answers, [1.0, 0.9, 0.0, 0.0])
-    'those that scored more score less now'
+    'those that scored more do not score more now'
     >>> describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
     ''
     """
@@ -181,4 +181,4 @@ def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[flo
         return ""
     if max(now) - min(now) <= SAME_SCORE:
         return "all score the same now"
-    return "those that scored more score less now" if statistics.correlation(before, now) < REVERSED else ""
+    return "those that scored more do not score more now" if statistics.correlation(before, now) < MIN_CORRELATION else ""

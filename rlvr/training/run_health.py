@@ -46,6 +46,10 @@ MAX_FACTOR = 3.0
 LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR = 0.1, 5.0
 """An update that moves the policy by this much per token, and by this much more than the usual update of the run, destroys more than it
 teaches; usual ones are below 0.01."""
+SMALL_MISMATCH_KL = 1e-3
+"""Sampler and trainer may always differ by this much: rounding, and what staleness does to them."""
+LARGE_DECAY = 0.01
+"""A weight decay that takes this fraction of the weights in each step destroys them."""
 SUDDEN_FACTOR = 50.0
 """An update that is so many times the usual one, after some steps, is seldom the learning rate's fault alone."""
 BLAMED_STEPS = 3
@@ -190,7 +194,10 @@ class RunHealth(Callback):
             return
         told = f"held-out {before:.1%} -> {after:.1%} on {count} tasks"
         if not self._has_fallen(before, after, count):
-            if self._has_fallen(before, after, count, bound=0.0):
+            if (
+                self._has_fallen(before, after, count, bound=0.0)
+                and self._explain_held_out_fall(before, after, count, 0.0) is Change.UNKNOWN
+            ):
                 self._warn(f"the policy is worse than before training, beyond chance: {told}")
             return
         if (change := self._explain_held_out_fall(before, after, count)) is Change.SCORING:
@@ -301,7 +308,9 @@ class RunHealth(Callback):
         now = _mean(self.rows[-count:], "completions/repetition") or 0.0
         what = f"answers repeat themselves: {now:.0%} of their four-token sequences occur before in the same answer, at first {first:.0%}"
         first_step = self._get_first_step(count)
-        return True, self._make_weight_trouble("repetition", first_step, what, self._explain_change(first_step))
+        trouble = self._make_weight_trouble("repetition", first_step, what, self._explain_change(first_step))
+        good = self._find_last_step_below("completions/repetition", first + 0.25 * (now - first))
+        return True, trouble._replace(last_good_step=min(trouble.last_good_step, max(0, good - 1)))
 
     def _find_mismatch(self) -> tuple[bool, Trouble | None]:
         bound = self.bounds.max_mismatch_kl
@@ -318,7 +327,8 @@ class RunHealth(Callback):
             if self.config.rollout.max_staleness
             else "The sampler does not have the weights of the trainer, or computes in another precision: `rlvr doctor` compares them"
         )
-        return True, Trouble("mismatch", self._get_first_step(count), what, cause)
+        good = self._find_last_step_below("mismatch_kl", max(10 * first, SMALL_MISMATCH_KL))
+        return True, Trouble("mismatch", self._get_first_step(count), what, cause, max(0, good - 1))
 
     def _find_changed_verifier(self, step: int) -> Trouble | None:
         """Find, every some steps, that the verifier no longer tells answers apart as it did: also one that pays for everything."""
@@ -354,7 +364,7 @@ class RunHealth(Callback):
         cause = self._explain_verifier(self._kept_held_out) if change is Change.VERIFIER else self._explain_change(since)
         return self._make_weight_trouble("held-out", since, what, cause)._replace(last_good_step=at)
 
-    def _explain_held_out_fall(self, high: float, now: float, num_tasks: int) -> Change:
+    def _explain_held_out_fall(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> Change:
         """Find what a fall of the held-out figure means, by verifying the answers of the best evaluation again."""
         if self._probe is None or not self._kept_held_out:
             return Change.UNKNOWN
@@ -363,7 +373,7 @@ class RunHealth(Callback):
         if describe_verifier_change(self._kept_held_out, scores):
             return Change.VERIFIER
         before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-        return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks) else Change.UNKNOWN
+        return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks, bound) else Change.UNKNOWN
 
     def _has_fallen(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> bool:
         """Whether one held-out figure is so far below another that it is no accident of the tasks."""
@@ -476,6 +486,8 @@ class RunHealth(Callback):
                 "that writes them"
             )
         largest, rate = self._find_blamed_update(step), self.config.train.learning_rate
+        if (decay := self.config.train.weight_decay) * rate > LARGE_DECAY:
+            return f"train.weight_decay ({decay:g}) takes {decay * rate:.1%} of the weights in each step: lower it"
         if largest is not None:
             usual = self._measure_usual_update(int(largest["step"]))
             beside = f", and the updates before by {usual:.2g}" if usual is not None else ""
@@ -531,7 +543,13 @@ class RunHealth(Callback):
                 "Gradients are infinite or not a number: lower train.learning_rate, or look at the loss and the advantages of these steps"
             )
         if any((row.get("reward_std") or 0.0) > 0 and row.get("grad_norm") == 0.0 for row in rows):
-            return "The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it"
+            if {row.get("advantage/std") for row in rows} == {0.0}:
+                return "The rewards differ and the advantages do not: look at algorithm.advantage"
+            own = str(self.config.algorithm.get("loss") or "")
+            own = f", or the loss {own} does not depend on the policy" if ":" in own else ""
+            return f"The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it{own}"
+        if all(row.get("learning_rate") == 0.0 for row in rows) and self.config.train.learning_rate:
+            return f"The learning rate is 0, and train.learning_rate is {self.config.train.learning_rate:g}: something sets that of the optimizer"
         if any(row["step"] in self._weights.undone_steps for row in rows):
             return "Something other than the optimizer puts the weights back after each step: look for a callback that writes them"
         if any(row["step"] in self._weights.idle_steps and row.get("grad_norm") for row in rows):
@@ -573,12 +591,18 @@ class RunHealth(Callback):
         stands_still = (row.get("grad_norm") == 0.0 or without_effect) and self.config.train.separate_critic is None
         # with value estimates, equal rewards teach too
         is_even = (row.get("reward_std") or 0.0) <= SAME_SCORE and row.get("reward_std") is not None and "value_loss" not in row
-        idle = bool(row.get("step/skipped")) or is_even or stands_still
+        has_no_rate = row.get("learning_rate") == 0.0 and self.config.train.learning_rate > 0
+        idle = bool(row.get("step/skipped")) or is_even or stands_still or has_no_rate
         return idle and reward < self._solved_reward
 
     def _count_last(self, is_bad: Callable[[Row], bool]) -> int:
         """Count the newest steps in a row that are bad."""
         return next((k for k, row in enumerate(reversed(self.rows)) if not is_bad(row)), len(self.rows))
+
+    def _find_last_step_below(self, key: str, level: float) -> int:
+        """Find the step before the first one in which a metric is above a level for good; 0 if it always was."""
+        above = self._count_last(lambda row: not (_is_number(row.get(key)) and row[key] <= level))
+        return int(self.rows[-above - 1]["step"]) if above < len(self.rows) else 0
 
     def _get_first_step(self, count: int) -> int:
         return int(self.rows[-count]["step"])

@@ -147,6 +147,8 @@ def test_answers_without_a_score_stop_a_run_after_some_steps_in_a_row() -> None:
         ({"reward": 0.0, "reward_std": 0.0, "step/skipped": 1.0, "completions/clipped_ratio": 0.9}, "gradient", "max_new_tokens"),
         ({"reward": None, "reward_std": None, "step/skipped": 1.0, "unscored": 128}, "unscored", "Not the answers but the verifier"),
         ({"grad_norm": 0.0}, "gradient", "no weight is trainable"),
+        ({"grad_norm": 0.0, "advantage/std": 0.0}, "gradient", "look at algorithm.advantage"),
+        ({"learning_rate": 0.0}, "gradient", "something sets that of the optimizer"),
         ({"step/nonfinite_minibatches": 1.0, "update_kl": None}, "nonfinite", "overflow"),
         ({"step/nonfinite_minibatches": 1.0, "update_kl": 0.0, "grad_norm": 0.0, "optimizer_steps": 0.0}, "nonfinite", "overflow"),
     ],
@@ -182,6 +184,20 @@ def test_repetition_and_mismatch_count_against_the_first_steps() -> None:
     )
     worst = row(0, 0.0, unscored=128, mismatch_kl=9.0, **{said: 1.0, "step/skipped": 1.0})
     assert first_trouble(health(**off), [worst | {"step": k} for k in range(1, 99)]) is None
+
+
+def test_the_checkpoint_is_from_before_repetition_or_mismatch_began_to_rise() -> None:
+    said = "completions/repetition"
+    for key, rising in ((said, [0.05] * 10 + [0.3, 0.5] + [0.95] * 20), ("mismatch_kl", [1e-6] * 10 + [0.01, 0.2] + [2.0] * 20)):
+        _, trouble = first_trouble(health(), [row(k, **{key: value}) for k, value in enumerate(rising, 1)]) or (0, None)
+        assert trouble is not None and (trouble.since, trouble.last_good_step) == (13, 9)
+
+
+def test_a_weight_decay_that_takes_the_weights_is_named() -> None:
+    found = RunHealth(tiny_run(train={"learning_rate": 1e-4, "weight_decay": 500.0}))
+    for step in range(1, 20):
+        found.observe(row(step))
+    assert "train.weight_decay (500) takes 5.0% of the weights in each step" in found._explain_change(20)
 
 
 def test_entropy_and_repetition_of_answers() -> None:
@@ -258,7 +274,7 @@ def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_poli
     ("change", "words"),
     [
         (lambda score: 1.0, "all score the same now"),
-        (lambda score: 1 - score, "those that scored more score less now"),
+        (lambda score: 1 - score, "those that scored more do not score more now"),
         (lambda score: score / 2, ""),
     ],
 )
