@@ -82,7 +82,7 @@ class Numeric(Verifier):
     examples = (
         VerifierExample(
             "95",
-            correct=("95", "95.0", "+95", "#### 95", "950e-1", r"\boxed{95}"),
+            correct=("95", "95.0", "+95", "#### 95", "9.5e1", r"\boxed{95}"),
             incorrect=("59", "-95", "9 5", "0x5f", "95 or 96", "95,0"),
         ),
         VerifierExample(
