@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.contracts.algorithm import Algorithm
-from rlvr.errors import ConfigError, EnvError
+from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.evaluation.evaluate import count_available_tasks
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import count_text_ids, load_tokenizer
@@ -142,8 +142,8 @@ def build_components(
     environment: Environment = inputs.environment or stack.enter_context(build_from_config("env", config.env))
     if config.eval.tasks and config.eval.split not in environment.splits:
         raise ConfigError(
-            f"eval.split is {config.eval.split!r}, and {type(environment).__name__} has only {', '.join(environment.splits)}: set eval.tasks=0 to "
-            f"measure nothing, or eval.split={environment.splits[0]} to measure on these tasks"
+            f"eval.split is {config.eval.split!r}; {format_suggestion(config.eval.split, environment.splits)}. eval.tasks=0 measures nothing, and "
+            f"eval.split={environment.splits[0]} measures on these tasks"
         )
     asked = config.rollout
     mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
