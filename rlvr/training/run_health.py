@@ -116,6 +116,9 @@ class RunHealth(Callback):
         """What was examined last, with the number of steps then."""
         self._record: StepRecord | None = None
         self._solved_reward = SOLVED_REWARD
+        self._checked: list[KeptAnswer] = []
+        """Answers of a step in which the verifier was known to be as before, to be verified again."""
+        self._checked_step = 0
         self._verifier_doubts, self._verifier_known_until = 0, 0
         """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
         self._weights = WeightChanges()
@@ -277,9 +280,8 @@ class RunHealth(Callback):
         what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
         cause, reward = self._explain_missing_gradient(rows), _mean(rows, "reward")
         if (probe := self._probe) is not None and reward is not None:
-            kept = self._list_kept()
-            if told := self._examine("verifier", lambda: describe_verifier_change(kept, probe.verify_again(kept))):
-                cause = self._explain_verifier(kept, told)
+            if told := self._examine("verifier", lambda: describe_verifier_change(self._checked, probe.verify_again(self._checked))):
+                cause = self._explain_verifier(self._checked, told)
             elif reward > 0 and self._examine("saturation", lambda: self._is_saturated(rows, reward)):
                 self._solved_reward = reward - SAME_SCORE
                 self._warn(
@@ -332,20 +334,30 @@ class RunHealth(Callback):
 
     def _find_changed_verifier(self, step: int) -> Trouble | None:
         """Find, every some steps, that the verifier no longer tells answers apart as it did: also one that pays for everything."""
-        if (probe := self._probe) is None or (step % LASTING_STEPS and not self._verifier_doubts):
+        if (probe := self._probe) is None or (self._checked and step % LASTING_STEPS and not self._verifier_doubts):
             return None
-        kept = sorted(self._list_kept(), key=lambda answer: answer.score)
-        kept = [*kept[:NUM_CHECKED], *kept[max(NUM_CHECKED, len(kept) - NUM_CHECKED) :]]  # the worst and the best
-        told = describe_verifier_change(kept, probe.verify_again(kept))
+        if not self._checked:
+            self._choose_checked_answers(probe, step)
+            return None
+        told = describe_verifier_change(self._checked, probe.verify_again(self._checked))
         self._verifier_doubts = self._verifier_doubts + 1 if told else 0
         self.is_in_doubt |= bool(told) and self.bounds.action == "stop"
         if not told:
             self._verifier_known_until = step
+            self._choose_checked_answers(probe, step)
         if self._verifier_doubts < min(PATIENCE_OF_CHECKS, self.bounds.patience):
             return None
         since, good = step - self._verifier_doubts + 1, max(0, self._verifier_known_until - 1)
         what = f"the verifier scores answers otherwise than at first (it did not up to step {self._verifier_known_until})"
-        return Trouble("verifier", since, what, self._explain_verifier(kept, told), good)
+        return Trouble("verifier", since, what, self._explain_verifier(self._checked, told), good)
+
+    def _choose_checked_answers(self, probe: AnswerProbe, step: int) -> None:
+        """Choose answers of this step to verify again, the worst and the best; those before stay if all of these score the same."""
+        found = keep_answers(probe.environment, _list_episodes(self._record)) if self._record is not None else []
+        found.sort(key=lambda answer: answer.score)
+        if found and found[-1].score - found[0].score > SAME_SCORE:
+            self._checked = [*found[:NUM_CHECKED], *found[max(NUM_CHECKED, len(found) - NUM_CHECKED) :]]
+            self._checked_step = step
 
     def _find_held_out_fall(self, step: int, before: Any) -> Trouble | None:
         """Find that the newest held-out figure has fallen far below the best earlier one."""
@@ -455,7 +467,8 @@ class RunHealth(Callback):
     def _explain_verifier(self, kept: Sequence[KeptAnswer], told: str = "") -> str:
         """Explain a verifier that no longer tells answers apart as it did."""
         told = told or describe_verifier_change(kept, self._probe.verify_again(kept)) if self._probe is not None else told
-        steps = f"of step {int(self._scored_rows[self._kept[0][0]]['step'])}" if kept is not self._kept_held_out else "before"
+        first = self._checked_step if kept is self._checked else int(self._scored_rows[self._kept[0][0]]["step"]) if self._kept else 0
+        steps = f"of step {first}" if kept is not self._kept_held_out else "before"
         mean = math.fsum(answer.score for answer in kept) / max(1, len(kept))
         return (
             f"Not the policy but the verifier has changed: the answers {steps} that scored {mean:.3g} in the mean then were verified again, "

@@ -281,9 +281,9 @@ def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_poli
 def test_a_verifier_that_pays_for_everything_or_turns_round_is_found_though_no_reward_falls(
     tmp_path: Path, change: Callable[[float], float], words: str
 ) -> None:
-    DOWN["from"] = 16 * 5 + 1
-    with pytest.raises(CheckFailed, match=f"after step 8: since step 8 the verifier scores .*\n.*{words}") if words else nullcontext():
-        run_sums(tmp_path / "run", Changed(change), train={"steps": 9}, eval={"tasks": 0}, health={"patience": 1})
+    DOWN["from"] = 16 * 9 + 1  # the best steps are then those that the changed verifier pays for
+    with pytest.raises(CheckFailed, match=f"after step 16: since step 16 the verifier scores .*\n.*{words}") if words else nullcontext():
+        run_sums(tmp_path / "run", Changed(change), train={"steps": 17}, eval={"tasks": 0}, health={"patience": 1})
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
