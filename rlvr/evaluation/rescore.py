@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rlvr.contracts import Environment, Tokenizer, Transcript
+from rlvr.contracts import Environment, Tokenizer
 from rlvr.contracts.plugin import is_default_implementation
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, NotFound
@@ -27,8 +27,7 @@ from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.samples import ROWS_FILE, Key, SampleStore, digest_question, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
-from rlvr.mdp.answer_faults import verify_conversation
-from rlvr.mdp.sessions import load_recorded_transcript
+from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.mdp.state import ConversationState, find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
@@ -146,15 +145,7 @@ def _verify_row(
     environment: Environment, task: Task, row: Mapping[str, Any], load_tokenizer: TokenizerLoader
 ) -> tuple[Verdict, list[float]]:
     """Verify a recorded answer; also return the reward of each token if it is not all at the last token."""
-    if (record := row.get("session")) is None:
-        ending: Transcript | Verdict = Transcript(str(row["text"]))
-        turns: tuple[Turn, ...] = (Turn(str(row["text"])),)
-    else:  # the artifacts of the session are verified with the answer
-        ending = load_recorded_transcript(record)
-        turns = ending.turns if isinstance(ending, Transcript) else ()
-    verdict = verify_conversation(
-        environment, task, ending, turns, len(ending.step_results) if isinstance(ending, Transcript) and record is not None else 0
-    )
+    verdict = verify_recorded_answer(environment, task, str(row["text"]), row.get("session"))
     if not verdict.is_scored or not (verdict.step_rewards or not is_default_implementation(environment.step_rewards)):
         return verdict, []
     spoken = load_tokenizer()

@@ -9,13 +9,14 @@ session, the conversation scores 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.fault_rule import AnswerAtFault, retry_and_attribute_failure
 from rlvr.errors import ConfigError, SandboxUnavailable, describe_exception
-from rlvr.mdp.sessions import RAISED, LazySession, verify_transcript_safely
+from rlvr.mdp.sessions import RAISED, LazySession, load_recorded_transcript, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Call, Turn
 
@@ -89,6 +90,17 @@ def verify_conversation(
         else verify_transcript_safely(environment.verifier, task, ending, raised=(SandboxUnavailable,))
     )
     return resolve_failed_verdict(environment, task, verdict, ending, turns, num_steps, seed=seed)
+
+
+def verify_recorded_answer(environment: Environment, task: Task, text: str, record: Mapping[str, Any] | None) -> Verdict:
+    """Verify a recorded answer again: the text, or with the record of its session what that left behind."""
+    turns: tuple[Turn, ...] = (Turn(text),)
+    ending: Transcript | Verdict = Transcript(text)
+    if record is not None:
+        ending = load_recorded_transcript(record)
+        turns = ending.turns if isinstance(ending, Transcript) else ()
+    num_steps = len(ending.step_results) if isinstance(ending, Transcript) else 0
+    return verify_conversation(environment, task, ending, turns, num_steps)
 
 
 def resolve_failed_verdict(

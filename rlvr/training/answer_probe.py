@@ -14,17 +14,15 @@ from enum import StrEnum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlvr.contracts import Environment, Transcript
+from rlvr.contracts import Environment
 from rlvr.episode import Episode
 from rlvr.errors import SandboxUnavailable
-from rlvr.mdp.answer_faults import verify_conversation
-from rlvr.mdp.sessions import load_recorded_transcript
+from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.rollout.rollout import derive_seed
 from rlvr.rollout.rollout_request import RolloutRequest
-from rlvr.task import Task, Verdict
+from rlvr.task import Task
 from rlvr.training.processes import map_sharded, run_on_main
-from rlvr.turns import Turn
 
 if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
@@ -139,11 +137,13 @@ class AnswerProbe:
         def verify_all() -> list[float | None]:
             executor = DaemonThreadExecutor(NUM_THREADS, name="probe")
             try:
-                futures = [executor.submit(self._verify_one, answer, task) for answer, task in asked]
+                futures = [
+                    executor.submit(verify_recorded_answer, self.environment, task, answer.text, answer.record) for answer, task in asked
+                ]
                 scores: list[float | None] = []
                 for future in futures:
                     try:
-                        scores.append(future.result(timeout=timeout))
+                        scores.append(future.result(timeout=timeout).score)
                     except (FutureTimeout, SandboxUnavailable):
                         scores.append(None)
                 return scores
@@ -151,15 +151,6 @@ class AnswerProbe:
                 executor.close()
 
         return run_on_main(self._trainer.accelerator, verify_all)
-
-    def _verify_one(self, answer: KeptAnswer, task: Task) -> float | None:
-        turns: tuple[Turn, ...] = (Turn(answer.text),)
-        ending: Transcript | Verdict = Transcript(answer.text, turns=turns)
-        if answer.record is not None:
-            ending = load_recorded_transcript(answer.record)
-            turns = ending.turns if isinstance(ending, Transcript) else ()
-        steps = len(ending.step_results) if isinstance(ending, Transcript) else 0
-        return verify_conversation(self.environment, task, ending, turns, steps).score
 
 
 def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:

@@ -10,15 +10,15 @@ import numpy as np
 
 MIN_SIGMAS = 4.0
 """How many standard errors a fall must have, so that it is no accident of a few prompts."""
-RECENT_STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
+RECENT_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """The numbers of newest steps that are compared with the best ones: where a step has few prompts, only many steps are evidence."""
 LASTING_STEPS = 8
 """A fall of fewer steps is a doubt, and no proof."""
 NEAR_BEST = 0.875
 """Steps with this fraction of the best reward are as good as the best."""
-WINDOW_STEPS = (8, 16, 32, 64)
+BEST_LENGTHS = (8, 16, 32, 64)
 """The numbers of steps in a row whose mean may be the best: one lucky step of many is no level to fall from."""
-FIRST_STEPS = (1, 2, 4)
+FIRST_LENGTHS = (1, 2, 4)
 """The numbers of the first steps whose mean may be the best, because a policy can be destroyed in them."""
 BOUND_SIGMAS = 2.0
 """The best steps are those with the highest mean minus this many standard errors."""
@@ -87,7 +87,7 @@ class RewardHistory:
     def find_fall(self, bound: float) -> Fall | None:
         """Find that the newest steps are below the best ones by more than a fraction of them, and beyond noise."""
         best_until = self._find_best_by_end() if len(self) > self._first + 1 else None
-        for length in RECENT_STEPS:
+        for length in RECENT_LENGTHS:
             start = len(self) - length
             if start <= self._first or best_until is None:
                 break
@@ -133,11 +133,11 @@ class RewardHistory:
         count, general = len(self) - self._first, self._estimate_step_variance()
         sums, variances = (np.cumsum([0.0, *values[self._first :]]) for values in (self._rewards, self._variances))
         bounds, lengths = np.full(count + 1, -np.inf), np.zeros(count + 1, dtype=int)
-        for length in (length for length in (*FIRST_STEPS, *WINDOW_STEPS) if length <= count):  # of equal bounds that of more steps
+        for length in (length for length in (*FIRST_LENGTHS, *BEST_LENGTHS) if length <= count):  # of equal bounds that of more steps
             means = (sums[length:] - sums[:-length]) / length
             errors = np.sqrt(np.maximum((variances[length:] - variances[:-length]) / length, general) / length)
             found = np.round(means - BOUND_SIGMAS * errors, 12)
-            if length in FIRST_STEPS:
+            if length in FIRST_LENGTHS:
                 found[1:] = -np.inf
             is_better = found >= bounds[length:]
             bounds[length:] = np.where(is_better, found, bounds[length:])

@@ -466,7 +466,8 @@ class RunHealth(Callback):
 
     def _explain_verifier(self, kept: Sequence[KeptAnswer], told: str = "") -> str:
         """Explain a verifier that no longer tells answers apart as it did."""
-        told = told or describe_verifier_change(kept, self._probe.verify_again(kept)) if self._probe is not None else told
+        if not told and self._probe is not None:
+            told = describe_verifier_change(kept, self._probe.verify_again(kept)) or "their scores had no order in common"
         first = self._checked_step if kept is self._checked else int(self._scored_rows[self._kept[0][0]]["step"]) if self._kept else 0
         steps = f"of step {first}" if kept is not self._kept_held_out else "before"
         mean = math.fsum(answer.score for answer in kept) / max(1, len(kept))
@@ -512,7 +513,7 @@ class RunHealth(Callback):
             )
         if fall is not None and self._is_sudden(fall):
             return (
-                f"From step {step - 1} to step {step} the answers changed at once, and no update moved the policy so far. So look for what "
+                f"From step {step - 1} to step {step} the reward fell at once, and no update moved the policy so far. So look for what "
                 "else changed: the tools, the tasks, the environment or the sampler"
             )
         against = [row["update_gain"] for row in before + after if _is_number(row.get("update_gain"))]

@@ -248,7 +248,7 @@ def test_a_verifier_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: py
     evaluate("tests/fixtures/worlds.py:Sums", "scripted:gold", tasks=2, out=tmp_path / "e")
     release = threading.Event()
     monkeypatch.setattr("rlvr.evaluation.rescore.VERIFY_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("rlvr.evaluation.rescore.verify_conversation", lambda *_: release.wait(60))
+    monkeypatch.setattr("rlvr.evaluation.rescore.verify_recorded_answer", lambda *_: release.wait(60))
     began = time.monotonic()
     (env,) = rescore(tmp_path / "e", out=tmp_path / "again").envs.values()
     took = time.monotonic() - began
