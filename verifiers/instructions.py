@@ -11,6 +11,7 @@ from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.instruction_checks.instruction import BadArguments, InstructionKind
 from rlvr.verifiers.instruction_checks.registry import INSTRUCTIONS
+from rlvr.verifiers.instruction_checks.text_parsing import EMOJI
 
 ParsedInstructions = list[tuple[InstructionKind, dict[str, Any]]]
 SCORE_MODES = ("all", "share")
@@ -66,7 +67,7 @@ class Instructions(Verifier):
         except BadArguments as error:
             return Verdict(None, f"the instructions cannot be checked: {error}", fault=Fault.TASK)
         shown = strip_thinking(answer)
-        if shown is None or not any(map(str.isalnum, shown)):
+        if shown is None or not (any(map(str.isalnum, shown)) or EMOJI.search(shown)):  # punctuation alone would follow most of them
             return Verdict(0.0, "the response is empty" if shown is not None else "the thought section is not closed")
         if len(shown) > MAX_RESPONSE_CHARS:
             return Verdict(0.0, f"the response has {len(shown)} characters; at most {MAX_RESPONSE_CHARS} are read")

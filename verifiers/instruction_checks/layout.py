@@ -75,8 +75,7 @@ def _has_one_word_per_line(text: str, _: Arguments) -> bool:
 
 def _has_emoji_endings(text: str, _: Arguments) -> bool:
     text = re.sub(rf"([.!?…]+[\"'”’]?)(\s*)((?:{EMOJI.pattern})+)", r"\3\1\2", text)  # `Hi. 🎉` is the sentence `Hi🎉.`
-    said = split_sentences(text)
-    return bool(said) and all(map(ends_with_emoji, said))
+    return all(map(ends_with_emoji, split_sentences(text) or [text]))  # a text of emoji alone holds no sentence
 
 
 def _has_growing_indent(text: str, _: Arguments) -> bool:

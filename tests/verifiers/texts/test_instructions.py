@@ -100,6 +100,8 @@ HOSTILE: list[tuple[dict[str, Any], str, float]] = [
     ({"id": "format:options", "options": "a), b), c), d)"}, "A", 1),
     ({"id": "format:options", "options": "yes/no/maybe"}, "yes/no/maybe", 0),
     ({"id": "format:emoji"}, "Hi 🎉. Bye 👍🏽!", 1),
+    ({"id": "format:emoji"}, "😀", 1),
+    ({"id": "punctuation:no_comma"}, " .\n-", 0),
     ({"id": "custom:multiples"}, "14 21 28 35 42 49 56", 0),
     ({"id": "custom:reverse_newline"}, "\n".join(["Zimbabwe", *[f"Y{100 - n}" for n in range(60)]]), 0),
     ({"id": "custom:date_format_list"}, "1805-12-02", 0),
