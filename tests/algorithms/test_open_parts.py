@@ -441,3 +441,32 @@ def test_an_advantage_that_returns_something_else_is_named(tmp_path: Path, resul
     groups = fixed_groups()
     with pytest.raises(ConfigError, match=r"the advantage .*own.py:wrong returned .* it must return a list with one list for each group"):
         algorithm.compute_advantages(groups)
+
+
+@pytest.mark.parametrize("result", ["[[None] * len(g) for g in answers.groups]", "[[float('nan')] * len(g) for g in answers.groups]"])
+def test_an_advantage_with_a_number_that_is_not_finite_is_named(tmp_path: Path, result: str) -> None:
+    (tmp_path / "own.py").write_text(f"def wrong(answers):\n    return {result}\n", "utf-8")
+    algorithm: Any = build("algorithm", "grpo", advantage=f"{tmp_path / 'own.py'}:wrong")
+    with pytest.raises(
+        ConfigError, match=r"the advantage .*own.py:wrong returned .* not finite; return 0.0 for an answer that has no score"
+    ):
+        algorithm.compute_advantages(fixed_groups())
+
+
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [
+        ("None", "None"),
+        ("3.0", "3.0"),
+        ("(x.new * x.advantages).mean()", r"a tensor of shape \(\)"),
+        ("x.new[:1]", r"a tensor of shape \(1,\)"),
+    ],
+)
+def test_a_loss_that_is_not_one_number_for_each_token_is_named(tmp_path: Path, result: str, got: str) -> None:
+    (tmp_path / "own.py").write_text(f"def wrong(x):\n    return {result}\n", "utf-8")
+    algorithm: Any = build("algorithm", "grpo", loss=f"{tmp_path / 'own.py'}:wrong")
+    x = inputs(new=tensor(-1.0, -2.0), old=tensor(-1.0, -2.0), advantages=tensor(1.0, -1.0))
+    with pytest.raises(
+        ConfigError, match=rf"the loss .*own.py:wrong returned {got} for 2 tokens; it must return a tensor with the loss of each token"
+    ):
+        algorithm.compute_token_losses(x)

@@ -34,17 +34,33 @@ if TYPE_CHECKING:
 
 
 def _check_advantages(found: Any, groups: Groups, shown_name: str) -> None:
-    """Raise ConfigError unless there is a number, or one for each token, for every answer of every group."""
+    """Raise ConfigError unless there is a number, or one for each token, for every answer of every group, and each is finite."""
     try:
         fits = [len(row) for row in found] == [len(group) for group in groups]
-        shapes = [np.shape(np.asarray(value, dtype=float)) for row in found for value in row] if fits else []
+        values = [np.asarray(value, dtype=float) for row in found for value in row] if fits else []
     except (TypeError, ValueError):
-        fits, shapes = False, []
+        fits, values = False, []
     episodes = [e for group in groups for e in group]
-    if not fits or any(shape not in ((), (len(e.tokens),)) for shape, e in zip(shapes, episodes, strict=True)):
+    if not fits or any(value.shape not in ((), (len(e.tokens),)) for value, e in zip(values, episodes, strict=True)):
         raise ConfigError(
             f"the advantage {shown_name} returned {repr(found)[:80]} for {len(groups)} groups; it must return a list with one list for each "
             "group, which has a number for each of its answers, or with per_token one for each token of an answer"
+        )
+    if not all(np.isfinite(value).all() for value in values):
+        raise ConfigError(
+            f"the advantage {shown_name} returned {repr(found)[:80]}, in which a number is not finite; return 0.0 for an answer that has no "
+            "score (its reward is None), and look for a division by 0"
+        )
+
+
+def _check_loss(found: Any, inputs: LossInputs, shown_name: str) -> None:
+    """Raise ConfigError unless there is one number for each token: the mean of a batch would be added once for each token, in silence."""
+    shape = getattr(found, "shape", None)
+    if shape != inputs.new.shape:
+        got = repr(found)[:80] if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise ConfigError(
+            f"the loss {shown_name} returned {got} for {len(inputs.new)} tokens; it must return a tensor with the loss of each token, such as "
+            "-x.advantages * x.new; algorithm.loss_aggregation says how they become one number"
         )
 
 
@@ -209,6 +225,7 @@ class PolicyGradient(Algorithm):
         """Compute the loss of each token: the sum of its policy, KL, entropy and value terms."""
         policy = self.loss(inputs)
         loss: Tensor = policy.loss if isinstance(policy, SurrogateLoss) else policy
+        _check_loss(loss, inputs, getattr(self.settings, "loss", "") or "of this algorithm")
         if self.settings.importance_sampling_correction != "none":
             loss = loss * self._compute_mismatch_correction(inputs)
         metrics = {"policy_loss": loss.detach()}
