@@ -40,18 +40,24 @@ YAML_FOLDERS = {"recipes": PACKAGE_FOLDER / "config" / "recipes", "suites": PACK
 
 
 def list_plugins(kind_name: str | None, *, json: bool) -> None:
-    """Print the registered plugins of one kind, or of every kind."""
+    """Print the registered plugins of one kind with what they are for, or the names of every kind on one screen."""
     kinds = [_to_plural_kind(kind_name)] if kind_name else [*(kind.plural for kind in PLUGIN_KINDS.values()), *YAML_KINDS]
     found = {plural: list_rows(plural) for plural in kinds}
     if json:
         screen.print_json([row if kind_name else {"kind": plural, **row} for plural, rows in found.items() for row in rows])
         return
     console = screen.make_stdout_console()
-    for plural, rows in found.items():
+    if kind_name:
+        [(plural, rows)] = found.items()
         console.print(
             make_table(("name", "source", "summary"), [_make_table_row(row) for row in rows], title=plural) if rows else f"no {plural}"
         )
-        console.print()
+        return
+    console.print(make_table(("kind", "number", "names"), [(plural, str(len(rows)), _join_names(rows)) for plural, rows in found.items()]))
+    console.print()
+    for plural in [plural for plural, rows in found.items() if any("error" in row for row in rows)]:
+        console.print(Text(f"`rlvr list {plural}` says why some are broken", style="red"))
+    console.print(Text("`rlvr list KIND` says what those of a kind are for; `rlvr show NAME` explains one"))
 
 
 def list_catalog(kind_name: str | None, name: str, *, json: bool) -> None:
@@ -216,6 +222,10 @@ def _make_entry_row(entry: PluginEntry) -> dict[str, str]:
 def _make_table_row(row: dict[str, str]) -> tuple[str, str, str | Text]:
     error = row.get("error")
     return row["name"], row["source"], Text(f"broken: {error}", style="red") if error else row["summary"]
+
+
+def _join_names(rows: Iterable[dict[str, str]]) -> Text:
+    return Text(", ").join(Text(f"{row['name']} (broken)", style="red") if "error" in row else Text(row["name"]) for row in rows)
 
 
 def _read_first_comment(path: Path) -> str:

@@ -90,6 +90,24 @@ def test_list_shows_every_kind(capsys: Said) -> None:
     }
 
 
+def test_list_fits_on_one_screen(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    said = obey(["list"], capsys)
+    assert len(said.splitlines()) <= 35 and max(map(len, said.splitlines())) <= 100
+    envs = parsed(["list", "envs"], capsys)
+    assert re.search(rf"envs +{len(envs)} +arithmetic, bfcl, ", said) and "`rlvr list KIND`" in said
+
+
+def test_list_shows_which_plugins_are_broken(monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
+    rows = [
+        {"name": "good", "source": "acme", "summary": "It works."},
+        {"name": "bad", "source": "acme", "summary": "", "error": "no module x"},
+    ]
+    monkeypatch.setattr("rlvr.cli.listing.list_rows", lambda plural: rows if plural == "tools" else [])
+    said = obey(["list"], capsys)
+    assert re.search(r"tools +2 +good, bad \(broken\)", said) and "`rlvr list tools` says why some are broken" in said
+
+
 @pytest.mark.parametrize("name", ["gymnasium", "reasoning_gym", "textarena", "harbor", "bfcl"])
 def test_list_says_what_a_collection_offers_and_refuses(name: str, capsys: Said) -> None:
     rows = parsed(["list", "envs", "--catalog", name], capsys)
