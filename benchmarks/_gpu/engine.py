@@ -210,7 +210,7 @@ def weights(bench: Bench) -> None:
 
 
 def same_seeds(bench: Bench, engine: Any) -> dict[str, Any]:
-    """The same seeds twice, and a part of them in other company."""
+    """The same seeds twice, and a part of them in other batches."""
     from rlvr.contracts import SamplingParams
 
     many = requests(bench, bench.pick(128, 8), 128)
@@ -221,7 +221,7 @@ def same_seeds(bench: Bench, engine: Any) -> dict[str, Any]:
 
 
 def seeds(bench: Bench, name: str = "default") -> None:
-    """The same seeds twice, and a part of them in other company."""
+    """The same seeds twice, and a part of them in other batches."""
     needed(*NEEDED)
     dtype = bench.pick("bfloat16", "float32")
 

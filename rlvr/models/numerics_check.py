@@ -201,12 +201,12 @@ def check_attending_layers(model: Any) -> NumericsCheck:
         try:
             model(input_ids=ids, **build_layout_kwargs(layout, torch.arange(4, device=ids.device)[None]))
         except Exception as error:  # each family fails in its own way
-            return NumericsCheck("layers that attend", note=f"not counted: a forward pass fails ({type(error).__name__})")
+            return NumericsCheck("layers with attention", note=f"not counted: a forward pass fails ({type(error).__name__})")
         finally:
             model.set_attn_implementation(before)
     kinds = Counter(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     told = f" ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})" if kinds else ""
-    return NumericsCheck("layers that attend", note=f"{len(layout.attending_layers)} of {layers}{told}")
+    return NumericsCheck("layers with attention", note=f"{len(layout.attending_layers)} of {layers}{told}")
 
 
 def check_stop_ids(model: Any, tokenizer: Tokenizer) -> NumericsCheck:
@@ -218,12 +218,12 @@ def check_stop_ids(model: Any, tokenizer: Tokenizer) -> NumericsCheck:
         own |= {ids} if isinstance(ids, int) else set(ids or ())
     shown = ", ".join(map(str, sorted(known)))
     if not known or min(known) >= size:
-        what = f"its tokenizer's end ids ({shown}) are not among its {size} ids" if known else "its tokenizer has no end id"
-        return NumericsCheck("end ids", note=f"{what}, so that no answer could end", wrong=True)
+        what = f"its tokenizer's stop ids ({shown}) are not among its {size} ids" if known else "its tokenizer has no stop id"
+        return NumericsCheck("stop ids", note=f"{what}, so that no answer could end", wrong=True)
     if own and not own & known:
         note = f"{shown}; but the model's configuration says {', '.join(map(str, sorted(own)))}: check the tokenizer"
-        return NumericsCheck("end ids", note=note)
-    return NumericsCheck("end ids", note=shown)
+        return NumericsCheck("stop ids", note=note)
+    return NumericsCheck("stop ids", note=shown)
 
 
 def find_untrainable_reason(model_family: str, results: Sequence[NumericsCheck], advice: str = "") -> str:
@@ -246,10 +246,11 @@ def format_check_results(results: Sequence[NumericsCheck]) -> str:
     ids.
     """
     plain_pass = [f for f in results if f.gap is not None and "," not in f.way and f.way != "a second pass"]
-    gaps = ", ".join(f"{f.way} {f.gap:.0e}" for f in plain_pass)
-    layers = [f"layers that attend {f.note}" for f in results if f.way == "layers that attend"]
-    ends = [f"end ids {f.note}" for f in results if f.way == "end ids"]
-    return "; ".join([*([f"furthest from a plain forward pass: {gaps}"] if gaps else []), *layers, *ends])
+    gaps = ", ".join(f"{f.gap:.0e} ({f.way})" for f in plain_pass)
+    layers = [f"layers with attention: {f.note}" for f in results if f.way == "layers with attention"]
+    ends = [f"token ids that end an answer: {f.note}" for f in results if f.way == "stop ids"]
+    differences = [f"log-probabilities differ from those of a plain forward pass by at most {gaps}"] if gaps else []
+    return "; ".join([*differences, *layers, *ends])
 
 
 def compute_logprob_tolerance(results: Sequence[NumericsCheck], temperature: float) -> float:

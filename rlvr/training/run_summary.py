@@ -120,7 +120,7 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
     if components.config.cluster is None:
         return []
     deterministic = is_deterministic(components.config, components.accelerator.device)
-    company = "in the same company, which the calls fix" if components.sampler.traits.eval_batch_size else "in any company"
+    is_batch_fixed = bool(components.sampler.traits.eval_batch_size)
     tokens = "same tokens: yes, where rollout workers run on machines that compute the same bits"
     if not deterministic:
         tokens = "same tokens: in distribution only, since kernels here are not deterministic (train.deterministic=true asks for it)"
@@ -132,7 +132,7 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
     return [
         "same schedule: always. Tasks, seeds, groups, their order and the version of the weights are functions of the seed and the step, "
         "for any number of rollout workers, whichever of them are lost",
-        f"{tokens}; an answer is sampled {company}",
+        f"{tokens}; {'each call fixes which answers are' if is_batch_fixed else 'any answers may be'} sampled in one batch",
         f"same gradients: {gradients}, with {components.accelerator.num_processes} learning process{'es' * (components.accelerator.num_processes > 1)}",
     ]
 

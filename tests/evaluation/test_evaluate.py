@@ -548,7 +548,7 @@ class _Batched(ScriptedSampler):
 
 
 def test_what_an_evaluation_grew_by_is_sampled_in_batches_of_its_own(tmp_path: Path) -> None:
-    """The company of an answer may decide its last bits: no batch holds answers of two sizes of the evaluation."""
+    """The other answers of a batch may decide the last bits of an answer: no batch holds answers of two sizes of the evaluation."""
     for tasks, n in ((3, 2), (3, 3), (4, 3)):
         evaluate(SUMS, "scripted:gold", temperature=1.0, tasks=tasks, n=n, out=tmp_path / "grown")
     plan = load_plan(tmp_path / "grown")

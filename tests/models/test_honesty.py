@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,7 @@ def table(model: Any, *, sampler: bool = True, **how: Any) -> dict[str, Numerics
 def test_a_family_that_is_computed_right_is_called_right(family: str) -> None:
     found = table(model_of(family), temperature=0.9)
     assert find_untrainable_reason(family, list(found.values())) == ""
-    assert {"a second pass", "padded rows", "rows in training mode", "packed rows", SAMPLER_CHECK_NAME, "end ids"} <= found.keys()
+    assert {"a second pass", "padded rows", "rows in training mode", "packed rows", SAMPLER_CHECK_NAME, "stop ids"} <= found.keys()
     assert (found["packed rows"].gap is None) == (family in UNUSUAL) or family in NOISY
     assert found["padded rows, another row changed"].gap == 0.0 or honesty.has_experts(model_of(family))
 
@@ -68,7 +69,7 @@ def test_a_state_is_named_with_the_layers_that_have_it(family: str) -> None:
     assert found[SAMPLER_CHECK_NAME].note.startswith(f"{way}, since ")
     assert found["packed rows"].note.startswith("not used: ")
     layers = {"lfm2": "2 of 4 (2 conv, 2 full_attention)", "qwen3_5_text": "1 of 2"}
-    assert found["layers that attend"].note.startswith(layers.get(family, ""))
+    assert found["layers with attention"].note.startswith(layers.get(family, ""))
 
 
 def test_nothing_is_changed_and_little_is_computed() -> None:
@@ -171,7 +172,7 @@ def test_an_answer_that_can_never_end_is_refused() -> None:
 
     found = honesty.check_stop_ids(model_of("llama"), Endless("01"))
     assert find_untrainable_reason("llama", [found]).endswith(
-        "its tokenizer's end ids (99) are not among its 32 ids, so that no answer could end"
+        "its tokenizer's stop ids (99) are not among its 32 ids, so that no answer could end"
     )
     other = model_of("llama", eos_token_id=7)
     assert (
@@ -244,7 +245,8 @@ def test_a_hybrid_trains_with_the_default_sampler_and_the_banner_says_how(tmp_pa
     screen = io.StringIO()
     changes = {"sft_warmup": {"steps": 60, "batch_size": 16, "learning_rate": 1e-2}, "train": {"steps": 3, "learning_rate": 1e-3}}
     ended = train(tiny_run(model={"config": HYBRID}, **changes), out=tmp_path, console=Console(file=screen, width=400))
-    assert "furthest from a plain forward pass: padded rows" in screen.getvalue() and "1 of 2 (1 conv" in screen.getvalue()
+    assert "log-probabilities differ from those of a plain forward pass by at most" in screen.getvalue()
+    assert re.search(r"layers with attention: 1 of 2 \(1 conv.*\); token ids that end an answer: \d+\n", screen.getvalue())
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     assert len(rows) == 3 and all(row["sampling/logp_difference_max"] < 1e-5 for row in rows)
     assert ended.status == "finished"

@@ -83,4 +83,4 @@ def test_a_run_with_tools_has_the_same_bits_however_long_they_take(tmp_path: Pat
     first, second = ((tmp_path / run / "checkpoints" / "last" / "model.safetensors").read_bytes() for run in waits)
     assert waits["first"] == waits["second"] > 20 and first == second
     sampled = [[(row["tokens"], row["logprobs"]) for row in read_jsonl(tmp_path / run / "episodes.jsonl")] for run in waits]
-    assert sampled[0] == sampled[1]  # without sync_turns, most answers have other last bits here: they were sampled in other company
+    assert sampled[0] == sampled[1]  # without sync_turns, most answers have other last bits here: they were sampled in other batches

@@ -59,7 +59,7 @@ def list_(
     ] = "",
     json: Json = False,
 ) -> None:
-    """List the registered plugins, recipes and suites: their names, or with a KIND also what each is for."""
+    """List the registered plugins, recipes and suites."""
     from rlvr.cli import listing
 
     if catalog:

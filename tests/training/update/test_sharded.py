@@ -133,7 +133,7 @@ def test_a_sharded_model_is_compared_with_its_plain_forward_pass(found: dict[str
     said, tables = found["honest"]["said"], found["honest"]["tables"]
     table = {row["way"]: row for row in tables["right"]}
     assert {"a second pass", "padded rows", "rows in training mode", "packed rows", "packed rows, another row changed"} <= table.keys()
-    assert table["layers that attend"]["note"].startswith("3 of 3") and all(row["ok"] for row in tables["right"])
+    assert table["layers with attention"]["note"].startswith("3 of 3") and all(row["ok"] for row in tables["right"])
     assert list(said) == ["mixing"] and "family qwen2 cannot be trained: padded rows do not give the probabilities" in said["mixing"]
 
 
