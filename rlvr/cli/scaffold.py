@@ -203,6 +203,78 @@ class $cls(Tool):
         return f"The count is {self.count}."
 '''
 
+SAMPLER = '''\
+"""$title: one forward pass for each token, without a cache. A template: change how tokens are computed, keep the structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from rlvr import Sampler
+from rlvr.contracts import Completion, Request, SamplerTraits, SamplingParams
+from rlvr.errors import ConfigError, SamplerError
+
+
+class $cls(Sampler):
+    """Samples from the trainer's model, one forward pass over the whole row for each token.
+
+    >>> import rlvr
+    >>> rlvr.make_sampler("$name").traits.runs_model  # doctest: +SKIP
+    True
+    """
+
+    contract_version = $contract  # of rlvr.contracts, for which this is written
+    traits = SamplerTraits()  # it loads weights and runs the model; an engine with its own copy says runs_model=False
+
+    def __init__(self, *, max_prompt: int = 100_000) -> None:
+        """Keyword arguments are the settings.
+
+        Args:
+            max_prompt: the largest number of tokens that a prompt may have.
+        """
+        if max_prompt < 1:
+            raise ConfigError(f"max_prompt is {max_prompt}; it must be at least 1")
+        self.max_prompt = max_prompt
+        self.model: Any = None
+
+    def update_from_model(self, model: Any, version: int) -> None:
+        """Take the trainer's model. An engine of its own defines `update_weights` instead, and empties its prefix cache there."""
+        self.model = model
+
+    def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+        """Yield each completion as soon as it is there, in any order."""
+        if self.model is None:
+            raise SamplerError("the sampler $name has no model yet")
+        if sampling.top_p < 1 or sampling.top_k:  # refused, since the log-probabilities would be those of another distribution
+            raise ConfigError("the sampler $name samples from all tokens; leave top_p and top_k unset")
+        for index, request in enumerate(requests):
+            if len(request.prompt) > self.max_prompt:  # one request that fails, not the run
+                yield index, Completion([], [], "error", f"the prompt has {len(request.prompt)} tokens; at most {self.max_prompt} are read")
+            else:
+                yield index, self._complete(request, sampling)
+
+    @torch.inference_mode()
+    def _complete(self, request: Request, sampling: SamplingParams) -> Completion:
+        was_training, dice = self.model.training, torch.Generator().manual_seed(request.seed)  # the seed alone decides
+        self.model.eval()
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in sampling.stop_ids):
+            row = torch.tensor([[*request.prompt, *tokens]], device=self.model.device)
+            logits = self.model(input_ids=row, use_cache=False).logits[0, -1].float().cpu()
+            if sampling.temperature:
+                all_logprobs = (logits / sampling.temperature).log_softmax(-1)
+                tokens.append(int(torch.multinomial(all_logprobs.exp(), 1, generator=dice)))
+                logprobs.append(float(all_logprobs[tokens[-1]]))
+            else:  # greedy: the only choice, so its log-probability is 0
+                tokens.append(int(logits.argmax()))
+                logprobs.append(0.0)
+        self.model.train(was_training)
+        return Completion(tokens, logprobs, "stop" if tokens[-1] in sampling.stop_ids else "length")
+'''
+
 ALGORITHM = '''\
 """$title: GRPO with the median of the group as baseline. A template: change the advantage or the loss, keep the structure.
 
@@ -244,11 +316,12 @@ ENV_TEMPLATES = {
 """The templates of environments, by the value of --kind."""
 BOX_CHECK_SETTINGS = ', sandbox={"name": "process", "trusted": True}'
 """Settings with which the test of a box runs without a container engine."""
-TEMPLATES = {"env": ENV, "verifier": VERIFIER, "tool": TOOL, "algorithm": ALGORITHM}
+TEMPLATES = {"env": ENV, "verifier": VERIFIER, "tool": TOOL, "sampler": SAMPLER, "algorithm": ALGORITHM}
 USAGE_COMMANDS = {
     "env": "rlvr eval $name --policy scripted:gold\nrlvr train RECIPE env=$name",
     "verifier": "rlvr verify $name --reference Paris --answer PARIS",
     "tool": "rlvr show tool $name --json",
+    "sampler": "rlvr train quickstart rollout.sampler=$name",
     "algorithm": "rlvr train quickstart algorithm=$name",
 }
 

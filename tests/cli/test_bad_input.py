@@ -202,7 +202,7 @@ CASES: list[Case] = [
     ("a name that is no name", ["new", "env", "Chess-Mate"], ["'Chess-Mate'", "chess_mate"]),
     ("a name that Python keeps", ["new", "env", "class"], ["'class'"]),
     ("a name that is taken", ["new", "verifier", "numeric"], ["exists already", "rlvr"]),
-    ("a template that is not there", ["new", "sampler", "mine"], ["no template for a sampler"]),
+    ("a template that is not there", ["new", "sandbox", "mine"], ["no template for a sandbox"]),
     ("a folder that exists", ["new", "env", "mine", "--out", "taken"], ["taken exists", "--out"]),
     ("a folder that cannot be made", ["new", "env", "mine", "--out", "a_file/mine"], ["cannot be written"]),
     ("no such environment", ["eval", "arithmetics", "--policy", "scripted:gold"], ["did you mean 'arithmetic'"]),

@@ -47,7 +47,7 @@ def installed(desk: Path, *folders: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{desk / 'hook'}{os.pathsep}{PACKAGE_FOLDER.parent}", "OMP_NUM_THREADS": "1", "RLVR_TRACEBACK": ""}
 
 
-@pytest.mark.parametrize("kind", ["env", "verifier", "tool", "algorithm"])
+@pytest.mark.parametrize("kind", ["env", "verifier", "tool", "sampler", "algorithm"])
 def test_the_readme_of_a_package_links_nothing_that_is_not_there(kind: str, desk: Path) -> None:
     assert run_command(["new", kind, "my_quite_long_name"]) == 0
     text = (desk / "rlvr-my-quite-long-name" / "README.md").read_text("utf-8")
@@ -88,7 +88,7 @@ def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "package", "cls"),
-    [*((kind, "rlvr_my_thing", "MyThing") for kind in ("env", "verifier", "tool")), ("algorithm", "rlvr_my_thing", "make")],
+    [*((kind, "rlvr_my_thing", "MyThing") for kind in ("env", "verifier", "tool", "sampler")), ("algorithm", "rlvr_my_thing", "make")],
 )
 def test_what_is_written_is_sound_as_it_stands(kind: str, package: str, cls: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["new", kind, "my_thing", "--out", "here", "--json"]) == 0
@@ -104,6 +104,16 @@ def test_what_is_written_is_sound_as_it_stands(kind: str, package: str, cls: str
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert "$" not in (desk / "here" / "README.md").read_text("utf-8")
+
+
+def test_a_new_sampler_passes_its_kit_and_a_run_samples_with_it(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["new", "sampler", "my_engine", "--out", "here"]) == 0
+    assert "rollout.sampler=my_engine" in capsys.readouterr().out
+    target = "here/rlvr_my_engine/__init__.py:MyEngine"
+    found = check_plugin("sampler", target)
+    assert list_failures(found) == [] and sum(not check.skipped for check in found) >= 13
+    run = ["train", "quickstart", f"rollout.sampler={target}", "sft_warmup.steps=2", "train.steps=1", "eval.tasks=2"]
+    assert run_command([*run, "rollout.prompts_per_step=2", "rollout.num_generations=2", "--out", "run", "--json"]) == 0
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def play(
 
 @app.command()
 def new(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, tool or algorithm.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="env, verifier, tool, sampler or algorithm.")],
     name: Annotated[str, typer.Argument(metavar="NAME", help="A lower-case Python name, such as chess_mate.")],
     template: Annotated[
         str, typer.Option("--kind", help="Of an env: question (default), conversation, tools (a world with tools) or box (a container).")

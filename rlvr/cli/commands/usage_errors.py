@@ -224,7 +224,7 @@ LISTED = {
     **dict.fromkeys(("benchmark", "benchmarks", "tasks", "task"), "envs"),
 }
 """What `rlvr list` lists, by the words for it."""
-NEW_KINDS = ("env", "verifier", "tool", "algorithm")
+NEW_KINDS = ("env", "verifier", "tool", "sampler", "algorithm")
 
 
 def _list_algorithm_names() -> set[str]:
