@@ -171,6 +171,7 @@ class MixtureVerifier(Verifier):
         """Set the verifiers by environment name; their environments close them."""
         self.verifiers = dict(verifiers)
         self.needs_reference = any(verifier.needs_reference for verifier in verifiers.values())
+        self.has_bounded_score = all(verifier.has_bounded_score for verifier in verifiers.values())
         self.traits = VerifierTraits(is_async=any(verifier.traits.is_async for verifier in verifiers.values()), takes_transcript=True)
         self.has_audit_component = any(getattr(verifier, "has_audit_component", False) for verifier in verifiers.values())
 

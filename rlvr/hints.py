@@ -65,7 +65,7 @@ NAMES: Mapping[str, str] = {
     "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
     "rlvr.make_verifier({function: 1.0, 'format': 0.2}), whose completion and answer are texts",
     "Sample": "rlvr.Task('2+2=', reference='4')",
-    "Scorer": "a scorer is a function f(answer, reference) that returns a score from 0 to 1: rlvr.make_verifier(function)",
+    "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "SingleTurnEnv": "rlvr.make_env(rows, verifier='symbolic')",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
     "StatefulToolEnv": "subclass rlvr.Environment, with `task` and `new_session`; `rlvr new env NAME --kind tools` writes one",
@@ -104,7 +104,7 @@ NAMES: Mapping[str, str] = {
     "rollout": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
     "sample": "rlvr.generate(policy, prompts, n=8) for texts, or rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8) for scored episodes",
     "score": "rlvr.verify(verifier, answer, reference).score",
-    "scorer": "a scorer is a function f(answer, reference) that returns a score from 0 to 1: rlvr.make_verifier(function)",
+    "scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
     "verify_batch": "rlvr.verify_many(verifier, answers, references)",
     "vllm": "rlvr.make_sampler('vllm', model=folder); a policy is 'vllm:DIR'",

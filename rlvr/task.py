@@ -130,6 +130,9 @@ EXTRACTED_HINT = (
 class Verdict(Hinted):
     """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
 
+    The verifiers of this library score from 0 to 1. A reward function of yours may give any finite number; an answer that makes
+    verification fail (fault `answer`) gets 0 all the same.
+
     >>> Verdict(1.0, "12 equals 12").passed
     True
     >>> Verdict(None, "the engine does not answer", fault=Fault.INFRA).is_scored
@@ -145,6 +148,7 @@ class Verdict(Hinted):
         **dict.fromkeys(("answer", "extracted", "extracted_answer", "prediction", "parsed"), EXTRACTED_HINT),
     }
     score: float | None
+    """1 for a right answer, 0 for a wrong one; None: not verified."""
     reason: str = ""
     components: Mapping[str, float] = field(default_factory=dict)
     """Named partial scores, for display and for reward weights."""
@@ -160,7 +164,7 @@ class Verdict(Hinted):
         if not possible or not isinstance(self.reason, str):
             raise self._build_error()
         if self.score is not None:
-            object.__setattr__(self, "score", _check_unit_interval(self.score, "score"))
+            object.__setattr__(self, "score", _check_finite(self.score, "score"))
         if self.components or self.step_rewards:
             self._check_components()
 
@@ -173,7 +177,7 @@ class Verdict(Hinted):
 
     def _check_components(self) -> None:
         object.__setattr__(
-            self, "components", {name: _check_unit_interval(value, f"component {name!r}") for name, value in self.components.items()}
+            self, "components", {name: _check_finite(value, f"component {name!r}") for name, value in self.components.items()}
         )
         object.__setattr__(self, "step_rewards", tuple(e if isinstance(e, StepReward) else StepReward(**e) for e in self.step_rewards))
         total = math.fsum(e.amount for e in self.step_rewards)
@@ -187,8 +191,8 @@ class Verdict(Hinted):
 
     @property
     def passed(self) -> bool:
-        """Whether the score is the full score, 1."""
-        return self.score == 1.0
+        """Whether the score is the full score, 1; also above it, as a reward function may give."""
+        return self.score is not None and self.score >= 1.0
 
     def __float__(self) -> float:
         """Return the score; raise TypeError if there is none."""
@@ -233,9 +237,9 @@ def to_plain_json(value: Any, max_depth: int = MAX_DETAIL_DEPTH) -> Any:
     return str(value)
 
 
-def _check_unit_interval(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= 1.0:  # NaN fails this too
-        raise ValueError(f"{name} is {value!r}; it must be a finite number from 0 to 1")
+def _check_finite(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}; it must be a finite number")
     return float(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,10 @@ def test_a_reward_function_has_its_usual_names_in_every_call(word: str) -> None:
     assert api.verify("it is 4", "4", **given).score == 1.0
     assert api.make_env(ROWS, **given).verifier.name == "correct"
     assert api.evaluate(ROWS, lambda prompt: "4", **given).accuracy == 0.05
-    with pytest.raises(ConfigError, match="returned 9, outside of 0 to 1"):
-        api.train(model="no/such-model", data=ROWS, **{word: lambda completion: 9})  # it is called before the model is loaded
-    with pytest.raises(ConfigError, match="returned 9, outside of 0 to 1"):
-        api.Trainer(model="no/such-model", data=ROWS, **{word: lambda completion: 9})
+    with pytest.raises(ConfigError, match="returned nan, and a score is a finite number"):
+        api.train(model="no/such-model", data=ROWS, **{word: lambda completion: math.nan})  # it is called before the model is loaded
+    with pytest.raises(ConfigError, match="returned nan, and a score is a finite number"):
+        api.Trainer(model="no/such-model", data=ROWS, **{word: lambda completion: math.nan})
 
 
 def test_a_verifier_is_set_on_an_environment_that_is_named() -> None:
@@ -56,8 +57,8 @@ def test_a_verifier_is_set_on_an_environment_that_is_named() -> None:
     assert named.config.env == {"name": "arithmetic", "verifier": "exact"} and named.environment is None
     made = resolve_run_inputs(None, {"env.levels": ["1+1"]}, model="m", env="arithmetic", verifier=correct).environment
     assert made is not None and made.verifier.name == "correct" and len(made.levels) == 1  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"returned 9, outside of 0 to 1"):
-        resolve_run_inputs(model="m", env="arithmetic", verifier=lambda completion: 9)
+    with pytest.raises(ConfigError, match=r"returned nan, and a score is a finite number"):
+        resolve_run_inputs(model="m", env="arithmetic", verifier=lambda completion: math.nan)
     with pytest.raises(ConfigError, match=r"write|set it on the environment: env=rlvr.make_env\(name, verifier=...\)"):
         resolve_run_inputs(model="m", env=rlvr.make_env("arithmetic"), verifier="exact")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -72,10 +73,48 @@ def test_a_reward_function_of_trl_is_a_verifier() -> None:
     assert verifier.verify(task, "4").score == 0.5 and verifier.verify(task, "5").score is None
 
 
-def test_a_score_outside_of_the_range_is_no_score_and_says_what_to_do() -> None:
-    verdict = rlvr.verify(lambda answer, reference: 5.0, answer="4", reference="5")
-    assert verdict.score is None and "outside of 0 to 1" in verdict.reason and "score_range" in verdict.reason
-    assert rlvr.verify(lambda answer, reference: 5.0, answer="4", reference="5", score_range=(0, 5)).score == 1.0
+def test_the_value_of_a_function_is_its_score_or_is_mapped_from_its_range() -> None:
+    def five(answer: str, reference: str) -> float:
+        return 5.0
+
+    assert rlvr.verify(five, answer="4", reference="5").score == 5.0
+    assert rlvr.verify(five, answer="4", reference="5", score_range=(0, 5)).score == 1.0
+    beyond = rlvr.verify(five, answer="4", reference="5", score_range=(0, 1))
+    assert beyond.score is None and "outside of its score_range, 0 to 1; widen it" in beyond.reason
+    endless = rlvr.verify(lambda answer, reference: math.inf, answer="4", reference="5")
+    assert endless.score is None and "a score is a finite number" in endless.reason
+
+
+def test_plain_rewards_are_reported_as_a_mean_with_an_interval_of_their_own() -> None:
+    rows = [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
+
+    def minus_length(completions: list[str], **columns: Any) -> list[float]:
+        return [-float(len(text)) for text in completions]
+
+    report = rlvr.evaluate(rows, lambda prompt: prompt[0] * (1 + int(prompt[0]) % 3), verifier=minus_length)
+    (average,) = [env.avg for env in report.envs.values()]
+    assert average is not None and not average.is_fraction and average.value == -2.0 and -2.7 < average.low < -2 < average.high < -1.3
+    assert str(average) == "-2" and "%" not in str(report).replace("95 %", "")
+    single = rlvr.evaluate(rows[:1], lambda prompt: "22", verifier=minus_length)
+    (summary,) = single.envs.values()
+    assert summary.to_report_dict()["avg"]["low"] is None  # no number of JSON is infinite
+
+
+def test_a_verifier_with_a_bounded_score_may_not_go_beyond_it() -> None:
+    class Ten(rlvr.Verifier):
+        def verify(self, task: rlvr.Task, answer: str) -> rlvr.Verdict:
+            return rlvr.Verdict(10.0, "ten")
+
+    class Unbounded(Ten):
+        has_bounded_score = False
+
+    rows = [{"question": "2+2=", "answer": "4"}]
+    refused = rlvr.evaluate(rows, lambda prompt: "4", verifier=Ten).samples[0]
+    assert refused.score is None and "set has_bounded_score = False on the verifier" in refused.reason
+    assert rlvr.evaluate(rows, lambda prompt: "4", verifier=Unbounded).samples[0].score == 10.0
+    assert not rlvr.make_verifier({Unbounded: 1.0, "exact": 1.0}).has_bounded_score
+    think = {"name": "structure", "verifier": lambda answer, reference: -1.0, "malformed_factor": 0.5}
+    assert rlvr.make_verifier(think).verify(rlvr.Task("2+2=", "4"), "no format").score == -1.0  # half of it would be more
 
 
 def test_plugins_are_listed_and_made() -> None:
@@ -219,15 +258,15 @@ def of_messages(completion: Any, answer: str, **columns: Any) -> float:
     return float(answer in completion[-1]["content"])
 
 
-def below_zero(completions: list[str], **columns: Any) -> list[float]:
-    return [-float(len(text)) for text in completions]
+def endless(completions: list[str], **columns: Any) -> list[float]:
+    return [math.inf for text in completions]
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (of_messages, r"of_messages in line \d+ of test_library.py raised TypeError: .*`completion` is a text"),
-        (below_zero, r"below_zero returned -1, outside of 0 to 1; .*score_range=\(LOWEST, HIGHEST\)"),
+        (endless, r"endless returned inf, and a score is a finite number"),
     ],
 )
 @pytest.mark.parametrize("mixed", [False, True])

@@ -50,8 +50,8 @@ def test_a_score_is_missing_exactly_when_nobody_can_be_judged(score: float | Non
             Verdict(score, "why", fault=fault)
 
 
-@pytest.mark.parametrize("bad", [2.0, -0.1, math.nan, math.inf, True, "1", 1 + 0j, [1.0]])
-def test_a_score_is_a_finite_number_from_0_to_1(bad: Any) -> None:
+@pytest.mark.parametrize("bad", [math.nan, math.inf, True, "1", 1 + 0j, [1.0]])
+def test_a_score_is_a_finite_number(bad: Any) -> None:
     with pytest.raises(ValueError, match="score is"):
         Verdict(bad, "why")
     with pytest.raises(ValueError, match="component 'x' is"):

@@ -58,6 +58,7 @@ class Composite(Verifier):
 
         self.needs_reference = any(part.needs_reference for part in self.components.values())
         self.columns = tuple(dict.fromkeys(column for part in self.components.values() for column in part.columns))
+        self.has_bounded_score = all(part.has_bounded_score for part in self.components.values())
         self.traits = VerifierTraits(
             is_async=any(part.traits.is_async for part in self.components.values()),
             takes_transcript=any(part.traits.takes_transcript for part in self.components.values()),
@@ -93,7 +94,8 @@ class Composite(Verifier):
                 return Verdict(None, f"{name}: {verdict.reason}", fault=verdict.fault)
             scores[name] = verdict.score
         total = math.fsum(self.weights.values())
-        score = min(1.0, math.fsum(self.weights[name] * value for name, value in scores.items()) / total)
+        score = math.fsum(self.weights[name] * value for name, value in scores.items()) / total
+        score = min(max(score, min(scores.values())), max(scores.values()))  # rounding must not take it beyond its parts
         fault = Fault.ANSWER if not score and any(v.fault is Fault.ANSWER for v in verdicts.values()) else Fault.NONE
         return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
 

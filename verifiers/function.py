@@ -33,8 +33,9 @@ class RewardFunctionError(RlvrError):
 class FunctionVerifier(Verifier):
     """Scores with a function of yours: its return value is the score.
 
-    `f(answer, reference)` returns a number from 0 to 1, True or False, None for *not scored*, or a verdict. A reward function of TRL,
-    `f(prompts, completions, **columns) -> list`, works too.
+    `f(answer, reference)` returns a number, True or False, None for *not scored*, or a verdict. A reward function of TRL,
+    `f(prompts, completions, **columns) -> list`, works too. An evaluation reports accuracy and pass@k of scores from 0 to 1; other
+    numbers are rewards to train with, and are reported as a mean.
 
     >>> import rlvr
     >>> rlvr.verify(lambda answer, reference: answer == reference, answer="4", reference="4").score
@@ -44,20 +45,22 @@ class FunctionVerifier(Verifier):
     examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44")),)
 
     def __init__(
-        self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] = (0.0, 1.0)
+        self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] | None = None
     ) -> None:
         """Set the function.
 
         Args:
             function: the function, with arguments named as in TRL (prompts, completions, columns) or f(answer, reference).
             extractor: where the answer is in the completion, one of `rlvr.extraction`; whole: the function gets the whole text.
-            score_range: the lowest and the highest value that the function returns, which become the scores 0 and 1.
+            score_range: the lowest and the highest value that the function returns, which become the scores 0 and 1; None: the value is
+                the score.
         """
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
-        low, high = score_range
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        low, high = (-math.inf, math.inf) if score_range is None else score_range
+        if score_range is not None and not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"score_range is {score_range!r}; it must be two numbers, the lowest and the highest, such as (0, 5)")
-        self.function, self.extractor, self.score_range = function, extractor, (float(low), float(high))
+        self.function, self.extractor, self.score_range = function, extractor, (float(low), float(high)) if score_range else None
+        self.has_bounded_score = score_range is not None
         self.name = getattr(function, "__name__", type(function).__name__)
         self._call = adapt_reward_function(function)
         known = RewardSignature.read(function)
@@ -79,22 +82,21 @@ class FunctionVerifier(Verifier):
         if isinstance(returned, Verdict):
             return returned
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
-        low, high = self.score_range
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
             return Verdict(None, f"{self.name} returned None", fault=Fault.TASK if task.reference is None else Fault.INFRA)
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
             return Verdict(None, f"{self.name} returned {value!r:.80}; it must return a number, True, False or None", fault=Fault.INFRA)
         number = float(value)
-        named = self.name if self.name.isidentifier() else "function"  # a lambda has no name to write
-        if not low <= number <= high:  # NaN too
-            return Verdict(
-                None,
-                f"{self.name} returned {number:g}, outside of {low:g} to {high:g}; scale it, or give the lowest and the highest value that it "
-                f"can return: rlvr.make_verifier({named}, score_range=(LOWEST, HIGHEST)), which become the scores 0 and 1",
-                fault=Fault.INFRA,
-                detail={"out_of_range": True},
+        low, high = self.score_range or (-math.inf, math.inf)
+        if not math.isfinite(number) or not low <= number <= high:
+            allowed = (
+                f"outside of its score_range, {low:g} to {high:g}; widen it, or leave it out"
+                if self.score_range
+                else "and a score is a finite number"
             )
-        return Verdict((number - low) / (high - low), f"{self.name} returned {number:g}")
+            return Verdict(None, f"{self.name} returned {number:g}, {allowed}", fault=Fault.INFRA, detail={"out_of_range": True})
+        score = (number - low) / (high - low) if self.score_range else number
+        return Verdict(score, f"{self.name} returned {number:g}")
 
     def _describe_error(self, error: Exception) -> str:
         """Describe what the function raised, with its own last line, and what its argument for the answer is."""

@@ -60,6 +60,7 @@ class IsolatedVerifier(Verifier):
             inner.close()
             raise ConfigError(f"the verifier {verifier!r} {what}, and cannot be isolated; use it without")
         self.needs_reference, self.columns, self.instruction = inner.needs_reference, inner.columns, inner.instruction
+        self.has_bounded_score = inner.has_bounded_score
         inner.close()
         self._known: dict[str, Any] | None = None
         """The last request that got a verdict: it tells whether a failure is the answer's."""

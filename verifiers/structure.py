@@ -73,6 +73,7 @@ class Structure(Verifier):
             answer_section,
             float(malformed_factor),
         )
+        self.has_bounded_score = verifier.has_bounded_score
         self.traits = VerifierTraits(is_async=verifier.traits.is_async)
 
     @reject_non_text_answers
@@ -98,7 +99,8 @@ class Structure(Verifier):
             return inner
         form = self.malformed_factor if flaw else 1.0
         reason = f"format: {flaw}; {inner.reason}" if flaw else inner.reason
-        return Verdict(form * inner.score, reason, {**inner.components, "format": form, "content": inner.score}, inner.fault, inner.detail)
+        score = form * inner.score if inner.score > 0 else inner.score  # a factor would raise a negative score
+        return Verdict(score, reason, {**inner.components, "format": form, "content": inner.score}, inner.fault, inner.detail)
 
     def close(self) -> None:
         """Close the inner verifier."""

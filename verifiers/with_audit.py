@@ -43,6 +43,7 @@ class AuditedVerifier(Verifier):
             raise ConfigError(f"fraction is {fraction!r}; it must be a number from 0 to 1, such as 0.05")
         self.verifier, self.fraction = verifier, float(fraction)
         self.audit_verifier: Verifier = build_from_config("verifier", audit_with)
+        self.has_bounded_score = verifier.has_bounded_score
         self.traits = VerifierTraits(
             is_async=verifier.traits.is_async or self.audit_verifier.traits.is_async, takes_transcript=True, has_batch_method=True
         )

@@ -37,6 +37,7 @@ class PerRowVerifier(Verifier):
         """Build the verifier without the settings of the rows, so that a wrong name fails at once."""
         self.wanted, self.default_verifier = wanted, build_from_config("verifier", wanted)
         self.needs_reference, self.instruction = self.default_verifier.needs_reference, self.default_verifier.instruction
+        self.has_bounded_score = self.default_verifier.has_bounded_score
         self.verifiers: dict[str, Verifier] = {}
         self._lock = threading.Lock()
 

@@ -105,7 +105,7 @@ def find_impossible_field(
     return (
         find_wrong_size(episode, limits)
         or find_wrong_prompt(episode, prompt)
-        or find_wrong_rewards(episode, verdict)
+        or find_wrong_rewards(episode, verdict, limits)
         or find_wrong_meta(request, episode, policy_version)
     )
 

@@ -255,6 +255,7 @@ class RemoteVerifier(Verifier):
     def __init__(self, inner: Verifier, desk: VerifierClient) -> None:
         self.inner, self.client = inner, desk
         self.instruction, self.needs_reference, self.columns = inner.instruction, inner.needs_reference, inner.columns
+        self.has_bounded_score = inner.has_bounded_score
         self.traits = VerifierTraits(is_async=True, takes_transcript=True)
 
     def check_ready(self) -> None:

@@ -73,6 +73,8 @@ class Verifier(Plugin, ABC):
     """Cases that `check_verifier` runs with the default settings; at least one, with a correct and an incorrect answer."""
     needs_reference: bool = True
     """True if every task needs a reference. False for verifiers that check only the form of an answer."""
+    has_bounded_score: bool = True
+    """True if every score lies between 0 and 1; a score beyond that is then a fault of the verifier. False for a plain reward."""
     columns: Sequence[str] = ()
     """Columns of data that it reads from `task.meta`; "*": all of them."""
     instruction: str = ""

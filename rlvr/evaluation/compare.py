@@ -23,7 +23,7 @@ from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.paired import PairedTest, apply_holm_correction, run_paired_test
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import REPORT_FILE, EvalSample, Key, load_plan, load_samples
-from rlvr.evaluation.statistics import mean
+from rlvr.evaluation.statistics import format_mean, mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
 from rlvr.plugin_files import shorten_plugin_files
@@ -58,6 +58,20 @@ class EnvComparison:
     win_tasks: list[str]
     """Tasks on which the first is better, the clearest first."""
     loss_tasks: list[str]
+    is_fraction: bool = True
+    """Whether all scores lie between 0 and 1."""
+
+    def format_means(self) -> tuple[str, str]:
+        """Format the two means, of shares in per cent."""
+        return format_mean(self.first, is_fraction=self.is_fraction), format_mean(self.second, is_fraction=self.is_fraction)
+
+    def format_gap(self, value: float) -> str:
+        """Format a difference with its sign, of shares in points.
+
+        >>> EnvComparison("gsm8k", 0.5, 0.4, run_paired_test([0.1] * 9), 0.01, 9, 0, [], []).format_gap(0.1)
+        '+10.0'
+        """
+        return f"{100 * value:+.1f}" if self.is_fraction else f"{value:+.4g}"
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the comparison to plain JSON."""
@@ -285,6 +299,7 @@ def _compare_env(name: str, runs: tuple[ComparedRun, ComparedRun], num_requested
         num_unpaired=max(num_requested - len(both), 0),
         win_tasks=_sort_tasks_by_gap(gaps, asks, 1),
         loss_tasks=_sort_tasks_by_gap(gaps, asks, -1),
+        is_fraction=all(0 <= value <= 1 for found in pairs.values() for pair in found for value in pair),
     )
 
 
@@ -346,14 +361,13 @@ def _format_row(env: EnvComparison) -> list[str | Text]:
     style = ("bold green" if paired.difference > 0 else "bold red") if clear else ""
     return [
         env.name,
-        f"{env.first:.1%}",
-        f"{env.second:.1%}",
-        Text(f"{100 * paired.difference:+.1f}", style=style),
-        f"{100 * paired.low:+.1f}, {100 * paired.high:+.1f}",
+        *env.format_means(),
+        Text(env.format_gap(paired.difference), style=style),
+        f"{env.format_gap(paired.low)}, {env.format_gap(paired.high)}",
         _format_p(env.adjusted_p),
         str(paired.wins),
         str(paired.losses),
-        f"{100 * paired.detectable:.1f}",
+        env.format_gap(paired.detectable).removeprefix("+"),
     ]
 
 

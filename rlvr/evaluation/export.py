@@ -33,7 +33,7 @@ from rlvr.evaluation.samples import (
     replace_surrogates,
     write_atomic,
 )
-from rlvr.evaluation.statistics import mean
+from rlvr.evaluation.statistics import Estimate, mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.records import tool_spec_from_json
 from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_tokenizer_or_none
@@ -204,7 +204,7 @@ def _write_trl(run: Path, out: Path) -> Counter[str]:
             if score is None or turns is None:
                 left_out["samples without a score" if score is None else UNREADABLE_TURNS] += 1
                 continue
-            kept = {"prompt": [*row["prompt"], *turns[:-1]], "completion": turns[-1:], "label": score == 1.0, "score": score}
+            kept = {"prompt": [*row["prompt"], *turns[:-1]], "completion": turns[-1:], "label": score >= 1.0, "score": score}
             if tools := (row.get("session") or {}).get("tools"):
                 kept["tools"] = [tool_spec_from_json(tool).to_openai_format() for tool in tools]
             file.write(json.dumps(kept | {"task_id": row["task_id"], "env": row["env"]}, ensure_ascii=False) + "\n")
@@ -256,9 +256,7 @@ def _write_markdown(run: Path, out: Path) -> None:
     lines += [f"| environment | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
     for name, env in envs.items():
         avg = env["avg"]
-        cells = (
-            ["refused", ""] if env["refused"] or not avg else [f"{avg['value']:.1%}", f"{100 * avg['low']:.1f} to {100 * avg['high']:.1f}"]
-        )
+        cells = ["refused", ""] if env["refused"] or not avg else [str(Estimate.from_dict(avg)), Estimate.from_dict(avg).format_interval()]
         cells += ["" if env["refused"] else _format_at_n(env["at"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
         cells += [str(env[key]) for key in ("tasks", "scored", "unscored", "truncated", "failed")]
         cells += ["" if env.get(key) is None else f"{env[key]:.3g}" for key in conversation_columns]
@@ -278,7 +276,7 @@ def list_conversation_metrics(envs: Mapping[str, Mapping[str, Any]]) -> list[str
 
 def _format_at_n(figures: Mapping[str, Any], n: int) -> str:
     found = figures.get(str(n))
-    return f"{found['value']:.1%}" if found else ""
+    return str(Estimate.from_dict(found)) if found else ""
 
 
 def _write_inspect(run: Path, out: Path) -> Counter[str]:

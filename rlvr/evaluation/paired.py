@@ -65,12 +65,13 @@ def run_paired_test(differences: Sequence[float], *, is_greedy: bool = False, se
 
 
 def _confidence_interval(differences: Sequence[float], seed: int) -> tuple[float, float]:
-    """Compute the interval by resampling tasks; if all differences are equal, from the number of tasks alone."""
+    """Compute the interval by resampling tasks; if all differences are equal, from the number of tasks alone, as scores are 0 to 1."""
+    is_bounded = max(map(abs, differences)) <= 1
     if _is_constant(differences):
-        same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences))
+        same, unmet = differences[0], 1 - 0.05 ** (1 / len(differences)) if is_bounded else 0.0
         return same - unmet * (same + 1), same + unmet * (1 - same)
     low, high = bootstrap_interval(differences, seed=seed)
-    return max(low, -1.0), min(high, 1.0)
+    return (max(low, -1.0), min(high, 1.0)) if is_bounded else (low, high)
 
 
 def _is_constant(differences: Sequence[float]) -> bool:

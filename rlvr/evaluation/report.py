@@ -18,7 +18,7 @@ from rlvr.evaluation.compare import ComparedRun, RunComparison, compare_evaluati
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.runner import TokenPrice
 from rlvr.evaluation.samples import EvalSample, samples_to_frame
-from rlvr.evaluation.statistics import Estimate, average_estimates, list_k_values
+from rlvr.evaluation.statistics import Estimate, average_estimates, format_mean, list_k_values
 from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
 from rlvr.hints import Hinted
 from rlvr.plugin_files import shorten_plugin_files
@@ -189,7 +189,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
     ]
     for env in envs:
         refused = env.is_headline_withheld and not allow_unscored
-        avg = Text("refused", style="yellow") if refused else Text(format_percent(env.avg), style="bold")
+        avg = Text("refused", style="yellow") if refused else Text(format_estimate(env.avg), style="bold")
         counts = [str(count) for count in (env.tasks, env.scored)]
         apart = [Text(str(count), style="yellow" if count else "dim") for count in (env.unscored, env.truncated, env.failed)]
         rows.append(
@@ -203,7 +203,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
             ]
         )
     if mean is not None:
-        rows.append(["mean", Text(format_percent(mean), style="bold"), format_interval(mean), *[""] * (len(rows[0]) - 3)])
+        rows.append(["mean", Text(format_estimate(mean), style="bold"), format_interval(mean), *[""] * (len(rows[0]) - 3)])
     n = {env.n for env in envs}
     head = (
         "environment",
@@ -280,7 +280,9 @@ def _to_one_line(text: str) -> str:
 def format_untruncated_score(env: EnvSummary) -> str:
     """Format the mean score of the answers that were not truncated."""
     if env.completed is not None:
-        return f"{env.completed:.1%} is the mean of those that were not truncated"
+        return (
+            f"{format_mean(env.completed, is_fraction=env.avg is None or env.avg.is_fraction)} is the mean of those that were not truncated"
+        )
     return "none was complete" if env.truncated == env.samples else "no answer that was not truncated has a score"
 
 
@@ -315,14 +317,14 @@ def format_count_and_percentage(count: int, total: int) -> str:
     return f"{count} of {total} samples ({count / max(total, 1):.1%})"
 
 
-def format_percent(estimate: Estimate | None) -> str:
-    """Format the value of an estimate as a percentage."""
-    return "none" if estimate is None else f"{estimate.value:.1%}"
+def format_estimate(estimate: Estimate | None) -> str:
+    """Format the value of an estimate, of shares in per cent."""
+    return "none" if estimate is None else str(estimate)
 
 
 def format_interval(estimate: Estimate | None) -> str:
-    """Format the 95 % interval of an estimate, in per cent."""
-    return "" if estimate is None else f"{100 * estimate.low:.1f}–{100 * estimate.high:.1f}"
+    """Format the 95 % interval of an estimate; "" without one."""
+    return "" if estimate is None else estimate.format_interval("–" if estimate.is_fraction else " to ")
 
 
 def _format_mean(value: float | None) -> str:
@@ -331,4 +333,4 @@ def _format_mean(value: float | None) -> str:
 
 
 def _format_cell(found: Estimate | None) -> Text:
-    return Text("") if found is None else Text.assemble((format_percent(found), "bold"), (f" {format_interval(found)}", "dim"))
+    return Text("") if found is None else Text.assemble((format_estimate(found), "bold"), (f" {format_interval(found)}", "dim"))

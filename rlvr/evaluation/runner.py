@@ -18,6 +18,7 @@ from rlvr.errors import ConfigError, EnvError
 from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalEpisodeSource, RemoteSourceFactory, make_mdp
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import TIMES_FILE, Key, SampleStore, digest_question, wrap_write_errors
+from rlvr.evaluation.statistics import format_mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.registry.plugins import PluginSpec
@@ -64,6 +65,7 @@ class EvalRunner:
         self.console = console or Console(quiet=True)
         self.stored_keys = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
         scores = [file.samples[key].score for key in self.stored_keys]
+        self.are_fractions = all(0 <= (score or 0.0) <= 1 for score in scores)
         self.score_sum, self.num_scored = sum(score or 0.0 for score in scores), sum(score is not None for score in scores)
         self.num_samples = self.output_tokens = self.input_tokens = self.num_turns = self.num_calls = 0
         self.start_time = self.last_store_time = time.perf_counter()
@@ -171,10 +173,14 @@ class EvalRunner:
         self.num_calls += sample.conversation_stats.calls or 0
         if sample.score is not None:
             self.score_sum, self.num_scored = self.score_sum + sample.score, self.num_scored + 1
+            self.are_fractions &= 0 <= sample.score <= 1
 
     def _progress_metrics(self) -> dict[str, float | str]:
         rate = self.output_tokens / max(self.elapsed_s, 1e-9)
-        numbers: dict[str, float | str] = {"average": f"{self.score_sum / max(self.num_scored, 1):.1%}", "tokens/s": f"{rate:.0f}"}
+        numbers: dict[str, float | str] = {
+            "average": format_mean(self.score_sum / max(self.num_scored, 1), is_fraction=self.are_fractions),
+            "tokens/s": f"{rate:.0f}",
+        }
         if self.num_turns > self.num_samples or self.num_calls:
             numbers |= {"turns": f"{self.num_turns / self.num_samples:.3g}", "calls": f"{self.num_calls / self.num_samples:.3g}"}
         if unscored := len(self.stored_keys) + self.num_samples - self.num_scored:

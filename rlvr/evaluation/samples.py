@@ -105,7 +105,7 @@ class EvalSample(Hinted):
     @property
     def is_correct(self) -> bool:
         """Whether the score is 1."""
-        return self.score == 1.0
+        return self.score is not None and self.score >= 1.0
 
 
 def parse_sample(row: Mapping[str, Any]) -> EvalSample:

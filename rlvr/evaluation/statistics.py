@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +132,37 @@ class Estimate:
     high: float
     tasks: int
     """The number of tasks in the mean."""
+    is_fraction: bool = True
+    """Whether all values lie between 0 and 1, so that the mean is a share."""
+
+    def __str__(self) -> str:
+        return format_mean(self.value, is_fraction=self.is_fraction)
+
+    def format_interval(self, separator: str = " to ") -> str:
+        """Format the 95 % interval, of shares in per cent without the sign; "" if it has no ends."""
+        if self.is_fraction:
+            return f"{100 * self.low:.1f}{separator}{100 * self.high:.1f}"
+        return f"{self.low:.4g}{separator}{self.high:.4g}" if math.isfinite(self.low) else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the estimate to plain JSON; an interval without ends (of a single value that is no share) is null."""
+        ends = {name: value if math.isfinite(value) else None for name, value in (("low", self.low), ("high", self.high))}
+        return {**asdict(self), **ends}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Estimate:
+        """Build the estimate that `to_dict` converted."""
+        ends = {name: end if data[name] is None else data[name] for name, end in (("low", -math.inf), ("high", math.inf))}
+        return cls(**{**data, **ends})
+
+
+def format_mean(value: float, *, is_fraction: bool = True) -> str:
+    """Format a mean: of shares in per cent.
+
+    >>> format_mean(0.25), format_mean(-12.34567, is_fraction=False)
+    ('25.0%', '-12.35')
+    """
+    return f"{value:.1%}" if is_fraction else f"{value:.4g}"
 
 
 def estimate_mean(values: Sequence[float | None], questions: Sequence[Hashable] | None = None) -> Estimate | None:
@@ -147,8 +179,13 @@ def estimate_mean(values: Sequence[float | None], questions: Sequence[Hashable] 
         return None
     known = [value for cluster in clusters.values() for value in cluster]
     means, sizes = [mean(cluster) for cluster in clusters.values()], [len(cluster) for cluster in clusters.values()]
+    center, stderr = mean(known), standard_error(means, sizes)
+    if min(known) < 0 or max(known) > 1:
+        num_clusters = _count_effective_clusters(sizes)
+        half = compute_t_quantile(0.975, num_clusters - 1) * stderr if num_clusters > 1 else math.inf
+        return Estimate(center, stderr, center - half, center + half, len(known), is_fraction=False)
     low, high = wilson_interval(means, sizes)
-    return Estimate(mean(known), standard_error(means, sizes), low, high, len(known))
+    return Estimate(center, stderr, low, high, len(known))
 
 
 def average_estimates(estimates: Sequence[Estimate]) -> Estimate:
@@ -164,7 +201,8 @@ def average_estimates(estimates: Sequence[Estimate]) -> Estimate:
         [part.value - part.low for part in estimates], [part.high - part.value for part in estimates],
     ))  # fmt: skip
     stderr = math.sqrt(math.fsum(part.stderr**2 for part in estimates)) / len(estimates)
-    return Estimate(value, stderr, value - below, value + above, sum(part.tasks for part in estimates))
+    is_fraction = all(part.is_fraction for part in estimates)
+    return Estimate(value, stderr, value - below, value + above, sum(part.tasks for part in estimates), is_fraction)
 
 
 def mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float:

@@ -101,7 +101,7 @@ class EnvSummary:
             return {str(k): found.value if found and shown else None for k, found in self.at.get(name, {}).items()}
 
         counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
-        interval = [avg.low, avg.high] if avg else None
+        interval = [avg.to_dict()["low"], avg.to_dict()["high"]] if avg else None
         at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.at else []))}
         conversation_figures = {
             name: getattr(self, name) for name in ("turns", "calls", "errors") if self.has_conversations and getattr(self, name) is not None
@@ -110,7 +110,8 @@ class EnvSummary:
 
     def to_report_dict(self) -> dict[str, Any]:
         """Convert all fields to JSON: the content of `report.json`."""
-        return asdict(self) | {"refused": self.is_headline_withheld}
+        at = {name: {k: found and found.to_dict() for k, found in figures.items()} for name, figures in self.at.items()}
+        return asdict(self) | {"avg": self.avg and self.avg.to_dict(), "at": at, "refused": self.is_headline_withheld}
 
 
 def summarize_env(

@@ -280,7 +280,7 @@ def verify_transcript_safely(
             verdict: object = verifier.verify(task, transcript)
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
-        return verdict if isinstance(verdict, Verdict) else _build_wrong_type_verdict(verifier, verdict)
+        return _check_verdict(verifier, verdict)
     except raised:
         raise
     except (Exception, SystemExit) as error:
@@ -290,8 +290,7 @@ def verify_transcript_safely(
 async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
     """Await the verdict on a transcript. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
-        verdict: object = await verifier.averify_transcript(task, transcript)
-        return verdict if isinstance(verdict, Verdict) else _build_wrong_type_verdict(verifier, verdict)
+        return _check_verdict(verifier, await verifier.averify_transcript(task, transcript))
     except (Exception, SystemExit) as error:
         return build_failure_verdict(type(verifier).__name__, error)
 
@@ -305,10 +304,15 @@ def build_failure_verdict(name: str, error: BaseException) -> Verdict:
     return Verdict(None, f"{name} raised {describe_exception(error)}", fault=Fault.INFRA, detail={RAISED: type(error).__name__})
 
 
-def _build_wrong_type_verdict(verifier: Verifier, given: object) -> Verdict:
-    return Verdict(
-        None, f"{type(verifier).__name__} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA, detail={RAISED: "TypeError"}
-    )
+def _check_verdict(verifier: Verifier, given: object) -> Verdict:
+    """Return the verdict, or one without a score if the verifier may not give it."""
+    name = type(verifier).__name__
+    if not isinstance(given, Verdict):
+        return Verdict(None, f"{name} returned {given!r:.80}, not a Verdict", fault=Fault.INFRA, detail={RAISED: "TypeError"})
+    if given.score is not None and not 0 <= given.score <= 1 and verifier.has_bounded_score:
+        wrong = f"{name} returned the score {given.score:g}, outside of 0 to 1; scale it, or set has_bounded_score = False on the verifier"
+        return Verdict(None, wrong, fault=Fault.INFRA, detail={RAISED: "ValueError"})
+    return given
 
 
 def require_string(value: object) -> str:

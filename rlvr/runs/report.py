@@ -81,8 +81,10 @@ def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: floa
     axes.plot(steps, compute_trailing_mean(rewards, 10), color="#1f4e8c", linewidth=2, label="mean reward of the last 10 steps")
     for value, name, style, colour in ((accuracy_before, "before", ":", "#6b6b6b"), (accuracy_after, "after", "--", "#b5541c")):
         if value is not None:
-            axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=f"held-out accuracy {name} training: {value:.1%}")
-    axes.set(xlabel="step", ylabel="reward, accuracy", ylim=(-0.02, 1.02), xlim=(1, max(len(rewards), 2)))
+            axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=f"held-out score {name} training: {value:.3g}")
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        axes.set_ylim(-0.02, 1.02)
+    axes.set(xlabel="step", ylabel="reward, held-out score", xlim=(1, max(len(rewards), 2)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
     figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)  # below the curves, so that it covers none

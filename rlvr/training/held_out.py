@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlvr.contracts import SamplingParams
@@ -42,7 +43,7 @@ def estimate_score_interval(components: Components, episodes: Sequence[Episode])
     """Estimate the 95 % interval of the mean score; None without scores. Tasks with the same question count as one."""
     questions = [components.environment.task(components.config.eval.split, index).question for index in range(len(episodes))]
     found = estimate_mean([episode.reward if episode.is_scored else None for episode in episodes], questions)
-    return [found.low, found.high] if found else None
+    return [found.low, found.high] if found and math.isfinite(found.low) else None
 
 
 def compute_mean_scores_by_env(components: Components, episodes: Sequence[Episode]) -> dict[str, float | None]:

@@ -109,6 +109,8 @@ def _format_range(values: Sequence[float]) -> str:
     """Format a mean, with the smallest and the largest value if there are several."""
     if not values:
         return ""
+    if min(values) < 0 or max(values) > 1:
+        return " to ".join(f"{value:.4g}" for value in dict.fromkeys((min(values), max(values))))
     told = f"{100 * mean(values):.1f} %"
     return told if len(values) == 1 else f"{told} ({100 * min(values):.1f} to {100 * max(values):.1f})"
 
@@ -160,6 +162,8 @@ def compare_eval_runs(runs: Sequence[Path]) -> dict[str, Any]:
         head = ["environment", "A", "B", "A - B", "95 %", p, "won", "lost", "equal", "MDE"]
         tables.append({"title": f"A  {names[0]},  B  {name}", "head": head, "lines": [_format_row(env) for env in found.envs.values()]})
         for env in found.envs.values():
+            if not env.is_fraction:
+                continue  # the plot is in points
             label = env.name if len(runs) == 2 else f"{env.name}, B {name}"
             told = _format_difference(env.paired_test.difference, env.paired_test.low, env.paired_test.high, env.adjusted_p)
             forest.append(
@@ -182,9 +186,9 @@ def compare_eval_runs(runs: Sequence[Path]) -> dict[str, Any]:
 
 def _format_row(env: EnvComparison) -> list[str]:
     found = env.paired_test
-    shown = [env.name, f"{env.first:.1%}", f"{env.second:.1%}", f"{100 * found.difference:+.1f}"]
-    shown += [f"{100 * found.low:+.1f} to {100 * found.high:+.1f}", _format_p(env.adjusted_p)]
-    return [*shown, str(found.wins), str(found.losses), str(found.ties), f"{100 * found.detectable:.1f}"]
+    shown = [env.name, *env.format_means(), env.format_gap(found.difference)]
+    shown += [f"{env.format_gap(found.low)} to {env.format_gap(found.high)}", _format_p(env.adjusted_p)]
+    return [*shown, str(found.wins), str(found.losses), str(found.ties), env.format_gap(found.detectable).removeprefix("+")]
 
 
 def _format_difference(value: float, low: float | None, high: float | None, p: float | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from rlvr.errors import NotFound
 from rlvr.evaluation.export import iter_latest_rows, list_conversation_metrics
 from rlvr.evaluation.samples import PLAN_FILE, REPORT_FILE, ROWS_FILE, load_plan
-from rlvr.evaluation.statistics import wilson_interval
+from rlvr.evaluation.statistics import Estimate, wilson_interval
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.runs.curves import build_curve_panels
@@ -123,7 +123,7 @@ def _build_evaluation_summary(run: Path) -> dict[str, Any]:
     bars = [
         {"label": name, "value": env["avg"]["value"], "low": env["avg"]["low"], "high": env["avg"]["high"]}
         for name, env in envs.items()
-        if env["avg"] and not env["refused"]
+        if env["avg"] and not env["refused"] and Estimate.from_dict(env["avg"]).is_fraction  # the bars are in per cent
     ]
     figures = {"head": [*TABLE_HEAD, *conversation_columns], "lines": lines, "bars": bars} if lines else None
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.to_yaml()}
@@ -136,7 +136,7 @@ def get_unfinished_fact(run: Path) -> dict[str, str]:
 
 def _format_env_row(name: str, env: Mapping[str, Any]) -> list[str]:
     avg = None if env["refused"] else env["avg"]
-    shown = [f"{avg['value']:.1%}", f"{100 * avg['low']:.1f} to {100 * avg['high']:.1f}"] if avg else ["refused", ""]
+    shown = [str(Estimate.from_dict(avg)), Estimate.from_dict(avg).format_interval()] if avg else ["refused", ""]
     for key in ("pass_at", "maj_at"):
         found = env["at"].get(key, {}).get(str(env["n"]))
         shown.append(f"{found['value']:.1%}" if found and avg else "")

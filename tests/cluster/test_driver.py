@@ -510,6 +510,8 @@ LIES: dict[str, Any] = {
     "no token of the policy": forge(action_mask=[False] * 3, logprobs=[0.0] * 3, rewards=[0.0] * 3, verdict=Verdict(0.0, "")),
     "a reward that is no verdict's": forge(rewards=[0.0, 0.0, 0.25]),
     "a reward of 1e300": forge(rewards=[0.0, 0.0, 1e300]),
+    "a score beyond that of its verifier": forge(rewards=[0.0, 0.0, 5.0], verdict=Verdict(5.0, "")),
+    "a score below that of its verifier": forge(rewards=[0.0, 0.0, -1.0], verdict=Verdict(-1.0, "")),
     "no verdict": forge(verdict=None),
     "no score and no failure": forge(verdict=Verdict(None, "down", fault=Fault.INFRA), rewards=[0.0] * 3),
     "a failure with a score": forge(stop_reason=StopReason.FAILED, rewards=[0.0] * 3, verdict=Verdict(0.0, "")),
@@ -601,7 +603,9 @@ LIES: dict[str, Any] = {
     "a text of 5 MB": forge(text="a" * 5_000_000),
     "an error of 5 MB": forge(error="a" * 5_000_000),
 }
-LIMITS = EpisodeLimits(1000, max_new_tokens=8, max_length=16, max_turns=1, may_count_own_tokens=False, render_prompt=lambda task: [5])
+LIMITS = EpisodeLimits(
+    1000, max_new_tokens=8, max_length=16, max_turns=1, may_count_own_tokens=False, has_bounded_score=True, render_prompt=lambda task: [5]
+)
 
 
 @pytest.mark.parametrize("name", LIES)

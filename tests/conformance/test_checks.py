@@ -68,8 +68,8 @@ VERIFIER_DEFECTS = [
     ("verdicts are plain JSON", '"compared")', '"compared", detail={"x": object()})', "not JSON serializable"),
     ("it can be closed twice", "    def verify", "    def close(self):\n        self.__dict__.setdefault('n', []).append(1)\n        1 / (len(self.n) < 2)\n\n    def verify", "ZeroDivisionError"),
     ("right answers score 1", "return Verdict(self.score(task.reference, answer.strip()), 'compared')", "return 1.0", "not a Verdict"),
-    ("right answers score 1", "float(right == said)", "2.0 * (right == said)", "from 0 to 1"),
-    ("right answers score 1", "float(right == said)", "float('nan')", "from 0 to 1"),
+    ("right answers score 1", "float(right == said)", "2.0 * (right == said)", "scored 2"),
+    ("right answers score 1", "float(right == said)", "float('nan')", "finite number"),
 ]  # fmt: skip
 
 SHARED = """

@@ -15,6 +15,7 @@ import pytest
 
 from rlvr.contracts import Environment, SamplingParams
 from rlvr.errors import ConfigError
+from rlvr.mdp.sessions import verify_transcript_safely
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build
@@ -133,7 +134,7 @@ def test_components_and_step_rewards_arrive() -> None:
 )
 def test_a_reply_that_is_no_verdict_is_no_score(line: Any) -> None:
     with endpoint(lambda *_: (200, line)) as seen, build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0) as verifier:
-        assert verifier.verify(task(), "4").fault is Fault.INFRA
+        assert verify_transcript_safely(verifier, task(), "4").fault is Fault.INFRA
 
 
 @pytest.mark.parametrize("url", ["judges:8765", "http://me:secret@judges", "http://judges?key=1", "ftp://judges", "http://"])

@@ -26,8 +26,8 @@ MAX_TURNS = 1_000_000
 """The most turns of an episode whose environment is not known here."""
 MIN_LOGPROB = -1e4
 """The smallest log-probability of a token that can have been sampled."""
-MAX_STEP_REWARD = 1.0
-"""The largest amount of a step reward, in either direction: steps gain or lose a part of a score, which is from 0 to 1."""
+MAX_REWARD = 1e6
+"""The largest score, and the largest amount of a step reward, in either direction, where the verifier has no bound of its own."""
 MAX_REWARD_ROUNDING = 1e-6
 TRUNCATION_REASONS = ("turns", "tokens", "turn", "window", "time", "overlong")
 READING_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
@@ -49,6 +49,8 @@ class EpisodeLimits:
     max_turns: int = MAX_TURNS
     may_count_own_tokens: bool = True
     """Whether the policy may be an endpoint with another tokenizer, for which the token limits hold in its own tokens."""
+    has_bounded_score: bool = False
+    """Whether every score lies between 0 and 1, and every step reward between -1 and 1."""
     render_prompt: Callable[[Task], list[int]] | None = None
     """Renders the prompt of a task; None: prompts are not known here."""
 
@@ -67,6 +69,7 @@ class EpisodeLimits:
             mdp.max_length,
             mdp.environment.max_turns,
             may_count_own_tokens,
+            mdp.environment.verifier.has_bounded_score,
             None if mdp.has_sessions else render_prompt,
         )
 
@@ -122,8 +125,11 @@ def find_wrong_prompt(episode: Episode, prompt: Sequence[int] | None) -> str:
     return ""
 
 
-def find_wrong_rewards(episode: Episode, verdict: Verdict) -> str:
+def find_wrong_rewards(episode: Episode, verdict: Verdict, limits: EpisodeLimits) -> str:
     """Return what the verdict of an episode cannot have paid to its tokens; '' if there is nothing."""
+    low, high = (0.0, 1.0) if limits.has_bounded_score else (-MAX_REWARD, MAX_REWARD)
+    if verdict.score is not None and not low <= verdict.score <= high:
+        return f"its score is {verdict.score:g}, outside of {low:g} to {high:g}"
     paid = math.fsum(episode.rewards)
     if not abs(paid - (verdict.score or 0.0)) <= MAX_REWARD_ROUNDING:
         return f"its rewards add up to {paid:g}, and its score is {verdict.score}"
@@ -131,8 +137,8 @@ def find_wrong_rewards(episode: Episode, verdict: Verdict) -> str:
     if not verdict.step_rewards:
         spans = episode.turn_spans
         return "" if not places or places == [spans[-1][1] - 1] else "it has no step rewards, and its reward is not on its last token"
-    if any(abs(part.amount) > MAX_STEP_REWARD + MAX_REWARD_ROUNDING for part in verdict.step_rewards):
-        return f"a step reward is above {MAX_STEP_REWARD:g}"
+    if any(abs(part.amount) > high + MAX_REWARD_ROUNDING for part in verdict.step_rewards):
+        return f"a step reward is above {high:g}"
     if not all(-episode.turns <= part.turn < episode.turns for part in verdict.step_rewards):
         return f"a step reward is for a turn beyond its {episode.turns}"
     if len(places) > len(verdict.step_rewards):

@@ -2,7 +2,7 @@
 
 const page = headOf(), kept = new URLSearchParams(location.hash.slice(1)), MOST = 6; // conditions drawn at first
 const state = { sort: "changed", down: true, query: "", drawn: new Set() };
-const percent = (value) => (value === null || value === undefined ? "" : `${(100 * value).toFixed(1)} %`);
+const percent = (value) => (value === null || value === undefined ? "" : value < 0 || value > 1 ? String(Number(value.toPrecision(4))) : `${(100 * value).toFixed(1)} %`);
 const lasted = (seconds) => (seconds === null || seconds === undefined ? "" : seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 
 /** The ends of a row's curve: rewards from 0 to 1 have the same scale in all rows. */
