@@ -23,14 +23,16 @@ def check_frozen_models(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, 
     `max_prompt_length` is the length of the longest prompt.
     """
     name, given, wanted = config.algorithm["name"], config.frozen_models, algorithm.traits.scoring_models
-    if missing := [other for other in algorithm.traits.frozen_models if other not in given]:
-        raise ConfigError(f"{name} learns from another model, and frozen_models.{missing[0]} is not set; set it to the folder of a model")
     for other in given:
         if other == "reference" and other not in wanted:
             raise ConfigError(f"frozen_models.reference is set, but {name} without a KL has no reference; set algorithm.beta, or remove it")
         if other not in wanted:
-            known = format_suggestion(other, wanted) if wanted else "remove it"
+            has_kl = hasattr(getattr(algorithm, "settings", None), "beta")
+            known = format_suggestion(other, {*wanted, *(["reference"] if has_kl else [])}) if wanted or has_kl else "remove it"
+            known += " (reference needs algorithm.beta above 0)" if has_kl and "reference" not in wanted else ""
             raise ConfigError(f"frozen_models.{other} is set, but {name} has no model of that name; {known}")
+    if missing := [other for other in algorithm.traits.frozen_models if other not in given]:
+        raise ConfigError(f"{name} learns from another model, and frozen_models.{missing[0]} is not set; set it to the folder of a model")
     if algorithm.traits.syncs_reference and "reference" in given:
         raise ConfigError(
             "algorithm.ref_model_sync_steps moves the reference toward the policy, and frozen_models.reference is another model; remove one"

@@ -95,6 +95,7 @@ def test_an_algorithm_has_models_of_its_own(tmp_path: Path, teacher: Path) -> No
     for models, message in (
         ({}, "frozen_models.expert is not set; set it to the folder of a model"),
         ({"expert": str(teacher), "expret": str(teacher)}, "grpo has no model of that name; did you mean 'expert'"),
+        ({"expret": str(teacher)}, r"did you mean 'expert'\? Allowed: expert, reference \(reference needs algorithm.beta above 0\)"),
     ):
         with pytest.raises(ConfigError, match=message):
             run(tmp_path / "c", algorithm=algorithm, frozen_models=models)
