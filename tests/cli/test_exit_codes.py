@@ -8,6 +8,7 @@ import pytest
 
 from rlvr.cli.commands import app, run_command
 from rlvr.cli.commands.failures import report_exception
+from rlvr.errors import ConfigError
 
 Said = pytest.CaptureFixture[str]
 BROKEN = """
@@ -134,3 +135,10 @@ def test_an_advantage_of_the_user_that_raises_is_named_with_its_line(tmp_path: P
     shown = capsys.readouterr().err
     assert f"a plugin raised TypeError: 'AnswerBatch' object is not iterable ({tmp_path / 'own.py'}:2, in wrong)" in shown
     assert "bug in rlvr" not in shown
+
+
+def test_what_was_noted_on_the_way_of_an_error_is_printed_below_it(capsys: Said) -> None:
+    error = ConfigError("too long")
+    error.add_note("step 3 of 9 failed; saved: step-000002")
+    assert report_exception(error) == 2
+    assert capsys.readouterr().err == "error: too long\nstep 3 of 9 failed; saved: step-000002\n"

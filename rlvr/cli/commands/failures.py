@@ -30,7 +30,14 @@ PACKAGE_FOLDER = Path(__file__).resolve().parents[2]
 
 
 def report_exception(error: Exception | SystemExit, arguments: Sequence[str] = ()) -> int:
-    """Print the message of an exception of a command line and return the exit code."""
+    """Print the message of an exception of a command line, and what was noted on its way; return the exit code."""
+    code = _report_message(error, arguments)
+    for note in getattr(error, "__notes__", ()):
+        print_failure(note, code)
+    return code
+
+
+def _report_message(error: Exception | SystemExit, arguments: Sequence[str]) -> int:
     if isinstance(error, RlvrError):
         return print_failure(f"error: {error}", error.exit_code)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
