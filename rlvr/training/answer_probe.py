@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 MAX_ANSWERS = 128
 """How many answers are kept."""
 NUM_THREADS = 8
-MIN_SIGMAS = 3.0
+POLICY_SIGMAS = 3.0
 """How many standard errors the policy must be below its earlier self on the same tasks."""
+MIN_REFERENCES, MIN_SHIFT, SHIFT_SIGMAS = 16, 0.1, 4.0
+"""How many different references, and how much higher scores, show that references belong to the tasks of another row."""
 MIN_CORRELATION = 0.1
 """Scores then and now that are less correlated than this have no order in common; the noise of a judge leaves more."""
 SAME_SCORE = 1e-9
@@ -46,6 +48,8 @@ class KeptAnswer(NamedTuple):
     record: Mapping[str, Any] | None
     """The record of the session, if there was one."""
     score: float
+    place: tuple[str, int] | None = None
+    """The split and the index of the task."""
 
 
 class Change(StrEnum):
@@ -68,7 +72,7 @@ def keep_answers(environment: Environment, episodes: Sequence[Episode]) -> list[
         if score is not None and "index" in episode.meta:
             members = by_task.setdefault(key := (episode.meta["split"], episode.meta["index"]), [])
             task = members[0].task if members else environment.task(*key)
-            members.append(KeptAnswer(task, episode.text, episode.meta.get("session"), score))
+            members.append(KeptAnswer(task, episode.text, episode.meta.get("session"), score, key))
     return [answer for answers in zip_longest(*by_task.values()) for answer in answers if answer is not None][:MAX_ANSWERS]
 
 
@@ -102,6 +106,27 @@ class AnswerProbe:
         known = [score for score in scores if score is not None]
         return any(abs(score - answers[0].score) > SAME_SCORE for score in known)
 
+    def find_row_of_references(self, answers: Sequence[KeptAnswer]) -> str:
+        """Find that answers are right for the tasks one row before or after their own, and hardly for their own; empty if they are not."""
+        own = [answer for answer in answers if answer.record is None and answer.place is not None]
+        if len({str(answer.task.reference) for answer in own}) < MIN_REFERENCES:  # yes and no may alternate
+            return ""
+        for distance, where in ((1, "after"), (-1, "before")):
+            asked = [(answer, other) for answer in own if (other := self._load_task(*(answer.place or ("", 0)), distance)) is not None]
+            found = [(answer.score, score) for (answer, _), score in zip(asked, self._verify(asked), strict=True) if score is not None]
+            if len(found) < MIN_REFERENCES:
+                continue
+            more = [score - before for before, score in found]
+            if statistics.fmean(more) > max(MIN_SHIFT, SHIFT_SIGMAS * statistics.stdev(more) / math.sqrt(len(more))):
+                mine, theirs = (statistics.fmean(values) for values in zip(*found, strict=True))
+                return f"{len(found)} answers score {mine:.2g} in the mean for their own tasks, and {theirs:.2g} for the tasks one row {where} them"
+        return ""
+
+    def _load_task(self, split: str, index: int, distance: int) -> Task | None:
+        """Load the task some rows after another one; None where tasks are generated, or at the ends."""
+        size = self.environment.num_tasks(split)
+        return self.environment.task(split, index + distance) if size is not None and 0 <= index + distance < size else None
+
     def _compare_policy(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
         """Sample the tasks of the answers with the present policy, and compare the scores."""
         trainer = self._trainer
@@ -127,9 +152,9 @@ class AnswerProbe:
         before = math.fsum(old for pairs in by_task.values() for old, _ in pairs) / sum(map(len, by_task.values()))
         fall = math.fsum(falls) / len(falls)
         error = math.sqrt(math.fsum((one - fall) ** 2 for one in falls) / (len(falls) - 1) / len(falls))
-        if fall > fraction * before and fall > MIN_SIGMAS * error:
+        if fall > fraction * before and fall > POLICY_SIGMAS * error:
             return Change.POLICY
-        return Change.TASKS if fall + MIN_SIGMAS * error < fraction * before else Change.UNKNOWN
+        return Change.TASKS if fall + POLICY_SIGMAS * error < fraction * before else Change.UNKNOWN
 
     def _verify(self, asked: Sequence[tuple[KeptAnswer, Task]]) -> list[float | None]:
         timeout = self._trainer.config.rollout.call_timeout_s

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-MIN_SIGMAS = 4.0
+FALL_SIGMAS = 4.0
 """How many standard errors a fall must have, so that it is no accident of a few prompts."""
 RECENT_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 """The numbers of newest steps that are compared with the best ones: where a step has few prompts, only many steps are evidence."""
@@ -121,7 +121,7 @@ class RewardHistory:
     @property
     def _num_sigmas(self) -> float:
         """The number of standard errors that is no accident; more while few steps show how large those errors are."""
-        return MIN_SIGMAS * (1 + 4 / (len(self) - self._first))
+        return FALL_SIGMAS * (1 + 4 / (len(self) - self._first))
 
     def _measure(self, start: int, end: int) -> Steps:
         rewards = self._rewards[start:end]

@@ -26,16 +26,22 @@ from rlvr.runs.run_log import read_metrics
 from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, describe_verifier_change, keep_answers
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
-from rlvr.training.reward_history import LASTING_STEPS, MIN_SIGMAS, Fall, RewardHistory
+from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS, Fall, RewardHistory
+from rlvr.training.task_changes import TaskChange, TaskChanges, list_places
 from rlvr.training.train_report import TrainReport
 from rlvr.training.weight_changes import WeightChanges
 
 if TYPE_CHECKING:
-    from rlvr.training.batch_sources import RolloutBatch
     from rlvr.training.trainer import Trainer
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
+
+EXPECTED_CHANGES = {
+    Change.TASKS: "on the tasks of before the policy is as good as it was, so the tasks are harder now",
+    Change.SCORING: "the verifier gives the same answers lower scores now",
+}
+"""What a fall of the reward may mean without a fault."""
 
 WINDOW_STEPS = 8
 """The number of steps whose mean reward is compared with the best earlier ones."""
@@ -67,6 +73,8 @@ NUM_CHECKED, PATIENCE_OF_CHECKS = 16, 3
 the verifier has changed."""
 MAX_QUOTE = 300
 """How much of a reason is quoted."""
+NUM_FIRST_ANSWERS, LOW_REWARD = 64, 0.25
+"""From so many first answers on, of different tasks and with at most this mean reward, is asked whether the references are of other rows."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
 """One reply to this fraction of the calls is a likely cause."""
 
@@ -99,7 +107,8 @@ class RunHealth(Callback):
     ('unscored', 1)
     """
 
-    def __init__(self, config: RunConfig, console: Console | None = None) -> None:
+    def __init__(self, config: RunConfig, console: Console | None = None, weights: WeightChanges | None = None) -> None:
+        """`weights`: what the trainer has seen of its weights."""
         self.config, self.bounds, self.console = config, config.health, console or Console(quiet=True)
         self.rows: list[Row] = []
         """The metrics of the steps so far."""
@@ -121,7 +130,14 @@ class RunHealth(Callback):
         self._checked_step = 0
         self._verifier_doubts, self._verifier_known_until = 0, 0
         """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
-        self._weights = WeightChanges()
+        self._weights = weights or WeightChanges()
+        self._tasks: TaskChanges | None = None
+        self._tasks_changed_for = 0
+        """For how many steps in a row the tasks have been others than at first."""
+        self._first_answers: list[KeptAnswer] | None = []
+        """Answers of the first steps, one of each task; None once they were examined."""
+        self._shift = ""
+        """How references seem to belong to other tasks."""
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._told_kinds: set[str] = set()
@@ -134,29 +150,23 @@ class RunHealth(Callback):
             for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))):
                 self.observe(row)
         if self.config.data is None and self.bounds.action != "off":  # stored answers are what they are
-            self._probe = AnswerProbe(trainer)
-
-    def on_batch(self, trainer: Trainer, step: int, batch: RolloutBatch) -> None:
-        """Look whether somebody has changed the weights since the last step."""
-        self._weights.begin_step(trainer.model, step)
+            self._probe, self._tasks = AnswerProbe(trainer), TaskChanges(trainer.environment)
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
         self._unscored_reasons.update(_list_unscored_reasons(record) if record.metrics.get("unscored") else ())
         self._record = record
-        has_learned = bool(record.metrics.get("learning_rate")) and not record.metrics.get("step/skipped")
-        self._weights.end_step(trainer.model, step, has_learned=has_learned)
         trouble = self.observe(record.metrics) or self._find_held_out_fall(step, trainer.report_values.get("accuracy_before"))
-        trouble = trouble or self._find_changed_verifier(step)
+        trouble = self._find_changed_tasks(trainer, step, record) or trouble or self._find_changed_verifier(step)
         self._keep_best_answers(trainer, record)
+        self._examine_references(record)
+        self._tell_of_penalty(step)
         trainer.healthy_step = self.healthy_step
         if trouble is None or self.bounds.action == "off":
             return
         if self.bounds.action == "stop":
             raise CheckFailed(self._format_stop(trainer, step, trouble))
-        if trouble.kind not in self._told_kinds:
-            self._told_kinds.add(trouble.kind)
-            self._warn(f"since step {trouble.since} {trouble.what}\nlikely cause: {trouble.cause}")
+        self._warn_once(trouble.kind, f"since step {trouble.since} {trouble.what}\nlikely cause: {trouble.cause}")
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
         """Say where a held-out figure is withheld; do not begin a run that cannot score its held-out answers."""
@@ -172,9 +182,8 @@ class RunHealth(Callback):
                 "likely cause: Not the answers but the verifier, its sandbox or the references of the split "
                 f"{trainer.config.eval.split!r}. Repair it, or measure nothing with eval.tasks=0"
             )
-        if step and "withheld" not in self._told_kinds:
-            self._told_kinds.add("withheld")
-            self._warn(f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
+        if step:
+            self._warn_once("withheld", f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
         """Stop a run that never had a gradient, or whose policy is much worse than before: it must not end as if it had trained. A few
@@ -351,6 +360,67 @@ class RunHealth(Callback):
         what = f"the verifier scores answers otherwise than at first (it did not up to step {self._verifier_known_until})"
         return Trouble("verifier", since, what, self._explain_verifier(self._checked, told), good)
 
+    def _find_changed_tasks(self, trainer: Trainer, step: int, record: StepRecord) -> Trouble | None:
+        """Find that the environment's tasks are not those that they were, or that questions no longer reach the policy."""
+        if (tasks := self._tasks) is None:
+            return None
+        groups = record.batch.all_groups
+
+        def look() -> TaskChange | None:
+            tasks.watch(list_places(groups))
+            return tasks.find()
+
+        change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_questions(groups)
+        if change is not None and not change.breaks_contract and not are_lost:
+            self._warn_once("tasks", f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only")
+            change = None
+        self._tasks_changed_for = self._tasks_changed_for + 1 if change is not None or are_lost else 0
+        self.is_in_doubt |= self._tasks_changed_for > 0 and self.bounds.action == "stop"
+        if self._tasks_changed_for < min(PATIENCE_OF_CHECKS, self.bounds.patience):
+            return None
+        since = step - self._tasks_changed_for + 1
+        what = change.what if change is not None else "tasks with different references have one and the same prompt"
+        cause = (
+            "The tasks changed, not the policy: a file, a template or a service of the environment is not as it was when the run began, or "
+            "its `task` depends on more than the settings, the split and the index"
+        )
+        return Trouble("tasks", since, what, cause, since - 1)
+
+    def _examine_references(self, record: StepRecord) -> None:
+        """Warn, once in a run, if answers are right for the tasks of the next row and hardly for their own."""
+        if self._probe is None or self._first_answers is None:
+            return
+        known = {answer.task.id for answer in self._first_answers}
+        for answer in keep_answers(self._probe.environment, _list_episodes(record)):
+            if answer.task.id not in known:
+                known.add(answer.task.id)
+                self._first_answers.append(answer)
+        if len(self._first_answers) < NUM_FIRST_ANSWERS and len(self.rows) < NUM_FIRST_ANSWERS:
+            return
+        answers, self._first_answers = self._first_answers[:NUM_FIRST_ANSWERS], None
+        if math.fsum(answer.score for answer in answers) <= LOW_REWARD * len(answers):
+            self._shift = self._probe.find_row_of_references(answers)
+        if self._shift:
+            self._warn(f"{self._shift}: the references seem to be shifted by a row")
+
+    def _tell_of_penalty(self, step: int) -> None:
+        """Warn, once in a run, if the KL to the reference weighs more than the advantages."""
+        if self.bounds.action != "off" and (told := self._describe_penalty(self.rows[-WINDOW_STEPS:])):
+            self._warn_once("penalty", f"up to step {step} {told}")
+
+    def _describe_penalty(self, rows: Sequence[Row]) -> str:
+        """Say that the KL to the reference weighs more than the advantages in all of some steps; empty otherwise."""
+        weights = [row["beta"] * row["kl"] for row in rows if _is_number(row.get("beta")) and _is_number(row.get("kl"))]
+        spreads = [row["advantage/std"] for row in rows if _is_number(row.get("advantage/std"))]
+        if self.config.data is not None or min(len(weights), len(spreads)) < WINDOW_STEPS:
+            return ""
+        if any(weight <= spread for weight, spread in zip(weights, spreads, strict=True)):
+            return ""
+        return (
+            f"the KL to the reference, times algorithm.beta ({rows[-1]['beta']:g}), is {math.fsum(weights) / len(weights):.2g}, more than the "
+            f"advantages ({math.fsum(spreads) / len(spreads):.2g}): the policy can hardly move away. Lower algorithm.beta"
+        )
+
     def _choose_checked_answers(self, probe: AnswerProbe, step: int) -> None:
         """Choose answers of this step to verify again, the worst and the best; those before stay if all of these score the same."""
         found = keep_answers(probe.environment, _list_episodes(self._record)) if self._record is not None else []
@@ -391,7 +461,7 @@ class RunHealth(Callback):
         """Whether one held-out figure is so far below another that it is no accident of the tasks."""
         bound, count = self.bounds.max_reward_drop if bound is None else bound, max(1, num_tasks)
         error = math.sqrt((high * (1 - high) + now * (1 - now)) / count) if 0 <= now <= high <= 1 else math.inf
-        return bound is not None and self.config.data is None and high - now > max(bound * high, MIN_SIGMAS * error, 1 / count)
+        return bound is not None and self.config.data is None and high - now > max(bound * high, FALL_SIGMAS * error, 1 / count)
 
     def _find_collapse(self) -> tuple[bool, Trouble | None]:
         """Find a reward that has fallen from its best steps, and that neither harder tasks nor another scale of scores explain."""
@@ -405,7 +475,9 @@ class RunHealth(Callback):
         kept = self._list_kept()
         probe = self._probe
         change = self._examine("fall", lambda: probe.explain_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
-        if change in (Change.TASKS, Change.SCORING):
+        if change in EXPECTED_CHANGES:
+            told = f"since step {rows[fall.since]['step']} the reward is {recent.mean:.3g}, before {best.mean:.3g}"
+            self._warn_once(change, f"{told}: {EXPECTED_CHANGES[change]}")
             self._rewards.begin_anew(fall.since)
             return False, None
         if change is Change.UNKNOWN and not changes:
@@ -494,11 +566,10 @@ class RunHealth(Callback):
                 f"The entropy bonus outweighs the reward: entropy {entropies[0]:.3g} before, {entropies[1]:.3g} now; lower "
                 f"algorithm.entropy_coef (it is {self.config.algorithm['entropy_coef']:g})"
             )
-        if writes := [at for at in sorted(self._weights.foreign_steps) if at >= step - LASTING_STEPS]:
-            return (
-                f"Something other than the optimizer changed the weights before step {writes[0]}: look for a callback, or code of your own, "
-                "that writes them"
-            )
+        if told := self._weights.explain_foreign_step(*range(step - LASTING_STEPS, len(self.rows) + 2)):
+            return told
+        if told := self._describe_penalty(before):
+            return f"Up to step {step - 1} {told}"
         largest, rate = self._find_blamed_update(step), self.config.train.learning_rate
         if (decay := self.config.train.weight_decay) * rate > LARGE_DECAY:
             return f"train.weight_decay ({decay:g}) takes {decay * rate:.1%} of the weights in each step: lower it"
@@ -570,6 +641,8 @@ class RunHealth(Callback):
             dtype = self.config.model.dtype
             small = "" if dtype == "float32" else f", or each update is smaller than {dtype} can express; use model.dtype=float32"
             return f"There is a gradient and the weights stay as they are: the optimizer does not hold these weights{small}"
+        if self._shift:
+            return f"{self._shift}: the references seem to be shifted by a row"
         reward, cut = _mean(rows, "reward"), _mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
             reasons = self._unscored_reasons.most_common(1)
@@ -588,6 +661,11 @@ class RunHealth(Callback):
             "(`rlvr verify --explain`); easier tasks, a longer sft_warmup or more rollout.num_generations help where answers are readable"
         )
 
+    def _warn_once(self, kind: str, words: str) -> None:
+        if kind not in self._told_kinds:
+            self._told_kinds.add(kind)
+            self._warn(words)
+
     def _warn(self, words: str) -> None:
         self.console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True)
 
@@ -601,8 +679,7 @@ class RunHealth(Callback):
         if reward is None:
             return True
         # a critic with weights of its own may learn alone for some steps
-        without_effect = row["step"] in self._weights.idle_steps or row["step"] in self._weights.undone_steps
-        stands_still = (row.get("grad_norm") == 0.0 or without_effect) and self.config.train.separate_critic is None
+        stands_still = (row.get("grad_norm") == 0.0 or self._weights.was_in_vain(row["step"])) and self.config.train.separate_critic is None
         # with value estimates, equal rewards teach too
         is_even = (row.get("reward_std") or 0.0) <= SAME_SCORE and row.get("reward_std") is not None and "value_loss" not in row
         has_no_rate = row.get("learning_rate") == 0.0 and self.config.train.learning_rate > 0

@@ -23,7 +23,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -95,6 +95,7 @@ from rlvr.training.task_sampling.offline_dataset import check_episodes_unchanged
 from rlvr.training.trackers import Trackers
 from rlvr.training.train_report import TrainReport
 from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.weight_changes import WeightChanges
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -227,6 +228,8 @@ class Trainer(Hinted):
             self.model, self.algorithm, self.sampler = components.model, components.algorithm, components.sampler
             self.rollout, self.task_sampler = components.rollout, components.task_sampler
             self.batch_source = stack.enter_context(make_batch_source(components, self.learner, inputs.batch_source))
+            self.weight_changes = WeightChanges()
+            """What the steps, and others, did to the weights."""
             self.callbacks = [*(make_callbacks(self, self.console) if repeat_from is None else ()), *callbacks]
             self.num_steps, self.num_completed_steps, self.stop_reason = config.train.steps, 0, ""
             self.stop_signals = StopSignals()
@@ -266,11 +269,20 @@ class Trainer(Hinted):
         with self.stop_signals.receive(self._describe_stop):
             try:
                 while not self.is_finished:
+                    step = self.num_completed_steps + 1
                     self.step()
                     if self.is_interrupted:
                         self._end_interrupted_run()
             except (KeyboardInterrupt, SystemExit):
-                self._print(self._describe_standing())
+                self._print(self._describe_standing(f"stopped after step {self.num_completed_steps} of {self.num_steps}"))
+                raise
+            except CheckFailed:  # it says what was kept
+                raise
+            except Exception as error:
+                logger.debug("step %d failed", step, exc_info=True)
+                with suppress(Exception):  # the error that stopped the run is the one to tell
+                    self.checkpoint_writer.wait_for_write()
+                error.add_note(self._describe_standing(f"step {step} of {self.num_steps} failed"))
                 raise
         if self.last_saved_step != self.num_completed_steps:
             self.save()
@@ -289,7 +301,10 @@ class Trainer(Hinted):
         batch = self.batch_source.next(step)
         sampled = time.perf_counter()
         self._call("on_batch", step + 1, batch)
+        self.weight_changes.begin_step(self.model, step + 1)  # right around the update: any callback may write weights
         metrics = self.learner.update(get_local_shard(self.accelerator, batch.groups))
+        has_learned = bool(metrics.get("learning_rate")) and not metrics.get("step/skipped")
+        self.weight_changes.end_step(self.model, step + 1, has_learned=has_learned)
         updated = time.perf_counter()
         # experts are routed differently, and top_p and top_k filter differently, where rounding tips the balance: rare large differences
         rare = has_experts(self.model) or c.sampling.top_k or c.sampling.top_p < 1
@@ -297,7 +312,8 @@ class Trainer(Hinted):
             check_logprob_mismatch(metrics, c.logprob_tolerance, check_every_token=not rare)
         except CheckFailed as error:
             kept = f"kept: the checkpoint of step {self.last_saved_step} in {self.folder / 'checkpoints'}"
-            raise CheckFailed(f"the run stopped in step {step + 1}: {error}\n{kept}") from None
+            cause = f"\nlikely cause: {told}" if (told := self.weight_changes.explain_foreign_step(step + 1)) else ""
+            raise CheckFailed(f"the run stopped in step {step + 1}: {error}{cause}\n{kept}") from None
 
         evaluates = bool(config.eval.every) and (step + 1) % config.eval.every == 0
         if evaluates or step + 1 == self.num_steps:
@@ -549,11 +565,10 @@ class Trainer(Hinted):
             f"\nstopping after step {self.num_completed_steps + 1} of {self.num_steps}, which is then saved; Ctrl-C again stops at once\n"
         )
 
-    def _describe_standing(self) -> str:
-        """Describe where the run stands, what is saved, and how it goes on."""
-        saved = _find_checkpoint(self.folder)
+    def _describe_standing(self, ending: str) -> str:
+        """Describe what is saved of a run that ended so, and how it goes on."""
         return (
-            f"stopped after step {self.num_completed_steps} of {self.num_steps}; saved: {saved or 'no checkpoint yet'}\n"
+            f"{ending}; saved: {_find_checkpoint(self.folder) or 'no checkpoint yet'}\n"
             f"continue with: rlvr train {self.folder / 'config.yaml'} --out {self.folder} --resume"
         )
 
@@ -590,7 +605,7 @@ def _find_checkpoint(folder: Path) -> Path | None:
 def make_callbacks(trainer: Trainer, console: Console) -> list[Callback]:
     """Make the callbacks of every run, in their order: what is logged before a checkpoint belongs to it."""
     guard = [CanaryGuard()] if trainer.task_sampler.reward_monitor is not None else []
-    health = RunHealth(trainer.config, console)
+    health = RunHealth(trainer.config, console, trainer.weight_changes)
     return [
         RunLogWriter(trainer.run_log),
         Trackers(trainer.accelerator, trainer.config, trainer.folder),

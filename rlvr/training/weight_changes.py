@@ -19,8 +19,8 @@ class WeightChanges:
     >>> for step in (1, 2):
     ...     changes.begin_step(model, step)
     ...     changes.end_step(model, step, has_learned=True)
-    >>> sorted(changes.idle_steps)
-    [1, 2]
+    >>> [changes.was_in_vain(step) for step in (1, 2, 3)]
+    [True, True, False]
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class WeightChanges:
         self.foreign_steps = set[int]()
         """The steps before which somebody other than the optimizer changed weights."""
         self._first = self._last = torch.zeros(0)
-        """The weights at the beginning of the last step, and when they were last looked at."""
-        self._has_learned = False
+        """The weights before the last update, and when they were last looked at."""
+        self._has_learned, self._newest_step = False, 0
 
     def begin_step(self, model: nn.Module, step: int) -> None:
         """Look at the weights before an update."""
@@ -45,12 +45,30 @@ class WeightChanges:
 
     def end_step(self, model: nn.Module, step: int, *, has_learned: bool) -> None:
         """Look at the weights after an update; `has_learned`: whether it should have changed them."""
-        before, self._last, self._has_learned = self._last, sample_weights(model), has_learned
+        before, self._last, self._has_learned, self._newest_step = self._last, sample_weights(model), has_learned, step
         if not has_learned or not len(before):
             return
         changed = float((before != self._last).float().mean())
         if not changed or (self._last.dtype != torch.float32 and changed < MIN_CHANGED_FRACTION):
             self.idle_steps.add(step)
+
+    def was_in_vain(self, step: int) -> bool:
+        """Whether a step changed no weights, or somebody put them back. Of the newest step the latter shows only at the next one: until
+        then it is like the step before.
+        """
+        return step in self.idle_steps or step in self.undone_steps or (step == self._newest_step and step - 1 in self.undone_steps)
+
+    def explain_foreign_step(self, *steps: int) -> str:
+        """Say before which of these steps somebody else changed weights; empty if before none."""
+        return next(
+            (
+                f"Something other than the optimizer changed the weights before step {step}: look for a callback, or code of your own, that "
+                "writes them"
+                for step in steps
+                if step in self.foreign_steps
+            ),
+            "",
+        )
 
 
 def sample_weights(model: nn.Module) -> Tensor:

@@ -87,6 +87,33 @@ def test_answers_given_to_other_tasks_show_whether_a_verifier_tells_them_apart(k
     assert not probe.tells_apart(right)
 
 
+class Stored(Sums):
+    """Eighty stored sums, whose references may be those of another row."""
+
+    def __init__(self, shift: int, apart: int = 80) -> None:
+        super().__init__()
+        self.shift, self.apart, self.verifier = shift, apart, Match()
+
+    def task(self, split: str, index: int) -> Task:
+        return Task(f"{index}+100=", str(100 + (index + self.shift) % self.apart), id=f"{split}/{index}")
+
+    def num_tasks(self, split: str) -> int | None:
+        return 80
+
+
+@pytest.mark.parametrize(("shift", "apart", "words"), [(1, 80, "one row before"), (-1, 80, "one row after"), (0, 80, ""), (1, 2, "")])
+def test_references_of_another_row_are_found(known: Known, shift: int, apart: int, words: str) -> None:
+    env = Stored(shift, apart)
+    probe = AnswerProbe(known[0])
+    probe.environment = env
+    answers = []
+    for index in range(64):  # the policy knows three of four sums
+        task, text = env.task("train", index), str(100 + index % apart if index % 4 else 7)
+        answers.append(KeptAnswer(task, text, None, Match().verify(task, text).score or 0.0, ("train", index)))
+    found = probe.find_row_of_references(answers)
+    assert words in found and bool(words) == bool(found)
+
+
 def test_a_fall_in_the_first_steps_is_measured_against_the_first() -> None:
     history = RewardHistory()
     found = []

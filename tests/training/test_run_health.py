@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -310,9 +311,8 @@ def test_a_model_that_somebody_froze_is_no_internal_error(tmp_path: Path) -> Non
 
 def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
     found, model = health(), torch.nn.Linear(4, 4)
-    trainer = cast(Any, SimpleNamespace(model=model))
     for step in range(1, 4):
-        found.on_batch(trainer, step, cast(Any, None))
+        found._weights.begin_step(model, step)
         with torch.no_grad():  # the optimizer, whose step ends here
             model.weight.add_(1.0)
         found._weights.end_step(model, step, has_learned=True)
@@ -323,16 +323,47 @@ def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
     assert "Something other than the optimizer changed the weights before step 3" in found._explain_change(4)
 
 
-def test_steps_that_somebody_undoes_are_no_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        ("on_step_end", r"after step [5-9]: since step [12] .*\n.*than the optimizer puts the weights back after each step"),
+        ("on_batch", r"in step 2: .*\n.*: Something other than the optimizer changed the weights before step 2"),
+    ],
+)
+def test_steps_that_somebody_undoes_are_no_training(tmp_path: Path, hook: str, words: str) -> None:
     class Reset(rlvr.Callback):
         def on_run_begin(self, trainer: rlvr.Trainer) -> None:
             self.first = {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
-        def on_step_end(self, trainer: rlvr.Trainer, step: int, record: Any) -> None:
+        def put_back(self, trainer: rlvr.Trainer, step: int, given: Any) -> None:
             trainer.model.load_state_dict(self.first)
 
-    with pytest.raises(CheckFailed, match="Something other than the optimizer puts the weights back after each step"):
-        run_sums(tmp_path / "run", Match(), Reset(), train={"steps": 20}, eval={"tasks": 0}, health={"max_steps_without_gradient": 4})
+    setattr(Reset, hook, Reset.put_back)
+    with pytest.raises(CheckFailed, match=words):
+        run_sums(
+            tmp_path / "run",
+            Match(),
+            Reset(),
+            train={"steps": 20, "learning_rate": 1e-3},
+            rollout={"prompts_per_step": 8, "num_generations": 8},  # so that each step has a gradient
+            eval={"tasks": 0},
+            health={"max_steps_without_gradient": 5},
+        )
+
+
+def test_a_penalty_that_outweighs_the_advantages_is_told_once_and_named() -> None:
+    shown = io.StringIO()
+    found = RunHealth(tiny_run(), Console(file=shown, width=300))
+    for step in range(1, 30):
+        found.observe(row(step, beta=1000.0, kl=0.003, **{"advantage/std": 0.9}))
+        found._tell_of_penalty(step)
+    assert (
+        shown.getvalue().count("Lower algorithm.beta") == 1
+        and "algorithm.beta (1000), is 3, more than the advantages (0.9)" in shown.getvalue()
+    )
+    assert "Lower algorithm.beta" in found._explain_change(30)
+    for usual in ({"beta": 0.04, "kl": 0.5, "advantage/std": 0.9}, {"beta": 1000.0, "kl": 0.003}, {}):  # not every algorithm has advantages
+        assert not health()._describe_penalty([row(step) | usual for step in range(1, 9)])
 
 
 def test_updates_that_low_precision_rounds_away_change_nothing() -> None:
@@ -436,6 +467,24 @@ def test_a_run_whose_held_out_answers_have_no_score_does_not_end_as_if_it_was_me
         report = TrainReport("r", steps=1, seconds=1.0, accuracy_before=None, accuracy_after=None, **told)
         with pytest.raises(CheckFailed, match=f"{lost} of 100 held-out answers have no score") if stops else nullcontext():
             found.on_run_end(trainer, report)
+
+
+def test_an_error_in_a_step_says_what_is_saved_and_how_to_go_on(tmp_path: Path) -> None:
+    class Down(Sums):
+        def task(self, split: str, index: int) -> Task:
+            if (tmp_path / "run" / "checkpoints" / "step-000002").exists():
+                raise ConnectionError("tasks.internal: no route to host")
+            return super().task(split, index)
+
+    with (
+        pytest.raises(ConnectionError) as raised,
+        Trainer(
+            tiny_run(train={"steps": 9}, eval={"tasks": 0}), env=Down(below=5), out=tmp_path / "run", console=Console(quiet=True)
+        ) as trainer,
+    ):
+        trainer.fit()
+    told = "".join(raised.value.__notes__)
+    assert re.match(r"step [3-9] of 9 failed; saved: .*/checkpoints/step-00000[2-8]\ncontinue with: rlvr train .* --resume$", told)
 
 
 def test_tasks_whose_question_does_not_reach_the_policy_are_refused() -> None:

@@ -1,0 +1,98 @@
+"""Watch the tasks of a run: an environment that gives other tasks for the same index than before, and questions that no longer reach the
+policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rlvr.contracts import Environment
+from rlvr.episode import Episode
+from rlvr.task import Task
+
+NUM_TASKS = 8
+"""The number of tasks that are asked for again after each step, and of groups that show whether all prompts are the same."""
+MAX_QUOTE = 60
+"""How much of a question is quoted."""
+
+
+class TaskChange(NamedTuple):
+    """How tasks differ from earlier ones."""
+
+    what: str
+    breaks_contract: bool
+    """False if the tasks have other ids too: an environment that makes its tasks harder step by step does that."""
+
+
+class TaskChanges:
+    """Looks after each step whether the first tasks are as they were.
+
+    >>> import rlvr
+    >>> changes = TaskChanges(rlvr.make_env("arithmetic"))
+    >>> changes.watch([("train", index) for index in range(8)])
+    >>> changes.find() is None
+    True
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self._first: dict[tuple[str, int], Task] = {}
+        self._num_asked = 0
+        self._had_questions = False
+
+    def watch(self, places: Sequence[tuple[str, int]]) -> None:
+        """Keep the first tasks that are given here, but for those that an environment draws anew at each call."""
+        chosen = list(dict.fromkeys(places))[: NUM_TASKS - self._num_asked]
+        self._num_asked += len(chosen)
+        for split, index in chosen:
+            task = self._load(split, index)
+            if task is not None and _identify(task) == _identify(self._load(split, index)):
+                self._first[split, index] = task
+
+    def find(self) -> TaskChange | None:
+        """Find that most of the tasks are others now."""
+        pairs = [(task, now) for place, task in self._first.items() if (now := self._load(*place)) is not None]
+        changed = [(task, now) for task, now in pairs if _identify(task) != _identify(now)]
+        if not changed or len(changed) <= len(pairs) / 2:
+            return None
+        old, new = changed[0]
+        if old.prompt == new.prompt:
+            part, texts = "reference", (str(old.reference), str(new.reference))
+        else:
+            messages = ((one["content"], other["content"]) for one, other in zip(old.prompt, new.prompt, strict=False) if one != other)
+            part, texts = "prompt", next(messages, (old.question, new.question))
+        was, is_now = map(_cut, texts)
+        what = f"{len(changed)} of {len(pairs)} tasks are others than at first: the {part} of {old.id!r} was {was!r} and is {is_now!r}"
+        return TaskChange(what, breaks_contract=any(task.id == now.id for task, now in changed))
+
+    def have_lost_questions(self, groups: Sequence[Sequence[Episode]]) -> bool:
+        """Whether tasks with different references have one and the same prompt now, and had not in an earlier step."""
+        first = [group[0] for group in groups if group]
+        references = {json.dumps(episode.meta.get("reference"), default=str) for episode in first}
+        prompts = {tuple(episode.tokens[: (*episode.action_mask, True).index(True)]) for episode in first}
+        if len(references) < NUM_TASKS or len(prompts) > 1:
+            self._had_questions |= len(prompts) > 1
+            return False
+        return self._had_questions
+
+    def _load(self, split: str, index: int) -> Task | None:
+        try:
+            return self.environment.task(split, index)
+        except Exception:  # it may serve each task once; if it serves none, sampling says so
+            return None
+
+
+def list_places(groups: Sequence[Sequence[Episode]]) -> list[tuple[str, int]]:
+    """List where the tasks of these groups are in the environment: their split and index."""
+    metas: list[Mapping[str, object]] = [group[0].meta for group in groups if group]
+    return [(str(meta["split"]), int(str(meta["index"]))) for meta in metas if "index" in meta]
+
+
+def _identify(task: Task | None) -> str:
+    return "" if task is None else json.dumps([task.prompt, task.reference], skipkeys=True, default=str)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_QUOTE else text[:MAX_QUOTE] + "..."
