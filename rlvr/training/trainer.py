@@ -95,6 +95,7 @@ from rlvr.training.task_sampling.offline_dataset import check_episodes_unchanged
 from rlvr.training.trackers import Trackers
 from rlvr.training.train_report import TrainReport
 from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.update.sharded_tensors import reshard
 from rlvr.training.weight_changes import WeightChanges
 
 logger = logging.getLogger(__name__)
@@ -209,6 +210,8 @@ class Trainer(Hinted):
                     run_on_main(accelerator, lambda: record_plugins(folder, (components.environment, components.algorithm)))
                 run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
                 self.run_log = RunLog(folder, is_writer=main)
+                if not is_new:
+                    run_on_main(accelerator, lambda: self.run_log.extend(config.train.steps))
                 print_run_table(self.console, build_run_table(components, folder))
                 if place is not None:
                     run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
@@ -301,10 +304,10 @@ class Trainer(Hinted):
         batch = self.batch_source.next(step)
         sampled = time.perf_counter()
         self._call("on_batch", step + 1, batch)
-        self.weight_changes.begin_step(self.model, step + 1)  # right around the update: any callback may write weights
+        self.weight_changes.begin_step(self._get_own_weights(), step + 1)  # right around the update: any callback may write weights
         metrics = self.learner.update(get_local_shard(self.accelerator, batch.groups))
         has_learned = bool(metrics.get("learning_rate")) and not metrics.get("step/skipped")
-        self.weight_changes.end_step(self.model, step + 1, has_learned=has_learned)
+        self.weight_changes.end_step(self._get_own_weights(), step + 1, has_learned=has_learned)
         updated = time.perf_counter()
         # experts are routed differently, and top_p and top_k filter differently, where rounding tips the balance: rare large differences
         rare = has_experts(self.model) or c.sampling.top_k or c.sampling.top_p < 1
@@ -479,6 +482,11 @@ class Trainer(Hinted):
             self.accelerator.end_training()
 
     # ---- parts of a step ----------------------------------------------------------------------------------------------
+
+    def _get_own_weights(self) -> Any:
+        """Return the model with the part of its weights that belongs to this process: a forward pass leaves more of them gathered."""
+        reshard(self.learner.policy)
+        return self.model
 
     def _evaluate(self) -> tuple[list[Episode], float | None]:
         episodes = sample_held_out(self.components)
