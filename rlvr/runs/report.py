@@ -82,7 +82,7 @@ def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: floa
     for value, name, style, colour in ((accuracy_before, "before", ":", "#6b6b6b"), (accuracy_after, "after", "--", "#b5541c")):
         if value is not None:
             axes.axhline(value, color=colour, linestyle=style, linewidth=1.4, label=f"held-out score {name} training: {value:.3g}")
-    if min(rewards) >= 0 and max(rewards) <= 1:
+    if all(0 <= reward <= 1 for reward in rewards):  # also if no step has one
         axes.set_ylim(-0.02, 1.02)
     axes.set(xlabel="step", ylabel="reward, held-out score", xlim=(1, max(len(rewards), 2)))
     axes.spines[["top", "right"]].set_visible(False)
