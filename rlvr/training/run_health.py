@@ -112,7 +112,6 @@ class RunHealth(Callback):
         self.config, self.bounds, self.console = config, config.health, console or Console(quiet=True)
         self.rows: list[Row] = []
         """The metrics of the steps so far."""
-        self._scored_rows: list[Row] = []
         self._rewards = RewardHistory()
         """The rewards of `_scored_rows`."""
         self._kept: list[tuple[int, list[KeptAnswer]]] = []
@@ -141,6 +140,7 @@ class RunHealth(Callback):
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._told_kinds: set[str] = set()
+        """What has been warned of, which is told once: kinds of trouble, and others."""
         self._unscored_reasons = Counter[str]()
         """Why answers of the steps so far have no score."""
 
@@ -225,12 +225,16 @@ class RunHealth(Callback):
         """Add the metrics of a step; return what is wrong, if anything is for long enough."""
         self.rows.append(row)
         if row.get("reward") is not None:
-            self._scored_rows.append(row)
             self._rewards.add(float(row["reward"]), self._estimate_error(row))
         rules = (self._find_unscored, self._find_nonfinite, self._find_missing_gradient, self._find_repetition, self._find_mismatch)
         found = [find() for find in (*rules, self._find_collapse)]
         self.is_in_doubt = self.bounds.action == "stop" and any(doubt for doubt, _ in found)
         return next((trouble for _, trouble in found if trouble is not None), None)
+
+    @property
+    def _scored_rows(self) -> list[Row]:
+        """The metrics of the steps that have a reward."""
+        return [row for row in self.rows if row.get("reward") is not None]
 
     @property
     def healthy_step(self) -> int:
@@ -372,7 +376,7 @@ class RunHealth(Callback):
 
         change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_questions(groups)
         if change is not None and not change.breaks_contract and not are_lost:
-            self._warn_once("tasks", f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only")
+            self._warn_once("ids", f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only")
             change = None
         self._tasks_changed_for = self._tasks_changed_for + 1 if change is not None or are_lost else 0
         self.is_in_doubt |= self._tasks_changed_for > 0 and self.bounds.action == "stop"
@@ -477,7 +481,7 @@ class RunHealth(Callback):
         change = self._examine("fall", lambda: probe.explain_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
         if change in EXPECTED_CHANGES:
             told = f"since step {rows[fall.since]['step']} the reward is {recent.mean:.3g}, before {best.mean:.3g}"
-            self._warn_once(change, f"{told}: {EXPECTED_CHANGES[change]}")
+            self._warn_once(f"fall: {change}", f"{told}: {EXPECTED_CHANGES[change]}")
             self._rewards.begin_anew(fall.since)
             return False, None
         if change is Change.UNKNOWN and not changes:
@@ -497,7 +501,7 @@ class RunHealth(Callback):
 
     def _keep_best_answers(self, trainer: Trainer, record: StepRecord) -> None:
         """Keep the answers of a step that is one of the best so far."""
-        best, place = self._rewards.find_best(), len(self._scored_rows) - 1
+        best, place = self._rewards.find_best(), len(self._rewards) - 1
         if self._probe is not None and best is not None and best.end == place + 1 and record.metrics.get("reward") is not None:
             answers = keep_answers(trainer.environment, _list_episodes(record))
             self._kept = [*[(at, kept) for at, kept in self._kept if at >= best.start][-KEPT_STEPS + 1 :], (place, answers)]
