@@ -347,7 +347,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("log_dir", "logging_dir", "output_dir", "run_name", "save_dir"), "out="),
         **dict.fromkeys(VERIFIER_WORDS, _VERIFIER),
         **dict.fromkeys(("hub_model_id", "push_to_hub"), _PUSHED),
-        **dict.fromkeys(("resume_from", "resume_from_checkpoint"), "out='runs/a', resume=True"),
+        "resume_from": "out='runs/a', resume=True",
         "algo": "algorithm=",
         "args": "settings are keywords, such as steps=10, learning_rate=1e-6",
         "config": "settings={'train.steps': 10}, or keywords such as steps=10",

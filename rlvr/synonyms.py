@@ -36,6 +36,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "output_dir": "out",
         "peft_config": "lora",
         "processing_class": "tokenizer",
+        "resume_from_checkpoint": "resume",
         "save_steps": "save_every",
         "train_dataset": "data",
     },

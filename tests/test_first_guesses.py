@@ -473,6 +473,17 @@ def test_a_message_about_a_setting_of_a_run_can_be_typed(tmp_path: Path) -> None
     )
 
 
+def test_a_default_window_is_at_most_the_models_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model = tiny_model(tokenizer)
+    model.config.max_position_embeddings = 12
+    with rlvr.Trainer(model=model, tokenizer=tokenizer, env="arithmetic", eval={"tasks": 0}, steps=1, out=tmp_path / "a") as trainer:
+        assert trainer.mdp.max_length == 12 and not trainer.config.rollout.max_length
+    assert "12 tokens, the model's positions" in capsys.readouterr().err
+    given: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "env": "arithmetic", "eval": {"tasks": 0}}
+    assert "set max_length=12" in read_message(lambda: rlvr.train(**given, max_new_tokens=12, steps=1, out=tmp_path / "b"))
+
+
 # ---- environments -----------------------------------------------------------------------------------------------------
 
 

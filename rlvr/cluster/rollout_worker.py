@@ -42,6 +42,8 @@ class WorkerSettings:
     """Whether the sampler loads weights."""
     weight_bytes: int = 0
     """The bytes of one version of the weights."""
+    position_limit: int | None = None
+    """How many positions the policy has, which limits the default window; None: not known."""
 
     def build_worker(self, config: Mapping[str, Any]) -> RolloutWorker:
         """Build a worker for the run with this configuration."""
@@ -89,7 +91,7 @@ class RolloutWorker:
         if elsewhere:
             environment.verifier = RemoteVerifier(environment.verifier, self.verifier_client)
         environment.check_ready()
-        mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
+        mdp = TokenMDP(environment, tokenizer, **asked.token_limits, position_limit=settings.position_limit)
         self.sampler: Sampler = self._resources.enter_context(build_from_config("sampler", asked.sampler))
         self.sampler.setup(environment, tokenizer, precision=settings.precision, max_length=mdp.max_length)
         self.model = (

@@ -112,6 +112,7 @@ def start_driver(components: Components, settings: ClusterConfig, stack: ExitSta
         torch.get_num_threads(),
         uses_weights=loads_trainer_weights(components.sampler),
         weight_bytes=getattr(torch, precision).itemsize * sum(weight.numel() for weight in components.model.parameters()),
+        position_limit=components.mdp.position_limit,
     )
     actors = RayTransport(settings, components.config.model_dump(mode="json"), facts)
     stack.callback(actors.close)

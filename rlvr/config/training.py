@@ -25,6 +25,10 @@ class CriticConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the critic's gradient is clipped to this norm
 
 
+ENDLESS_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""The schedules of the learning rate that do not depend on the number of steps."""
+
+
 class TrainConfig(Section):
     """The optimizer and the number of steps, with TRL's names.
 

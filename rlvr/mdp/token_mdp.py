@@ -57,7 +57,19 @@ class TokenMDP:
         max_new_tokens: int | None = None,
         max_length: int | None = None,
         max_turn_tokens: int | None = None,
+        position_limit: int | None = None,
     ) -> None:
+        """Set the limits.
+
+        Args:
+            environment: the environment, whose verifier scores the conversations.
+            tokenizer: the tokenizer of the policy.
+            max_new_tokens: how many tokens the policy may write in a conversation; None: the environment's limit.
+            max_length: how many tokens a conversation may have, with its prompt; None: what prompt and answers need; with the
+                default of `max_new_tokens` at most `position_limit`.
+            max_turn_tokens: how many tokens a turn may have; None: no limit of its own.
+            position_limit: how many positions the model has; None: not known.
+        """
         if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
             raise ConfigError(
                 f"{environment!r:.80} is not an environment; an environment derives from rlvr.Environment and sets self.verifier "
@@ -73,7 +85,11 @@ class TokenMDP:
             + self.tool_format.num_tool_prompt_tokens
             + self.max_new_tokens * (1 if environment.max_turns == 1 else 2)
         )
-        self.max_length = room if max_length is None else max_length
+        self.position_limit = position_limit
+        self.is_window_shortened = max_length is None and max_new_tokens is None and room > (position_limit or room)
+        """Whether the default window would be longer than the model's positions. One that somebody asked for is not shortened."""
+        default: int = min(room, position_limit or room) if self.is_window_shortened else room
+        self.max_length = default if max_length is None else max_length
         if self.max_new_tokens < 1:
             raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; the policy needs at least 1 token")
         if max_turn_tokens is not None and max_turn_tokens < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers.utils.logging import disable_progress_bar
 
 from rlvr.config.config import ModelConfig
 from rlvr.config.hub import RUN_WITHOUT_MODEL
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
 from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, ByteTokenizer, CharTokenizer, HFTokenizer, count_text_ids
+from rlvr.models.numerics_check import get_position_limit
 
+_logger = logging.getLogger(__name__)
 MODEL_LOAD_LOCK = threading.RLock()
 """Held while a model is created or loaded. transformers temporarily patches its own classes; two threads at once can leave the patches in
 place, after which no model of the process has tied weights."""
@@ -36,6 +39,19 @@ def load_model(config: ModelConfig, tokenizer: TokenizerContract | None = None, 
     torch.manual_seed(seed)
     with MODEL_LOAD_LOCK:
         return _build_new_model(config, tokenizer)
+
+
+def load_position_limit(config: ModelConfig) -> int | None:
+    """Return the longest row that the policy of this configuration can be trained on; None: no limit is known."""
+    try:
+        if config.path is not None:
+            settings = AutoConfig.from_pretrained(config.local_folder, trust_remote_code=config.trust_remote_code)
+        else:
+            settings = AutoConfig.for_model(**(config.config or {}))
+        return get_position_limit(settings)
+    except Exception as error:  # what is wrong with the model is said when it is built
+        _logger.debug("no limit of positions is known: %s", error)
+        return None
 
 
 def build_meta_model(config: ModelConfig, tokenizer: TokenizerContract | None = None) -> Any:
@@ -76,7 +92,7 @@ def _build_new_model(config: ModelConfig, tokenizer: TokenizerContract | None) -
 
 def _load_model_folder(config: ModelConfig, dtype: torch.dtype) -> Any:
     """Load a model from a folder or the Hub; check that no weight is missing, and make its generation config savable."""
-    logging.disable_progress_bar()  # only our own progress bar
+    disable_progress_bar()  # only our own progress bar
     name, folder = str(config.path), config.local_folder
     try:
         with MODEL_LOAD_LOCK:

@@ -270,12 +270,27 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
             f"prompt and answer may reach {reached} tokens, and beyond {original} {name} encodes positions with another factor, which "
             f"depends on the longest row of a batch: a row's gradient would depend on the other rows; set rollout.max_length={original}"
         )
-    if known and reached > known and "'factor'" not in str(getattr(settings, "rope_parameters", None)):
+    if known and reached > known and not has_scaled_positions(settings):
         left = known - max_prompt_length
         lower = f"rollout.max_new_tokens={left}" if mdp.environment.max_turns == 1 and left > 0 else "lower rollout.max_new_tokens"
         raise ConfigError(
             f"prompt and answer may reach {reached} tokens, but {name} has {known} positions; set rollout.max_length={known}, or {lower}"
         )
+
+
+def has_scaled_positions(model_config: Any) -> bool:
+    """Whether the model's positions are stretched by a factor, so that their number is no limit."""
+    return "'factor'" in str(getattr(model_config, "rope_parameters", None))
+
+
+def get_position_limit(model_config: Any) -> int | None:
+    """Return the longest row that a model can be trained on; None: its configuration names no limit."""
+    settings = model_config.get_text_config()
+    kind, original = get_rope_type_and_length(settings)
+    if kind == "longrope" and original:
+        return original
+    known = getattr(settings, "max_position_embeddings", None)
+    return int(known) if known and not has_scaled_positions(settings) else None
 
 
 def get_rope_type_and_length(model_config: Any) -> tuple[str, int]:

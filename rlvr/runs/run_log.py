@@ -33,6 +33,7 @@ from typing import Any, TextIO
 import rlvr
 from rlvr.config.config import RunConfig, validate_config
 from rlvr.config.section import Section
+from rlvr.config.training import ENDLESS_SCHEDULERS
 from rlvr.config.yamlfile import read_yaml
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, RlvrError
@@ -83,8 +84,7 @@ class RunLog:
                     f"{folder} is not empty and is not overwritten; choose another --out, or continue the run in it with --resume"
                 )
             (folder / "versions.json").write_text(json.dumps(collect_versions(), indent=2) + "\n", "utf-8")
-            (folder / ".config.part").write_text(config.to_yaml(), "utf-8")
-            (folder / ".config.part").replace(folder / "config.yaml")  # with this file the folder counts as a run
+            _write_config(folder, config)
         except OSError as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another --out") from error
         return cls(folder)
@@ -93,12 +93,15 @@ class RunLog:
     def reopen(cls, folder: Path, config: RunConfig) -> RunLog:
         """Open an existing run folder to resume; raise ConfigError if the configuration differs.
 
-        The sections health, log (without `log.episodes`) and cluster (without `cluster.groups_per_task`, and if both have it) may differ.
+        The sections health, log (without `log.episodes`) and cluster (without `cluster.groups_per_task`, and if both have it) may differ,
+        and there may be more steps.
         """
-        changed = list_config_differences(adopt_changeable_settings(load_run_config(folder), config), config)
+        was = load_run_config(folder)
+        changed = list_config_differences(adopt_changeable_settings(was, config), config)
         if changed:
-            longer = any(difference.startswith("train.steps") for difference in changed)
-            further = f"; a new run from its weights has model.path={folder / 'checkpoints' / 'last'}" if longer else ""
+            further = f"; a new run from its weights has model.path={folder / 'checkpoints' / 'last'}"
+            if changed == [f"train.steps: {was.train.steps} -> {config.train.steps}"] and config.train.steps > was.train.steps:
+                changed[0] += f", which the learning rate of {config.train.lr_scheduler} depends on"
             again = f"rlvr train {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(folder))} --resume"
             if "object:" in (folder / "config.yaml").read_text("utf-8"):
                 again = "the same call of rlvr.train, with resume=True"
@@ -107,6 +110,13 @@ class RunLog:
                 f"or choose another --out{further}"
             )
         return cls(folder)
+
+    def extend(self, num_steps: int) -> None:
+        """Record in the configuration that the run has this many steps."""
+        config = load_run_config(self.folder)
+        if config.train.steps != num_steps:
+            longer = config.model_copy(update={"train": config.train.model_copy(update={"steps": num_steps})})
+            _write_config(self.folder, longer)
 
     def log_metrics(self, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """Append the metrics of a step; timings go to a separate file, because they are not reproducible."""
@@ -255,6 +265,12 @@ def read_metrics(folder: Path) -> Iterable[dict[str, Any]]:
     return read_jsonl(path) if path.is_file() else ()
 
 
+def _write_config(folder: Path, config: RunConfig) -> None:
+    """Write the configuration at once: with this file the folder counts as a run."""
+    (folder / ".config.part").write_text(config.to_yaml(), "utf-8")
+    (folder / ".config.part").replace(folder / "config.yaml")
+
+
 def collect_versions() -> dict[str, str]:
     """Collect the versions of Python, the platform and the packages, to explain differences between runs."""
     found = {"rlvr": rlvr.__version__, "python": sys.version.split()[0], "platform": platform.platform()}
@@ -268,10 +284,13 @@ def collect_versions() -> dict[str, str]:
 
 def adopt_changeable_settings(old: RunConfig, new: RunConfig) -> RunConfig:
     """Return the old configuration with those new settings that a resumed run may change: the bounds of its health, checkpoints and
-    trackers, and the cluster, except `groups_per_task`, which affects the samples.
+    trackers, the cluster, except `groups_per_task`, which affects the samples, and more steps, if the learning rate does not depend on
+    their number.
     """
     log = new.log.model_copy(update={"episodes": old.log.episodes})
     changed: dict[str, Any] = {"health": new.health, "log": log}
+    if new.train.steps > old.train.steps and new.train.lr_scheduler in ENDLESS_SCHEDULERS:
+        changed["train"] = old.train.model_copy(update={"steps": new.train.steps})
     if old.cluster is not None and new.cluster is not None:
         changed["cluster"] = new.cluster.model_copy(update={"groups_per_task": old.cluster.groups_per_task})
     return old.model_copy(update=changed)

@@ -27,7 +27,7 @@ from rlvr.models.compiled_layers import try_compile_layers
 from rlvr.models.determinism import is_deterministic
 from rlvr.models.device import get_trainer_precision
 from rlvr.models.frozen_models import check_frozen_models, check_policy_tokenizer
-from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model
+from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model, load_position_limit
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.partial_rollouts import build_rollout
 from rlvr.rollout.rollout import Rollout
@@ -146,7 +146,8 @@ def build_components(
             f"eval.split={environment.splits[0]} measures on these tasks"
         )
     asked = config.rollout
-    mdp = TokenMDP(environment, tokenizer, **asked.token_limits)
+    positions = load_position_limit(config.model) if inputs.model is None else numerics_check.get_position_limit(inputs.model.config)
+    mdp = TokenMDP(environment, tokenizer, **asked.token_limits, position_limit=positions)
     schedule, curriculum = TaskOrder(environment, "train", seed=config.seed), asked.curriculum
     questions = build_task_sampler(config.rollout, schedule)
     algorithm = inputs.algorithm if inputs.algorithm is not None else build_algorithm(config)

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.models.determinism import is_deterministic
 from rlvr.models.device_defaults import describe_precision
 from rlvr.models.model_loading import count_parameters
@@ -52,7 +53,7 @@ def build_run_table(components: Components, folder: Path) -> Table:
         ("repeatable", describe_repeatability(components)),
         *(("cluster", sentence) for sentence in describe_cluster_guarantees(components)),
         *([("model check", told_of(components.check_results))] if components.check_results else ()),
-        ("window", f"{components.mdp.max_length} tokens, at most {components.mdp.max_new_tokens} of them sampled"),
+        ("window", describe_window(components.mdp)),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (
             "episodes a step",
@@ -90,6 +91,12 @@ def print_run_table(console: Console, table: Table) -> None:
         console.print(table)
     for line in captured.get().splitlines():
         console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
+
+
+def describe_window(mdp: TokenMDP) -> str:
+    """Describe how long a conversation may be."""
+    whole = f"{mdp.max_length} tokens" + (", the model's positions" if mdp.is_window_shortened else "")
+    return f"{whole}, at most {min(mdp.max_new_tokens, mdp.max_length)} of them sampled"
 
 
 def describe_on_policy(components: Components) -> str:

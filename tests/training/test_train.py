@@ -411,11 +411,31 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(finished: tuple[
 def test_a_run_is_not_resumed_with_another_configuration(finished: tuple[Path, TrainReport], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.001 -> 0.5"):
         run(finished[0], resume=True, train={"steps": 4, "learning_rate": 0.5}, log={"save_every": 2})
-    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 9.*a new run from its weights has model.path=.*checkpoints/last$"):
-        run(finished[0], resume=True, train={"steps": 9, "learning_rate": 1e-3}, log={"save_every": 2})
+    with pytest.raises(ConfigError, match=r"train.steps: 4 -> 3.*a new run from its weights has model.path=.*checkpoints/last$"):
+        run(finished[0], resume=True, train={"steps": 3, "learning_rate": 1e-3}, log={"save_every": 2})
     with pytest.raises(NotFound, match="is not a run folder"):
         (tmp_path / "file").write_text("mine")
         run(tmp_path / "file", resume=True)
+
+
+def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_had_them_from_the_start(
+    finished: tuple[Path, TrainReport], tmp_path: Path
+) -> None:
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    settings: dict[str, Any] = {"log": {"save_every": 2}}
+    run(whole, train={"steps": 6, "learning_rate": 1e-3}, **settings)
+    shutil.copytree(finished[0], longer, symlinks=True)
+    report = run(longer, resume=True, train={"steps": 6, "learning_rate": 1e-3}, **settings)
+    assert report.steps == 6 and same(weights(longer), weights(whole))
+    for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl"):
+        assert (longer / name).read_text("utf-8") == (whole / name).read_text("utf-8")
+
+
+def test_a_schedule_that_ends_gets_no_more_steps(tmp_path: Path) -> None:
+    train: dict[str, Any] = {"learning_rate": 1e-3, "lr_scheduler": "linear"}
+    run(tmp_path / "a", train=train | {"steps": 1})
+    with pytest.raises(ConfigError, match=r"train.steps: 1 -> 2, which the learning rate of linear depends on"):
+        run(tmp_path / "a", resume=True, train=train | {"steps": 2})
 
 
 @pytest.mark.slow

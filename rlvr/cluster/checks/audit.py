@@ -29,7 +29,7 @@ from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound
 from rlvr.models.device import get_trainer_precision
-from rlvr.models.model_loading import load_model
+from rlvr.models.model_loading import load_model, load_position_limit
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest, derive_seed
@@ -158,7 +158,10 @@ def build_local_worker(config: RunConfig) -> RolloutWorker:
         loads = sampler.traits.loads_weights
     like = SimpleNamespace(dtype=getattr(torch, config.model.dtype))
     precision = get_trainer_precision(like, accelerator.mixed_precision, accelerator.device)
-    made = RolloutWorker(plain, WorkerSettings(precision, None, torch.get_num_threads(), uses_weights=loads))
+    settings = WorkerSettings(
+        precision, None, torch.get_num_threads(), uses_weights=loads, position_limit=load_position_limit(config.model)
+    )
+    made = RolloutWorker(plain, settings)
     if (sync_turns := choose_sync_turns(config, accelerator, made.rollout.mdp, made.sampler)) is not None:
         made.rollout.sync_turns = sync_turns
     return made

@@ -27,6 +27,7 @@ from torch import Tensor
 from rlvr.algorithms.functions import mismatch
 from rlvr.algorithms.functions.advantages import AllReduce
 from rlvr.config.config import ModelConfig
+from rlvr.config.training import ENDLESS_SCHEDULERS
 from rlvr.contracts import Weights
 from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.contracts.tokenizer import LoadedModel
@@ -64,10 +65,6 @@ MAX_UPDATE_KL = 1e6
 
 LOSS_COLUMNS = tuple(field.name for field in fields(LossInputs))
 """The columns of a step that are inputs of the loss are those with the name of a field of `LossInputs`."""
-
-
-CONSTANT_SCHEDULERS = ("constant", "constant_with_warmup", "inverse_sqrt")
-"""The schedules of the learning rate that do not depend on the number of steps."""
 
 
 def _make_optimization(settings: Mapping[str, Any]) -> OptimizationSettings:
@@ -143,7 +140,7 @@ class Learner(Hinted):
         if optimization is not None and settings:
             raise ConfigError(f"{next(iter(settings))} is given beside `optimization`; give one of them")
         optimization = _make_optimization(settings) if optimization is None else optimization
-        if total_steps is None and optimization.lr_scheduler not in CONSTANT_SCHEDULERS:
+        if total_steps is None and optimization.lr_scheduler not in ENDLESS_SCHEDULERS:
             raise ConfigError(
                 f"lr_scheduler is {optimization.lr_scheduler!r}, which ends; give total_steps, the number of updates of the run"
             )
