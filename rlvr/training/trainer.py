@@ -269,10 +269,11 @@ class Trainer(Hinted):
         for line in self._list_model_notes():
             self._print(line)
         self._call("on_run_begin")
+        step = self.num_completed_steps
         with self.stop_signals.receive(self._describe_stop):
             try:
                 while not self.is_finished:
-                    step = self.num_completed_steps + 1
+                    step += 1
                     self.step()
                     if self.is_interrupted:
                         self._end_interrupted_run()

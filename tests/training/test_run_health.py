@@ -469,6 +469,32 @@ def test_a_run_whose_held_out_answers_have_no_score_does_not_end_as_if_it_was_me
             found.on_run_end(trainer, report)
 
 
+def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned() -> None:
+    def answer(index: int, score: float) -> list[Episode]:
+        meta = {"split": "test", "index": index}
+        return [
+            Episode("t", "g", [1, 2], [False, True], [0.0] * 2, [0.0] * 2, StopReason.TERMINATED, 0, Verdict(score, ""), "7", meta=meta)
+        ]
+
+    for score, told in ((0.0, True), (0.5, False)):
+        shown, asked = io.StringIO(), list[int]()
+        found = RunHealth(tiny_run(), Console(file=shown, width=200))
+        found._probe = cast(
+            Any,
+            SimpleNamespace(
+                environment=Sums(below=50),
+                find_row_of_references=lambda answers, asked=asked: asked.append(len(answers)) or "right for the row before",
+                verify_again=lambda answers: [],
+            ),
+        )
+        for step in range(8):
+            groups = [answer(16 * step + k, score) for k in range(16)]
+            found._examine_references(cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=groups))))
+        assert asked == ([64] if told else []) and shown.getvalue().count("right for the row before: the references seem") == int(told)
+        _, trouble = first_trouble(found, [row(k, 0.0, reward_std=0.0, num_completions=256) for k in range(1, 60)]) or (0, None)
+        assert trouble is not None and ("the references seem to be shifted by a row" in trouble.cause) == told
+
+
 def test_an_error_in_a_step_says_what_is_saved_and_how_to_go_on(tmp_path: Path) -> None:
     class Down(Sums):
         def task(self, split: str, index: int) -> Task:
