@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -22,6 +23,7 @@ from weakref import WeakSet
 from rlvr.envs.external import _foreign_worker as _hosted
 from rlvr.envs.external._foreign_worker import KILL_ORDER, OPEN_ORDER, ORDER_STRUCT
 from rlvr.errors import ConfigError, MissingExtra, PluginError, RlvrError
+from rlvr.registry.plugins import PACKAGE_FOLDER
 
 IMPORT_TIMEOUT_S = 120.0
 """Timeout for importing a package."""
@@ -266,7 +268,9 @@ class ForeignHost:
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
             raise PluginError(f"the module {module!r} has no file")
-        return [self.python, "-P", _hosted.__file__, f"{spec.origin}:{name}"], ""
+        own = PACKAGE_FOLDER.parent  # it holds folders named verifiers and envs, which would hide packages of these names
+        paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path).resolve() != own]
+        return [self.python, "-P", _hosted.__file__, f"{spec.origin}:{name}"], os.pathsep.join(paths)
 
     def _reset_after_fork(self) -> bool:
         """In a forked child of the process that started the host, drop the parent's process handles; return whether that happened."""

@@ -198,15 +198,21 @@ class GameSession(Session):
         move = self.environment.parse_move(shown) if shown is not None and len(shown) <= MAX_TURN_CHARS else None
         if move is None:
             return StepResult(({"role": "user", "content": self.environment.format_no_move_reply()},))
+        if (found := self.play_move(move)) is None:
+            return StepResult(done=True)
+        text = str(found.get("text") or "")
+        said: tuple[Message, ...] = ({"role": "user", "content": text},) if text else ()
+        return StepResult(said or (() if self.done else ({"role": "user", "content": "-"},)), done=self.done)
+
+    def play_move(self, move: Any) -> dict[str, Any] | None:
+        """Play a move and record what it gave; None if the game failed, which `artifacts` then says."""
         assert self._instance is not None
         self.moves.append(move)
         try:
-            text = self._record_step(self._instance.call("step", move=move))
+            return self._record_step(self._instance.call("step", move=move))
         except ForeignError as error:
             self.failure = self._find_fault(error)
-            return StepResult(done=True)
-        said: tuple[Message, ...] = ({"role": "user", "content": text},) if text else ()
-        return StepResult(said or (() if self.done else ({"role": "user", "content": "-"},)), done=self.done)
+            return None
 
     def artifacts(self) -> Mapping[str, Any]:
         """Return the moves and rewards, whether the game is over, and, if the game failed, the fault and its reason."""
@@ -228,12 +234,12 @@ class GameSession(Session):
             world.close()
             raise
 
-    def _record_step(self, found: Any) -> str:
+    def _record_step(self, found: Any) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found.get("rewards"), list) or not isinstance(found.get("over"), bool):
             raise ForeignError(f"the game answered {found!r:.200}")
         self.rewards += found["rewards"]
         self.done, self.truncated = found["over"], bool(found.get("cut"))
-        return str(found.get("text") or "")
+        return found
 
     def _find_fault(self, error: ForeignError) -> dict[str, str]:
         """Find the fault of a failed move: replay the game to the same point, then try the move again, then harmless moves.

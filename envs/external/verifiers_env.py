@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlvr.contracts import Session, StepResult
+from rlvr.contracts.schema import simplify_schema
+from rlvr.contracts.tool import Tool, truncate_middle
+from rlvr.envs.external._foreign.calls import MAX_RESULT_CHARS, PlaceholderTool, check_call, make_step_result
 from rlvr.envs.external._foreign.task_lists import DEFAULT_LIMIT, TaskListEnvironment
 from rlvr.envs.external._foreign_host import ForeignHost
+from rlvr.envs.external._game_env import GameSession
 from rlvr.errors import ConfigError
-from rlvr.task import Task
+from rlvr.task import Message, Task
+from rlvr.turns import ToolResult, ToolSpec, Turn
 
 VERSION_PREFIXES = {"v1": "0.4.", "v0": "0.3."}
 """The versions of the package that have each interface."""
@@ -19,9 +25,10 @@ INSTANCE_CLASSES = {
 SUPPORTED: Mapping[str, str] = {
     "tasksets of v1 with one turn": "id is that of the installed package; all rewards must be given, each from 0 to 1",
     "environments of v0": "interface: v0, with verifiers 0.3; text in and text out, in one turn or several",
+    "ToolEnv and StatefulToolEnv of v0": "interface: v0, has_tools: true; the tools run in the process of the package",
 }
 UNSUPPORTED: Mapping[str, str] = {
-    "tools, sandboxes, groups and judges of v0": "tools are not translated, a reward of a whole group is not one of an answer",
+    "sandboxes, groups and judges of v0": "sandboxes would be started outside of ours, a reward of a whole group is not one of an answer",
     "tasks with an image or a container": "the package would start it outside of the sandbox",
     "toolsets": "they are servers that the package starts; give tools of rlvr by the setting tools",
     "rewards that read a runtime": "there is none, so they give no value, and a task without all its rewards has no score",
@@ -51,6 +58,7 @@ class VerifiersEnv(TaskListEnvironment):
         python: str = "",
         limit: int = DEFAULT_LIMIT,
         max_turns: int | None = None,
+        has_tools: bool = False,
         score_timeout_s: float = 60.0,
         instruction: str = "",
     ) -> None:
@@ -64,6 +72,7 @@ class VerifiersEnv(TaskListEnvironment):
             python: the interpreter of an environment that has verifiers and the taskset; empty: this one.
             limit: use at most this many tasks, the first ones.
             max_turns: the most turns of the policy; one for v1.
+            has_tools: whether it is a ToolEnv of v0, whose tools the policy may call.
             score_timeout_s: timeout for scoring one answer.
             instruction: a system message.
         """
@@ -81,9 +90,15 @@ class VerifiersEnv(TaskListEnvironment):
             or not 1 <= self.max_turns <= (1000, 1)[interface == "v1"]
         ):
             raise ConfigError(f"max_turns is {max_turns!r}; {'a taskset of v1 has one' if interface == 'v1' else 'at least 1 is needed'}")
+        if has_tools and interface != "v0":
+            raise ConfigError(
+                "has_tools is for a ToolEnv of interface: v0; the tools of a taskset are given by the setting tools of with_tools"
+            )
         self.interface = interface
+        self.tools: Sequence[Tool] = (PlaceholderTool(),) if has_tools else ()
+        self._tool_specs: tuple[ToolSpec, ...] | None = None
         self.id, self.limit, self.instruction, self.id_prefix = id, limit, instruction, f"verifiers_env/{id}"
-        self.instance_settings = {"id": id, "settings": dict(settings or {})}
+        self.instance_settings = {"id": id, "settings": dict(settings or {}), **({"has_tools": True} if has_tools else {})}
         self.reference = {"scale": [0.0, 1.0]} if partial else {"won": 1.0 - 1e-9, "most": 1.0}
         self.harmless_moves = ("0", "-")
         self.host = ForeignHost(
@@ -110,10 +125,58 @@ class VerifiersEnv(TaskListEnvironment):
             )
         self.list_task_numbers("train")
 
+    def list_tool_specs(self) -> tuple[ToolSpec, ...]:
+        """Return the tools of the package's environment; empty without `has_tools`."""
+        if not self.tools:
+            return ()
+        if self._tool_specs is None:
+            rows = self.call_query_instance("list_tools")
+            self._tool_specs = tuple(ToolSpec(row["name"], row["description"], simplify_schema(row["parameters"])) for row in rows)
+        return self._tool_specs
+
+    def new_session(self, task: Task, *, seed: int) -> Session:
+        """Open a rollout of the package. All members of a group have the same task, so `seed` is ignored."""
+        return ToolCallSession(self, task) if self.tools else GameSession(self, task)
+
     def gold(self, task: Task) -> str | None:
         """Return the answer in the row of a v0 environment; None for tasksets, which have none."""
         found = self.call_query_instance("find_gold_answer", number=task.reference["seed"]) if self.interface == "v0" else None
         return found if isinstance(found, str) else None
+
+
+class ToolCallSession(GameSession):
+    """Session of an environment with tools. A turn without a call is its answer; calls that do not fit the tools are answered here."""
+
+    environment: VerifiersEnv
+
+    def start_tools(self) -> Sequence[ToolSpec]:
+        """Return the tools of the package's environment."""
+        return self.environment.list_tool_specs()
+
+    def step(self, turn: Turn) -> StepResult | None:
+        """Give the calls of the turn to the package, which runs them; or its text, which ends the rollout."""
+        if not turn.calls_needing_result or self.done or self.failure:
+            return super().step(turn)
+        checked = {call.id: check_call(self.start_tools(), call) for call in turn.calls_needing_result}
+        calls = [
+            {"id": call.id, "name": call.name, "arguments": checked[call.id][0]}
+            for call in turn.calls_needing_result
+            if checked[call.id][0] is not None
+        ]
+        found: dict[str, Any] = {}
+        if calls:
+            played = self.play_move({"text": turn.content, "calls": calls})
+            if played is None or self.done:  # it was the last turn that the package allows: its calls are not run
+                return StepResult(done=True)
+            found = played
+        texts = {call_id: why for call_id, (given, why) in checked.items() if given is None} | found.get("results", {})
+        results = []
+        for call in turn.calls_needing_result:
+            text = truncate_middle(texts.get(call.id, ""), MAX_RESULT_CHARS)
+            results.append(ToolResult(call.id, text, ok=checked[call.id][0] is not None, truncated=text != texts.get(call.id, "")))
+        reply = make_step_result(turn, results)
+        said = found.get("text")
+        return StepResult((*reply.messages, Message(role="user", content=said)), tool_results=reply.tool_results) if said else reply
 
 
 make = VerifiersEnv

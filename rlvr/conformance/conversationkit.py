@@ -134,7 +134,7 @@ class _ConversationChecks:
 
     def check_calls_required(self) -> str:
         if not self.env.requires_tool_call:
-            raise CheckSkipped("it says that an answer without calls may be right (must_call is False)")
+            raise CheckSkipped("it says that an answer without calls may be right (requires_tool_call is False)")
 
         def looked(task: Task, script: Sequence[Said]) -> str:
             last = next((said for said in reversed(script) if isinstance(said, str)), "")

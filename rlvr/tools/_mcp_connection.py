@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN
-from rlvr.contracts.schema import MAX_NESTING_DEPTH
+from rlvr.contracts.schema import simplify_schema
 from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolInfrastructureError, format_install_command
 from rlvr.turns import ToolSpec
 
@@ -160,43 +160,6 @@ async def _list_tools(client: Any) -> list[ToolSpec]:
     if len(found) > MAX_TOOLS:
         raise ConfigError(f"the MCP server offers {len(found)} tools, at most {MAX_TOOLS} are put into a prompt; select some with `only`")
     return sorted(found, key=lambda spec: spec.name)
-
-
-def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove titles and resolve references in the schema of a server, for `rlvr.contracts.schema`.
-
-    >>> simplify_schema({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
-    {'properties': {'x': {'type': 'integer'}}}
-    """
-    named = {f"#/{key}/{name}": one for key in ("$defs", "definitions") for name, one in (schema.get(key) or {}).items()}
-    found = _simplify_part(schema, named, 0)
-    return found if isinstance(found, dict) else {}
-
-
-def _simplify_part(part: Any, named: Mapping[str, Any], depth: int) -> Any:
-    if depth > MAX_NESTING_DEPTH:
-        return {}
-    if isinstance(part, list):
-        return [_simplify_part(one, named, depth + 1) for one in part]
-    if not isinstance(part, Mapping):
-        return part
-    merged = dict(part)
-    if isinstance(reference := merged.pop("$ref", None), str):
-        merged = {**named.get(reference, {}), **merged}
-    if isinstance(parts := merged.get("allOf"), list) and len(parts) == 1 and isinstance(parts[0], Mapping):
-        merged = {**parts[0], **{key: value for key, value in merged.items() if key != "allOf"}}
-        return _simplify_part(merged, named, depth + 1)
-    if "oneOf" in merged and "anyOf" not in merged:
-        merged["anyOf"] = merged.pop("oneOf")
-    found: dict[str, Any] = {}
-    for key, value in merged.items():
-        if key in ("$defs", "definitions", "$schema") or (key == "title" and isinstance(value, str)):
-            continue
-        if key == "properties" and isinstance(value, Mapping):
-            found[key] = {name: _simplify_part(one, named, depth + 1) for name, one in value.items()}
-        else:
-            found[key] = value if key in ("default", "enum", "const", "required") else _simplify_part(value, named, depth + 1)
-    return found
 
 
 def _format_error(error: BaseException) -> str:

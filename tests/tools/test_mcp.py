@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from rlvr.contracts.schema import simplify_schema
 from rlvr.contracts.tool import run_tool_call
 from rlvr.errors import MissingExtra, ToolInfrastructureError
-from rlvr.tools._mcp_connection import simplify_schema
 from rlvr.tools.mcp import Mcp
 from rlvr.turns import Call
 

@@ -129,28 +129,14 @@ class CallSession(Session):
             raise
         return world
 
-    def _check_arguments(self, call: Call) -> tuple[dict[str, Any] | None, str]:
-        """Check a call; return its arguments and '', or None and the error."""
-        spec = next((spec for spec in self.specs if spec.name == call.name), None)
-        if call.status is not CallStatus.OK:
-            return None, call.error_message
-        if spec is None:
-            return None, Call(
-                call.id, call.name, status=CallStatus.UNKNOWN_TOOL, error_detail=f"{call.name!r:.80} is unknown"
-            ).error_message
-        try:
-            return validate_arguments(spec.parameters, call.arguments or {}), ""
-        except SchemaError as wrong:
-            return None, Call(call.id, call.name, status=CallStatus.BAD_ARGUMENTS, error_detail=str(wrong)).error_message
-
     def _record_calls(self, turn: Turn) -> StepResult | None:
         """Record the calls of a single turn, which end the conversation. If no call is valid, reply with the errors instead.
 
         If several calls are expected, a turn with one call is followed by another turn: some dialects end a turn at its first call.
         """
-        fitted = [self._check_arguments(call) for call in turn.calls_needing_result]
+        fitted = [check_call(self.specs, call) for call in turn.calls_needing_result]
         if turn.calls_needing_result and all(given is None for given, _ in fitted):
-            return _make_step_result(
+            return make_step_result(
                 turn, [ToolResult(call.id, why, ok=False) for call, (_, why) in zip(turn.calls_needing_result, fitted, strict=True)]
             )
         pairs = zip(turn.calls_needing_result, fitted, strict=True)  # an invalid call beside valid ones counts as a wrong call
@@ -158,13 +144,13 @@ class CallSession(Session):
             {"name": call.name, "arguments": given} if given is not None else {"name": "", "arguments": {}} for call, (given, _) in pairs
         ]
         if self.category in PARALLEL_CATEGORIES and len(turn.calls_needing_result) == 1:
-            return _make_step_result(turn, [ToolResult(turn.calls_needing_result[0].id, CALL_NOTED_RESULT, ok=True)])
+            return make_step_result(turn, [ToolResult(turn.calls_needing_result[0].id, CALL_NOTED_RESULT, ok=True)])
         return None
 
     def _run_calls(self, turn: Turn) -> StepResult:
         results: list[ToolResult] = []
         for call in turn.calls_needing_result:
-            given, why = self._check_arguments(call)
+            given, why = check_call(self.specs, call)
             if given is None:
                 results.append(ToolResult(call.id, why, ok=False))
                 continue
@@ -173,7 +159,7 @@ class CallSession(Session):
             found = self.instance.call("call_function", **self.executed_calls[-1][-1])
             text = truncate_middle(str(found["text"]), MAX_RESULT_CHARS)
             results.append(ToolResult(call.id, text, ok=bool(found["ok"]), truncated=len(text) < len(str(found["text"]))))
-        return _make_step_result(turn, results)
+        return make_step_result(turn, results)
 
     def _next_request(self) -> StepResult | None:
         assert self.instance is not None
@@ -206,7 +192,21 @@ class CallSession(Session):
         return {"fault": Fault.INFRA.value, "why": why}
 
 
-def _make_step_result(turn: Turn, results: Sequence[ToolResult]) -> StepResult:
+def check_call(specs: Sequence[ToolSpec], call: Call) -> tuple[dict[str, Any] | None, str]:
+    """Check a call against the tools; return its arguments and '', or None and the error for the policy."""
+    spec = next((spec for spec in specs if spec.name == call.name), None)
+    if call.status is not CallStatus.OK:
+        return None, call.error_message
+    if spec is None:
+        return None, Call(call.id, call.name, status=CallStatus.UNKNOWN_TOOL, error_detail=f"{call.name!r:.80} is unknown").error_message
+    try:
+        return validate_arguments(spec.parameters, call.arguments or {}), ""
+    except SchemaError as wrong:
+        return None, Call(call.id, call.name, status=CallStatus.BAD_ARGUMENTS, error_detail=str(wrong)).error_message
+
+
+def make_step_result(turn: Turn, results: Sequence[ToolResult]) -> StepResult:
+    """Make the reply to a turn with calls: one message for each result."""
     pairs = zip(turn.calls_needing_result, results, strict=True)
     told = tuple(Message(role="tool", content=one.text, name=call.name or "unknown", tool_call_id=call.id) for call, one in pairs)
     return StepResult(told, tool_results=tuple(results))

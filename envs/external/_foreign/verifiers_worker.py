@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib
 import inspect
+import json
 import math
 import queue
 import threading
@@ -20,6 +21,8 @@ PACKAGE = "verifiers"
 """The foreign package, which has the same name as one of our folders."""
 STEP_TIMEOUT_S = 120.0
 JOIN_TIMEOUT_S = 5.0
+UNTRANSLATED_KINDS = frozenset({"SandboxEnv", "SandboxMixin", "EnvGroup", "MCPEnv", "BrowserEnv"})
+"""Environments of v0 that start containers, servers or programs of their own, or that hold several others."""
 
 
 class TasksetInstance(SharedObjectInstance):
@@ -116,12 +119,17 @@ class LegacyInstance(SharedObjectInstance):
     The package counts a reward that raises as 0; here the error is recorded, and the rollout has no score.
     """
 
-    def __init__(self, *, id: str, settings: dict[str, Any]) -> None:
+    def __init__(self, *, id: str, settings: dict[str, Any], has_tools: bool = False) -> None:
         self.types = importlib.import_module(f"{PACKAGE}.legacy.types")
         self.env, self.rows = self.get_shared(id=id, settings=settings)
-        kinds = [kind.__name__ for kind in type(self.env).__mro__]
-        if unfit := {"ToolEnv", "SandboxEnv", "EnvGroup", "CliAgentEnv"} & set(kinds) or (getattr(self.env, "tool_defs", None) and "tools"):
-            raise ValueError(f"{id} has {', '.join(unfit) if isinstance(unfit, set) else unfit}, which is not translated")
+        kinds = {kind.__name__ for kind in type(self.env).__mro__}
+        if unfit := UNTRANSLATED_KINDS & kinds:
+            raise ValueError(f"{id} is a {', '.join(sorted(unfit))}, which is not translated")
+        self.tools = list(getattr(self.env, "tool_defs", None) or ())
+        if self.tools and "ToolEnv" not in kinds:
+            raise ValueError(f"{id} has tools and is no ToolEnv, which is not translated")
+        if bool(self.tools) != has_tools:
+            raise ValueError(f"{id} has tools; set has_tools: true" if self.tools else f"{id} has no tools; leave has_tools out")
         self.rollout_thread: threading.Thread | None = None
         self.rewards: dict[str, tuple[float, float]] = {}
         self.reward_errors: list[str] = []
@@ -130,7 +138,7 @@ class LegacyInstance(SharedObjectInstance):
         self.env.get_model_response = self._wait_for_policy_turn
 
     @classmethod
-    def import_and_get_version(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def import_and_get_version(cls, *, id: str, settings: dict[str, Any], has_tools: bool = False) -> Any:
         """Import the package, load the environment, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.legacy")
         cls.load_shared(id=id, settings=settings)
@@ -142,11 +150,15 @@ class LegacyInstance(SharedObjectInstance):
         env = importlib.import_module(f"{PACKAGE}.legacy").load_environment(id, **settings)
         return env, env.get_eval_dataset() if getattr(env, "dataset", None) is None else env.get_dataset()
 
+    def list_tools(self) -> list[dict[str, Any]]:
+        """Return the name, the description and the JSON Schema of each tool."""
+        return [{name: getattr(one, name) for name in ("name", "description", "parameters")} for one in self.tools]
+
     def list_questions(self, limit: int) -> list[str]:
         """Return the last message of each prompt."""
         return [self.get_prompt_messages(number)[-1]["content"] for number in range(min(limit, len(self.rows)))]
 
-    def get_prompt_messages(self, number: int) -> list[dict[str, str]]:
+    def get_prompt_messages(self, number: int) -> list[dict[str, Any]]:
         """Return the messages of a row."""
         found = self.rows[number]["prompt"]
         return [_convert_message(one) for one in ([{"role": "text", "content": found}] if isinstance(found, str) else found)]
@@ -166,7 +178,7 @@ class LegacyInstance(SharedObjectInstance):
         """Start the rollout of a row; return its question."""
         self._stop_rollout()
         self.requests: queue.Queue[Any] = queue.Queue()
-        self.replies: queue.Queue[str | None] = queue.Queue()
+        self.replies: queue.Queue[Any] = queue.Queue()
         self.rewards, self.reward_errors, row = {}, [], dict(self.rows[seed])
         self.rollout_thread = threading.Thread(target=self._run_rollout, args=(row, self.requests), daemon=True)
         self.rollout_thread.start()
@@ -175,15 +187,17 @@ class LegacyInstance(SharedObjectInstance):
             raise RuntimeError(f"the rollout ended before the policy had a turn: {self.messages!r:.200}")
         return str(self.messages[-1]["content"])
 
-    def step(self, move: str) -> dict[str, Any]:
-        """Take one turn of the policy; return the environment's reply, or the reward."""
+    def step(self, move: Any) -> dict[str, Any]:
+        """Take one turn of the policy, a text or {"text", "calls"}; return the environment's reply, or the reward."""
         self.replies.put(move)
         found, before = self._wait_for_request(), self.messages
         if isinstance(found, list):
             if found[: len(before)] != before or found[len(before)]["role"] != "assistant":
                 raise RuntimeError("it changes what was said before, which is not translated")
-            self.messages = found
-            return {"text": "\n".join(one["content"] for one in found[len(before) + 1 :]), "rewards": [], "over": False}
+            self.messages, replies = found, found[len(before) + 1 :]
+            results = {one["tool_call_id"]: one["content"] for one in replies if one["role"] == "tool"}
+            text = "\n".join(one["content"] for one in replies if one["role"] != "tool")
+            return {"text": text, "results": results, "rewards": [], "over": False}
         if self.reward_errors or found["error"] or not self.rewards:
             raise RuntimeError(f"it was not scored: {self.reward_errors or found['error'] or 'no reward was computed'}"[:500])
         total = sum(score * weight for score, weight in self.rewards.values())
@@ -228,15 +242,20 @@ class LegacyInstance(SharedObjectInstance):
 
     async def _wait_for_policy_turn(self, state: Any, prompt: Any, *_: Any, **__: Any) -> Any:
         """Replace the package's model call: wait for the policy's turn."""
-        if state.get("tool_defs"):
-            raise RuntimeError("it gives the model tools, which are not translated")
+        if [one.name for one in state.get("tool_defs") or ()] != [one.name for one in self.tools]:
+            raise RuntimeError("it gives the model other tools in this row, which is not translated")
         told = self.replies
         self.requests.put([_convert_message(one) for one in prompt])
         said = await asyncio.to_thread(told.get)
         if said is None:
             told.put(None)  # the package may make another request
             raise RuntimeError("the conversation was left")
-        message = self.types.ResponseMessage(role="assistant", content=said, finish_reason="stop", is_truncated=False)
+        text, calls = (said, []) if isinstance(said, str) else (said["text"], said["calls"])
+        made = [self.types.ToolCall(id=one["id"], name=one["name"], arguments=json.dumps(one["arguments"])) for one in calls]
+        finish = "tool_calls" if made else "stop"
+        message = self.types.ResponseMessage(
+            role="assistant", content=text, tool_calls=made or None, finish_reason=finish, is_truncated=False
+        )
         return self.types.Response(id="0", created=0, model="policy", message=message)
 
     def _wait_for_request(self) -> Any:
@@ -268,11 +287,18 @@ def _iter_rubrics(rubric: Any) -> Iterator[Any]:
         yield from _iter_rubrics(one)
 
 
-def _convert_message(one: Any) -> dict[str, str]:
-    role, content = _get_field(one, "role"), _get_field(one, "content")
-    if not isinstance(content, str) or _get_field(one, "tool_calls"):
+def _convert_message(one: Any) -> dict[str, Any]:
+    role, content, calls = (_get_field(one, name) for name in ("role", "content", "tool_calls"))
+    if isinstance(content, list) and all(_get_field(part, "type") == "text" for part in content):
+        content = "\n".join(_get_field(part, "text") for part in content)
+    if content is None and calls:
+        content = ""
+    if not isinstance(content, str):
         raise ValueError(f"a message of the {role} holds more than text")
-    return {"role": "user" if role == "text" else str(role), "content": content}  # "text": the role of a prompt that is one text
+    found: dict[str, Any] = {"role": "user" if role == "text" else str(role), "content": content}  # "text": a prompt that is one text
+    if calls:
+        found["tool_calls"] = [[_get_field(call, name) for name in ("id", "name", "arguments")] for call in calls]
+    return found | ({"tool_call_id": call_id} if (call_id := _get_field(one, "tool_call_id")) else {})
 
 
 def _needs_runtime(reward: Any) -> bool:

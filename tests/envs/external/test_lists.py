@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import rlvr
 from rlvr.conformance.conversationkit import PlayedConversation, play_conversation
 from rlvr.errors import ConfigError, MissingExtra
+from rlvr.registry.plugins import PACKAGE_FOLDER
 from rlvr.task import Fault, Verdict
+from rlvr.turns import Call, CallStatus
 
 THEIRS = Path(__file__).parents[2] / "fixtures" / "theirs"
 
@@ -138,6 +141,18 @@ def test_another_interpreter_needs_no_rlvr(theirs: None, rows: Path, tmp_path: P
         assert judged(env, env.gold(env.task("train", 0))).score == 1.0
 
 
+def test_another_interpreter_finds_the_packages_of_pythonpath_but_not_our_folders(
+    theirs: None, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nexec python3 -S "$@"\n')  # without site-packages, so that only PYTHONPATH has the package
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(PACKAGE_FOLDER.parent), str(THEIRS))))
+    with rlvr.make_env("skyrl_gym", rows=str(rows), python=str(python)) as env:
+        assert judged(env, env.gold(env.task("train", 0))).score == 1.0
+        assert env.host._build_command()[1] == str(THEIRS), "beside rlvr lies a folder named verifiers, which would hide the package"
+
+
 # ---- textworld
 
 
@@ -261,10 +276,65 @@ def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None,
         assert judged(env, right(env)).score == 1.0
 
 
-@pytest.mark.parametrize("id, why", [("tools", "ToolEnv"), ("defined", "tools"), ("judged", "a judge"), ("group", "a whole group")])
+@pytest.mark.parametrize(
+    "id, why",
+    [
+        ("tools", "has tools.*set has_tools"),
+        ("sandbox", "SandboxEnv"),
+        ("defined", "tools"),
+        ("judged", "a judge"),
+        ("group", "a whole group"),
+    ],
+)
 def test_environments_of_v0_that_cannot_be_played_are_refused(theirs: None, id: str, why: str) -> None:
     with rlvr.make_env("verifiers_env", id=id, interface="v0") as env, pytest.raises(ConfigError, match=why):
         env.check_ready()
+
+
+@pytest.fixture
+def adder(theirs: None) -> Iterator[Any]:
+    with rlvr.make_env("verifiers_env", id="tools", interface="v0", has_tools=True, score_timeout_s=5.0) as env:
+        env.check_ready()
+        yield env
+
+
+def test_the_tools_of_a_v0_environment_are_those_of_the_policy_and_run_in_its_process(adder: Any) -> None:
+    play = PlayedConversation(adder, adder.task("train", 0))
+    assert [spec.name for spec in play.session_handle.tools] == ["add"]
+    assert play.session_handle.tools[0].parameters["properties"] == {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    number = int(adder.task("train", 0).question.split()[0])
+    play.step([Call("0.0", "add", {"a": number, "b": number}), Call("0.1", "add", {"a": 1, "b": 2})])
+    assert [(one["role"], one["content"], one["tool_call_id"]) for one in play.step_results[0].messages] == [
+        ("tool", str(2 * number), "0.0"),
+        ("tool", "3", "0.1"),
+    ]
+    play.step(str(2 * number))
+    assert play.verify_and_close().score == 1.0
+    assert judged(adder, "no").score == 0.0 and judged(adder, right(adder)).score == 1.0
+
+
+def test_a_wrong_call_of_a_v0_environment_is_answered_and_the_conversation_goes_on(adder: Any) -> None:
+    play = PlayedConversation(adder, adder.task("train", 0))
+    play.step([Call("0.0", "add", {"a": 1})])
+    play.step([Call("1.0", "add", None, status=CallStatus.BAD_JSON), Call("1.1", "add", {"a": 1, "b": 1})])
+    assert [ok for ok, _ in play.tool_results] == [False, False, True], "a call that cannot be read stops no other call"
+    assert "'b' is missing" in play.tool_results[0][1] and "cannot be read" in play.tool_results[1][1] and play.tool_results[2][1] == "2"
+    play.step(right(adder))
+    assert play.verify_and_close().score == 1.0
+
+
+def test_a_rollout_of_v0_that_ends_with_a_call_is_scored(adder: Any) -> None:
+    play = PlayedConversation(adder, adder.task("train", 0))
+    for turn in range(3):
+        play.step([Call(f"{turn}.0", "add", {"a": 100, "b": 1})])
+    assert play.verify_and_close().score == 0.0
+
+
+def test_has_tools_of_an_environment_without_tools_is_refused(theirs: None) -> None:
+    with rlvr.make_env("verifiers_env", id="sums", interface="v0", has_tools=True) as env, pytest.raises(ConfigError, match="has no tools"):
+        env.check_ready()
+    with pytest.raises(ConfigError, match="interface: v0"):
+        rlvr.make_env("verifiers_env", id="sums", has_tools=True)
 
 
 @pytest.mark.parametrize("settings", [{"interface": "v2"}, {"max_turns": 3}, {"interface": "v0", "max_turns": 0}])
