@@ -1,7 +1,7 @@
 """What users of TRL, Gymnasium, verifiers, inspect and lm-eval type first, and the call that does it here: the tables of error messages.
 
-A name that this library has is not in a table, and nothing here makes a call work: it only makes the error say the right call. The words
-that a call takes as they are stand in `rlvr.synonyms`.
+A name that this library has is not in a table, and no table makes a call work: it only makes the error say the right call. The words
+that a call takes as they are stand in `rlvr.synonyms`, and attributes that are the same thing here in `_synonyms` of their class.
 `tests/test_hints.py` holds that every call, key, plugin and command of a hint exists.
 """
 
@@ -14,6 +14,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -726,10 +727,18 @@ def _list_names(value: Any) -> list[str]:
 
 
 class Hinted:
-    """A class whose objects say the right call when an attribute of other libraries is asked for, from its table `_hints`."""
+    """A class whose objects know the attributes of other libraries: those that are the same thing under another name, and hints for others.
+
+    >>> from rlvr.task import Verdict
+    >>> Verdict(1.0, "4 equals 4").explanation
+    '4 equals 4'
+    """
 
     __slots__ = ()
+    _synonyms: ClassVar[Mapping[str, str]] = {}
+    """Attributes of other libraries, and the one here that is the same thing: both may be read. They are not listed or completed."""
     _hints: ClassVar[Mapping[str, str]] = {}
+    """Other attributes that are asked for, and how they are written here: reading them is an error that says so."""
 
     if not TYPE_CHECKING:  # a type checker must still report attributes that do not exist
 
@@ -737,6 +746,8 @@ class Hinted:
             """Raise the error of a missing attribute, with the right call if the table has it."""
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property that raised AttributeError: raise its own error again
+            if same := type(self)._synonyms.get(name):
+                return attrgetter(same)(self)
             hint = type(self)._hints.get(name)
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):  # those are asked for by copy, pickle and the like

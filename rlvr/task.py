@@ -139,11 +139,15 @@ class Verdict(Hinted):
     False
     """
 
+    _synonyms = {
+        **dict.fromkeys(("reward", "value"), "score"),
+        **dict.fromkeys(("correct", "is_correct", "success"), "passed"),
+        **dict.fromkeys(("details", "metadata"), "detail"),
+        **dict.fromkeys(("explanation", "message", "rationale", "feedback"), "reason"),
+    }
     _hints = {
-        **dict.fromkeys(("reward", "value"), "write .score; the explanation is .reason"),
-        **dict.fromkeys(("correct", "is_correct", "ok", "success"), "write .passed"),
-        **dict.fromkeys(("details", "metadata", "info"), "write .detail"),
-        **dict.fromkeys(("explanation", "message", "rationale", "feedback"), "write .reason; the value is .score"),
+        "ok": "write .passed",
+        "info": "write .detail",
         "error": "write .fault, and .reason",
         **dict.fromkeys(("answer", "extracted", "extracted_answer", "prediction", "parsed"), EXTRACTED_HINT),
     }

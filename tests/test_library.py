@@ -654,7 +654,7 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
 WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env=None, /, \*, tokenizer=None, \*\*settings\)"),  # type: ignore[call-arg]
     (lambda: rlvr.verify("numeric", "4", "4", answer="4"), TypeError, "got the answer twice"),  # type: ignore[call-overload]
-    (lambda: rlvr.verify("numeric", "4", "4").reward, AttributeError, "write .score"),  # type: ignore[attr-defined]
+    (lambda: rlvr.verify("numeric", "4", "4").info, AttributeError, "write .detail"),  # type: ignore[attr-defined]
     (lambda: rlvr.list_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
     (lambda: rlvr.GRPOTrainer, AttributeError, r"write rlvr.train\(model=..., data=rows, verifier=function"),
     (lambda: rlvr.load_environment, AttributeError, "write rlvr.make_env"),

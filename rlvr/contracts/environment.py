@@ -67,6 +67,7 @@ class Environment(Plugin, ABC):
     ...         return Task(f"2 * {index} =", reference=str(2 * index), id=f"doubling/{split}/{index}")
     """
 
+    _synonyms = dict.fromkeys(("rubric", "scorer"), "verifier")
     _hints = {
         **dict.fromkeys(
             ("reset", "step"),
@@ -77,7 +78,7 @@ class Environment(Plugin, ABC):
             ("dataset", "get_dataset", "eval_dataset", "get_eval_dataset"),
             "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         ),
-        **dict.fromkeys(("rubric", "scorer", "reward_funcs"), "write .verifier"),
+        **dict.fromkeys(("reward_func", "reward_funcs"), "write .verifier"),
         "evaluate": "write rlvr.evaluate(env, policy=...)",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",

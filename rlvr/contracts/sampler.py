@@ -91,13 +91,12 @@ class Completion(Hinted):
     'stop'
     """
 
+    _synonyms = {"token_ids": "tokens", "finish_reason": "finish", "stop_reason": "finish"}
     _hints = {
         **dict.fromkeys(
             ("text", "content", "outputs", "message"),
             "a sampler returns tokens: tokenizer.decode(completion.tokens); rlvr.generate(sampler, prompts) returns texts",
         ),
-        "token_ids": "write .tokens",
-        **dict.fromkeys(("finish_reason", "stop_reason"), "write .finish"),
     }
     tokens: list[int]
     logprobs: list[float]
@@ -205,7 +204,7 @@ class Sampler(Plugin, ABC):
     }
     traits: SamplerTraits = SamplerTraits()
     """What it is. A class attribute, or set in the constructor where it depends on the settings."""
-    tokenizer: str | None = None
+    tokenizer: str | Tokenizer | None = None
     """The tokenizer, if the sampler determines it."""
 
     @classmethod

@@ -96,12 +96,17 @@ class ExecutionResult(Hinted):
     (<ExitStatus.OK: 'OK'>, True, 'hello')
     """
 
+    _synonyms = {
+        **dict.fromkeys(("success", "succeeded", "passed"), "ok"),
+        **dict.fromkeys(("returncode", "return_code", "exitcode"), "exit_code"),
+        **dict.fromkeys(("output", "stdout_text"), "text"),
+    }
     _hints = {
-        **dict.fromkeys(("success", "succeeded", "passed", "is_ok"), "write .ok"),
-        **dict.fromkeys(("returncode", "return_code", "exitcode", "code"), "write .exit_code"),
-        **dict.fromkeys(("output", "out", "stdout_text", "result"), "write .text, or .stdout for the bytes"),
+        **dict.fromkeys(("out", "result"), "write .text, or .stdout for the bytes"),
         **dict.fromkeys(("error", "err", "exception", "stderr_text"), "write .stderr, or .reason for what the sandbox says"),
         **dict.fromkeys(("timeout", "is_timeout"), "write .timed_out"),
+        "is_ok": "write .ok",
+        "code": "write .exit_code",
         **dict.fromkeys(("duration", "elapsed", "time"), "write .wall_s, or .cpu_s"),
         "memory": "write .peak_mb",
     }
@@ -192,9 +197,10 @@ class SandboxSession(Hinted, ABC):
     `write_file` and `read_file` raise OSError.
     """
 
+    _synonyms = dict.fromkeys(("exec", "execute", "run_command"), "run")
     _hints = {
         **dict.fromkeys(
-            ("exec", "execute", "exec_run", "run_command", "commands"),
+            ("exec_run", "commands"),
             "write .run(['ls', '-l']), or .run('ls | wc -l'); the result has ok, exit_code and text",
         ),
         **dict.fromkeys(("write", "put", "put_archive", "upload"), "write .write_file('a.txt', 'hello')"),
@@ -251,25 +257,27 @@ class SandboxSession(Hinted, ABC):
 
 
 FILE_HINT = "files are those of a session: with sandbox.create_session() as session: session.write_file('a.txt', 'hello')"
-COMMAND_HINT = "a command is run in a session: with sandbox.create_session() as session: session.run(['ls', '-l']); the result has ok, exit_code and text"
+COMMAND_HINT = (
+    "a command is a list, .run(['ls', '-l']); several in one place: with sandbox.create_session() as session: session.run('ls | wc -l')"
+)
 
 
 class Sandbox(Plugin, ABC):
     """Runs untrusted programs, isolated from the host. Thread-safe."""
 
+    _synonyms = dict.fromkeys(("exec", "execute", "run_code", "run_command", "run_python"), "run")
     _hints = {
         **dict.fromkeys(("write_file", "read_file", "put", "get", "put_archive", "upload", "copy_to"), FILE_HINT),
-        **dict.fromkeys(("execute", "run_code", "run_python"), "write .run(code)"),
-        **dict.fromkeys(("exec", "exec_run", "run_command", "commands"), f"write .run(code), the text of a Python program; {COMMAND_HINT}"),
+        **dict.fromkeys(("exec_run", "commands"), f"write .run(code), the text of a Python program; {COMMAND_HINT}"),
     }
 
-    def run(self, program: Program | str, *, stdin: str | bytes = b"", timeout: float | None = None) -> ExecutionResult:
+    def run(self, program: Program | str | Sequence[str], *, stdin: str | bytes = b"", timeout: float | None = None) -> ExecutionResult:
         """Run a program until it exits or reaches a limit.
 
         Args:
-            program: the program, or the text of a Python program.
+            program: the program, or the text of a Python program; or a command with its arguments, which runs in a session of its own.
             stdin: the standard input of a program that is given as a text.
-            timeout: the time limit in seconds of a program that is given as a text; None: that of `Limits`.
+            timeout: the time limit in seconds of a text or a command; None: that of `Limits`, or of the session.
 
         Returns:
             What happened. A failure of the sandbox is the status INTERNAL_ERROR; it does not raise.
@@ -280,6 +288,11 @@ class Sandbox(Plugin, ABC):
                     "stdin and timeout go with a text; set them in the Program: Program(source, stdin, limits=Limits(wall_s=5))"
                 )
             return self.run_program(program)
+        if isinstance(program, list | tuple):
+            if stdin:
+                raise ConfigError("a command that is a list has no stdin; write it to a file of a session, or give a Program")
+            with self.create_session() as session:
+                return session.run(program, timeout=timeout)
         if not isinstance(program, str):
             raise ConfigError(
                 f"the program is a {type(program).__name__}; give the text of a Python program, or an rlvr.Program; {COMMAND_HINT}"

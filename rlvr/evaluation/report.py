@@ -49,6 +49,7 @@ class EvalReport(Hinted):
     []
     """
 
+    _synonyms = dict.fromkeys(("score", "mean_reward"), "accuracy")
     _hints = {
         "metrics": "write .accuracy, .pass_at_k(4), or .envs[NAME] for all of an environment",
         "rewards": "write [sample.score for sample in report.samples]",
@@ -59,9 +60,7 @@ class EvalReport(Hinted):
         "records": "write .samples, or .to_pandas()",
         "summary": "write .table(), or .to_dict()",
         "to_json": "write json.dumps(report.to_dict())",
-        "score": "write .accuracy",
         "status": "what is returned is finished; a sample without a score says why in .reason",
-        "mean_reward": "write .accuracy",
         **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].avg, which has value, low and high of the 95 % interval"),
         "stderr": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
         "ci": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
@@ -116,6 +115,7 @@ class EvalReport(Hinted):
 
     def __getitem__(self, name: str) -> Any:
         known = name if hasattr(type(self), str(name)) or name in self.__dataclass_fields__ else ""
+        known = known or self._synonyms.get(str(name), "")
         hint = f"write report.{known}" if known else self._hints.get(str(name), "write .accuracy, .samples, or .to_dict()")
         raise TypeError(f"a report is no mapping and has no [{name!r}]; {hint}")
 

@@ -53,16 +53,18 @@ class EvalSample(Hinted):
     True
     """
 
+    _synonyms = {
+        **dict.fromkeys(("completion", "output", "response"), "text"),
+        "reward": "score",
+        "explanation": "reason",
+        "target": "reference",
+        **dict.fromkeys(("question", "input"), "prompt"),
+        "id": "task_id",
+    }
     _hints = {
-        **dict.fromkeys(("completion", "output", "response"), "write .text; the question is .prompt, the right answer .reference"),
-        "reward": "write .score",
         "scores": "write .score, or .verdict",
-        "explanation": "write .reason",
         "error": "write .reason",
         "answer": "write .text, what the policy wrote, or .reference, the right answer",
-        "target": "write .reference",
-        **dict.fromkeys(("question", "input"), "write .prompt; the answer is .text, the right one .reference"),
-        "id": "write .task_id",
     }
     key: Key
     """The name of the environment, the index of the task, and the number of the sample among those of the task."""

@@ -27,7 +27,7 @@ from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
-from rlvr.mdp.tokenizers import ByteTokenizer, load_tokenizer
+from rlvr.mdp.tokenizers import load_text_tokenizer, load_tokenizer
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
 
@@ -68,10 +68,10 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
     'terminated'
     """
 
+    _synonyms = {"env": "environment", "verifier": "environment.verifier", "rubric": "environment.verifier"}
     _hints = {
         "seed": "write env.reset(seed=0)",
-        "env": "write .environment",
-        **dict.fromkeys(("verifier", "rubric", "task", "num_tasks", "splits"), "it is of the environment inside: env.environment.verifier"),
+        **dict.fromkeys(("task", "num_tasks", "splits"), "it is of the environment inside: env.environment.verifier"),
     }
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 10}
 
@@ -319,9 +319,7 @@ def load_default_tokenizer(obs: str) -> Tokenizer:
     """Load the tokenizer of a TokenEnv that names none. For texts: `bytes`, which can encode any of them, with tool calls as JSON in tags."""
     if obs != "text":
         return load_tokenizer("chars")
-    tokenizer = ByteTokenizer()
-    tokenizer.dialect = "hermes"
-    return tokenizer
+    return load_text_tokenizer()
 
 
 def _build_observation_space(obs: str, pad_id: int, length: int) -> spaces.Space[Any]:

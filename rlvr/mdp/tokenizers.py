@@ -106,6 +106,13 @@ class ByteTokenizer(_RoleTokenTokenizer):
         return bytes(i - len(SPECIALS) if i >= len(SPECIALS) else 0xFF for i in ids if i != EOS).decode("utf-8", "replace")
 
 
+def load_text_tokenizer() -> ByteTokenizer:
+    """Load the tokenizer of a policy that reads and writes texts: it can encode any text, and tool calls are JSON in tags."""
+    tokenizer = ByteTokenizer()
+    tokenizer.dialect = "hermes"
+    return tokenizer
+
+
 def load_tokenizer(spec: str | Path | Tokenizer | Any, *, model_vocab_size: int = 0) -> Tokenizer:
     """Load the tokenizer that a configuration names; or wrap a tokenizer object of transformers, for a model with so many ids.
 

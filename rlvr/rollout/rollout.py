@@ -49,13 +49,11 @@ class Rollout(Hinted):
     main_process_samples = False
     """True if the main process samples for all training processes; otherwise each process samples its shard."""
 
+    _synonyms = {"environment": "mdp.environment", "env": "mdp.environment", "tokenizer": "mdp.tokenizer"}
     _hints = {
         "rollout": "write .sample(tasks, n=8)",
         "run": "write .sample(tasks, n=8)",
         "generate": "write .sample(tasks, n=8)",
-        "env": "write .mdp.environment",
-        "environment": "write .mdp.environment",
-        "tokenizer": "write .mdp.tokenizer",
     }
 
     @add_usage_to_errors

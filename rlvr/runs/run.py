@@ -25,10 +25,10 @@ class Run(Hinted):
     >>> run.metrics[["step", "reward"]].tail(3)  # doctest: +SKIP
     """
 
+    _synonyms = {"history": "metrics"}
     _hints = {
         "to_pandas": "write .metrics, or .episodes",
         "to_dataframe": "write .metrics, or .episodes",
-        "history": "write .metrics",
         **dict.fromkeys(("reward", "rewards"), "write .metrics['reward']"),
         "log_history": "write .metrics, a data frame with a column for each metric and a row for each step; the last is .metrics.iloc[-1]",
         "step": "write .metrics['step'].max()",

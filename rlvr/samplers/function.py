@@ -18,7 +18,7 @@ from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT
 from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerTraits, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
-from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
+from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, load_text_tokenizer
 from rlvr.registry.plugins import load_function
 from rlvr.samplers._chat_calls import decode_conversation
 from rlvr.turns import Call, ToolSpec, Turn
@@ -39,7 +39,7 @@ class FunctionSampler(Sampler):
     """
 
     traits = SamplerTraits(loads_weights=False)
-    tokenizer = "bytes"  # it can encode any text
+    tokenizer = load_text_tokenizer()
 
     def __init__(self, *, function: Callable[..., Any] | str = answer_nothing, concurrency: int = 32) -> None:
         """Set the function.

@@ -81,7 +81,7 @@ class HFSampler(Sampler):
 
     def check_ready(self) -> None:
         """Load the configured model, if the trainer has passed none."""
-        if self.model is None and self.tokenizer is not None:
+        if self.model is None and isinstance(self.tokenizer, str):
             self.update_from_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:

@@ -90,7 +90,7 @@ class Callback:
         """Called when a batch has been sampled, before the update."""
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
-        """Called after each step. `trainer.stop(reason)` ends the run after it."""
+        """Called after each step. `trainer.stop(reason)` ends the run after it, and so does a callback that returns False."""
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
         """Called after an evaluation on the held-out tasks; `step` is 0 before training."""

@@ -601,7 +601,8 @@ class Trainer(Hinted):
 
     def _call(self, event: str, *given: Any) -> None:
         for callback in self.callbacks:
-            getattr(callback, event)(self, *given)
+            if getattr(callback, event)(self, *given) is False:  # as in stable-baselines3
+                self.stop(f"{type(callback).__name__}.{event} returned False")
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,8 @@ def test_how_it_ended_is_asked_by_name(status: ExitStatus) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("success", r"write \.ok"),
-        ("passed", r"write \.ok"),
-        ("returncode", r"write \.exit_code"),
-        ("output", r"write \.text"),
+        ("code", r"write \.exit_code"),
+        ("result", r"write \.text"),
         ("timeout", r"write \.timed_out"),
         ("error", r"write \.stderr"),
         ("duration", r"write \.wall_s"),
@@ -39,6 +38,11 @@ def test_how_it_ended_is_asked_by_name(status: ExitStatus) -> None:
 def test_a_name_of_another_library_gets_ours(name: str, words: str) -> None:
     with pytest.raises(AttributeError, match=words):
         getattr(ExecutionResult(ExitStatus.OK), name)
+
+
+def test_names_of_other_libraries_for_the_same_thing_are_read() -> None:
+    result: Any = ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"1")
+    assert (result.success, result.passed, result.returncode, result.output) == (True, True, 0, "1")
 
 
 def test_it_is_still_a_plain_record() -> None:

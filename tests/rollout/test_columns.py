@@ -181,7 +181,7 @@ def test_the_forger_of_these_tests_can_write_a_right_block() -> None:
         [NONE, [0], [1], [ROW[:-1]]],
         [NONE, [0], [1], [[*ROW[:2], "over", *ROW[3:]]]],
         [NONE, [0], [1], [[*ROW[:-1], ["marked", ["set", 1]]]]],
-        [NONE, [0], [1], [[*ROW[:4], [2.0, "", ["plain", {}], "none", ["plain", {}], []], *ROW[5:]]]],
+        [NONE, [0], [1], [[*ROW[:4], ["2", "", ["plain", {}], "none", ["plain", {}], []], *ROW[5:]]]],
         [[["<u2", 10**30], *NONE[1:]], [0], [1], [ROW]],
         [NONE, [0], [1.0], [ROW]],
         [NONE, [True], [1], [ROW]],
