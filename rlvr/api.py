@@ -580,12 +580,12 @@ def load_model(model: str | Path | Any, tokenizer: str | Tokenizer | Any = None,
 def train(
     recipe: Any = None,
     settings: Any = None,
+    verifier: Any = None,
     *,
     model: Any = None,
     tokenizer: Any = None,
     env: Any = None,
     data: Any = None,
-    verifier: Any = None,
     algorithm: Any = None,
     callbacks: Sequence[Any] = (),
     out: str | Path | None = None,
@@ -598,11 +598,11 @@ def train(
         recipe: the name of a recipe (`rlvr list recipes`), a YAML file, or a mapping; None: everything comes from the keywords. Or the
             name of an environment; or the model, as in `evaluate`.
         settings: what replaces the recipe's values, by dotted key: {"train.steps": 5}. After a model: the environment, or data.
+        verifier: with `data`, or an environment by name: how answers are scored, as in `make_verifier`.
         model: a folder, a Hub id, or a model object.
         tokenizer: the tokenizer of a model object.
         env: an environment, as in `make_env`.
         data: questions with answers instead of an environment: a file, a list of dicts, a data frame, a `datasets.Dataset`.
-        verifier: with `data`, or an environment by name: how answers are scored, as in `make_verifier`.
         algorithm: an algorithm, as in `make_algorithm`.
         callbacks: objects with methods such as `on_step_end`; see `rlvr.Callback`.
         out: the run folder; it must not exist yet.

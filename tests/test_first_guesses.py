@@ -637,3 +637,19 @@ def test_weights_of_rewards_stand_beside_any_list_of_verifiers() -> None:
         joined = translate_keywords("train", {"verifier": verifiers, "reward_weights": [1.0, 0.2]})["verifier"]
         assert [part["weight"] for part in joined] == [1.0, 0.2] and api.make_verifier(joined)
     assert translate_keywords("train", {"verifier": [correct], "reward_weights": {"a": 1.0}})["reward_weights"] == {"a": 1.0}
+
+
+def test_a_single_row_is_trained_on_without_a_held_out_one(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model: Any = rlvr.load_model(tiny_model(tokenizer), tokenizer)
+    report = rlvr.train(model, ROWS[:1], correct, steps=1, out=tmp_path / "a", max_length=32, max_new_tokens=4)
+    assert report.held_out_tasks == 0 and report.accuracy_after is None
+    with pytest.raises(ConfigError, match=r"eval={'tasks': 0} measures nothing"):
+        rlvr.train(model, ROWS[:1], correct, eval={"tasks": 2}, steps=1, out=tmp_path / "b", max_length=32, max_new_tokens=4)
+
+
+def test_algorithms_and_samplers_are_shown_by_name_and_a_callback_says_where_the_step_is() -> None:
+    assert repr(rlvr.make_algorithm("grpo", beta=0.1)) == "<algorithm grpo, but beta=0.1>"
+    assert repr(rlvr.make_sampler("scripted")).startswith("<Scripted")
+    callback: Any = StopsWithFalse()
+    assert "an argument: on_step_end(self, trainer, step, record)" in read_message(lambda: callback.num_timesteps)

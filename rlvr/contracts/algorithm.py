@@ -260,6 +260,12 @@ class Algorithm(Plugin, ABC):
         """The current KL coefficient."""
         return 0.0
 
+    def __repr__(self) -> str:
+        """Show the name, and the settings that differ from their defaults."""
+        name = getattr(getattr(self, "spec", None), "name", type(self).__name__)
+        changed = ", ".join(f"{setting}={value!r}" for setting, value, differs in self.describe_settings() if differs)
+        return f"<algorithm {name}{f', but {changed}' if changed else ''}>"
+
     def describe_settings(self) -> list[tuple[str, Any, bool]]:
         """Return every setting: its name, its value, and whether it differs from the default."""
         return []

@@ -207,6 +207,10 @@ class Sampler(Plugin, ABC):
     tokenizer: str | Tokenizer | None = None
     """The tokenizer, if the sampler determines it."""
 
+    def __repr__(self) -> str:
+        """Show the class, and the model or the tokenizer that the sampler names."""
+        return f"<{type(self).__name__}{f' of {self.tokenizer}' if isinstance(self.tokenizer, str) else ''}>"
+
     @classmethod
     def settings_from_cli(cls, argument: str) -> dict[str, Any]:
         """Parse `--policy NAME:rest` into constructor arguments."""

@@ -63,8 +63,9 @@ def plot_braille(values: Sequence[float], *, width: int = 60, height: int = 8, t
         cells[y // 4][x // 2] |= BRAILLE_BITS[y % 4][x % 2]
     lines = ["".join(chr(0x2800 + bits) for bits in row) for row in cells]
     labels = [f"{high:.2f}" if high > low else "", *[""] * (height - 2), f"{low:.2f}"]
-    body = "\n".join(f"{label:>6} ┤{line}" for label, line in zip(labels, lines, strict=True))
-    return f"{title}\n{body}\n{'':>6} └{'─' * width}\n{'':>8}step 1{f'step {len(values)}':>{width - 6}}"
+    edge = max(6, *map(len, labels))
+    body = "\n".join(f"{label:>{edge}} ┤{line}" for label, line in zip(labels, lines, strict=True))
+    return f"{title}\n{body}\n{'':>{edge}} └{'─' * width}\n{'':>{edge + 2}}step 1{f'step {len(values)}':>{width - 6}}"
 
 
 def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: float | None, accuracy_after: float | None) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rlvr.errors import ConfigError
+from rlvr.hints import Hinted
 from rlvr.runs import report as plots
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, episode_to_json, read_metrics
@@ -77,11 +78,23 @@ class StepRecord(Mapping[str, Any]):
         ]
 
 
-class Callback:
+class Callback(Hinted):
     """Called at the events of a run. Override what you need; every method does nothing here.
 
     In a run of several processes each of them calls its callbacks, with the same values.
     """
+
+    _hints = {
+        **dict.fromkeys(
+            ("num_timesteps", "n_calls", "global_step"), "the number of the step is an argument: on_step_end(self, trainer, step, record)"
+        ),
+        **dict.fromkeys(
+            ("model", "trainer", "training_env", "parent"), "the trainer is an argument of every method; trainer.model is the policy"
+        ),
+        **dict.fromkeys(
+            ("locals", "logger", "state"), "metrics are in an argument: on_step_end(self, trainer, step, record), record['reward']"
+        ),
+    }
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Called before the first step of this process."""

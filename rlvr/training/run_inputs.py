@@ -170,6 +170,8 @@ def resolve_run_inputs(
     if "environment" in objects and (lost := next((one.partition("=")[0] for one in given if re.match(r"env[.=]", one)), "")):
         raise ConfigError(f"{lost} is set, but env is an object, which has its settings already; set it when the environment is made")
     overrides += given
+    if recipe is None and isinstance(env, Environment) and "test" not in env.splits:  # such as data of a single row
+        overrides = ["eval.tasks=0", *overrides]
     return RunInputs(_load(recipe, overrides), **objects)
 
 

@@ -127,12 +127,12 @@ class Trainer(Hinted):
         self,
         recipe: RunConfig | str | Path | Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | Sequence[str] | None = None,
+        verifier: Any = None,
         *,
         model: Any = None,
         tokenizer: Any = None,
         env: Any = None,
         data: Any = None,
-        verifier: Any = None,
         algorithm: Any = None,
         callbacks: Callback | Sequence[Callback] = (),
         batch_source: Any = None,
@@ -149,12 +149,12 @@ class Trainer(Hinted):
         Args:
             recipe: a configuration, the name of a recipe, a YAML file, a mapping, or None: then env and model must be given.
             settings: values by dotted key that replace those of the recipe: {"train.steps": 5}.
+            verifier: with `data`: how answers are scored, as in `rlvr.make_verifier`.
             model: a folder, a Hub id, or a model object, which is trained in place.
             tokenizer: a name or a tokenizer object.
             env: a name, a mapping, or an environment object, which the caller closes.
             data: questions with answers instead of an environment: a file, a list of dicts or of tasks, a data frame, a
                 `datasets.Dataset`; or the section `data` of the configuration, a stored run.
-            verifier: with `data`: how answers are scored, as in `rlvr.make_verifier`.
             algorithm: a name, a mapping, or an algorithm object.
             callbacks: called after the shipped ones, in order; see `Callback`.
             batch_source: the class of a batch source of your own, a `rlvr.training.batch_sources.SynchronousSource`; to be given again with
