@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from rlvr.config.section import Section
 from rlvr.errors import format_suggestion
+from rlvr.plugin_files import FILE_PLUGIN_PATTERN
 
 LR_SCHEDULERS = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "inverse_sqrt")
 """The learning rate schedules of transformers that need only the warmup and the number of steps."""
@@ -45,7 +46,8 @@ class TrainConfig(Section):
     separate_critic: CriticConfig | None = None
     """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
     lr_scheduler: str = "constant"
-    """The learning rate schedule of transformers: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt."""
+    """The learning rate schedule of transformers: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt;
+    or your own, path/to/file.py:function: `f(step, total_steps)` returns the fraction of learning_rate, with step from 0."""
     warmup_steps: int = Field(default=0, ge=0)  # linear warmup, under every schedule; the first step has 1 / warmup_steps of the rate
     minibatches_per_step: int = Field(default=1, ge=1)  # optimizer steps per training step
     max_tokens_per_microbatch: int | Literal["auto"] = "auto"
@@ -62,8 +64,10 @@ class TrainConfig(Section):
     @field_validator("lr_scheduler")
     @classmethod
     def _check_scheduler(cls, value: str) -> str:
-        if value not in LR_SCHEDULERS:
-            raise ValueError(f"{value!r} is not a schedule; {format_suggestion(value, LR_SCHEDULERS)}")
+        if value not in LR_SCHEDULERS and not FILE_PLUGIN_PATTERN.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is not a schedule; {format_suggestion(value, LR_SCHEDULERS)}; or your own: path/to/file.py:function"
+            )
         return value
 
     @field_validator("max_tokens_per_microbatch", mode="before")

@@ -73,7 +73,7 @@ def build_run_table(components: Components, folder: Path) -> Table:
             "total",
             f"{config.train.steps} steps, {config.train.steps * episodes:,} episodes, {config.train.steps * updates:,} optimizer steps",
         ),
-        ("learning rate", f"{config.train.learning_rate:g}, {config.train.lr_scheduler}"),
+        ("learning rate", f"{config.train.learning_rate:g}, {shorten_plugin_files(config.train.lr_scheduler)}"),
         ("algorithm", f"{config.algorithm['name']}" + (f", but {departs}" if departs else ", with its usual settings")),
         *(("note", note) for note in careful),
         ("run folder", str(folder)),

@@ -10,7 +10,7 @@ import torch
 from rlvr.config.config import RunConfig, find_recipes, load_config
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.config.training import LR_SCHEDULERS
-from rlvr.errors import ConfigError, NotFound
+from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.runs.run_log import list_config_differences
 from rlvr.training.update.optimization import OptimizationSettings
 
@@ -75,7 +75,7 @@ def test_a_dumped_configuration_reads_back_as_itself(tmp_path: Path) -> None:
         (["seed"], r"'seed' is not of the form key=value"),
         (["seed=[1"], r"not YAML"),
         (["seed.x=1"], r"has no keys"),
-        (["train.lr_scheduler=cosin"], r"train.lr_scheduler: 'cosin' is not a schedule; did you mean 'cosine'"),
+        (["train.lr_scheduler=cosin"], r"train.lr_scheduler: 'cosin' is not a schedule; did you mean 'cosine'.*path/to/file.py:function"),
         (["train.lr_scheduler=reduce_lr_on_plateau"], r"is not a schedule; .*llowed: constant, "),
         (["data={}", "rollout.curriculum={}"], r"rollout.curriculum is set, but with `data` nothing is sampled"),
         (["data={}", "algorithm={name: sft, dynamic_sampling_rounds: 3}"], r"algorithm.dynamic_sampling_rounds is set, but with `data`"),
@@ -118,6 +118,47 @@ def test_every_schedule_that_is_offered_takes_steps(name: str) -> None:
             assert rates[warmup] == pytest.approx(1e-2)  # no second step is lost, and the decay begins after the ramp
         if name.startswith("constant"):
             assert rates[warmup:] == pytest.approx([1e-2] * (7 - warmup))
+
+
+SCHEDULES = """
+def halves(step, total_steps):
+    return 1.0 if step < total_steps // 2 else 0.5
+
+def broken(step, total_steps):
+    return -1.0
+
+def raises(step, total_steps):
+    return 1.0 / step
+"""
+
+
+def test_an_own_learning_rate_schedule_is_a_function_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SCHEDULES, "utf-8")
+    path = tmp_path / "own.py"
+    assert load_config("quickstart", [f"train.lr_scheduler={path}:halves"]).train.lr_scheduler == f"{path}:halves"
+    for warmup, wanted in ((0, [1.0, 1.0, 1.0, 0.5, 0.5]), (2, [0.5, 1.0, 1.0, 0.5, 0.5])):
+        made = OptimizationSettings(learning_rate=1e-2, lr_scheduler=f"{path}:halves", warmup_steps=warmup)
+        optimizer, schedule = made.build_optimizer([torch.nn.Parameter(torch.zeros(1))], 6)
+        rates = []
+        for _ in range(5):
+            rates.append(schedule.get_last_lr()[0] / 1e-2)
+            optimizer.step()
+            schedule.step()
+        assert rates == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("broken", r"own.py:broken returned -1.0 for step 0 of 6; it must return the fraction of train.learning_rate, 0 or more"),
+        ("raises", r"own.py:raises raised ZeroDivisionError at step 0 of 6: float division by zero"),
+        ("missing", r"own.py.* has no 'missing'"),
+    ],
+)
+def test_an_own_schedule_that_is_wrong_is_named(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "own.py").write_text(SCHEDULES, "utf-8")
+    with pytest.raises(RlvrError, match=told):
+        OptimizationSettings(lr_scheduler=f"{tmp_path / 'own.py'}:{name}").build_optimizer([torch.nn.Parameter(torch.zeros(1))], 6)
 
 
 def test_a_key_without_its_section_and_a_value_without_brackets_are_explained() -> None:

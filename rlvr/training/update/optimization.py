@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from rlvr.config.training import CriticConfig
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
 from rlvr.models.device_defaults import TokenBudget
+from rlvr.plugin_files import FILE_PLUGIN_PATTERN
+from rlvr.registry.plugins import load_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,16 @@ class OptimizationSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
     def build_optimizer(self, parameters: Iterable[Any], total_steps: int, *, fused: bool = False) -> tuple[torch.optim.AdamW, LambdaLR]:
-        """Build AdamW and the learning rate schedule of transformers, with a warmup that does not start at 0."""
+        """Build AdamW and the learning rate schedule, one of transformers or the user's, with a warmup that does not start at 0."""
         optimizer = torch.optim.AdamW(
             parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay, fused=fused or None
         )
         ramp = self.warmup_steps
-        usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
-        if not ramp:
-            return optimizer, usual
-        share, *_ = usual.lr_lambdas  # identical for all parameter groups
+        if FILE_PLUGIN_PATTERN.fullmatch(self.lr_scheduler):
+            share = _load_schedule(self.lr_scheduler, total_steps)
+        else:
+            usual: Any = get_scheduler(self.lr_scheduler, optimizer, num_warmup_steps=ramp, num_training_steps=max(1, total_steps))
+            share, *_ = usual.lr_lambdas  # identical for all parameter groups
         return optimizer, LambdaLR(optimizer, lambda step: (step + 1) / ramp if step < ramp else share(step))
 
     def check_and_configure_algorithm(self, algorithm: Algorithm, max_new_tokens: int, *, has_adapter: bool, is_sharded: bool) -> None:
@@ -87,3 +91,22 @@ class OptimizationSettings:
                 "allow; set algorithm.divergence=sampled, or launch without fsdp2.yaml"
             )
         algorithm.set_completion_limit(max_new_tokens=max_new_tokens)
+
+
+def _load_schedule(name: str, total_steps: int) -> Callable[[int], float]:
+    """Load the user's schedule, whose errors name it."""
+    function = load_function(name, "learning rate schedule")
+
+    def compute_share(step: int) -> float:
+        try:
+            found = float(function(step, total_steps))
+        except Exception as error:
+            raise ConfigError(f"the schedule {name} raised {type(error).__name__} at step {step} of {total_steps}: {error}") from error
+        if not math.isfinite(found) or found < 0:
+            raise ConfigError(
+                f"the schedule {name} returned {found} for step {step} of {total_steps}; it must return the fraction of train.learning_rate, "
+                "0 or more"
+            )
+        return found
+
+    return compute_share
