@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _check_advantages(found: Any, groups: Groups, shown_name: str) -> None:
-    """Raise ConfigError unless there is a number, or one for each token, for every answer of every group, and each is finite."""
+    """Raise ConfigError unless there is a number, or one for each token, for every answer of every group."""
     try:
         fits = [len(row) for row in found] == [len(group) for group in groups]
         values = [np.asarray(value, dtype=float) for row in found for value in row] if fits else []
@@ -46,7 +46,15 @@ def _check_advantages(found: Any, groups: Groups, shown_name: str) -> None:
             f"the advantage {shown_name} returned {repr(found)[:80]} for {len(groups)} groups; it must return a list with one list for each "
             "group, which has a number for each of its answers, or with per_token one for each token of an answer"
         )
-    if not all(np.isfinite(value).all() for value in values):
+
+
+def _check_finite(found: Any, answers: AnswerBatch, shown_name: str) -> None:
+    """Raise ConfigError if a user's advantage makes numbers that are not finite from rewards that are: a policy whose weights are NaN gives
+    such rewards too (with a KL penalty), and its step is then skipped and counted.
+    """
+    rewards = [value for row in answers.rewards for value in row if value is not None]
+    values = [np.asarray(value, dtype=float) for row in found for value in row]  # None becomes NaN
+    if np.isfinite(rewards).all() and not all(np.isfinite(value).all() for value in values):
         raise ConfigError(
             f"the advantage {shown_name} returned {repr(found)[:80]}, in which a number is not finite; return 0.0 for an answer that has no "
             "score (its reward is None), and look for a division by 0"
@@ -140,7 +148,10 @@ class PolicyGradient(Algorithm):
         counted = [[self.is_in_advantages(e) for e in group] for group in groups]
         answers = AnswerBatch(groups, earned, counted, token_stats, all_reduce, self._running_mean_reward)
         found = self.advantage(answers)
-        _check_advantages(found, groups, getattr(self.settings, "advantage", "") or "of this algorithm")
+        own = getattr(self.settings, "advantage", "")
+        _check_advantages(found, groups, own or "of this algorithm")
+        if own:
+            _check_finite(found, answers, own)
         self.metrics, self.returns = answers.metrics, answers.value_targets
         kept = answers.action_masks if not self.settings.mask_malformed_calls else [[self.loss_mask(e) for e in group] for group in groups]
         return expand_to_tokens(found, kept) if self.settings.whiten == "none" else self._whiten(answers, found, kept)
