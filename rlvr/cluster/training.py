@@ -28,11 +28,10 @@ from rlvr.contracts import Request, Sampler, SamplingParams, Weights
 from rlvr.episode import Episode
 from rlvr.errors import ClusterWorkersLost, ConfigError, SamplerError
 from rlvr.models.device import get_trainer_precision
-from rlvr.rollout.rollout import Rollout
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
 from rlvr.training.batch_sources import check_partial_rollouts
-from rlvr.training.components import Components, build_components
+from rlvr.training.components import Components, EpisodeCollector, build_components
 from rlvr.training.processes import run_on_main
 from rlvr.training.run_inputs import RunInputs
 from rlvr.training.train import train as train_here
@@ -85,7 +84,7 @@ def build_cluster_components(
     num_groups = choose_groups_per_task(settings.groups_per_task, components.sampler.traits, inputs.config.rollout.num_generations)
     settings = settings.model_copy(update={"groups_per_task": num_groups})
     if settings.rollout_workers == 0:
-        return replace(components, rollout=TaskwiseRollout(components.rollout, settings))  # type: ignore[arg-type]
+        return replace(components, rollout=TaskwiseRollout(components.rollout, settings))
     precision, vectors = get_precision(components), components.sampler.traits.runs_model
     packer = (
         WeightPacker(settings.weight_transfer, precision, converts_vectors=vectors) if loads_trainer_weights(components.sampler) else None
@@ -95,7 +94,7 @@ def build_cluster_components(
     driver = made[0] if made else None
     return replace(
         components,
-        rollout=RemoteRollout(components.rollout, settings, driver),  # type: ignore[arg-type]
+        rollout=RemoteRollout(components.rollout, settings, driver),
         sampler=WeightBroadcaster(components.sampler, driver, packer),
     )
 
@@ -149,7 +148,7 @@ class TaskwiseRollout:
 
     main_process_samples = True
 
-    def __init__(self, inner: Rollout, settings: ClusterConfig) -> None:
+    def __init__(self, inner: EpisodeCollector, settings: ClusterConfig) -> None:
         self.inner, self.settings, self.timing, self.sync_turns = inner, settings, RolloutTiming(), inner.sync_turns
 
     def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
@@ -172,7 +171,7 @@ class TaskwiseRollout:
 class RemoteRollout(TaskwiseRollout):
     """Sample with the rollout workers of the driver. Only the main process has a driver."""
 
-    def __init__(self, inner: Rollout, settings: ClusterConfig, driver: Driver | None) -> None:
+    def __init__(self, inner: EpisodeCollector, settings: ClusterConfig, driver: Driver | None) -> None:
         super().__init__(inner, settings)
         self.driver = driver
 

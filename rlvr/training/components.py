@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from rlvr.config.config import ModelConfig, RunConfig
 from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.contracts.algorithm import Algorithm
+from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.evaluation.evaluate import count_available_tasks
 from rlvr.mdp.token_mdp import TokenMDP
@@ -30,7 +31,8 @@ from rlvr.models.frozen_models import check_frozen_models, check_policy_tokenize
 from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model, load_position_limit
 from rlvr.registry.plugins import build_from_config
 from rlvr.rollout.partial_rollouts import build_rollout
-from rlvr.rollout.rollout import Rollout
+from rlvr.rollout.rollout_request import RolloutRequest
+from rlvr.rollout.timing import RolloutTiming
 from rlvr.samplers._sampling_support import make_sampling_support_mask
 from rlvr.training import sampler_mismatch
 from rlvr.training.distributed.group import all_gather_values
@@ -55,6 +57,29 @@ MAX_CHECKED_PROMPTS = 10_000
 """The maximum number of prompts whose length is checked before a run."""
 
 
+class EpisodeCollector(Protocol):
+    """What a run asks of its rollout: `rlvr.Rollout` samples in this process, and a cluster puts another one in its place."""
+
+    main_process_samples: bool
+    """True if the main process samples for all training processes; otherwise each process samples its shard."""
+    sync_turns: bool
+    """Whether all conversations of a batch take their turns together."""
+    timing: RolloutTiming
+    """The times of the latest `collect`."""
+
+    def collect(self, requests: Sequence[RolloutRequest], sampling: SamplingParams, *, version: int = 0) -> list[Episode]:
+        """Return one episode for each request, in order."""
+        ...
+
+    def compute_timing_metrics(self, step_times: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of the time of one step."""
+        ...
+
+    def close(self) -> None:
+        """Stop sampling, and release what it holds."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Components:
     """Everything that a run samples and trains with, checked and complete, before the first weight changes.
@@ -70,7 +95,7 @@ class Components:
     model: Any
     algorithm: Any
     sampler: Sampler
-    rollout: Rollout
+    rollout: EpisodeCollector
     task_sampler: TaskSampler
     sampling: SamplingParams
     slow_sampling_reason: str = ""
