@@ -441,9 +441,8 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "Task": {
-        **dict.fromkeys(("question", "problem", "input"), "prompt=, or the question first"),
-        **dict.fromkeys(("answer", "target", "label", "gold", "ground_truth", "solution"), "reference=, the right answer"),
-        **dict.fromkeys(("metadata", "info", "extra_info"), "meta="),
+        "solution": "reference=, the right answer",
+        "info": "meta=",
         **dict.fromkeys(
             ("dataset", "scorer", "solver"),
             "an rlvr.Task is one question; a benchmark is rows or a list of tasks: "

@@ -71,6 +71,11 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "system_message": "system",
         "system_prompt": "system",
     },
+    "Task": {
+        **dict.fromkeys(("question", "problem", "input"), "prompt"),
+        **dict.fromkeys(("answer", "target", "label", "gold", "ground_truth"), "reference"),
+        **dict.fromkeys(("metadata", "extra_info"), "meta"),
+    },
     "verify": {**_VERIFIER, **dict.fromkeys(ANSWER_COLUMNS, "answer"), **dict.fromkeys(REFERENCE_WORDS, "reference"), "question": "prompt"},
     "make": _LENGTH,
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
@@ -83,7 +88,7 @@ VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "m
 
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call take the words of other libraries, as its outermost decorator."""
-    call = {"Trainer.__init__": "train"}.get(function.__qualname__, function.__qualname__)
+    call = {"Trainer.__init__": "train", "Task.__init__": "Task"}.get(function.__qualname__, function.__qualname__)
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, NotRequired, TypedDict
 
 from rlvr.hints import Hinted, add_usage_to_constructor_errors, add_usage_to_errors
+from rlvr.synonyms import accept_synonyms
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 
@@ -51,6 +52,7 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Further data for the environment or the verifier, such as the level or the source."""
 
+    @accept_synonyms
     @add_usage_to_errors
     def __init__(self, prompt: str | Sequence[Message], reference: Any = None, id: str = "", meta: Mapping[str, Any] | None = None) -> None:
         prompt = make_user_prompt(prompt) if isinstance(prompt, str) else tuple(prompt)

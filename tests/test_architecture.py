@@ -26,8 +26,10 @@ LAYERS: Mapping[str, int] = {
     for layer, names in enumerate(
         (
             ("hints",),
-            ("errors", "task", "turns", "plugin_files", "python_source"),
-            ("episode", "extraction", "synonyms"),
+            ("errors", "plugin_files", "python_source"),
+            ("synonyms",),
+            ("task", "turns"),
+            ("episode", "extraction"),
             ("contracts",),
             ("registry", "config"),
             ("chat",),

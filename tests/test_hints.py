@@ -311,8 +311,8 @@ def test_the_columns_are_those_of_the_environment_of_data() -> None:
     ("call", "words"),
     [
         (
-            lambda api: api.Task("2+2=", target="4", info={}),
-            "'target'; write reference=, the right answer; info: write meta=; the call is rlvr.Task(",
+            lambda api: api.Task("2+2=", solution="4", info={}),
+            "'solution'; write reference=, the right answer; info: write meta=; the call is rlvr.Task(",
         ),
         (lambda api: api.Limits(timeout=3), "write wall_s=5; the call is rlvr.Limits("),
         (

@@ -685,7 +685,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.train("quickstart", logging_steps=1, num_train_epochs=2), ConfigError, "'logging_steps'; every step.*and no 'num_train"),
     (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1)["accuracy"], TypeError, "write report.accuracy"),
     (lambda: rlvr.evaluate("quickstart", "scripted:gold"), rlvr.RlvrError, "is a recipe for training; its environment is arithmetic"),
-    (lambda: rlvr.Task("2+2=", answer="4"), TypeError, "write reference="),  # type: ignore[call-arg]
+    (lambda: rlvr.Task("2+2=", solution="4"), TypeError, "write reference="),  # type: ignore[call-arg]
     (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]
     (lambda: rlvr.make_verifier([]), ConfigError, "the list of verifiers is empty"),
     (lambda: rlvr.make("arithmetic").step("7"), rlvr.RlvrError, "reset"),

@@ -30,7 +30,6 @@ class Run(Hinted):
         "to_pandas": "write .metrics, or .episodes",
         "to_dataframe": "write .metrics, or .episodes",
         **dict.fromkeys(("reward", "rewards"), "write .metrics['reward']"),
-        "log_history": "write .metrics, a data frame with a column for each metric and a row for each step; the last is .metrics.iloc[-1]",
         "step": "write .metrics['step'].max()",
         "model": "write rlvr.load_model(run.checkpoint)",
         "checkpoints": "write .checkpoint, the newest one",
@@ -58,6 +57,11 @@ class Run(Hinted):
     def metrics(self) -> pandas.DataFrame:
         """One row for each step, with every metric."""
         return self._frame("metrics.jsonl")
+
+    @property
+    def log_history(self) -> list[dict[str, Any]]:
+        """The metrics as a list with a dict for each step, as in the state of a trainer of transformers."""
+        return [dict(row) for row in self.metrics.to_dict("records")]
 
     @property
     def episodes(self) -> pandas.DataFrame:
