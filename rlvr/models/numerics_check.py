@@ -6,6 +6,9 @@ rows are computed in every way and compared with a plain forward pass: evaluatio
 
 The rows have about 100 tokens, and are computed at most three times in each way: about 1 TFLOP for a model of 0.5B parameters. Neither
 the weights nor the random state change.
+
+Two other modules compare log-probabilities: `rlvr/training/sampler_mismatch.py` those of the sampler and the trainer, before a run and in
+every step; `rlvr/samplers/_weight_probe.py` those of an engine with weights of its own and the trainer, after every update.
 """
 
 from __future__ import annotations

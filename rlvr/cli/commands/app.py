@@ -291,21 +291,17 @@ def doctor(
     it estimates the memory of a training run; exit code 1 if the run does not fit. With --cluster it starts one process of each kind, and
     one on each machine; exit code 1 if a process cannot be placed, or if versions differ.
     """
-    if cluster:
-        from rlvr.cli import doctor as examination
-
-        return examination.check_cluster(cluster, json=json)
     if plan is not None:
         from rlvr.cli import planning
 
         return planning.check_memory_plan(plan, memory_gb=memory, gpus=gpus, json=json)
+    from rlvr.cli import doctor as checks
+
+    if cluster:
+        return checks.check_cluster(cluster, json=json)
     if model is not None:
-        from rlvr.cli import numerics_check as agreement
-
-        return agreement.check_sampler_numerics(str(model), sampler, env, device=device, json=json)
-    from rlvr.cli import doctor as examination
-
-    return examination.run_doctor(json=json)
+        return checks.check_sampler_numerics(str(model), sampler, env, device=device, json=json)
+    return checks.run_doctor(json=json)
 
 
 def main() -> None:
