@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -45,10 +45,6 @@ class RolloutConfig(Section):
     """The maximum number of tokens of a whole conversation, including the prompt."""
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
-    straggler_action: Literal["wait", "truncate"] = "wait"
-    """`truncate` ends the last conversation of a group once the others are done and it has as many turns as the longest of them; it is
-    verified as it is. Single-turn completions are not affected. The run is then not bitwise repeatable.
-    """
     temperature: float = Field(default=1.0, gt=0)  # for sampling and training; data.* runs and best_of_n train at temperature 1
     top_p: float = Field(default=1.0, gt=0, le=1)  # nucleus sampling
     top_k: int = Field(default=0, ge=0)  # sample from the k likeliest tokens; 0: from all
@@ -82,12 +78,12 @@ class RolloutConfig(Section):
     @property
     def rollout_kwargs(self) -> dict[str, Any]:
         """The keyword arguments of `Rollout`."""
-        asked = {
+        return {
             "max_concurrent_calls": self.max_concurrent_calls,
             "call_timeout_s": self.call_timeout_s,
             "episode_timeout_s": self.episode_timeout_s,
+            "partial_rollout_tokens": self.partial_rollout_tokens,
         }
-        return asked | {"straggler_action": self.straggler_action, "partial_rollout_tokens": self.partial_rollout_tokens}
 
     @property
     def token_limits(self) -> dict[str, Any]:

@@ -37,10 +37,7 @@ class ConversationState:
     """The number of tokens that the policy has generated."""
     stop_reason: StopReason | None = None
     truncation_reason: str = ""
-    """The limit that ended the conversation: `turns`, `tokens` (of the policy), `turn` (the tokens of one turn), `window`, `time` or
-    `overlong` (the rest of its group is done, and it has as many turns as the longest of them)."""
-    straggler_max_turns: int = 0
-    """The turn limit of the last conversation of a group, once the others are done; 0 if there is none."""
+    """The limit that ended the conversation: `turns`, `tokens` (of the policy), `turn` (the tokens of one turn), `window` or `time`."""
     is_timed_out: bool = False
     """True if the episode timeout has passed; the conversation then ends before the policy's next turn."""
 

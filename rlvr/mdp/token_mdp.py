@@ -9,7 +9,6 @@ How an episode ends:
     the token limit or the context window is reached without a stop id           TRUNCATED
     a stop id closes a turn, and the reply, or a token after it, has no room     TRUNCATED
     the episode timeout has passed, and the environment would reply              TRUNCATED
-    it is the last of its group (`straggler_action: truncate`) with enough turns TRUNCATED
 A turn of `max_turn_tokens` is truncated; the session still receives it, and the conversation continues if it replies. A stop id on the
 last allowed token closes its turn. If tool calls are plain text, the end of the first complete call closes a turn like a stop id; the
 end-of-turn token of the chat template is then appended as a token of the environment.
@@ -271,7 +270,7 @@ class TokenMDP:
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, spent
             return
         room = self.max_length - len(state.tokens)
-        closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.turn_end_ids
+        closing = [] if state.tokens[-1] in self._stop_ids else self.tool_format.turn_end_tokens
         ids = [*closing, *self._render_reply(state.step_results[-1].messages, room - len(closing))]
         if room <= len(ids):  # replies use the context window, not the policy's token limit
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "window"
@@ -327,7 +326,7 @@ class TokenMDP:
             return "turns"
         if state.num_policy_tokens >= self.max_new_tokens:
             return "tokens"
-        return "time" if state.is_timed_out else "overlong" if 0 < state.straggler_max_turns <= len(state.turns) else ""
+        return "time" if state.is_timed_out else ""
 
     def collect_transcript(self, state: ConversationState) -> Transcript | Verdict:
         """Collect the transcript once, and close the session. Never raises."""

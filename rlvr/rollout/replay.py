@@ -80,7 +80,7 @@ def replay_rows(env: TokenEnv, rows: Iterable[Mapping[str, Any]], *, max_details
         session = row.get("session") if env.mdp.has_sessions else None
         report.num_recorded_sessions += session is not None
         other = {"reference": row["reference"]} if row.get("canary") else {}
-        timed = row.get("truncated") in ("time", "overlong")
+        timed = row.get("truncated") == "time"
         wrong = find_mismatch(env, **{key: row[key] for key in REQUIRED_KEYS}, session=session, ended_by_time=timed, **other)
         if wrong:
             report.mismatches += 1

@@ -71,7 +71,6 @@ class Rollout(Hinted):
         max_open_sessions: int = 256,
         call_timeout_s: float = DEFAULT_CALL_TIMEOUT_S,
         episode_timeout_s: float | None = None,
-        straggler_action: str = "wait",
         sync_turns: bool | None = None,
     ) -> None:
         """Create the rollout with its thread pools.
@@ -89,8 +88,6 @@ class Rollout(Hinted):
             max_open_sessions: the maximum number of open sessions, for environments with stateful sessions.
             call_timeout_s: the timeout of one verification or one session call; after it the episode has no verdict.
             episode_timeout_s: after this time a conversation ends with its current turn and is verified; None: no limit.
-            straggler_action: "truncate" ends the last conversation of a group when the others are done and it has as many turns as the
-                longest of them; it is verified as it is. "wait" lets it finish.
             sync_turns: whether all conversations wait for the slowest one before each turn. With some samplers the last bits of a result
                 depend on the batch composition (`Sampler.eval_batch_size`), and without synchronous turns the composition depends on
                 timing. None: only for such samplers, with a stateless interactive environment.
@@ -101,8 +98,6 @@ class Rollout(Hinted):
             raise ConfigError(f"session_workers {session_workers} and max_open_sessions {max_open_sessions} must be at least 1")
         if episode_timeout_s is not None and episode_timeout_s <= 0:
             raise ConfigError(f"episode_timeout_s is {episode_timeout_s}; it must be above 0")
-        if straggler_action not in ("wait", "truncate"):
-            raise ConfigError(f"straggler_action is {straggler_action!r}; allowed: truncate, wait")
         limits = {"max_new_tokens": max_new_tokens, "max_length": max_length, "max_turn_tokens": max_turn_tokens}
         mdp = _make_mdp(environment, tokenizer, limits)
         is_own_sampler = not isinstance(sampler, Sampler)
@@ -114,7 +109,7 @@ class Rollout(Hinted):
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
         self.version = 0
         """The version of the weights that sample, counted by `update_weights`."""
-        self.episode_timeout_s, self.straggler_action = episode_timeout_s, straggler_action
+        self.episode_timeout_s = episode_timeout_s
         self.sync_turns = (
             bool(sampler.traits.eval_batch_size) and mdp.is_interactive and not mdp.has_sessions if sync_turns is None else sync_turns
         )

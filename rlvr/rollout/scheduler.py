@@ -44,7 +44,6 @@ class RolloutSettings(Protocol):
     sampler: Sampler
     call_timeout_s: float
     episode_timeout_s: float | None
-    straggler_action: str
     max_open_sessions: int
     sync_turns: bool
     has_async_verifier: bool

@@ -11,7 +11,6 @@ session holds for the whole conversation, such as a sandbox session (`rlvr.contr
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -46,9 +45,6 @@ class SessionRolloutScheduler(RolloutScheduler):
         """All limiters that admit sessions of this rollout."""
         self.last_active_at = perf_counter()
         """The time when a conversation of this rollout last held something."""
-        self.conversations_by_group = defaultdict[str, list[Conversation]](list)
-        for conversation in self.conversations:
-            self.conversations_by_group[conversation.rollout_request.group].append(conversation)
         self.pending_closes = set[Future[Any]]()
         """The running close jobs of failed conversations."""
         self.has_sampler_ended = False
@@ -180,8 +176,6 @@ class SessionRolloutScheduler(RolloutScheduler):
     def _finish(self, conversation: Conversation) -> None:
         was_admitted = conversation.phase is not Phase.WAITING
         super()._finish(conversation)
-        if self.settings.straggler_action == "truncate":
-            self._limit_straggler(conversation)
         closing = self._close_session(conversation.state.session_handle) if conversation.state.session_handle else None
         if conversation.admission is not None:
             withdraw_request(conversation.admission)
@@ -190,15 +184,6 @@ class SessionRolloutScheduler(RolloutScheduler):
             elif was_admitted and closing is not None:
                 limiter = self.open_limiter  # a hanging close must not keep this scheduler alive
                 closing.add_done_callback(lambda _: limiter.release())
-
-    def _limit_straggler(self, conversation: Conversation) -> None:
-        """If only one conversation of this one's group is left, limit it to the number of turns of the longest of the others."""
-        group = self.conversations_by_group[conversation.rollout_request.group]
-        left = [other for other in group if other.phase is not Phase.DONE]
-        if len(left) == 1:
-            left[0].state.straggler_max_turns = max(
-                (len(other.state.turns) for other in group if other.phase is Phase.DONE and not other.error), default=0
-            )
 
     def _close_session(self, session_handle: LazySession) -> Future[Any] | None:
         """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""

@@ -111,11 +111,7 @@ class Components:
     def is_bitwise_repeatable(self) -> bool:
         """Whether repeating a step is bitwise identical. False if timing affects batch composition or truncation."""
         asked = self.config.rollout
-        by_time = (
-            asked.episode_timeout_s is not None
-            or asked.straggler_action == "truncate"
-            or (self.sampler.traits.eval_batch_size and not self.rollout.sync_turns)
-        )
+        by_time = asked.episode_timeout_s is not None or (self.sampler.traits.eval_batch_size and not self.rollout.sync_turns)
         timed = self.mdp.is_interactive and by_time
         return is_deterministic(self.config, self.accelerator.device) and not timed
 

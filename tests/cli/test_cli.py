@@ -151,7 +151,7 @@ def test_show_config_explains_every_setting_of_a_run(capsys: Said) -> None:
     assert set(rows) == keys(schema, "") and [key for key, row in rows.items() if not row["about"]] == []
     about = rows["rollout.prompts_per_step"]
     assert (about["default"], about["limits"]) == ("32", "at least 1") and "tasks" in about["about"]
-    assert rows["rollout.straggler_action"]["limits"] == "one of wait, truncate" and rows["model.lora.rank"]["default"] == "required"
+    assert rows["health.action"]["limits"] == "one of stop, warn, off" and rows["model.lora.rank"]["default"] == "required"
     said = obey(["show", "config", "train"], capsys)
     assert "train.steps" in said and "constant_with_warmup" in said and "\nrollout." not in said
     (only,) = parsed(["show", "config", "log.save_total_limit"], capsys)

@@ -289,7 +289,6 @@ class Unlucky(Pretended):
     [
         {"error": "it fell", "stop_reason": StopReason.FAILED, "verdict": Verdict(None, "it fell", fault=Fault.INFRA)},
         {"meta": {"truncated": "time"}},
-        {"meta": {"truncated": "overlong"}},
     ],
     ids=str,
 )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from threading import Lock, Semaphore
 from typing import Any
 
 import pytest
 
-from rlvr.contracts import SamplingParams, Verifier
+from rlvr.contracts import SamplingParams
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.evaluation.evaluate import evaluate
@@ -19,7 +18,7 @@ from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.rollout.replay import find_mismatch
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
-from rlvr.task import Task, Verdict
+from rlvr.task import Task
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, TOKENS, Sums, Talk
 
@@ -33,45 +32,6 @@ class Slow(Talk):
     def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         time.sleep(0.3 * (len(completions) == 2))
         return "1"
-
-
-class Uneven(Talk):
-    """Ends three conversations after their second turn. The fourth may have eight, and goes on once the others are judged."""
-
-    max_turns, max_new_tokens = 8, 40
-
-    def __init__(self) -> None:
-        super().__init__(verifier=Judged(self))
-        self.lock, self.ended, self.judged = Lock(), 0, Semaphore(0)
-
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
-        with self.lock:
-            over = len(completions) == 2 and self.ended < 3
-            self.ended += over
-        if len(completions) == 2 and not over:
-            for _ in range(3):
-                assert self.judged.acquire(timeout=60)
-        return None if over else "1"
-
-
-class Judged(Verifier):
-    """Counts the verdicts."""
-
-    def __init__(self, environment: Uneven) -> None:
-        self.environment = environment
-
-    def verify(self, task: Task, answer: str) -> Verdict:
-        self.environment.judged.release()
-        return Verdict(1.0, "judged")
-
-
-def group_of(overlong: str, *, groups: int = 1) -> list[Any]:
-    environment = Uneven()
-    sampler = ScriptedSampler(answers=["1", "2", "3"])
-    sampler.setup(environment, TOK)
-    draws = [RolloutRequest(environment.task("train", 3), f"g{k % groups}", k, {"index": 3}) for k in range(4)]
-    with Rollout(TokenMDP(environment, TOK), sampler=sampler, straggler_action=overlong) as rollout:
-        return sorted(rollout.collect(draws, STOPS), key=lambda episode: int(episode.turns))
 
 
 def talked(environment: Any, answers: list[str], *, episode_timeout_s: float | None = None, **limits: Any) -> Any:
@@ -135,18 +95,6 @@ def test_a_conversation_ends_with_its_turn_when_its_time_is_up() -> None:
     assert find_mismatch(wrong, "train", 3, other, [*short.action_mask[:-2], False, True], "truncated", 0.0, ended_by_time=True)
 
 
-def test_the_last_of_a_group_is_cut_where_it_has_the_turns_of_the_longest_other() -> None:
-    *others, last = group_of("truncate")
-    assert [(episode.turns, episode.stop_reason) for episode in others] == [(2, StopReason.TERMINATED)] * 3
-    assert last.stop_reason is StopReason.TRUNCATED and last.meta["truncated"] == "overlong" and last.is_scored and 2 <= last.turns < 8
-
-
-@pytest.mark.parametrize(("overlong", "groups"), [("wait", 1), ("truncate", 4)])
-def test_the_last_of_a_group_is_waited_for_unless_asked_and_a_group_of_one_is_never_cut(overlong: str, groups: int) -> None:
-    last = group_of(overlong, groups=groups)[-1]
-    assert (last.turns, last.meta["truncated"]) == (8, "turns")
-
-
 def test_an_endpoint_s_turn_that_is_cut_is_heard() -> None:
     def talks(path: str, body: dict[str, Any], before: int) -> Any:
         text, reason = [("123", "length"), ("27", "stop")][before]
@@ -185,5 +133,3 @@ def test_limits_that_cannot_be_are_refused() -> None:
         evaluate(Talk(), "scripted:noop", tasks=1, max_turn_tokens=0)
     with pytest.raises(ConfigError, match="episode_timeout_s is 0"):
         Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), episode_timeout_s=0)
-    with pytest.raises(ConfigError, match="straggler_action is 'drop'; allowed: truncate, wait"):
-        Rollout(TokenMDP(Sums(), TOK), sampler=ScriptedSampler(), straggler_action="drop")

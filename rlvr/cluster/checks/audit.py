@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from rlvr.cluster.checks.comparison import TIME_REASONS, ComparedFields, describe_difference, get_compared_fields
+from rlvr.cluster.checks.comparison import ComparedFields, describe_difference, get_compared_fields
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.config.config import ModelConfig, RunConfig
@@ -125,7 +125,7 @@ def iter_recorded_groups(run: Path, config: RunConfig, report: ResamplingReport)
     for _, found in groupby(rows, key=lambda row: (row["step"], row["group"])):
         group = list(found)
         alike = len({(row["policy_version"], row["index"]) for row in group}) == 1
-        whole = all(row["tokens"] and row.get("truncated") not in TIME_REASONS for row in group)
+        whole = all(row["tokens"] and row.get("truncated") != "time" for row in group)
         if len(group) == config.rollout.num_generations and alike and whole:
             yield group
         else:

@@ -11,8 +11,6 @@ from rlvr.episode import Episode
 from rlvr.rollout.partial_rollouts import CONTINUES_ERROR
 
 AUDIT_SUFFIX = " again"
-TIME_REASONS = ("time", "overlong")
-"""The reasons of cuts that depend on time."""
 LOGPROB_TOLERANCE = 0.01
 """Tolerance of log-probabilities: different hardware gives different last bits."""
 
@@ -38,7 +36,7 @@ def get_compared_fields(episode: Episode) -> ComparedFields:
 
 def is_comparable(one: Episode, other: Episode) -> bool:
     """Whether two samplings must be equal: neither has failed or was cut by a timeout."""
-    return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") in TIME_REASONS for episode in (one, other))
+    return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") == "time" for episode in (one, other))
 
 
 def describe_difference(one: ComparedFields, other: ComparedFields) -> str:

@@ -29,7 +29,7 @@ MIN_LOGPROB = -1e4
 MAX_REWARD = 1e6
 """The largest score, and the largest amount of a step reward, in either direction, where the verifier has no bound of its own."""
 MAX_REWARD_ROUNDING = 1e-6
-TRUNCATION_REASONS = ("turns", "tokens", "turn", "window", "time", "overlong")
+TRUNCATION_REASONS = ("turns", "tokens", "turn", "window", "time")
 READING_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 """The exceptions of the readers of a session record that is not one."""
 SESSION_KEYS = frozenset(("seed", "tools", "initial_messages", "turns", "step_results", "verdict", "answer", "values", "files"))
