@@ -128,7 +128,7 @@ class ProcessSandbox(LocalSandbox):
             max_sessions=max_sessions,
         )
         remove_orphaned_folders(FOLDER_PREFIX)
-        for name in groups.list_parent_cgroups(FOLDER_PREFIX):
+        for name in groups.list_parent_cgroup_names(FOLDER_PREFIX):
             if is_owner_dead(name.partition("=")[2]):  # its folder may be in another temporary folder than ours
                 groups.remove_parent_cgroup(name)
 

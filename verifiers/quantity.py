@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
@@ -84,25 +84,44 @@ class Quantity(Verifier):
         said = parse_quantity(found.text)
         if said is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number with one unit")
-        if said[1:] != gold[1:] and (not self.convert or said[3] != gold[3]):
-            why = "not the unit of the reference" if said[3] == gold[3] else "of another kind than the reference"
+        if not said.has_unit_of(gold) and (not self.convert or said.dimensions != gold.dimensions):
+            why = "not the unit of the reference" if said.dimensions == gold.dimensions else "of another kind than the reference"
             return Verdict(0.0, f"the unit of {found.text!r:.80} is {why}")
-        mine, theirs = (value * factor + offset for value, factor, offset, _ in (said, gold))
-        near = tolerance * abs(gold[0] * gold[1])  # of the value as it is written: 2 % of 25 °C is half a degree
+        mine, theirs = said.in_base_units, gold.in_base_units
+        near = tolerance * abs(gold.value * gold.factor)  # of the value as it is written: 2 % of 25 °C is half a degree
         right = abs(mine - theirs) <= max(near, ROUNDING_TOLERANCE * abs(theirs))
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
 
     @property
-    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+    def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
         return (("parsed", parse_quantity),)
 
 
-def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions] | None:
-    """Parse a quantity into value, factor, offset and base units; None for any other text.
+class ParsedQuantity(NamedTuple):
+    """A number with its unit: `value * factor + offset` in base units."""
 
-    >>> parse_quantity("3 min"), parse_quantity("3")
-    ((Fraction(3, 1), Fraction(60, 1), Fraction(0, 1), (('s', 1),)), None)
+    value: Fraction
+    factor: Fraction
+    offset: Fraction
+    dimensions: Dimensions
+    """The base units with their powers."""
+
+    @property
+    def in_base_units(self) -> Fraction:
+        """The number in base units."""
+        return self.value * self.factor + self.offset
+
+    def has_unit_of(self, other: ParsedQuantity) -> bool:
+        """Whether both have the same unit, under whatever name."""
+        return self[1:] == other[1:]
+
+
+def parse_quantity(text: str) -> ParsedQuantity | None:
+    """Parse a number with its unit; None for any other text.
+
+    >>> parse_quantity("3 min").in_base_units, parse_quantity("3")
+    (Fraction(180, 1), None)
     """
     text = strip_markup(text)
     if len(text) > MAX_QUANTITY_CHARS:
@@ -121,10 +140,10 @@ def parse_quantity(text: str) -> tuple[Fraction, Fraction, Fraction, Dimensions]
     digits = (found["whole"] or "0").replace(",", "") + (found["part"] or "")
     power = int((found["e"] or found["ten"] or "0").translate(SUPERSCRIPTS)) - len(found["part"] or "")
     value = Fraction(int(digits)) * Fraction(10) ** power
-    return (-value if found["sign"] in ("-", "−") else value), *known
+    return ParsedQuantity(-value if found["sign"] in ("-", "−") else value, *known)
 
 
-def _parse_reference(reference: Any) -> tuple[Fraction, Fraction, Fraction, Dimensions]:
+def _parse_reference(reference: Any) -> ParsedQuantity:
     text = f"{reference.get('value')} {reference.get('unit')}" if isinstance(reference, Mapping) else reference
     gold = parse_quantity(text) if isinstance(text, str) else None
     if gold is None:

@@ -230,7 +230,7 @@ def daemons(args: argparse.Namespace) -> None:
 
 def left() -> set[str]:
     """Marked processes, and the containers, folders and control groups of dead owners and of ours: by name."""
-    found = {f"group {name}" for name in groups.list_parent_cgroups(FOLDER_PREFIX) if is_concerned(name.partition("=")[2])}
+    found = {f"group {name}" for name in groups.list_parent_cgroup_names(FOLDER_PREFIX) if is_concerned(name.partition("=")[2])}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if path.read_bytes() == f"sleep\0{MARK}\0".encode():

@@ -22,7 +22,7 @@ from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import Rewards, has_no_signal
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch, Numbers
-from rlvr.algorithms.functions.entropy import get_token_entropies, pack_non_nan_rows, unpack_non_nan_rows
+from rlvr.algorithms.functions.entropy import get_token_entropies, move_nan_to_row_ends, unpack_non_nan_rows
 from rlvr.algorithms.grpo import loss
 
 
@@ -37,7 +37,7 @@ def advantage(answers: AnswerBatch, *, entropy_weight: float = 0.1, success_thre
 
 
 def _compute_group_advantages(rewards: Rewards, entropies: list[Numbers], weight: float, success_threshold: float) -> list[Numbers]:
-    table = pack_non_nan_rows(entropies).clip(
+    table = move_nan_to_row_ends(entropies).clip(
         min=1e-3
     )  # [answers, tokens of the policy], NaN after an answer's end and where it does not count
     there, scores = ~np.isnan(table), np.array(rewards, dtype=np.float64)[:, None]

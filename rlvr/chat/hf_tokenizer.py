@@ -140,7 +140,7 @@ class HFTokenizer:
         return ids[places[past - 1] + 1 :]
 
     @cached_property
-    def turn_end_ids(self) -> list[int]:
+    def turn_end_tokens(self) -> list[int]:
         """The tokens that the template writes at the end of a policy turn; empty without a template."""
         return [self._find_end_token()] if self.tokenizer.chat_template else []
 

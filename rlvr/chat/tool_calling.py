@@ -168,9 +168,9 @@ class ToolFormat:
         return CallStopCriterion(self.dialect, self.tokenizer, tools, list(tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start]))
 
     @cached_property
-    def turn_end_ids(self) -> list[int]:
+    def turn_end_tokens(self) -> list[int]:
         """The tokens that the chat template writes at the end of a turn; appended if no stop id ended it."""
-        return list(getattr(self.tokenizer, "turn_end_ids", [self.tokenizer.eos_id]))
+        return list(getattr(self.tokenizer, "turn_end_tokens", [self.tokenizer.eos_id]))
 
     def parse_turn(self, raw_turn: Turn, turn_number: int, tools: Sequence[ToolSpec], tokens: Sequence[int], start: int) -> Turn:
         """Parse the calls of a completed turn that begins at `start` in `tokens`.

@@ -48,12 +48,12 @@ def train(
 ) -> TrainReport:
     """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
 
-    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_auto_resumes` times, with growing
+    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_resumes_after_worker_loss` times, with growing
     delays.
     """
     folder = out if out is not None or resume else make_run_folder_path(config)
     record = EventLog(None if folder is None else Path(folder))
-    resumes = config.cluster.max_auto_resumes if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
+    resumes = config.cluster.max_resumes_after_worker_loss if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
     builder, times = functools.partial(build_cluster_components, event_log=record), 0
     while True:
         try:
@@ -67,7 +67,11 @@ def train(
         times, pause, resume, verify_repeatability = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
         record.add("resumed", why=why, times=times, pause_s=pause)
         logger.warning(
-            "%s; the run is resumed in %g s (resume %d of %d, cluster.max_auto_resumes)", why.partition(";")[0], pause, times, resumes
+            "%s; the run is resumed in %g s (resume %d of %d, cluster.max_resumes_after_worker_loss)",
+            why.partition(";")[0],
+            pause,
+            times,
+            resumes,
         )
         time.sleep(pause)
         gc.collect()  # free the model and the optimizer of the failed run

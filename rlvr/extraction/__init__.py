@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.extraction.answer_lines import extract_answer_phrase, extract_conclusion, extract_hash_line, is_numeral_line, reject_later_answer
-from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_rest, is_placeholder, unwrap_answer
+from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_text_after, is_placeholder, unwrap_answer
 from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
 from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement
 from rlvr.extraction.last_sentence import extract_last_sentence
@@ -69,7 +69,7 @@ def _unknown_setting_error(names: Sequence[str], multiple_answers: str) -> Confi
 
 
 def _extract_boxed(text: str) -> Extraction:
-    found, after = extract_boxed_and_rest(text)
+    found, after = extract_boxed_and_text_after(text)
     return reject_later_answer(found, after)
 
 

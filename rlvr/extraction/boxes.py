@@ -47,10 +47,10 @@ DENIED_REASON = "the words around it deny it"
 
 def extract_boxed(text: str) -> Extraction:
     """Extract the answer declared by the boxes of a text."""
-    return extract_boxed_and_rest(text)[0]
+    return extract_boxed_and_text_after(text)[0]
 
 
-def extract_boxed_and_rest(text: str) -> tuple[Extraction, str]:
+def extract_boxed_and_text_after(text: str) -> tuple[Extraction, str]:
     """Extract the answer declared by the boxes, and return it with the text after the last box that counts."""
     boxes = _find_boxes(text)
     if boxes is None:

@@ -177,10 +177,10 @@ def play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_
     return ending
 
 
-def build_turn(turn: str | Call | Sequence[Call], number: int) -> Turn:
+def build_oracle_turn(turn: str | Call | Sequence[Call], number: int) -> Turn:
     """Build a policy's turn from one of the oracle turns.
 
-    >>> build_turn([Call("", "add", {"amount": 4})], 2).calls[0].id
+    >>> build_oracle_turn([Call("", "add", {"amount": 4})], 2).calls[0].id
     '2.0'
     """
     if isinstance(turn, str):
@@ -197,8 +197,8 @@ def _iter_controls(environment: Environment, task: Task, turns: Sequence[Turn]) 
         oracle = [HARMLESS_TEXT if gold is None else gold]
         examples = [Call("", one.name, one.arguments) for tool in environment.tools for one in type(tool).examples]
         if examples and any(turn.calls for turn in turns):
-            yield [build_turn(examples, 0)]
-    yield [build_turn(turn, number) for number, turn in enumerate(oracle)]
+            yield [build_oracle_turn(examples, 0)]
+    yield [build_oracle_turn(turn, number) for number, turn in enumerate(oracle)]
 
 
 def _score(environment: Environment, task: Task, transcript: Transcript) -> Verdict:

@@ -50,12 +50,12 @@ def build_with_tools_settings(
     return {**own, "env": {"name": name, **{key: value for key, value in settings.items() if key not in own}}}
 
 
-def apply_audit_setting(name: str, known_settings: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
+def wrap_verifier_with_audit(name: str, known_settings: Mapping[str, Any], needs: Mapping[str, Any], settings: dict[str, Any]) -> None:
     """Replace an environment's setting `audit_verifier: {verifier: NAME, fraction: 0.05}`, in place, by the verifier `with_audit`
     around its own verifier.
 
     >>> given = {"audit_verifier": {"verifier": "symbolic"}}
-    >>> apply_audit_setting("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]
+    >>> wrap_verifier_with_audit("gsm8k", {"verifier": None}, {"verifier": "numeric"}, given); given["verifier"]
     {'name': 'with_audit', 'verifier': 'numeric', 'audit_with': 'symbolic'}
     """
     if "audit_verifier" not in settings or "audit_verifier" in known_settings:

@@ -34,7 +34,7 @@ from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrEr
 from rlvr.hints import explain_plugin_setting, find_plugin
 from rlvr.plugin_files import find_plugin_file, resolve_plugin_files
 from rlvr.registry import third_party as foreign
-from rlvr.registry.dependencies import apply_audit_setting, build_dependencies, build_with_tools_settings
+from rlvr.registry.dependencies import build_dependencies, build_with_tools_settings, wrap_verifier_with_audit
 from rlvr.synonyms import VERIFIERS
 
 PACKAGE_FOLDER = Path(__file__).parents[1]
@@ -260,7 +260,7 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
         return build("env", "with_tools", **around)
     if k.name == "env":
-        apply_audit_setting(name, fields, get_needs(factory), given)
+        wrap_verifier_with_audit(name, fields, get_needs(factory), given)
     if not getattr(factory, "validates_settings", False):  # a factory that checks its settings itself
         check_settings(k.name, name, fields, given, getattr(factory, "setting_hints", NO_HINTS))
     built: list[Any] = []

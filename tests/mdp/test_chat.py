@@ -208,8 +208,8 @@ def test_descriptions_of_tools_are_data() -> None:
         (CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'assistant' %}"), "leaves out the policy's turn"),
         (CHATML.replace("{% for m in messages %}", "{% for m in messages if not loop.last or m.role != 'user' %}"), "does not write"),
         (
-            CHATML.replace("<|im_end|>", "<|turn_end_ids|>"),
-            r"no turn with a token at which the policy stops \(<\|im_end\|>\).*\(here <\|turn_end_ids\|>\)",
+            CHATML.replace("<|im_end|>", "<|turn_end_tokens|>"),
+            r"no turn with a token at which the policy stops \(<\|im_end\|>\).*\(here <\|turn_end_tokens\|>\)",
         ),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_sandbox_leaves_the_control_groups_of_a_run_with_another_temporary_fol
         pytest.skip("no control group can be created here")
     try:
         build("sandbox", "process", trusted=True).close()
-        left = groups.list_parent_cgroups(FOLDER_PREFIX)
+        left = groups.list_parent_cgroup_names(FOLDER_PREFIX)
         assert alive in left and dead not in left
     finally:
         groups.remove_parent_cgroup(alive)
@@ -172,7 +172,7 @@ def left_over(kind: str, name: str) -> list[str]:
         finally:
             client.close()
     return [place for place in (name,) if Path(tempfile.gettempdir(), place).exists()] + [
-        g for g in groups.list_parent_cgroups(FOLDER_PREFIX) if g.startswith(name)
+        g for g in groups.list_parent_cgroup_names(FOLDER_PREFIX) if g.startswith(name)
     ]
 
 

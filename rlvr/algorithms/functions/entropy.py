@@ -18,10 +18,10 @@ def get_token_entropies(answers: AnswerBatch) -> list[list[Numbers]]:
     ]
 
 
-def pack_non_nan_rows(rows: list[Numbers]) -> Numbers:
+def move_nan_to_row_ends(rows: list[Numbers]) -> Numbers:
     """Align rows in one table [answers, max tokens]: the numbers that are not NaN, in order, then NaN.
 
-    >>> pack_non_nan_rows([np.array([np.nan, 1.0, np.nan, 2.0]), np.array([3.0])]).tolist()
+    >>> move_nan_to_row_ends([np.array([np.nan, 1.0, np.nan, 2.0]), np.array([3.0])]).tolist()
     [[1.0, 2.0], [3.0, nan]]
     """
     kept = [row[~np.isnan(row)] for row in rows]
@@ -32,7 +32,7 @@ def pack_non_nan_rows(rows: list[Numbers]) -> Numbers:
 
 
 def unpack_non_nan_rows(table: Numbers, rows: list[Numbers]) -> list[Numbers]:
-    """Invert `pack_non_nan_rows`: put each row's numbers back where it was not NaN, 0 elsewhere."""
+    """Invert `move_nan_to_row_ends`: put each row's numbers back where it was not NaN, 0 elsewhere."""
     out = []
     for row, numbers in zip(rows, table, strict=True):
         own = ~np.isnan(row)

@@ -148,7 +148,7 @@ def _try_remove(base: str) -> bool:
     return True
 
 
-def list_parent_cgroups(prefix: str) -> list[str]:
+def list_parent_cgroup_names(prefix: str) -> list[str]:
     """Return the names of the parent groups that `create_parent_cgroup` created, by their prefix."""
     found = set[str]()
     for above in _list_own_cgroup_paths():

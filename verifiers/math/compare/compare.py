@@ -87,7 +87,7 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
         value = value[1]
     if value[0] == "set" and len(value) == 2:
         return Comparison(False, f"{describe_tree(value)} is a set; the gold {format_tree(gold)} is one value")
-    value = interpret_letters_of_word(gold, value)
+    value = read_word_as_product(gold, value)
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
     if value[0] == "list" and _may_repeat_one_value(value) and all(compare_normalized(gold, arg, context).is_equal for arg in value[1:]):
@@ -940,7 +940,7 @@ def split_choice_letters(gold: Tree, answer: Tree) -> Tree:
     return ("list", *(("sym", letter) for letter in letters)) if CHOICE_LETTERS.issuperset(letters) else answer
 
 
-def interpret_letters_of_word(gold: Tree, answer: Tree) -> Tree:
+def read_word_as_product(gold: Tree, answer: Tree) -> Tree:
     """Convert a short word to what its letters mean in the gold: a product, or the name of an angle."""
     if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
         return make_point_name(gold[1].partition(" ")[0], answer[1].upper())
