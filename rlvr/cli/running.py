@@ -21,7 +21,6 @@ def train_run(
     *,
     out: Path | None,
     resume: bool,
-    verify_resume: bool,
     json: bool,
     model: str = "",
     test_data: str = "",
@@ -57,7 +56,7 @@ def train_run(
     if config.cluster is not None:
         from rlvr.cluster.training import train as method
     console = screen.make_stderr_console() if json else screen.make_stdout_console()
-    report = method(config, out=out, resume=resume, verify_repeatability=verify_resume, console=console)
+    report = method(config, out=out, resume=resume, console=console)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if on_data:

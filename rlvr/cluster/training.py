@@ -43,9 +43,7 @@ FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
 """The delay before a run that lost all rollout workers is resumed: the first one, and the maximum."""
 
 
-def train(
-    config: RunConfig, *, out: str | Path | None = None, resume: bool = False, verify_repeatability: bool = False, **train_kwargs: Any
-) -> TrainReport:
+def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, **train_kwargs: Any) -> TrainReport:
     """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
 
     A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_resumes_after_worker_loss` times, with growing
@@ -57,14 +55,12 @@ def train(
     builder, times = functools.partial(build_cluster_components, event_log=record), 0
     while True:
         try:
-            return train_here(
-                config, out=folder, resume=resume, verify_repeatability=verify_repeatability, component_builder=builder, **train_kwargs
-            )
+            return train_here(config, out=folder, resume=resume, component_builder=builder, **train_kwargs)
         except ClusterWorkersLost as error:
             if times == resumes:
                 raise
             why = str(error)
-        times, pause, resume, verify_repeatability = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True, False
+        times, pause, resume = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True
         record.add("resumed", why=why, times=times, pause_s=pause)
         logger.warning(
             "%s; the run is resumed in %g s (resume %d of %d, cluster.max_resumes_after_worker_loss)",

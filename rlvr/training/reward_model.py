@@ -91,15 +91,13 @@ class RewardModelData:
 
 
 def train_reward_model(
-    config: RunConfig, *, out: Path | None = None, resume: bool = False, verify_repeatability: bool = False, console: Console | None = None
+    config: RunConfig, *, out: Path | None = None, resume: bool = False, console: Console | None = None
 ) -> RewardModelReport:
     """Train a reward model as configured, and write a run folder."""
     transformers.utils.logging.disable_progress_bar()
     screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model_training
     assert settings is not None
     check_reward_model_settings(config)
-    if verify_repeatability:
-        raise ConfigError("--verify repeats a step of sampling; a reward model does not sample: resume without --verify")
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     folder = out or Path("runs") / f"reward-model-{datetime.now():%Y%m%d-%H%M%S}"

@@ -141,7 +141,6 @@ class Trainer(Hinted):
         console: Console | None = None,
         accelerator: Accelerator | None = None,
         component_builder: ComponentBuilder = build_components,
-        repeat_from: Path | None = None,
         **sections: Any,
     ) -> None:
         """Prepare a run up to its first step.
@@ -164,8 +163,6 @@ class Trainer(Hinted):
             console: where progress is shown; by default standard error.
             accelerator: the accelerator, if the caller has made it.
             component_builder: builds the components; a cluster passes its own.
-            repeat_from: a checkpoint of the run in `out` whose next steps are repeated: the run folder is only read, and `step` is called
-                instead of `fit`. See `rlvr.training.repeat_step`.
             sections: sections of the configuration, such as train={"steps": 5}; and keys without their section: those of train, rollout and
                 log, of the algorithm (beta=0.04), and with `data` those of the environment (tools=[...], max_turns=3).
         """
@@ -194,31 +191,28 @@ class Trainer(Hinted):
             stack.enter_context(explain_peer_loss(accelerator))
             # the default name contains the time, which may differ between processes
             self.folder = folder = run_on_main(accelerator, lambda: Path(out or make_run_folder_path(config)))
-            is_new = repeat_from is None and run_on_main(accelerator, lambda: not resume or is_empty_run(folder))
+            is_new = run_on_main(accelerator, lambda: not resume or is_empty_run(folder))
             if is_new and resume:  # a job that always passes --resume, killed before it wrote anything
                 self._print(f"{folder} contains no run yet: starting a new one")
-            place = repeat_from or run_on_main(accelerator, lambda: _find_checkpoint(folder) if resume else None)
+            place = run_on_main(accelerator, lambda: _find_checkpoint(folder) if resume else None)
             if not is_new:
                 RunLog.reopen(folder, config)  # another configuration is rejected before anything is built
                 run_on_main(accelerator, lambda: warn_about_plugin_changes(folder))
 
             components = component_builder(inputs, accelerator, stack, checkpoint_folder=place)
             check_sampling_supported(components)
-            if repeat_from is None:
-                if is_new:
-                    run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
-                    run_on_main(accelerator, lambda: record_plugins(folder, (components.environment, components.algorithm)))
-                run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
-                self.run_log = RunLog(folder, is_writer=main)
-                if not is_new:
-                    run_on_main(accelerator, lambda: self.run_log.extend(config.train.steps))
-                print_run_table(self.console, build_run_table(components, folder))
-                if place is not None:
-                    run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
-                else:
-                    self.run_log.truncate_logs({})  # a run that was killed before its first checkpoint starts from the beginning
+            if is_new:
+                run_on_main(accelerator, lambda: RunLog.create(folder, config).close())
+                run_on_main(accelerator, lambda: record_plugins(folder, (components.environment, components.algorithm)))
+            run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
+            self.run_log = RunLog(folder, is_writer=main)
+            if not is_new:
+                run_on_main(accelerator, lambda: self.run_log.extend(config.train.steps))
+            print_run_table(self.console, build_run_table(components, folder))
+            if place is not None:
+                run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
             else:
-                self.run_log = RunLog(folder, is_writer=False)
+                self.run_log.truncate_logs({})  # a run that was killed before its first checkpoint starts from the beginning
             stack.callback(self.run_log.close)
             self.checkpoint_writer = stack.enter_context(checkpoint.CheckpointWriter(config.train.collective_timeout_s))
             if place is None and config.sft_warmup is not None:
@@ -233,7 +227,7 @@ class Trainer(Hinted):
             self.batch_source = stack.enter_context(make_batch_source(components, self.learner, inputs.batch_source))
             self.weight_changes = WeightChanges()
             """What the steps, and others, did to the weights."""
-            self.callbacks = [*(make_callbacks(self, self.console) if repeat_from is None else ()), *callbacks]
+            self.callbacks = [*make_callbacks(self, self.console), *callbacks]
             self.num_steps, self.num_completed_steps, self.stop_reason = config.train.steps, 0, ""
             self.stop_signals = StopSignals()
             self.is_interrupted = False
@@ -247,16 +241,14 @@ class Trainer(Hinted):
             """The last of the best steps so far; the newest checkpoint up to this step is kept."""
             if place is not None:
                 self.restore(place)
-                if repeat_from is None:
-                    steps = f"step {self.num_completed_steps} of {self.num_steps}"
-                    self._print(f"resumed from {place} after {steps}")
+                self._print(f"resumed from {place} after step {self.num_completed_steps} of {self.num_steps}")
             else:
                 self.sync_weights()
-                if not is_new and repeat_from is None:
+                if not is_new:
                     self._print(
                         f"{folder} has no checkpoint yet (log.save_every is {config.log.save_every}): the run starts at step 1 again"
                     )
-            self._repeats, self._is_closed = repeat_from is not None, False
+            self._is_closed = False
             self._resources = outer.pop_all()
 
     # ---- the run ------------------------------------------------------------------------------------------------------
@@ -473,8 +465,6 @@ class Trainer(Hinted):
             resources.__exit__(kind, error, trace)
             return
         with resources:
-            if self._repeats:
-                return
             self.sampler.close()  # before accelerate destroys torch's process group, which an engine may use
             if self.accelerator.num_processes > 1:
                 # the wrapper of the learner must not hold the group's last reference: it would wait for its thread while holding the GIL

@@ -243,7 +243,6 @@ CASES: list[Case] = [
     ("an override that is none", ["train", "quickstart", "fast"], ["key=value"]),
     ("a run that exists", ["train", "quickstart", "--out", "taken"], ["taken", "is not overwritten"]),
     ("a run in a place that cannot be", ["train", "quickstart", "--out", "a_file/run"], ["a_file/run", "cannot be written"]),
-    ("to verify what is not resumed", ["train", "quickstart", "--verify"], ["--resume"]),
     ("to resume nothing", ["train", "quickstart", "--resume"], ["--out"]),
     ("to resume what is no run", ["train", "quickstart", "--resume", "--out", "taken"], ["taken"]),
     ("an algorithm that is none", ["train", "quickstart", "algorithm=grppo"], ["did you mean 'grpo'"]),

@@ -43,9 +43,9 @@ def test_the_main_process_samples_for_two(
     if way == "cpu" and rollout_workers:
         shutil.copytree(two, cut, symlinks=True)
         shutil.rmtree(cut / "checkpoints" / "step-000004")
-        done = launched("cpu", recipe, "--out", str(cut), "--resume", "--verify")
+        done = launched("cpu", recipe, "--out", str(cut), "--resume")
         assert done.returncode == 0, done.stderr[-3000:]
-        assert "step 3 repeated: " in done.stdout + done.stderr and torch.equal(weights(cut), weights(two))
+        assert torch.equal(weights(cut), weights(two))
         for name in ("metrics.jsonl", "episodes.jsonl"):
             assert (cut / name).read_bytes() == (two / name).read_bytes()
 

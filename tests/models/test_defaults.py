@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlvr.errors import CheckFailed
 from rlvr.models import device_defaults as defaults
 from rlvr.models.determinism import is_deterministic
 from rlvr.models.device_defaults import (
@@ -24,7 +23,6 @@ from rlvr.models.device_defaults import (
     resolve_microbatch_tokens,
     resolve_mixed_precision,
 )
-from rlvr.training.repeat_step import check_step_is_repeated
 from rlvr.training.update.optimization import OptimizationSettings
 from rlvr.training.update.reward_model_trainer import RewardModelTrainer
 from tests.fixtures.tiny import tiny_run
@@ -138,22 +136,3 @@ def test_what_a_device_needs_is_set_before_it_starts(device: str, more: str, det
     found, kernels, precision = json.loads(done.stdout)
     assert found["NCCL_ALGO"] == "Tree" and (kernels, precision) == (deterministic, products)
     assert (found["CUBLAS_WORKSPACE_CONFIG"], found["VLLM_BATCH_INVARIANT"]) == ((":4096:8", "1") if deterministic else (None, None))
-
-
-def test_verify_says_to_the_bit_or_up_to_rounding(tmp_path: Path) -> None:
-    def kept(name: str, loss: float, token: int) -> Path:
-        home = tmp_path / name
-        home.mkdir()
-        (home / "metrics.jsonl").write_text(json.dumps({"step": 3, "loss": loss}) + "\n")
-        (home / "episodes.jsonl").write_text(json.dumps({"step": 3, "tokens": [1, token], "logprobs": [0.0, loss]}) + "\n")
-        return home
-
-    first, rounded, other = kept("a", 0.5, 7), kept("b", 0.5001, 7), kept("c", 0.5, 8)
-    assert check_step_is_repeated(first, first, 3, compare_episodes=True, is_bitwise=False).endswith(
-        "1 episodes and 2 metrics are exactly the same"
-    )
-    assert check_step_is_repeated(first, rounded, 3, compare_episodes=True, is_bitwise=False).endswith("are the same up to rounding")
-    with pytest.raises(CheckFailed, match="cannot be repeated exactly: 1 of 1 episodes differ, and of its metrics loss"):
-        check_step_is_repeated(first, rounded, 3, compare_episodes=True)
-    with pytest.raises(CheckFailed, match=r"up to rounding: 1 of 1 episodes differ, and of its metrics none; without train\.deterministic"):
-        check_step_is_repeated(first, other, 3, compare_episodes=True, is_bitwise=False)

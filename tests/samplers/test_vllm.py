@@ -81,7 +81,6 @@ def test_a_run_trains_on_it_and_repeats_itself(tmp_path: Path, lora: dict[str, A
     steps = list(read_jsonl(folder / "metrics.jsonl"))
     apart = [step["sampling/logp_difference_max"] for step in steps if "sampling/logp_difference_max" in step]
     assert len(steps) == 20 and len(apart) > 15 and max(apart) < 1e-4
-    train(config, out=folder, resume=True, verify_repeatability=True, console=quiet)
 
 
 def test_a_folder_is_evaluated_and_examined_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,11 +62,11 @@ def settings(most: int, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def run(folder: Path, *, resume: bool = False, verify: bool = False, **changes: Any) -> str:
+def run(folder: Path, *, resume: bool = False, **changes: Any) -> str:
     """Train; what was said."""
     console = Console(file=io.StringIO(), width=300)
     try:
-        train(tiny_run(**changes), out=folder, resume=resume, verify_repeatability=verify, console=console)
+        train(tiny_run(**changes), out=folder, resume=resume, console=console)
     finally:
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")]
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -215,14 +215,6 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(whole: tupl
         run(tmp_path / "old", resume=True, **settings(most))
     assert "resume with the version that wrote it" in str(caught.value)
     assert logs(tmp_path / "old") == before
-
-
-@pytest.mark.slow
-def test_verify_goes_on_until_it_has_sampled_anew(whole: tuple[int, Path]) -> None:
-    most, folder = whole
-    told = run(folder, resume=True, verify=True, **settings(most))
-    for step in range(5, 7):
-        assert f"step {step} repeated: " in told
 
 
 def test_a_batch_is_written_and_read_to_the_last_digit() -> None:

@@ -123,12 +123,6 @@ def test_a_resumed_run_ends_like_one_that_was_not_interrupted(whole: Path, tmp_p
         assert_same(folder, whole)
 
 
-def test_the_steps_can_be_verified(whole: Path) -> None:
-    assert f"step {STEPS} repeated: " in run(
-        whole, resume=True, verify=True, **settings(log={"save_every": 1, "save_total_limit": STEPS + 1})
-    )
-
-
 def test_it_works_with_batches_sampled_ahead(tmp_path: Path) -> None:
     ahead = settings()
     ahead["rollout"] = ahead["rollout"] | {"max_staleness": 1}

@@ -111,11 +111,11 @@ def test_two_processes_make_the_run_that_one_makes_and_resume_it(tmp_path: Path,
     shutil.rmtree(cut / "checkpoints" / "step-000004")
     (cut / "report.json").unlink()
     exact = way == "cpu"  # the first sharded step of a new process was seen to differ in the last bit of its loss
-    done = launched(way, recipe, "--out", str(cut), "--resume", *(["--verify"] if exact else []))
+    done = launched(way, recipe, "--out", str(cut), "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
     alike(two, cut)
     if exact:
-        assert "step 3 repeated" in done.stdout and torch.equal(weights(cut), weights(two))
+        assert torch.equal(weights(cut), weights(two))
         for name in ("metrics.jsonl", "episodes.jsonl"):
             assert (cut / name).read_bytes() == (two / name).read_bytes()
 

@@ -194,9 +194,6 @@ def train(
     verifier: Annotated[str, typer.Option(help="With data: the verifier, such as numeric or '{symbolic: 0.9, format: 0.1}'.")] = "",
     out: Annotated[Path | None, typer.Option(help="The run folder; it must not exist yet. Default: runs/ENV-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, or start it if there is none.")] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Before resuming, repeat one recorded step and compare it with the log.")
-    ] = False,
     cluster: Annotated[str, typer.Option(help=f"Sample on other machines: {CLUSTER_HELP}")] = "",
     json: Json = False,
 ) -> None:
@@ -205,9 +202,7 @@ def train(
     from rlvr.cli.settings import make_cluster_overrides
 
     overrides = [*make_cluster_overrides(cluster), *(overrides or [])]
-    running.train_run(
-        recipe, overrides, model=model, test_data=test, verifier=verifier, out=out, resume=resume, verify_resume=verify, json=json
-    )
+    running.train_run(recipe, overrides, model=model, test_data=test, verifier=verifier, out=out, resume=resume, json=json)
 
 
 @app.command()

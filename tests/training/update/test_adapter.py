@@ -157,8 +157,8 @@ def test_a_run_with_an_adapter_resumes_to_the_bit(tmp_path: Path, algorithm: dic
     shutil.rmtree(cut / "checkpoints" / "step-000004")
     (cut / "report.json").unlink()
     told = io.StringIO()
-    train(config, out=cut, resume=True, verify_repeatability=True, console=Console(file=told, width=200))
-    assert "step 3 repeated" in told.getvalue() and "rank 4, alpha 8, next to q_proj, v_proj, down_proj" in told.getvalue()
+    train(config, out=cut, resume=True, console=Console(file=told, width=200))
+    assert "rank 4, alpha 8, next to q_proj, v_proj, down_proj" in told.getvalue()
     for name in ("metrics.jsonl", "episodes.jsonl"):
         assert (whole / name).read_text() == (cut / name).read_text()
     ends = [torch.load(home / "checkpoints" / "last" / "learner.pt", weights_only=True)["adapter"] for home in (whole, cut)]
