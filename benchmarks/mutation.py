@@ -1,58 +1,47 @@
-"""Mutation tests of the algorithms: change every operator, number and branch of `rlvr/algorithms/`, one at a time, and run the tests.
+"""Mutation tests: change an operator, a number or a branch somewhere in the product, and see whether the quick tests notice.
 
-    pip install cosmic-ray
-    python benchmarks/mutation.py                    all mutants
-    python benchmarks/mutation.py --sample 400       a random sample over all files
-    python benchmarks/mutation.py --only credit.py kl.py
+    pip install cosmic-ray pytest-cov
+    python benchmarks/mutation.py --sample 200                      mutants drawn at random over all files
+    python benchmarks/mutation.py --sample 60 --only 'rlvr/algorithms/*'
+    python benchmarks/mutation.py --map lines.db --sample 200       keep the map of lines and tests, or use it again
 
-The mutants are cosmic-ray's. Its own runner starts a new interpreter for each, which costs more than the tests do; here each
-runs in a fork of a process that has torch loaded, in a copy of the tree. Code that never runs, which no test can detect, is left out:
-annotations of functions, and imports under `if TYPE_CHECKING`. The last line is JSON; survivors are listed
-above it as differences.
+The mutants are cosmic-ray's. First the quick tests run once with coverage, which says which tests execute a line. Each mutant then runs the
+tests of its line, in a copy of the tree, until one fails: at most MAX_TESTS, those first that execute the fewest lines. Code that never runs,
+which no test can detect, is left out: annotations, docstrings and imports under `if TYPE_CHECKING`. A line that no quick test executes is
+counted as not covered; it survives. Survivors are listed as differences; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import importlib
+import fnmatch
 import json
+import math
 import os
 import random
-import resource
 import shutil
 import signal
+import sqlite3
+import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ALGOS = Path("rlvr/algorithms")
-TESTS = ("edges", "credit", "recipes", "losses", "equivalences", "expectation", "formulas", "open_parts", "preferences", "distill")
-FIRST = {
-    "settings": "recipes",
-    "recipe": "recipes",
-    "checks": "recipes",
-    "credit": "credit",
-    "returns": "credit",
-    "preferences": "preferences",
-    "preference": "preferences",
-}
-FIRST["distill"] = "distill"
-FIRST |= dict.fromkeys(("gtpo", "high_entropy", "clip_cov", "kl_cov", "dppo", "max_rl", "entropy", "covariance"), "open_parts")
-"""Which test file runs first, by file of the algorithms; `losses` for the others."""
-HEAVY = ("torch", "accelerate", "hypothesis", "pytest", "numpy", "yaml", "pydantic", "transformers.models.qwen2.modeling_qwen2")
-CPU_S, DEADLINE_S = 60, 900.0
-KEPT = "_hypothesis_internal_use_settings"
-EXAMPLES = 8
-"""How many examples hypothesis tries: a mutant that survives because of that is still a survivor."""
+PACKAGES = ("rlvr", "envs", "verifiers", "sandbox")
+LINKED = ("envs", "verifiers", "sandbox")
+"""Folders beside `rlvr` that are imported through it."""
+QUICK = "not (slow or docker or bubblewrap or vllm or chromium or release)"
+MAX_TESTS = 60
+TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)
@@ -64,199 +53,191 @@ class Mutant:
     arguments: tuple[tuple[str, Any], ...]
     occurrence: int
     start: tuple[int, int]
-    end: tuple[int, int]
 
-    def code(self, source: str) -> str | None:
-        """The whole file with the change in it."""
+    def apply(self, source: str) -> str | None:
+        """The whole file with the change in it; None if it is the same program."""
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
         changed: str | None = mutate_code(source, get_operator(self.operator)(**dict(self.arguments)), self.occurrence)
-        return changed
+        try:
+            return None if changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)) else changed
+        except SyntaxError:
+            return None
+
+    def describe(self) -> str:
+        """The line before and after."""
+        source = (ROOT / self.path).read_text("utf-8")
+        before, after = source.splitlines(), (self.apply(source) or "").splitlines()
+        line = next((f"- {a.strip()}\n    + {b.strip()}" for a, b in zip(before, after, strict=False) if a != b), "")
+        return f"{self.path}:{self.start[0]}  {self.operator}\n    {line}"
 
 
-def mutants(names: Sequence[str]) -> list[Mutant]:
-    """All mutants, without those that cannot matter because the line never runs or means the same."""
+def list_mutants(path: Path) -> list[Mutant]:
+    """All mutants of a file, without those that cannot matter because the line never runs."""
     from cosmic_ray.commands.init import _all_work_items
 
-    files = sorted(path.relative_to(ROOT) for path in (ROOT / ALGOS).rglob("*.py") if not names or path.name in names)
-    silent = {str(path): list(never_run((ROOT / path).read_text("utf-8"))) for path in files}
+    silent = list(find_silent_spans(path.read_text("utf-8")))
     found = []
-    for item in _all_work_items([ROOT / path for path in files], {}):
+    for item in _all_work_items([path], {}):
         [m] = item.mutations
-        path = str(m.module_path.relative_to(ROOT))
-        if not any(a <= m.start_pos and m.end_pos <= b for a, b in silent[path]):
-            found.append(
-                Mutant(path, m.operator_name, tuple(sorted(m.operator_args.items())), m.occurrence, tuple(m.start_pos), tuple(m.end_pos))
-            )
+        if not any(a <= tuple(m.start_pos) and tuple(m.end_pos) <= b for a, b in silent):
+            name = path.relative_to(ROOT).as_posix()
+            found.append(Mutant(name, m.operator_name, tuple(sorted(m.operator_args.items())), m.occurrence, tuple(m.start_pos)))
     return found
 
 
-def never_run(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """The positions of function annotations and of imports for type checkers."""
+def find_silent_spans(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """The positions of annotations and of imports for type checkers."""
     for node in ast.walk(ast.parse(source)):
         parts: list[Any] = []
-        if isinstance(node, ast.FunctionDef):
-            yield from header(node)
-            parts = [inner.annotation for inner in ast.walk(node) if isinstance(inner, ast.AnnAssign)]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            a = node.args
+            arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+            parts = [node.returns, *(argument.annotation for argument in arguments)]
         elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            parts = [node]
-        elif isinstance(node, ast.AnnAssign) and node.col_offset == 0:
+            parts = list(node.body)
+        elif isinstance(node, ast.AnnAssign):
             parts = [node.annotation]
         for part in parts:
             if part is not None:
                 yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
-def header(node: ast.FunctionDef) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """A function's first lines, without the defaults, which do run."""
-    at = node.lineno, node.col_offset
-    for default in sorted((d for d in [*node.args.defaults, *node.args.kw_defaults] if d), key=lambda d: (d.lineno, d.col_offset)):
-        yield at, (default.lineno, default.col_offset)
-        assert default.end_lineno is not None and default.end_col_offset is not None
-        at = default.end_lineno, default.end_col_offset
-    yield at, (node.body[0].lineno, node.body[0].col_offset)
+def draw_mutants(files: Sequence[Path], count: int, dice: random.Random) -> list[Mutant]:
+    """Draw mutants: a file as often as it has lines, and one of its mutants."""
+    of_file: dict[Path, list[Mutant]] = {}
+    texts = {path: path.read_text("utf-8") for path in files}
+    chosen: list[Mutant] = []
+    for path in dice.choices(files, [text.count("\n") for text in texts.values()], k=4 * count):
+        if path not in of_file:
+            of_file[path] = list_mutants(path)
+        mutant = dice.choice(of_file[path]) if of_file[path] else None
+        if mutant and mutant not in chosen and mutant.apply(texts[path]):
+            chosen.append(mutant)
+    return chosen[:count]
 
 
-def run_tests(copy: Path, first: str = "credit") -> tuple[int, float]:
-    """Run the tests in a fork of this process: 0 they pass, 1 one failed, 2 they did not finish; and the CPU seconds."""
-    child = os.fork()
-    if child == 0:
-        os.setpgid(0, 0)
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
-        failed = True
-        try:
-            order = sorted(TESTS, key=lambda name: (name != "edges", name != first))
-            failed = any(fails(copy / "tests" / "algos" / f"test_{name}.py") for name in order)
-        finally:
-            os._exit(failed)
-    ends = time.monotonic() + DEADLINE_S
-    while time.monotonic() < ends:
-        done, status, usage = os.wait4(child, os.WNOHANG)
-        if done:
-            slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-            return (2 if slow else int(status != 0)), usage.ru_utime + usage.ru_stime
-        time.sleep(0.02)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return 2, float(CPU_S)
+class LineMap:
+    """Which quick tests execute a line, from the data of coverage.py."""
+
+    def __init__(self, data: Path) -> None:
+        database = sqlite3.connect(data)
+        contexts = dict(database.execute("select id, context from context"))
+        files = dict(database.execute("select id, path from file"))
+        self.tests: dict[str, dict[int, set[str]]] = {}
+        self.num_lines = Counter[str]()
+        for file, context, bits in database.execute("select file_id, context_id, numbits from line_bits"):
+            test = contexts[context].partition("|")[0]
+            lines = [8 * place + bit for place, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1]
+            self.num_lines[test] += len(lines)
+            of_file = self.tests.setdefault(_without_link(files[file]), {})
+            for line in lines:
+                of_file.setdefault(line, set()).add(test)
+
+    def choose_tests(self, mutant: Mutant) -> list[str]:
+        """The tests to run for a mutant. A line that only an import executes is tried with the tests of its file."""
+        of_file = self.tests.get(mutant.path, {})
+        line = of_file.get(mutant.start[0], set())
+        found = line - {""} or ({test for tests in of_file.values() for test in tests} - {""} if line else set())
+        return sorted(found, key=lambda test: (self.num_lines[test], test))[:MAX_TESTS]
 
 
-def fails(file: Path) -> bool:
-    """Run one test file. Tests that train are left to slower suites, and a failing example is not shrunk."""
-    import pytest
-    from hypothesis import Phase, settings
-
-    class Fewer:
-        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-            for item in items:
-                if hasattr(item.obj, KEPT):
-                    setattr(item.obj, KEPT, settings(getattr(item.obj, KEPT), max_examples=EXAMPLES))
-
-    settings.register_profile("mutation", phases=(Phase.explicit, Phase.generate), database=None, derandomize=True)
-    settings.load_profile("mutation")
-    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-k", "not bandit", *quiet, str(file)], plugins=[Fewer()]) != 0
+def _without_link(path: str) -> str:
+    """The path of a file without the link by which it is imported."""
+    parts = Path(path).parts
+    parts = parts[len(ROOT.parts) :] if Path(path).is_absolute() else parts
+    return Path(*(parts[1:] if parts[:1] == ("rlvr",) and parts[1] in LINKED else parts)).as_posix()
 
 
-def work(home: str, jobs: Any, results: Any) -> None:
-    """One worker: a copy of the tree, everything heavy imported once, a fork for each mutant."""
-    copy = Path(home)
-    for name in ("rlvr", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
-    os.chdir(copy)
-    sys.dont_write_bytecode = True  # a stale one would hide the next mutant
-    sys.path.insert(0, str(copy))
-    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    for name in HEAVY:
-        importlib.import_module(name)
-    results.put((None, *run_tests(copy)))
-    for mutant in iter(jobs.get, None):
-        path = copy / mutant.path
-        source = path.read_text("utf-8")
-        changed = mutant.code(source)
-        if changed is None or not differs(changed, source):
-            results.put((mutant, 3, 0.0))
-            continue
-        path.write_text(changed, "utf-8")
-        results.put((mutant, *run_tests(copy, FIRST.get(path.stem, "losses"))))
-        path.write_text(source, "utf-8")
-
-
-def differs(changed: str, source: str) -> bool:
-    """Whether the change is valid Python and differs from the original."""
+def run_pytest(tree: Path, arguments: Sequence[str], timeout: float) -> int | None:
+    """Run pytest in a tree and return its exit code; None if it did not end in time."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a compiled module would hide the next mutant of its file
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    child = subprocess.Popen(
+        command, cwd=tree, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
-        return ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
-    except SyntaxError:
-        return False
+        return child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
-def shown(mutant: Mutant) -> str:
-    """The line before and after."""
-    source = (ROOT / mutant.path).read_text("utf-8")
-    before, after = source.splitlines(), (mutant.code(source) or "").splitlines()
-    lines = [f"- {a.strip()}\n    + {b.strip()}" for a, b in zip(before, after, strict=False) if a != b][:1]
-    return f"{mutant.path}:{mutant.start[0]}  {mutant.operator}\n    {''.join(lines)}"
+def measure_lines(tree: Path, data: Path) -> None:
+    """Run the quick tests once, and record which test executes which line."""
+    settings = tree / ".coveragerc"
+    settings.write_text(f"[run]\nsource = rlvr\nrelative_files = True\ndata_file = {data}\n", "utf-8")
+    how = ["--numprocesses", str(os.cpu_count() or 1), "--dist", "loadgroup", "-m", QUICK]
+    code = run_pytest(tree, [*how, "--cov=rlvr", f"--cov-config={settings}", "--cov-context=test", "--cov-report="], 7200)
+    if code != 0:
+        raise SystemExit(f"the quick tests end with {code} without any change, so the result would mean nothing")
+
+
+def copy_tree(target: Path) -> Path:
+    """Copy what the tests need."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "build", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+    return Path(shutil.copytree(ROOT, target, symlinks=True, ignore=ignored))
+
+
+def try_mutant(mutant: Mutant, tests: Sequence[str], trees: SimpleQueue[Path]) -> str:
+    """Run the tests of a mutant: `killed`, `endless`, `survived` or `uncovered`."""
+    if not tests:
+        return "uncovered"
+    tree = trees.get()
+    path = tree / mutant.path
+    source = path.read_text("utf-8")
+    try:
+        path.write_text(mutant.apply(source) or source, "utf-8")
+        code = run_pytest(tree, ["-x", "-n", "0", *tests], TIMEOUT_S)
+    finally:
+        path.write_text(source, "utf-8")
+        trees.put(tree)
+    return "endless" if code is None else "survived" if code == 0 else "killed"
 
 
 def main() -> None:
     """Draw the mutants, run the tests, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", type=int, default=0, help="how many mutants to draw; 0: all of them")
+    parser.add_argument("--sample", type=int, default=200, help="how many mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--after", type=int, default=0, help="skip so many of the sample: they were run before")
-    parser.add_argument("--only", nargs="*", default=[], help="file names inside rlvr/algorithms")
+    parser.add_argument("--only", default="*", help="a pattern of paths")
+    parser.add_argument("--map", type=Path, help="the file with the lines that each test executes; made if it is missing")
     asked = parser.parse_args()
-    everything = mutants(asked.only)
-    chosen = list(everything)
-    random.Random(asked.seed).shuffle(chosen)
-    chosen = chosen[asked.after :][: asked.sample or len(chosen)]
-    context = get_context("spawn")
-    jobs, results = context.Queue(), context.Queue()
-    survivors: list[Mutant] = []
-    count: Counter[int] = Counter()
-    spent = 0.0
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if not path.is_symlink())
+    files = [path for path in files if fnmatch.fnmatch(path.relative_to(ROOT).as_posix(), asked.only)]
+    files = [path for path in files if path.relative_to(ROOT).parts[1] not in LINKED]
+    chosen = draw_mutants(files, asked.sample, random.Random(asked.seed))
+    outcomes: dict[Mutant, str] = {}
     with tempfile.TemporaryDirectory(prefix="rlvr-mutation-") as home:
-        workers = [context.Process(target=work, args=(f"{home}/{k}", jobs, results), daemon=False) for k in range(asked.jobs)]
-        for mutant in [*chosen, *([None] * asked.jobs)]:
-            jobs.put(mutant)
-        for worker in workers:
-            worker.start()
-        for k in range(len(chosen) + asked.jobs):
-            mutant, outcome, seconds = results.get(timeout=10 * DEADLINE_S)
-            if mutant is None:
-                print(f"the tests without a change: {'pass' if outcome == 0 else 'FAIL'} in {seconds:.1f} s of processor time", flush=True)
-                if outcome:
-                    raise SystemExit("the tests fail without any change, so the result would mean nothing")
-                continue
-            count[outcome] += 1
-            spent += seconds
-            if outcome == 0:
-                survivors.append(mutant)
-                print(f"SURVIVED {shown(mutant)}", flush=True)
-            elif outcome == 2:
-                print(f"ENDLESS {shown(mutant)}", flush=True)
-            if k % 20 == 0:
-                print(f"... {k} of {len(chosen)}, {len(survivors)} survived, {spent:.0f} s of processor time", flush=True)
-        for worker in workers:
-            worker.join()
-    tested = count[0] + count[1] + count[2]
-    per_file = Counter(m.path.rsplit("/", 1)[1] for m in survivors)
-    print(
-        json.dumps(
-            {
-                "benchmark": "mutation", "mutants": len(everything), "tested": tested, "seed": asked.seed,
-                "killed": count[1], "endless": count[2], "survived": count[0],
-                "killed_share": round(1 - count[0] / tested, 4) if tested else None, "survivors": dict(per_file),
-            }
-        )
-    )  # fmt: skip
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(asked.jobs):
+            trees.put(copy_tree(Path(home) / f"tree-{number}"))
+        data = asked.map or Path(home) / "lines.db"
+        if not data.exists():
+            measure_lines(Path(home) / "tree-0", data)
+        lines = LineMap(data)
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            tried = pool.map(lambda mutant: (mutant, try_mutant(mutant, lines.choose_tests(mutant), trees)), chosen)
+            for number, (mutant, outcome) in enumerate(tried, 1):
+                outcomes[mutant] = outcome
+                if outcome in ("survived", "uncovered"):
+                    print(f"{outcome.upper()} {mutant.describe()}", flush=True)
+                if number % 20 == 0:
+                    print(f"... {number} of {len(chosen)}: {dict(Counter(outcomes.values()))}", flush=True)
+    counts = Counter(outcomes.values())
+    share = (counts["killed"] + counts["endless"]) / max(1, len(outcomes))
+    by_folder = Counter(
+        "/".join(mutant.path.split("/")[:2]) for mutant, outcome in outcomes.items() if outcome in ("survived", "uncovered")
+    )
+    error = math.sqrt(share * (1 - share) / max(1, len(outcomes)))
+    figures = {"tested": len(outcomes), "seed": asked.seed, **counts}
+    print(json.dumps({**figures, "killed_share": round(share, 4), "stderr": round(error, 4), "survivors": dict(by_folder)}))
 
 
 if __name__ == "__main__":
