@@ -40,6 +40,14 @@ class ConversationState:
     """The limit that ended the conversation: `turns`, `tokens` (of the policy), `turn` (the tokens of one turn), `window` or `time`."""
     is_timed_out: bool = False
     """True if the episode timeout has passed; the conversation then ends before the policy's next turn."""
+    logprobs: list[float] = field(default_factory=list, compare=False)
+    """The log-probability of each token under the policy; 0 for the tokens that it did not choose, and for a turn that was not sampled."""
+
+    def append(self, tokens: Sequence[int], *, is_policy: bool, logprobs: Sequence[float] = ()) -> None:
+        """Append tokens, with their place in the action mask and their log-probabilities: the three lists have one length."""
+        self.tokens += tokens
+        self.action_mask += [is_policy] * len(tokens)
+        self.logprobs += logprobs or [0.0] * len(tokens)
 
     @property
     def completions(self) -> list[str]:

@@ -138,7 +138,8 @@ class TokenMDP:
         )
         if not 0 < len(tokens) < self.max_length:
             raise self._build_prompt_error(task, len(tokens))
-        state.tokens, state.action_mask, state.turn_start = tokens, [False] * len(tokens), len(tokens)
+        state.append(tokens, is_policy=False)
+        state.turn_start = len(tokens)
 
     def format_prompt(self, state: ConversationState) -> str:
         """Format the opening of a conversation as plain text, without the marks of a chat template: for people, and for policies that read
@@ -202,7 +203,7 @@ class TokenMDP:
             else len(tokens)
         )
 
-    def append_turn(self, state: ConversationState, tokens: Sequence[int]) -> bool:
+    def append_turn(self, state: ConversationState, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> bool:
         """Append a whole turn without stepping the session; return whether the session must be stepped."""
         fits = (
             state.stop_reason is None and 0 < len(tokens) <= self.count_remaining_tokens(state) and self._stop_ids.isdisjoint(tokens[:-1])
@@ -210,7 +211,7 @@ class TokenMDP:
         known = fits and min(tokens) >= 0 and max(tokens) < self.tokenizer.vocab_size
         if not known or (state.session_handle and self.find_turn_length(state, tokens) < len(tokens)):
             raise self._build_turn_error(state, tokens)
-        return self._append_tokens(state, tokens)
+        return self._append_tokens(state, tokens, logprobs)
 
     def _build_turn_error(self, state: ConversationState, tokens: Sequence[int]) -> EnvError:
         if not tokens or state.stop_reason is not None or len(tokens) > self.count_remaining_tokens(state):
@@ -234,8 +235,7 @@ class TokenMDP:
 
         `truncated` is true if the endpoint reached its limit. Returns whether the session must be stepped.
         """
-        state.tokens += tokens
-        state.action_mask += [True] * len(tokens)
+        state.append(tokens, is_policy=True)
         state.num_policy_tokens += num_endpoint_tokens
         if truncated and not (
             state.session_handle and self.max_turn_tokens < self.max_new_tokens and state.num_policy_tokens < self.max_new_tokens
@@ -275,8 +275,7 @@ class TokenMDP:
         if room <= len(ids):  # replies use the context window, not the policy's token limit
             state.stop_reason, state.truncation_reason = StopReason.TRUNCATED, "window"
             return
-        state.tokens += ids
-        state.action_mask += [False] * len(ids)
+        state.append(ids, is_policy=False)
         state.turn_start = len(state.tokens)
 
     def _render_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
@@ -290,10 +289,9 @@ class TokenMDP:
                 return begun
         return self.tool_format.render_environment_reply(messages, max_tokens)
 
-    def _append_tokens(self, state: ConversationState, tokens: Sequence[int]) -> bool:
+    def _append_tokens(self, state: ConversationState, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> bool:
         """Append policy tokens, of which the last may close the turn; return whether the session must be stepped."""
-        state.tokens += tokens
-        state.action_mask += [True] * len(tokens)
+        state.append(tokens, is_policy=True, logprobs=logprobs)
         state.num_policy_tokens += len(tokens)
         if tokens[-1] in self._stop_ids or (state.session_handle and self._ends_with_call(state)):
             return self._close_turn(state)
@@ -404,9 +402,7 @@ class TokenMDP:
             rewards[find_last_policy_token(state.action_mask)] = verdict.score
         return rewards
 
-    def build_episode(
-        self, state: ConversationState, verdict: Verdict, *, group: str, logprobs: list[float] | None = None, version: int = 0
-    ) -> Episode:
+    def build_episode(self, state: ConversationState, verdict: Verdict, *, group: str, version: int = 0) -> Episode:
         """Build the episode of a finished conversation."""
         if state.stop_reason is None:
             raise EnvError(f"task {state.task.id!r} is not over yet")
@@ -415,7 +411,7 @@ class TokenMDP:
             group=group,
             tokens=state.tokens,
             action_mask=state.action_mask,
-            logprobs=[0.0] * len(state.tokens) if logprobs is None else logprobs,
+            logprobs=state.logprobs,
             rewards=self.compute_token_rewards(state, verdict),
             stop_reason=state.stop_reason if verdict.is_scored else StopReason.FAILED,
             policy_version=version,

@@ -50,7 +50,6 @@ class Conversation:
     rollout_request: RolloutRequest
     mdp: TokenMDP
     state: ConversationState
-    logprobs: list[float]
     phase: Phase = Phase.WAITING
     error: str = ""
     """The reason why there is no verdict."""
@@ -82,7 +81,7 @@ class Conversation:
                 mdp.render_prompt(state)
         except EnvError as problem:  # a prompt that is too long fails only this episode
             state, error = ConversationState(request.task, [], []), str(problem)
-        return cls(number, request, mdp, state, [0.0] * len(state.tokens), error=error)
+        return cls(number, request, mdp, state, error=error)
 
     def render_prompt(self) -> None:
         """Render the prompt, once the session is open."""
@@ -90,7 +89,6 @@ class Conversation:
             self.mdp.render_prompt(self.state)
         except EnvError as error:  # a prompt that is too long fails only this episode
             self.error = str(error)
-        self.logprobs = [0.0] * len(self.state.tokens)
 
     def build_request(self) -> Request:
         """Build the next request for the sampler."""
@@ -108,12 +106,11 @@ class Conversation:
             closed = (
                 self._append_session_turn(completion)
                 if self.state.session_handle or completion.usage
-                else self.mdp.append_turn(self.state, completion.tokens)
+                else self.mdp.append_turn(self.state, completion.tokens, completion.logprobs)
             )
         except RlvrError as error:
             self.error = f"the sampler's tokens do not fit: {error}"
             return
-        self.logprobs += completion.logprobs[: len(self.state.tokens) - len(self.logprobs)]
         if not closed and self.state.stop_reason is None:
             self.error = f"the sampler stopped for length after {len(completion.tokens)} tokens, before the limit"
 
@@ -121,7 +118,8 @@ class Conversation:
         """Append a turn of a session, without tokens after its end, or the text of an endpoint."""
         if completion.usage:
             return self._append_text_turn(completion, completion.usage)
-        return self.mdp.append_turn(self.state, completion.tokens[: self.mdp.find_turn_length(self.state, completion.tokens)])
+        length = self.mdp.find_turn_length(self.state, completion.tokens)
+        return self.mdp.append_turn(self.state, completion.tokens[:length], completion.logprobs[:length])
 
     def _append_text_turn(self, completion: Completion, usage: tuple[int, int]) -> bool:
         """Append the text of an endpoint that counts its own tokens."""
@@ -135,7 +133,6 @@ class Conversation:
             self.mdp.append_reply(self.state)
         except (Exception, SystemExit) as error:
             self.error = f"the session's reply cannot be rendered: {type(error).__name__}: {error}"
-        self.logprobs += [0.0] * (len(self.state.tokens) - len(self.logprobs))
 
     # ---- jobs: each runs in a thread of a pool
 
@@ -181,7 +178,7 @@ class Conversation:
         """Build the episode of the conversation."""
         if self.verdict is None or self.error:
             return self._build_failed_episode(version)
-        made = self.mdp.build_episode(self.state, self.verdict, group=self.rollout_request.group, logprobs=self.logprobs, version=version)
+        made = self.mdp.build_episode(self.state, self.verdict, group=self.rollout_request.group, version=version)
         made.meta.update(
             self.rollout_request.meta, finish=str(self.state.stop_reason), **({"usage": self.usage} if any(self.usage) else {})
         )
@@ -192,15 +189,14 @@ class Conversation:
     def _build_failed_episode(self, version: int) -> Episode:
         """Build the episode of a conversation without a verdict."""
         request, state = self.rollout_request, self.state
-        length = min(len(self.logprobs), len(state.tokens))
         reason = self.error or "the conversation never ended"
         return Episode(
             task_id=request.task.id,
             group=request.group,
-            tokens=state.tokens[:length],
-            action_mask=state.action_mask[:length],
-            logprobs=self.logprobs[:length],
-            rewards=[0.0] * length,
+            tokens=state.tokens,
+            action_mask=state.action_mask,
+            logprobs=state.logprobs,
+            rewards=[0.0] * len(state.tokens),
             stop_reason=StopReason.FAILED,
             policy_version=version,
             verdict=Verdict(None, reason, fault=Fault.INFRA),

@@ -43,6 +43,20 @@ def test_an_episode_begins_with_the_rendered_prompt_and_nothing_acted() -> None:
     assert (state.turn_start, state.num_policy_tokens, state.completions, state.stop_reason) == (len(state.tokens), 0, [], None)
 
 
+def test_the_log_probabilities_are_those_of_the_tokens_of_the_policy_and_0_elsewhere() -> None:
+    mdp = TokenMDP(Talk(), TOK)
+    state = start(mdp)
+    prompt = len(state.tokens)
+    assert mdp.append_turn(state, [ONE, EOS], [-0.5, -0.25])
+    mdp.step_session(state)
+    mdp.append_reply(state)
+    speak(mdp, state, [SEVEN])  # stepped by a caller who does not sample
+    replied = len(state.tokens) - prompt - 3
+    assert replied > 0 and state.logprobs == [0.0] * prompt + [-0.5, -0.25] + [0.0] * (replied + 1)
+    assert len(state.logprobs) == len(state.action_mask) == len(state.tokens)
+    state.close()
+
+
 def test_a_stop_id_terminates_a_single_turn() -> None:
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=3)
     state = speak(mdp, start(mdp), [ONE, EOS])
