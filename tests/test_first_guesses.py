@@ -655,3 +655,23 @@ def test_algorithms_and_samplers_are_shown_by_name_and_a_callback_says_where_the
     assert repr(rlvr.make_sampler("scripted")).startswith("<Scripted")
     callback: Any = StopsWithFalse()
     assert "an argument: on_step_end(self, trainer, step, record)" in read_message(lambda: callback.num_timesteps)
+
+
+def test_a_function_and_a_text_environment_get_results_as_the_description_of_the_tools_promises() -> None:
+    @rlvr.tool
+    def add(x: int, y: int) -> int:
+        """Add two numbers."""
+        return x + y
+
+    call, prompts = '<tool_call>{"name": "add", "arguments": {"x": %d, "y": 2}}</tool_call>', list[str]()
+
+    def policy(prompt: str) -> str:
+        prompts.append(prompt)
+        return "\n".join(call % x for x in (1, 5)) if len(prompts) == 1 else "the answer is 3"
+
+    rlvr.evaluate(ROWS[:1], policy, verifier="exact", tools=[add])
+    assert '"description": "Add two numbers."' in prompts[0] and "as 'Result of NAME:\\n...'" in prompts[0]
+    assert prompts[1] == "Result of add:\n3\n\nResult of add:\n7"
+    env = rlvr.make("arithmetic", tools=[add])
+    env.reset(seed=0)
+    assert env.step(call % 1)[0] == "Result of add:\n3"

@@ -154,10 +154,11 @@ class ToolFormat:
     def _render_reply(self, messages: Sequence[Message]) -> list[int]:
         if self.has_native_tools or all(message["role"] not in TOOL_ROLES for message in messages):
             return self.tokenizer.render_environment_reply(messages)
-        said = [self._format_message(message) for message in messages]
+        said = [self.format_message(message) for message in messages]
         return self.tokenizer.render_environment_reply([{"role": "user", "content": "\n".join(said)}])
 
-    def _format_message(self, message: Message) -> str:
+    def format_message(self, message: Message) -> str:
+        """Format a message for a policy whose template does not render results of tools: a result is labelled with its tool."""
         result = message["role"] in TOOL_ROLES
         return self.dialect.format_result(str(message.get("name", "tool")), message["content"]) if result else message["content"]
 

@@ -284,7 +284,7 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
         assert self.state is not None
         if self.state.turns:
             told = [message for result in self.state.step_results[self._num_seen_results :] for message in result.messages]
-            return "" if self.state.stop_reason is not None else "\n\n".join(message["content"] for message in told)
+            return "" if self.state.stop_reason is not None else "\n\n".join(map(self.mdp.tool_format.format_message, told))
         return self._opening
 
     def _build_info(self) -> dict[str, Any]:

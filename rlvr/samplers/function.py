@@ -1,6 +1,6 @@
 """A Python function as a policy: for baselines, for players of games, for a system of your own, and for tests of an evaluation.
 
-`f(prompt: str)` gets the text of the last message, after the system prompt if there is one. A function with a parameter `messages`
+`f(prompt: str)` gets what was said since its last turn, after the system prompt if there is one. A function with a parameter `messages`
 gets the whole conversation, and one with a parameter `tools` the descriptions of the tools. It returns a text, a `Call` or a list of
 calls, or a message in OpenAI's format: `{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": {...}}}]}`. It may be a
 coroutine function; then the calls for different conversations run at the same time.
@@ -13,8 +13,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
-from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT
+from rlvr.chat.hf_tokenizer import DEFAULT_DIALECT, TOOL_ROLES
 from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerTraits, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
@@ -117,10 +118,11 @@ class FunctionSampler(Sampler):
         else:
             return Completion([], [], "error", "a function needs the messages, and this conversation has only tokens")
         if not self._wanted:
-            told = [*(message for message in messages[:-1] if message["role"] == "system"), messages[-1]]
-            specs = _get_tools(request)
-            about = [get_dialect(self._dialect).format_instructions(specs)] if specs and not request.turn else []  # said once
-            return ("\n\n".join([*about, *(message["content"] for message in told)]),), {}
+            last_turn = max((place for place, message in enumerate(messages) if message["role"] == "assistant"), default=len(messages) - 2)
+            told = [*(message for message in messages[: last_turn + 1] if message["role"] == "system"), *messages[last_turn + 1 :]]
+            specs, dialect = _get_tools(request), get_dialect(self._dialect)
+            about = [dialect.format_instructions(specs)] if specs and not request.turn else []  # said once
+            return ("\n\n".join([*about, *(_format_message(message, dialect) for message in told)]),), {}
         tools = [spec.to_openai_format() for spec in _get_tools(request)]
         given = {"messages": [dict(message) for message in messages], "tools": tools}
         return (), {name: given[name] for name in self._wanted}
@@ -138,6 +140,12 @@ class FunctionSampler(Sampler):
         if isinstance(turn, str):
             return Completion(tokens, logprobs, "stop")
         return Completion(tokens, logprobs, "stop", usage=(len(request.prompt), len(tokens)), turn=turn)
+
+
+def _format_message(message: Mapping[str, Any], dialect: Dialect) -> str:
+    """Format a message as the description of the tools promises: a result has the name of its tool."""
+    is_result = message["role"] in TOOL_ROLES
+    return dialect.format_result(str(message.get("name", "tool")), message["content"]) if is_result else str(message["content"])
 
 
 def _get_tools(request: Request) -> Sequence[ToolSpec]:
