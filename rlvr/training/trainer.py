@@ -95,6 +95,7 @@ from rlvr.training.task_sampling.offline_dataset import check_episodes_unchanged
 from rlvr.training.trackers import Trackers
 from rlvr.training.train_report import TrainReport
 from rlvr.training.update import lora_adapter as adapter
+from rlvr.training.update.learner import UpdateResult
 from rlvr.training.update.sharded_tensors import reshard
 from rlvr.training.weight_changes import WeightChanges
 
@@ -298,7 +299,8 @@ class Trainer(Hinted):
         sampled = time.perf_counter()
         self._call("on_batch", step + 1, batch)
         self.weight_changes.begin_step(self._get_own_weights(), step + 1)  # right around the update: any callback may write weights
-        metrics = self.learner.update(get_local_shard(self.accelerator, batch.groups))
+        learned = self.learner.update_with_diagnostics(get_local_shard(self.accelerator, batch.groups))
+        metrics = learned.metrics
         has_learned = bool(metrics.get("learning_rate")) and not metrics.get("step/skipped")
         self.weight_changes.end_step(self._get_own_weights(), step + 1, has_learned=has_learned)
         updated = time.perf_counter()
@@ -331,7 +333,9 @@ class Trainer(Hinted):
             row |= compute_staleness_metrics(batch.all_groups, step, config.rollout.max_staleness)
         if evaluates:
             row["eval/accuracy"] = self.evaluate()
-        record = StepRecord(step + 1, row, self._measure_times(batch, began, sampled, updated), batch, self._gather_diagnostics(batch))
+        record = StepRecord(
+            step + 1, row, self._measure_times(batch, began, sampled, updated), batch, self._gather_diagnostics(batch, learned)
+        )
         run_on_main(self.accelerator, self.checkpoint_writer.raise_if_failed)
         self.is_interrupted = run_on_main(self.accelerator, lambda: self.stop_signals.received is not None)
         self._call("on_step_end", step + 1, record)
@@ -503,18 +507,18 @@ class Trainer(Hinted):
         times |= self.rollout.compute_timing_metrics(times)
         return times | (compute_session_metrics(batch) if self.mdp.has_sessions else {})
 
-    def _gather_diagnostics(self, batch: RolloutBatch) -> list[list[TokenDiagnostics]]:
+    def _gather_diagnostics(self, batch: RolloutBatch, learned: UpdateResult) -> list[list[TokenDiagnostics]]:
         """Gather the advantages and log ratios of the tokens of each group, where episodes are logged; none for dropped groups."""
         if not self.config.log.episodes:
             return []
 
         def of_this_process() -> list[list[TokenDiagnostics]]:
-            by_group = zip(self.learner.advantages, self.learner.log_ratios, strict=True)
+            by_group = zip(learned.advantages, learned.log_ratios, strict=True)
             return [list(zip(advantages, ratios, strict=True)) for advantages, ratios in by_group]
 
-        learned = run_and_all_gather(self.accelerator, of_this_process)
+        gathered = run_and_all_gather(self.accelerator, of_this_process)
         none: list[list[TokenDiagnostics]] = [[((), None) for _ in group] for group in batch.all_groups[len(batch.groups) :]]
-        return [*learned, *none]
+        return [*gathered, *none]
 
     def _collect_state(self) -> dict[str, Any]:
         """Collect the state of every component for a checkpoint, without the weights."""

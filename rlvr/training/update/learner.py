@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -80,6 +80,17 @@ def _load_if_path(model: Any) -> Any:
     if isinstance(model, LoadedModel):
         return model.model
     return load_model(ModelConfig(path=str(model))) if isinstance(model, str | Path) else model
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What an update gives: its metrics, and by group, episode and token what the log has."""
+
+    metrics: dict[str, float]
+    advantages: list[list[list[float]]]
+    """Empty for an episode whose advantages are not finite."""
+    log_ratios: list[list[list[float] | None]]
+    """The log ratios of trainer to sampler; None for an episode where they are not finite, or were not computed."""
 
 
 class Learner(Hinted):
@@ -195,10 +206,6 @@ class Learner(Hinted):
         self.all_reduce: AllReduce = list if accelerator.num_processes == 1 else self._all_reduce_sum
         """Sums numbers over all processes."""
         self._weights = build_policy_weights(policy, accelerator)
-        self.advantages: list[list[list[float]]] = []
-        self.log_ratios: list[list[list[float] | None]] = []
-        """The trainer-to-sampler log ratios of the last update, per group, episode and token, for the log; like `advantages`, empty if not
-        finite."""
 
     @property
     def reference(self) -> ReferencePolicy | None:
@@ -209,6 +216,10 @@ class Learner(Hinted):
 
     def update(self, groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
         """Train on one step's groups; return metrics with TRL's names. A step without a gradient changes nothing and is reported."""
+        return self.update_with_diagnostics(groups).metrics
+
+    def update_with_diagnostics(self, groups: Sequence[Sequence[Episode]]) -> UpdateResult:
+        """Train on one step's groups, as `update` does; return the metrics, and what the log has of each token."""
         step, tally, descents = (
             StepData(groups, self.algorithm, has_sampling_temperature=self.has_sampling_temperature),
             MeanMetrics(),
@@ -219,7 +230,9 @@ class Learner(Hinted):
             for part in self._split_minibatches(step):
                 descents.add(outcome := self._take_optimizer_step(step, part, tally))
                 step.has_optimizer_stepped = step.has_optimizer_stepped or outcome is not None
-        return self._finish_update(step, tally, descents) | self._measure_update(step)
+        metrics = self._finish_update(step, tally, descents)
+        advantages, log_ratios = step.build_logged_advantages(), step.compute_log_ratios()
+        return UpdateResult(metrics | self._measure_update(step), advantages, log_ratios)
 
     def _compute_advantages(self, step: StepData) -> None:
         """Compute the advantages, and the log-probabilities under the old weights and the frozen models where they are needed."""
@@ -455,7 +468,6 @@ class Learner(Hinted):
                 self.reference.soft_update(self.accelerator.unwrap_model(self.policy).model, mix)
         if step_stats.num_steps:  # a step that changed nothing does not advance the schedule
             self.scheduler.step()
-        self.advantages, self.log_ratios = step.build_logged_advantages(), step.compute_log_ratios()
         return metrics
 
     def _compute_token_metrics(self, step: StepData, mean_metrics: MeanMetrics) -> dict[str, float]:

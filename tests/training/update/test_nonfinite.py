@@ -83,10 +83,10 @@ def test_what_is_not_finite_is_left_out_of_the_record_too() -> None:
     subject = learner("rloo")
     with torch.no_grad():
         subject.policy.model.lm_head.weight[0, 0] = float("nan")
-    metrics = subject.update([group([1.0, 0.0, 0.5])])
-    assert metrics["step/nonfinite_minibatches"] == 1 and "kl" not in metrics
-    json.dumps([metrics, subject.advantages, subject.log_ratios], allow_nan=False)
-    assert subject.advantages == [[[], [], []]] and subject.log_ratios == [[None, None, None]]
+    learned = subject.update_with_diagnostics([group([1.0, 0.0, 0.5])])
+    assert learned.metrics["step/nonfinite_minibatches"] == 1 and "kl" not in learned.metrics
+    json.dumps([learned.metrics, learned.advantages, learned.log_ratios], allow_nan=False)
+    assert learned.advantages == [[[], [], []]] and learned.log_ratios == [[None, None, None]]
 
 
 def test_a_reward_model_goes_on_too() -> None:

@@ -20,8 +20,8 @@ def test_log_ratios_say_how_far_the_trainer_is_from_the_sampler(name: str, setti
     for logprob in (-2.0, -1.5):
         subject = learner(name, **settings)
         rows = [episode([1, 2], [3, k], [logprob] * 2, reward, "g") for k, reward in enumerate((1.0, 0.0, 0.2))]
-        subject.update([rows, group([1.0, 1.0], "flat"), group([None, None], "unscored")])
-        ratios.append(subject.log_ratios)
+        learned = subject.update_with_diagnostics([rows, group([1.0, 1.0], "flat"), group([None, None], "unscored")])
+        ratios.append(learned.log_ratios)
     assert ratios[0][2] == [None, None]
     for there, here in zip(ratios[0][0], ratios[1][0], strict=True):
         assert there is not None and here is not None
