@@ -491,6 +491,11 @@ def test_a_message_about_a_setting_of_a_run_can_be_typed(tmp_path: Path) -> None
     )
 
 
+def test_an_empty_section_is_there() -> None:
+    assert resolve_run_inputs(model="m", env="arithmetic", algorithm="sft", data={}).config.data is not None
+    assert resolve_run_inputs(model="m", env="arithmetic", train={}).config.train.steps == 10
+
+
 def test_a_default_window_is_at_most_the_models_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = rlvr.load_tokenizer(TOKENIZER)
     model = tiny_model(tokenizer)

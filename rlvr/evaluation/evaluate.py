@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
+from rlvr import extraction
 from rlvr.config import hub
 from rlvr.config.section import validate_section
 from rlvr.contracts import Environment, Sampler, SamplerTraits, Verifier
@@ -312,15 +313,20 @@ def digest_weights(folder: str) -> str:
 
 
 def format_verifier_label(verifier: Verifier | None) -> str:
-    """Format a verifier with its version, and its inner verifiers: runs with the same label are verified the same way.
+    """Format a verifier with its version, its inner verifiers, and the version of the extractors: runs with the same label are verified the
+    same way.
 
     >>> format_verifier_label(build("verifier", "numeric"))
     'Numeric ...'
     """
+    return f"{_format_versions(verifier)}, extractors {extraction.VERSION}"
+
+
+def _format_versions(verifier: Verifier | None) -> str:
     if not isinstance(verifier, Verifier):
         raise ConfigError(f"the environment's verifier is {verifier!r:.80}; it must be an rlvr.Verifier")
     inner = [value for held in vars(verifier).values() for value in (held.values() if isinstance(held, dict) else [held])]
-    labels = [format_verifier_label(value) for value in inner if isinstance(value, Verifier)]
+    labels = [_format_versions(value) for value in inner if isinstance(value, Verifier)]
     return f"{type(verifier).__name__} {verifier.version}" + (f" ({', '.join(labels)})" if labels else "")
 
 

@@ -172,6 +172,8 @@ def _extract_auto(text: str) -> Extraction:
         return tag
     if box.text is not None and tag.text is not None:
         return require_agreement([box.text, tag.text], "the box and the tag")
+    if box.text is not None and tag.candidates:  # tags that differ among themselves are no less a hedge beside a box
+        return require_agreement([box.text, *tag.candidates], "the box and the tag")
     if box is not NO_BOX and box is not EMPTY_BOX:
         return box
     if tag is not NO_TAG:
@@ -202,6 +204,11 @@ def _extract_auto(text: str) -> Extraction:
     return Extraction(None, "nothing in the text declares an answer" if bare else "the answer is empty")
 
 
+VERSION = "2"
+"""Increase it whenever an extractor may find something else in a text: it is recorded with the version of every verifier.
+
+2: tags that differ are a hedge beside a box too.
+"""
 EXTRACTORS: dict[str, Callable[[str], Extraction]] = {
     "boxed": _extract_boxed,
     "tag": _extract_tag,

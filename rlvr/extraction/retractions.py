@@ -137,12 +137,16 @@ def is_only_punctuation(after: str) -> bool:
     return not after.strip(_CLOSING_MARKS)
 
 
+_ANSWER_TAG = re.compile(r"</?answer>", re.IGNORECASE)
+
+
 def reject_alternatives(extraction: Extraction, text_before: str, text_after: str) -> Extraction:
     r"""Return the extraction, or no answer if the words beside the declaration offer another value: `\boxed{7} or 8`, `41 or \boxed{42}`.
 
     >>> reject_alternatives(Extraction("7", "in the box"), "It is ", " or 8.").candidates
     ('7', '8')
     """
+    text_after = _ANSWER_TAG.sub("", text_after[:200]) if "<" in text_after[:200] else text_after
     near = text_before[-30:].lower()
     restated = None if is_only_punctuation(text_after) else _RESTATED_AFTER.match(text_after[:120])
     if restated is not None and parse_number(extraction.text or "") not in (None, parse_number(restated["value"])):

@@ -162,6 +162,8 @@ def resolve_run_inputs(
     for section, value in sections.items():
         if section in section_of:
             overrides.append(f"{section_of[section]}.{section}={json.dumps(value)}")
+        elif isinstance(value, Mapping) and not value and RunConfig.model_fields[section].default is None:
+            overrides.append(f"{section}={{}}")  # an empty section is there: data={} trains on the gold solutions
         elif isinstance(value, Mapping):
             overrides += [f"{section}.{key}={json.dumps(inner)}" for key, inner in value.items()]
         else:

@@ -75,7 +75,7 @@ def test_runs_that_do_not_match_are_refused_with_the_difference(second: dict[str
 def test_runs_of_different_verifiers_are_refused(tmp_path: Path) -> None:
     for name, verifier in (("a", "numeric"), ("b", "symbolic")):
         evaluate("arithmetic", "scripted:gold", tasks=5, settings={"verifier": verifier}, out=tmp_path / name)
-    with pytest.raises(ConfigError, match=r"verifier is Numeric \d+ and Symbolic"):
+    with pytest.raises(ConfigError, match=r"verifier is Numeric \d+, extractors \d+ and Symbolic"):
         compare_evaluations(tmp_path / "a", tmp_path / "b")
 
 

@@ -83,6 +83,10 @@ OFFERED = [
     (r"The answer is 41 or \boxed{42}.", ("42", "41")),
     (r"It is either 41, or possibly $\boxed{42}$.", ("42", "41")),
     ("<answer>42</answer> or 43", ("42", "43")),
+    (r"<answer>41</answer> or \boxed{<answer>42</answer>}", ("41", "42")),
+    (r"\boxed{<answer>42</answer>} or <answer>41</answer>", ("42", "41")),
+    (r"<answer>42</answer> or <answer>41</answer>, \boxed{42}", ("42", "41")),
+    (r"\boxed{42}, or maybe <answer>41", ("42", "41")),
     ("41 or <answer>42</answer>", ("42", "41")),
 ]
 
