@@ -55,7 +55,7 @@ class ServiceVerifier(AsyncVerifier):
         """Name the service.
 
         Args:
-            verifier: used if there is no url, to try a run without the service.
+            verifier: used if there is no url, to try a run without the service; it also says whether scores lie between 0 and 1.
             url: the service, such as http://judges:8765.
             remote_name: which verifier of the service; empty: its first.
             token_env: the environment variable with the service's token.
@@ -74,6 +74,7 @@ class ServiceVerifier(AsyncVerifier):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
         self.verifier, self.batch, self.concurrency, self.remote_name = verifier, batch, concurrency, remote_name
+        self.has_bounded_score = verifier.has_bounded_score
         self.client = ServiceClient(url, token_env=token_env, timeout_s=timeout_s, retries=retries) if url else None
         super().__init__()
         self._pending: list[tuple[bytes, asyncio.Future[dict[str, Any]]]] = []
