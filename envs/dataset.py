@@ -267,6 +267,8 @@ class Dataset(Environment):
         """Add the message about one source that is printed before a run."""
         used = [f"{name} = {templates[name].text}" for name in ("question", "reference") if name in templates]
         used[-1] += {"hash": " (the part after ####)", "boxed": " (the box)"}.get(extract, "") if "reference" in templates else ""
+        if "instruction" in templates and self._prompt_settings["instruction"] is None:
+            used.append(f"after each question {self.verifier.instruction!r} (instruction='': nothing)")
         out = [
             (len(rows) - len(kept), "by where"),
             (num_too_long, f"longer than {self._max_question_chars} characters"),

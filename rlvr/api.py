@@ -653,7 +653,7 @@ def generate(
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
-    system: str = "",
+    system: str | None = None,
     sampler: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return what a policy answers to prompts: a text for each, or with `n` a list of so many texts for each.
@@ -668,7 +668,7 @@ def generate(
         top_p: sample from the likeliest tokens of this total probability.
         top_k: sample from so many of the likeliest tokens; 0: all.
         seed: the seed of all randomness; the same call returns the same texts.
-        system: a system message before each prompt.
+        system: a system message before each prompt, in place of its own; None leaves prompts as they are.
         sampler: settings of the policy's sampler.
 
     >>> generate(lambda prompt: prompt.upper(), ["one", "two"])

@@ -235,10 +235,15 @@ PLUGINS: Mapping[str, str] = {
 }
 """Names of plugins in other libraries, and the plugin here; of several similar ones, the one that is closest."""
 ENVS: Mapping[str, str] = {
-    **dict.fromkeys(("math", "MATH", "math500", "hendrycks_math"), "competition_math"),
+    **dict.fromkeys(("MATH", "math500", "hendrycks_math"), "competition_math"),
     **dict.fromkeys(("gsm", "openai/gsm8k"), "gsm8k"),
 }
 """Names of environments and data sets elsewhere, and the environment here; some of them also name a verifier."""
+ENV_TOPICS: Mapping[str, str] = dict.fromkeys(
+    ("math", "maths"),
+    "write 'arithmetic', which needs no download, 'gsm8k' (train and test), or 'competition_math' (MATH-500, a test only).",
+)
+"""Names of environments that say a subject, and the environments of it here."""
 QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
 REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
 SOLUTION_COLUMNS = ("solution",)
@@ -457,7 +462,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
     "SamplingParams": {
         **dict.fromkeys(("max_tokens", "max_new_tokens"), "the limit is given with the request: rlvr.Request(token_ids, 32)"),
-        **dict.fromkeys(("n", "seed"), "rlvr.generate(policy, prompts, n=4, seed=1, temperature=0.8) takes prompts as texts"),
+        **dict.fromkeys(("n", "seed"), "rlvr.generate(policy, prompts, n=4, seed=1, temperature=0.8), which takes prompts as texts"),
     },
     "generate": {
         "do_sample": "temperature=1.0 samples, temperature=0 does not",

@@ -519,7 +519,7 @@ def test_data_may_be_a_keyword_and_its_system_message_has_its_usual_names() -> N
     assert api.make(dataset=ROWS, verifier="math").reset(seed=0) and api.make_vec(env="arithmetic", num_envs=2).num_envs == 2
     assert "no environment is given" in read_message(lambda: api.make_env())
     for call in (rlvr.make, rlvr.make_vec, rlvr.make_env):
-        assert "did you mean 'competition_math'?" in read_message(lambda call=call: call("math"))
+        assert "write 'arithmetic', which needs no download" in read_message(lambda call=call: call("math"))
 
 
 def test_words_of_gymnasium_and_verifiers_are_told_what_is_written_here() -> None:
@@ -680,3 +680,16 @@ def test_a_function_and_a_text_environment_get_results_as_the_description_of_the
     env = rlvr.make("arithmetic", tools=[add])
     env.reset(seed=0)
     assert env.step(call % 1)[0] == "Result of add:\n3"
+
+
+def test_a_system_message_in_a_prompt_is_kept() -> None:
+    seen = list[Any]()
+
+    def policy(messages: list[dict[str, str]]) -> str:
+        seen.append([message["content"] for message in messages])
+        return "yes"
+
+    asked = [[{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2="}]]
+    for system in (None, "Be long.", ""):
+        rlvr.generate(policy, asked, system=system)
+    assert seen == [["Be short.", "2+2="], ["Be long.", "2+2="], ["2+2="]]

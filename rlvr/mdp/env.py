@@ -181,7 +181,8 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
             self._num_seen_results = len(self.state.step_results)
         if self.obs == "text" and not isinstance(action, str):
             raise EnvError(
-                f"action {action!r} is a {type(action).__name__}; with obs='text' an action is a text, a whole turn of the policy"
+                f"action {action!r} is no text; with obs='text' an action is a whole turn of the policy, and with obs='ids' a token id: "
+                f"rlvr.make(env, obs='ids')"
             )
         if not isinstance(action, str) or self.state is None:
             return self._append_token(action)

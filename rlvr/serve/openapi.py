@@ -22,7 +22,10 @@ VERDICT_SCHEMA: Mapping[str, Any] = {
     "properties": {
         "index": {"type": "integer", "description": "In a batch: the index of the row."},
         "id": {},
-        "score": {"type": ["number", "null"], "description": "From 0 to 1, or what a reward function gave. Null: not verified, which is not a score of 0."},
+        "score": {
+            "type": ["number", "null"],
+            "description": "From 0 to 1, or what a reward function gave. Null: not verified, which is not a score of 0.",
+        },
         "reason": {"type": "string"},
         "fault": {"enum": ["none", "answer", "task", "infra"]},
         "components": {"type": "object"},

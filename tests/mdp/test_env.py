@@ -105,7 +105,7 @@ def test_with_texts_a_step_is_a_turn_and_an_observation_what_the_environment_sai
     while not (terminated or truncated):
         reply, reward, terminated, truncated, info = env.step("1")
     assert reply == "" and info["is_scored"]
-    with pytest.raises(EnvError, match="with obs='text' an action is a text"):
+    with pytest.raises(EnvError, match="with obs='text' an action is a whole turn"):
         env.reset()
         env.step(5)
 
