@@ -689,7 +689,7 @@ def test_a_system_message_in_a_prompt_is_kept() -> None:
         seen.append([message["content"] for message in messages])
         return "yes"
 
-    asked = [[{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2="}]]
+    asked: Any = [[{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2="}]]
     for system in (None, "Be long.", ""):
         rlvr.generate(policy, asked, system=system)
     assert seen == [["Be short.", "2+2="], ["Be long.", "2+2="], ["2+2="]]
