@@ -59,10 +59,10 @@ class Mutant:
         from cosmic_ray.mutating import mutate_code
         from cosmic_ray.plugins import get_operator
 
-        changed: str | None = mutate_code(source, get_operator(self.operator)(**dict(self.arguments)), self.occurrence)
         try:
+            changed: str | None = mutate_code(source, get_operator(self.operator)(**dict(self.arguments)), self.occurrence)
             return None if changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)) else changed
-        except SyntaxError:
+        except (SyntaxError, AttributeError):  # cosmic-ray cannot replace an exception with a dotted name
             return None
 
     def describe(self) -> str:
