@@ -131,7 +131,7 @@ class LineMap:
             test = contexts[context].partition("|")[0]
             lines = [8 * place + bit for place, byte in enumerate(bits) for bit in range(8) if byte >> bit & 1]
             self.num_lines[test] += len(lines)
-            of_file = self.tests.setdefault(_without_link(files[file]), {})
+            of_file = self.tests.setdefault(files[file], {})
             for line in lines:
                 of_file.setdefault(line, set()).add(test)
 
@@ -141,13 +141,6 @@ class LineMap:
         line = of_file.get(mutant.start[0], set())
         found = line - {""} or ({test for tests in of_file.values() for test in tests} - {""} if line else set())
         return sorted(found, key=lambda test: (self.num_lines[test], test))[:MAX_TESTS]
-
-
-def _without_link(path: str) -> str:
-    """The path of a file without the link by which it is imported."""
-    parts = Path(path).parts
-    parts = parts[len(ROOT.parts) :] if Path(path).is_absolute() else parts
-    return Path(*(parts[1:] if parts[:1] == ("rlvr",) and parts[1] in LINKED else parts)).as_posix()
 
 
 def run_pytest(tree: Path, arguments: Sequence[str], timeout: float) -> int | None:
@@ -171,16 +164,17 @@ def run_pytest(tree: Path, arguments: Sequence[str], timeout: float) -> int | No
 def measure_lines(tree: Path, data: Path) -> None:
     """Run the quick tests once, and record which test executes which line."""
     settings = tree / ".coveragerc"
-    settings.write_text(f"[run]\nsource = rlvr\nrelative_files = True\ndata_file = {data}\n", "utf-8")
+    folders = "\n    ".join(str(tree / package) for package in PACKAGES)  # the linked ones by their own paths
+    settings.write_text(f"[run]\nsource =\n    {folders}\nrelative_files = True\ndata_file = {data}\n", "utf-8")
     how = ["--numprocesses", str(os.cpu_count() or 1), "--dist", "loadgroup", "-m", QUICK]
-    code = run_pytest(tree, [*how, "--cov=rlvr", f"--cov-config={settings}", "--cov-context=test", "--cov-report="], 7200)
+    code = run_pytest(tree, [*how, "--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report="], 7200)
     if code != 0:
         raise SystemExit(f"the quick tests end with {code} without any change, so the result would mean nothing")
 
 
 def copy_tree(target: Path) -> Path:
     """Copy what the tests need."""
-    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "runs", "build", ".mypy_cache", ".ruff_cache", ".pytest_cache")
+    ignored = shutil.ignore_patterns(".*", "__pycache__")
     return Path(shutil.copytree(ROOT, target, symlinks=True, ignore=ignored))
 
 

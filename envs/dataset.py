@@ -171,7 +171,9 @@ class Dataset(Environment):
         if set(made) <= {"", "train"} and made:
             made = hold_out(next(iter(made.values())), holdout)
             if "test" in made:
-                self._warnings.append(f"{len(made['test'])} of {sum(map(len, made.values()))} rows are held out (holdout={holdout:g})")
+                self._warnings.append(
+                    f"{len(made['test'])} of {sum(map(len, made.values()))} rows are held out (holdout={holdout:g}), and an evaluation takes these alone"
+                )
         return self._finalize_splits(made)
 
     def _make_tasks(self, rows: Sequence[Row], source_name: str) -> list[Task]:

@@ -26,6 +26,7 @@ from rlvr.config.hub import is_model_folder
 from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.plugin import read_signature
+from rlvr.contracts.reward_function import RewardSignature
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
@@ -395,6 +396,9 @@ def verify(
     words = [word for word in ANSWER_COLUMNS if word in settings and word not in _list_parameters("verifier", target)]
     if words and answer is not None and reference is None:  # the words of verifiers: completion=what the policy wrote, answer=the gold
         answer, reference = settings.pop(words[0]), answer
+    is_function = callable(target) and not isinstance(target, Verifier | type)
+    if is_function and reference is None and (word := RewardSignature.read(target).reference) in settings:
+        reference = settings.pop(word)  # the function's own word for the reference
     for word, own in SYNONYMS["verify"].items():
         if word in settings and word not in _list_parameters("verifier", target):
             if own == "verifier" and verifier is None:

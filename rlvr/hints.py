@@ -253,7 +253,7 @@ ANSWER_COLUMNS = ("completion", "response", "output", "prediction", "generation"
 
 VERIFIER_WORDS = (
     *("reward", "rewards", "reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_functions"),
-    *("rubric", "scorer"),
+    *("rubric", "scorer", "grader"),
 )
 """Keywords for the verifier in calls of other libraries."""
 MEMORY_WORDS = ("mem_limit", "memory", "memory_limit", "mem", "max_memory")

@@ -36,13 +36,19 @@ class Message(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Task:
+class Task(Hinted):
     """A question whose answer can be checked; a pure function of (environment, split, index).
 
     >>> Task("2+2=", reference="4").prompt
     ({'role': 'user', 'content': '2+2='},)
     """
 
+    _synonyms = {
+        **dict.fromkeys(("answer", "target", "label", "gold", "ground_truth"), "reference"),
+        "input": "question",
+        "messages": "prompt",
+        **dict.fromkeys(("metadata", "extra_info"), "meta"),
+    }
     prompt: tuple[Message, ...]
     """The messages that the policy answers. A plain text is one user message."""
     reference: Any = None

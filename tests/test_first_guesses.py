@@ -693,3 +693,28 @@ def test_a_system_message_in_a_prompt_is_kept() -> None:
     for system in (None, "Be long.", ""):
         rlvr.generate(policy, asked, system=system)
     assert seen == [["Be short.", "2+2="], ["Be long.", "2+2="], ["2+2="]]
+
+
+def test_the_word_of_a_function_for_its_reference_is_the_reference() -> None:
+    def same(completion: str, target: str) -> float:
+        return float(completion == target)
+
+    for words in ({"target": "42"}, {"reference": "42"}, {"ground_truth": "42"}):
+        assert rlvr.verify(same, "42", **words).score == 1.0 and rlvr.verify(same, "41", **words).score == 0.0
+    assert rlvr.evaluate(ROWS[:1], lambda prompt: "42", grader=lambda completion: 1.0).metrics == {"accuracy": 1.0}
+
+
+def test_a_verifier_that_takes_the_answer_first_is_told_at_once() -> None:
+    class Includes(rlvr.Verifier):
+        def verify(self, completion: Any, target: Any) -> Any:
+            return target in completion
+
+    assert "write verify(self, task, answer), where task.reference is the right answer" in read_message(Includes)
+    assert "Includes.verify takes (completion, target)" in read_message(lambda: rlvr.make_verifier(Includes))
+    task = api.Task(input="2+2=", target="4", metadata={"level": 1})
+    assert (task.target, task.input, task.metadata) == ("4", "2+2=", {"level": 1})
+
+
+def test_the_metrics_of_a_report_are_flat() -> None:
+    report = rlvr.evaluate("arithmetic", lambda prompt: "46", tasks=2, n=2, temperature=1.0)
+    assert list(report.metrics) == ["accuracy", "pass_at_2"] and report.metrics["pass_at_2"] == report.pass_at_k(2)["arithmetic"]

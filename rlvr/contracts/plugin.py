@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import VERIFIER_WORDS, Hinted
+from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, Hinted
 
 CONTRACT_VERSION = 1
 """The version of the contracts in `rlvr.contracts`; raised when a plugin that was written for them would no longer work."""
@@ -174,11 +174,13 @@ def describe_smallest(contract: str) -> str:
 
 
 def find_missing_methods(plugin: type) -> str:
-    """Say which methods of its contract a class lacks, with the smallest class that has them; "" if it lacks none.
+    """Say which methods of its contract a class lacks or has with other arguments, with the smallest class that has them; "" if none.
 
     >>> find_missing_methods(Plugin)
     ''
     """
+    if told := _describe_wrong_verify(plugin):
+        return told
     missing = [f"`{name}`" for name in sorted(getattr(plugin, "__abstractmethods__", ()))]
     contract = next((base for base in plugin.__mro__ if is_contract(base)), None) if missing else None
     if contract is None:
@@ -189,6 +191,18 @@ def find_missing_methods(plugin: type) -> str:
     if {"env_response", "reset", "step"} & vars(plugin).keys():
         return f"{about}; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}\n\nrlvr.make_env(MyEnv) builds it with its verifier"
     return about + describe_smallest(contract.__name__)
+
+
+def _describe_wrong_verify(plugin: type) -> str:
+    """Say that a verifier's `verify` takes the answer where it gets the task, as scorers of other libraries do; "" otherwise."""
+    verify = vars(plugin).get("verify")
+    names = [*inspect.signature(verify).parameters][1:] if inspect.isfunction(verify) else []
+    if len(names) < 2 or names[0] not in (*ANSWER_COLUMNS, "answer", "text"):
+        return ""
+    return (
+        f"{plugin.__name__}.verify takes ({', '.join(names)}), and is called with the task first: write verify(self, task, answer), where "
+        f"task.reference is the right answer; or leave the class out: a function f({', '.join(names[:2])}) is a verifier too"
+    )
 
 
 def is_contract(plugin: type) -> bool:

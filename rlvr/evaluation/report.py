@@ -51,7 +51,6 @@ class EvalReport(Hinted):
 
     _synonyms = dict.fromkeys(("score", "mean_reward"), "accuracy")
     _hints = {
-        "metrics": "write .accuracy, .pass_at_k(4), or .envs[NAME] for all of an environment",
         "rewards": "write [sample.score for sample in report.samples]",
         "reward": "write .accuracy, or [sample.score for sample in report.samples]",
         "results": "write .accuracy or .to_dict() for the figures, .samples or .to_pandas() for the answers",
@@ -97,6 +96,22 @@ class EvalReport(Hinted):
             return env.avg.value if env.avg and not env.is_headline_withheld else None
         mean = self.compute_mean_over_envs()
         return mean.value if mean else None
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The accuracy and pass@k as a flat mapping, such as for a tracker; of several environments each under its name too.
+
+        >>> EvalReport("quick", None, EvalPlan(suite="quick", policy="scripted:gold", envs=[]), {}).metrics
+        {'accuracy': None}
+        """
+        found: dict[str, float | None] = {"accuracy": self.accuracy}
+        for name, env in self.envs.items():
+            place = "" if len(self.envs) == 1 else f"{name}/"
+            if place:
+                found[f"{place}accuracy"] = env.avg.value if env.avg and not env.is_headline_withheld else None
+            estimates = env.at.get("pass_at", {}).items()
+            found |= {f"{place}pass_at_{k}": None if found_at_k is None else found_at_k.value for k, found_at_k in estimates if k > 1}
+        return found
 
     def pass_at_k(self, k: int) -> dict[str, float | None]:
         """Return pass@k of each environment: the chance that one of k answers is right, without bias; None where it is not known.

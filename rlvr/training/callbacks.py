@@ -149,7 +149,8 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 meant = HOOKS_ELSEWHERE.get(name.lstrip("_"), "")
                 if name.startswith("_") and (not meant or not written.isdisjoint(HOOKS)):
                     continue  # a method of its own
-                advice = f"write {_format_hook(meant)}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
+                metric = ", where step is its number and record['reward'] a metric" if meant == "on_step_end" else ""
+                advice = f"write {_format_hook(meant)}{metric}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
                 raise ConfigError(f"the callback {kind.__name__!r} has the method {name}, which nothing calls; {advice}")
             if "control" in taken:
                 raise ConfigError(f"{kind.__name__}.{name} takes {', '.join(taken[1:])}, as in transformers; write {_format_hook(name)}")
