@@ -718,3 +718,11 @@ def test_a_verifier_that_takes_the_answer_first_is_told_at_once() -> None:
 def test_the_metrics_of_a_report_are_flat() -> None:
     report = rlvr.evaluate("arithmetic", lambda prompt: "46", tasks=2, n=2, temperature=1.0)
     assert list(report.metrics) == ["accuracy", "pass_at_2"] and report.metrics["pass_at_2"] == report.pass_at_k(2)["arithmetic"]
+
+
+def test_an_algorithm_as_a_mapping_may_have_a_function() -> None:
+    def loss(x: Any) -> Any:
+        return -x.advantages * x.logprobs
+
+    inputs = resolve_run_inputs(model="m", env="arithmetic", algorithm={"name": "grpo", "loss": loss})
+    assert inputs.algorithm is not None and "loss=<function" in repr(inputs.algorithm)

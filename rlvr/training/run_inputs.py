@@ -130,6 +130,8 @@ def resolve_run_inputs(
             f"where it is made: env=rlvr.make_env(name, {given_tools[0]}=...)"
         )
     algorithm = _add_algorithm_settings("grpo" if algorithm is None and recipe is None else algorithm, sections)
+    if isinstance(algorithm, Mapping) and not _is_plain(algorithm):  # with a function of the user
+        algorithm = build_from_config("algorithm", algorithm)
     if isinstance(sections.get("report_to"), str):
         sections["report_to"] = [] if sections["report_to"] == "none" else [sections["report_to"]]
     if (lora := sections.pop("lora", None)) is not None:
