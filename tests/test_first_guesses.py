@@ -725,4 +725,4 @@ def test_an_algorithm_as_a_mapping_may_have_a_function() -> None:
         return -x.advantages * x.logprobs
 
     inputs = resolve_run_inputs(model="m", env="arithmetic", algorithm={"name": "grpo", "loss": loss})
-    assert inputs.algorithm is not None and "loss=<function" in repr(inputs.algorithm)
+    assert inputs.algorithm is not None and "but loss='tests.test_first_guesses:" in repr(inputs.algorithm)
