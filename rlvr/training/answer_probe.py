@@ -36,6 +36,10 @@ MIN_REFERENCES, MIN_SHIFT, SHIFT_SIGMAS = 16, 0.1, 4.0
 """How many different references, and how much higher scores, show that references belong to the tasks of another row."""
 MIN_CORRELATION = 0.1
 """Scores then and now that are less correlated than this have no order in common; the noise of a judge leaves more."""
+CHANGE_SIGMAS = 3.0
+"""How many standard errors the correlation of scores must be below that of a verifier that is not deterministic with itself."""
+MIN_APART = 8
+"""A verifier that is not deterministic must have told so many answers from so many others, if all of them scoring the same is to show a change."""
 SAME_SCORE = 1e-9
 """Scores that differ by less are equal: 0.9 is not always computed to the last bit."""
 
@@ -81,6 +85,18 @@ class AnswerProbe:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.environment = trainer, trainer.environment
+        self.repeatability = 1.0
+        """The correlation of the scores that the same answers got twice, at first: 1 for a deterministic verifier."""
+
+    def measure_repeatability(self, answers: Sequence[KeptAnswer]) -> None:
+        """Verify answers again that were just verified, to know how much scores differ without a change of the verifier."""
+        known = _pair_scores(answers, self.verify_again(answers))
+        if len(known) >= len(answers) / 2 and any(abs(before - now) > SAME_SCORE for before, now in known):
+            self.repeatability = _correlate(known)
+
+    def describe_change(self, answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:
+        """Describe how the verifier no longer tells answers apart as it did, beyond its own noise; empty if it does."""
+        return describe_verifier_change(answers, scores, self.repeatability)
 
     def explain_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
         """Find what has changed so that the reward fell by more than a fraction of it since these answers were given."""
@@ -88,7 +104,7 @@ class AnswerProbe:
         pairs = [(answer, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
         if not pairs or len(pairs) < len(answers) / 2:
             return Change.UNKNOWN
-        if describe_verifier_change(answers, scores):
+        if self.describe_change(answers, scores):
             return Change.VERIFIER
         before, again = (math.fsum(values) / len(pairs) for values in ([a.score for a, _ in pairs], [score for _, score in pairs]))
         if again < (1 - fraction) * before:
@@ -178,8 +194,10 @@ class AnswerProbe:
         return run_on_main(self._trainer.accelerator, verify_all)
 
 
-def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:
+def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None], repeatability: float = 1.0) -> str:
     """Describe how a verifier no longer tells answers apart as it did; empty if it does, or only gives them other scores in the same order.
+
+    `repeatability`: how the scores of the same answers correlated without a change.
 
     >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 0.0, 1.0, 1.0)]
     >>> describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
@@ -188,13 +206,38 @@ def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[flo
     'those that scored more do not score more now'
     >>> describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
     ''
+    >>> describe_verifier_change(answers, [1.0, 0.0, 1.0, 0.0], repeatability=0.1)
+    ''
     """
-    known = [(answer.score, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
+    known = _pair_scores(answers, scores)
     if len(known) < len(answers) / 2 or len(known) < 2:
         return ""
     before, now = zip(*known, strict=True)
     if max(before) - min(before) <= SAME_SCORE:
         return ""
+    is_noisy, middle = repeatability < 1 - SAME_SCORE, (max(before) + min(before)) / 2
     if max(now) - min(now) <= SAME_SCORE:
-        return "all score the same now"
-    return "those that scored more do not score more now" if statistics.correlation(before, now) < MIN_CORRELATION else ""
+        above = sum(score > middle for score in before)
+        return "" if is_noisy and min(above, len(before) - above) < MIN_APART else "all score the same now"
+    correlation = _correlate(known)
+    if correlation >= MIN_CORRELATION or (is_noisy and not _is_below(correlation, repeatability, len(known))):
+        return ""
+    return "those that scored more do not score more now"
+
+
+def _pair_scores(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> list[tuple[float, float]]:
+    return [(answer.score, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
+
+
+def _correlate(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return the correlation of scores then and now; 0 where all are the same."""
+    try:
+        return statistics.correlation(*zip(*pairs, strict=True))
+    except statistics.StatisticsError:
+        return 0.0
+
+
+def _is_below(correlation: float, usual: float, count: int) -> bool:
+    """Return whether a correlation is below another one beyond chance, by Fisher's transformation."""
+    mine, other = (math.atanh(max(-1 + SAME_SCORE, min(1 - SAME_SCORE, value))) for value in (correlation, usual))
+    return count > 3 and other - mine > CHANGE_SIGMAS * math.sqrt(2 / (count - 3))

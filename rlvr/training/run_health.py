@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rich.console import Console
 
+from rlvr.algorithms.base.preference import WholeAnswerAlgorithm
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
 from rlvr.mdp.records import step_result_from_json
 from rlvr.runs.run_log import read_metrics
-from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, describe_verifier_change, keep_answers
+from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, keep_answers
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
 from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS, Fall, RewardHistory
@@ -139,6 +140,8 @@ class RunHealth(Callback):
         """How references seem to belong to other tasks."""
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
+        self._has_penalty = True
+        """Whether `algorithm.beta` weighs a KL against advantages; in a loss on pairs of answers it does not."""
         self._told_kinds: set[str] = set()
         """What has been warned of, which is told once: kinds of trouble, and others."""
         self._unscored_reasons = Counter[str]()
@@ -146,6 +149,7 @@ class RunHealth(Callback):
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Read the steps before a resume."""
+        self._has_penalty = not isinstance(trainer.algorithm, WholeAnswerAlgorithm)
         if trainer.is_resumed:
             for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))):
                 self.observe(row)
@@ -293,7 +297,7 @@ class RunHealth(Callback):
         what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
         cause, reward = self._explain_missing_gradient(rows), _mean(rows, "reward")
         if (probe := self._probe) is not None and reward is not None:
-            if told := self._examine("verifier", lambda: describe_verifier_change(self._checked, probe.verify_again(self._checked))):
+            if told := self._examine("verifier", lambda: probe.describe_change(self._checked, probe.verify_again(self._checked))):
                 cause = self._explain_verifier(self._checked, told)
             elif reward > 0 and self._examine("saturation", lambda: self._is_saturated(rows, reward)):
                 self._solved_reward = reward - SAME_SCORE
@@ -352,7 +356,7 @@ class RunHealth(Callback):
         if not self._checked:
             self._choose_checked_answers(probe, step)
             return None
-        told = describe_verifier_change(self._checked, probe.verify_again(self._checked))
+        told = probe.describe_change(self._checked, probe.verify_again(self._checked))
         self._verifier_doubts = self._verifier_doubts + 1 if told else 0
         self.is_in_doubt |= bool(told) and self.bounds.action == "stop"
         if not told:
@@ -414,6 +418,8 @@ class RunHealth(Callback):
 
     def _describe_penalty(self, rows: Sequence[Row]) -> str:
         """Say that the KL to the reference weighs more than the advantages in all of some steps; empty otherwise."""
+        if not self._has_penalty:
+            return ""
         weights = [row["beta"] * row["kl"] for row in rows if _is_number(row.get("beta")) and _is_number(row.get("kl"))]
         spreads = [row["advantage/std"] for row in rows if _is_number(row.get("advantage/std"))]
         if self.config.data is not None or min(len(weights), len(spreads)) < WINDOW_STEPS:
@@ -430,7 +436,10 @@ class RunHealth(Callback):
         found = keep_answers(probe.environment, _list_episodes(self._record)) if self._record is not None else []
         found.sort(key=lambda answer: answer.score)
         if found and found[-1].score - found[0].score > SAME_SCORE:
-            self._checked = [*found[:NUM_CHECKED], *found[max(NUM_CHECKED, len(found) - NUM_CHECKED) :]]
+            if not self._checked:
+                probe.measure_repeatability(_select_extremes(found, NUM_CHECKED))
+            # where the scores of one answer differ, only many answers show a change
+            self._checked = _select_extremes(found, NUM_CHECKED if probe.repeatability == 1.0 else MAX_ANSWERS)
             self._checked_step = step
 
     def _find_held_out_fall(self, step: int, before: Any) -> Trouble | None:
@@ -456,7 +465,7 @@ class RunHealth(Callback):
             return Change.UNKNOWN
         scores = self._probe.verify_again(self._kept_held_out)
         pairs = [(answer.score, score) for answer, score in zip(self._kept_held_out, scores, strict=True) if score is not None]
-        if describe_verifier_change(self._kept_held_out, scores):
+        if self._probe.describe_change(self._kept_held_out, scores):
             return Change.VERIFIER
         before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
         return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks, bound) else Change.UNKNOWN
@@ -543,7 +552,7 @@ class RunHealth(Callback):
     def _explain_verifier(self, kept: Sequence[KeptAnswer], told: str = "") -> str:
         """Explain a verifier that no longer tells answers apart as it did."""
         if not told and self._probe is not None:
-            told = describe_verifier_change(kept, self._probe.verify_again(kept)) or "their scores had no order in common"
+            told = self._probe.describe_change(kept, self._probe.verify_again(kept)) or "their scores had no order in common"
         first = self._checked_step if kept is self._checked else int(self._scored_rows[self._kept[0][0]]["step"]) if self._kept else 0
         steps = f"of step {first}" if kept is not self._kept_held_out else "before"
         mean = math.fsum(answer.score for answer in kept) / max(1, len(kept))
@@ -719,6 +728,11 @@ class RunHealth(Callback):
             f"kept: the checkpoint of step {kept} in {trainer.folder / 'checkpoints'}, {which}. --resume continues there with the same "
             f"settings, but for those of health; with others, start a new run with model.path={trainer.folder / 'checkpoints' / 'last'}"
         )
+
+
+def _select_extremes(answers: list[KeptAnswer], count: int) -> list[KeptAnswer]:
+    """Select the first and the last of some answers in order."""
+    return [*answers[:count], *answers[max(count, len(answers) - count) :]]
 
 
 def _list_unscored_reasons(record: StepRecord) -> list[str]:

@@ -262,7 +262,7 @@ def run_sums(folder: Path, verifier: Verifier, *callbacks: rlvr.Callback, **chan
 
 
 def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_policy(tmp_path: Path) -> None:
-    DOWN["from"] = 16 * 3 + 1
+    DOWN["from"] = 16 * 4 + 1  # the answers of the first step are verified twice
     with pytest.raises(
         CheckFailed, match=r"after step \d+: since step 4 no step .*\nlikely cause: Not the policy but the verifier has changed"
     ):
@@ -282,9 +282,31 @@ def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_poli
 def test_a_verifier_that_pays_for_everything_or_turns_round_is_found_though_no_reward_falls(
     tmp_path: Path, change: Callable[[float], float], words: str
 ) -> None:
-    DOWN["from"] = 16 * 9 + 1  # the best steps are then those that the changed verifier pays for
+    DOWN["from"] = 16 * 10 + 1  # the best steps are then those that the changed verifier pays for
     with pytest.raises(CheckFailed, match=f"after step 16: since step 16 the verifier scores .*\n.*{words}") if words else nullcontext():
         run_sums(tmp_path / "run", Changed(change), train={"steps": 17}, eval={"tasks": 0}, health={"patience": 1})
+
+
+@pytest.mark.parametrize(("flips", "inverts", "stops"), [(0.4, False, False), (0.0, True, True), (0.1, True, True)])
+def test_a_verifier_that_is_noisy_from_the_start_has_not_changed(tmp_path: Path, flips: float, inverts: bool, stops: bool) -> None:
+    dice = random.Random(0)
+
+    class Noisy(Verifier):
+        def verify(self, task: Task, answer: str) -> Verdict:
+            DOWN["calls"] += 1
+            is_right = (sum(map(int, filter(str.isdigit, answer))) % 2 == 0) != (dice.random() < flips)  # half of the answers
+            return Verdict(float(is_right != (inverts and DOWN["calls"] > 64 * 12)), "judged")
+
+    rollout = {"prompts_per_step": 8, "num_generations": 8}
+    with pytest.raises(CheckFailed, match="do not score more now") if stops else nullcontext():
+        run_sums(
+            tmp_path / "run",
+            Noisy(),
+            train={"steps": 40, "learning_rate": 1e-5},
+            rollout=rollout,
+            eval={"tasks": 0},
+            health={"patience": 1},
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
@@ -366,6 +388,19 @@ def test_a_penalty_that_outweighs_the_advantages_is_told_once_and_named() -> Non
         assert not health()._describe_penalty([row(step) | usual for step in range(1, 9)])
 
 
+@pytest.mark.parametrize(("algorithm", "told"), [("grpo", True), ("online_dpo", False)])
+def test_beta_is_a_penalty_only_where_there_are_advantages_to_weigh_it_against(tmp_path: Path, algorithm: str, told: bool) -> None:
+    rows: list[bool] = []
+
+    class Heavy(rlvr.Callback):
+        def on_batch(self, trainer: rlvr.Trainer, step: int, batch: Any) -> None:
+            [found] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
+            rows.append(bool(found._describe_penalty([row(k, beta=1000.0, kl=0.003, **{"advantage/std": 0.9}) for k in range(1, 9)])))
+
+    run_sums(tmp_path / "run", Match(), Heavy(), algorithm={"name": algorithm}, eval={"tasks": 0}, train={"steps": 1})
+    assert rows == [told]
+
+
 def test_updates_that_low_precision_rounds_away_change_nothing() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(128, 128, bias=False) for _ in range(8))).to(torch.bfloat16)
@@ -384,7 +419,13 @@ def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> 
     for tells_apart in (True, False):
         found = health()
         found._probe = cast(
-            Any, SimpleNamespace(tells_apart=lambda answers, told=tells_apart: told, verify_again=lambda answers: [], environment=None)
+            Any,
+            SimpleNamespace(
+                tells_apart=lambda answers, told=tells_apart: told,
+                verify_again=lambda answers: [],
+                describe_change=lambda answers, scores: "",
+                environment=None,
+            ),
         )
         found._record = cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=[])))
         assert (first_trouble(found, [row(k, 0.9) | even for k in range(1, 60)]) is None) == tells_apart
@@ -423,7 +464,7 @@ def test_a_run_whose_verifier_goes_down_stops_and_goes_on_as_if_it_had_not(tmp_p
     changes: dict[str, Any] = {"train": {"steps": 12, "learning_rate": 1e-3}, "health": {"patience": 3}, "eval": {"tasks": 0}}
     DOWN.update({"from": 10**9, "calls": 0})
     whole = run(tmp_path / "whole", **changes)
-    DOWN.update({"from": 16 * 4 + 1, "calls": 0})
+    DOWN.update({"from": 16 * 5 + 1, "calls": 0})  # the answers of the first step are verified twice
     with pytest.raises(
         CheckFailed, match=r"stopped after step 7: since step 5 at least 100% .*\n.*Not the answers.*\nkept: the checkpoint of step [1-4] "
     ):
@@ -485,6 +526,7 @@ def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned
                 environment=Sums(below=50),
                 find_row_of_references=lambda answers, asked=asked: asked.append(len(answers)) or "right for the row before",
                 verify_again=lambda answers: [],
+                describe_change=lambda answers, scores: "",
             ),
         )
         for step in range(8):
