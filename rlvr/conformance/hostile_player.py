@@ -18,7 +18,7 @@ from rlvr.conformance.toolkit import fill_arguments, iter_bad_arguments
 from rlvr.contracts import Environment, ToolSession
 from rlvr.contracts.sandbox_files_session import SandboxFilesSession
 from rlvr.mdp.answer_faults import FAILURE, verify_conversation
-from rlvr.mdp.sessions import LazySession, build_failure_verdict
+from rlvr.mdp.sessions import LazySession, build_unscored_verdict
 from rlvr.mdp.state import ConversationState
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
@@ -180,7 +180,7 @@ def _play_turns(environment: Environment, task: Task, turns: Sequence[Turn]) -> 
             try:
                 results.append(handle.step(turn))
             except Exception as error:
-                failed = build_failure_verdict(handle.current_method, error)
+                failed = build_unscored_verdict(handle.current_method, error)
                 break
             if results[-1].done:
                 break

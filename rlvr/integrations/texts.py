@@ -19,7 +19,7 @@ from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import wait_for_permit
 from rlvr.errors import ConfigError, EnvError, SandboxError
 from rlvr.mdp.answer_faults import resolve_failed_verdict, verify_conversation
-from rlvr.mdp.sessions import LazySession, build_failure_verdict, verify_answer_safely
+from rlvr.mdp.sessions import LazySession, build_unscored_verdict, verify_answer_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
@@ -314,7 +314,7 @@ class TextConversation:
         try:
             return run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
         except (Exception, SystemExit) as error:
-            failed = build_failure_verdict(self._session.current_method, error)
+            failed = build_unscored_verdict(self._session.current_method, error)
             self.failure, self.done = failed.reason, True
             self._failed_step = failed if is_step and not isinstance(error, TimeoutError) else None
             self.close()

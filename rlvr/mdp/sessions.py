@@ -84,7 +84,7 @@ class LazySession:
         try:
             return self._call_session("artifacts", lambda session: _collect_transcript(session, turns, step_results))
         except (Exception, SystemExit) as error:
-            return build_failure_verdict(self.current_method, error)
+            return build_unscored_verdict(self.current_method, error)
 
     @property
     def session(self) -> Session | None:
@@ -168,7 +168,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
         asked = "artifacts() cannot be stored, storing them"
         evidence = to_plain_artifacts(left)
     except (Exception, SystemExit) as error:
-        return build_failure_verdict(f"the {owner}'s {asked}{'' if ' ' in asked else '()'}", error)
+        return build_unscored_verdict(f"the {owner}'s {asked}{'' if ' ' in asked else '()'}", error)
     size = sum(len(name) + (len(value) if isinstance(value, bytes) else len(json.dumps(value))) for name, value in evidence.items())
     if size > session.max_artifact_bytes:
         most = session.max_artifact_bytes
@@ -264,7 +264,7 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     try:
         text = require_string(get_answer())
     except (Exception, SystemExit) as error:
-        return build_failure_verdict("the environment's select_answer()", error)
+        return build_unscored_verdict("the environment's select_answer()", error)
     return verify_transcript_safely(verifier, task, text)
 
 
@@ -284,7 +284,7 @@ def verify_transcript_safely(
     except raised:
         raise
     except (Exception, SystemExit) as error:
-        return build_failure_verdict(type(verifier).__name__, error)
+        return build_unscored_verdict(type(verifier).__name__, error)
 
 
 async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: Transcript) -> Verdict:
@@ -292,13 +292,13 @@ async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: 
     try:
         return _check_verdict(verifier, await verifier.averify_transcript(task, transcript))
     except (Exception, SystemExit) as error:
-        return build_failure_verdict(type(verifier).__name__, error)
+        return build_unscored_verdict(type(verifier).__name__, error)
 
 
-def build_failure_verdict(name: str, error: BaseException) -> Verdict:
+def build_unscored_verdict(name: str, error: BaseException) -> Verdict:
     """Build the verdict on something that raised: no score, until it is known whose fault that is (`rlvr.mdp.answer_faults`).
 
-    >>> build_failure_verdict("Board.step", KeyError("a1")).reason
+    >>> build_unscored_verdict("Board.step", KeyError("a1")).reason
     "Board.step raised KeyError: 'a1'"
     """
     return Verdict(None, f"{name} raised {describe_exception(error)}", fault=Fault.INFRA, detail={RAISED: type(error).__name__})

@@ -27,7 +27,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxUnavailable
 from rlvr.mdp.answer_faults import resolve_failed_verdict
 from rlvr.mdp.limits import validate_environment_limits
-from rlvr.mdp.sessions import LazySession, build_failure_verdict, build_session_record, verify_transcript_safely
+from rlvr.mdp.sessions import LazySession, build_session_record, build_unscored_verdict, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
 from rlvr.mdp.state import ConversationState as ConversationState
 from rlvr.task import Fault, Message, Task, Verdict
@@ -256,7 +256,7 @@ class TokenMDP:
         except (Exception, SystemExit) as error:
             if isinstance(error, SandboxUnavailable) or state.session_handle.is_recorded or state.session_handle.is_closed:
                 raise
-            state.collected = build_failure_verdict(state.session_handle.current_method, error)
+            state.collected = build_unscored_verdict(state.session_handle.current_method, error)
             state.step_results.append(DONE_RESULT)
 
     def append_reply(self, state: ConversationState) -> None:
@@ -390,7 +390,7 @@ class TokenMDP:
         try:
             return distribute()
         except (Exception, SystemExit) as error:
-            failed = build_failure_verdict(f"{type(self.environment).__name__}.step_rewards", error)
+            failed = build_unscored_verdict(f"{type(self.environment).__name__}.step_rewards", error)
             return self._decide_fault(state, failed, again=distribute)
 
     def compute_token_rewards(self, state: ConversationState, verdict: Verdict) -> list[float]:

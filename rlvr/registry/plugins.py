@@ -253,7 +253,7 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     factory = load_factory(kind, plugin)
     if isinstance(plugin, str) and is_function_plugin(factory, k.name):
         return build(k.name, "function", function=factory, **kwargs)
-    check_contract_version(factory, k.name, plugin)
+    reject_other_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
     if isinstance(factory, type):
         _check_class(factory, k, name)
@@ -299,7 +299,7 @@ def _check_class(plugin: type, kind: PluginKind, name: str) -> None:
         raise PluginError(missing)
 
 
-def check_contract_version(factory: Any, kind: str, name: Any) -> None:
+def reject_other_contract_version(factory: Any, kind: str, name: Any) -> None:
     """Raise PluginError if a plugin states another version of the contract than this one."""
     stated = getattr(factory, "contract_version", None)
     if stated is None or stated == CONTRACT_VERSION:

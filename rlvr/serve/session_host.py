@@ -15,7 +15,7 @@ from rlvr.contracts.admission import request_permit
 from rlvr.errors import ConfigError, SandboxUnavailable, format_suggestion
 from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
-from rlvr.mdp.sessions import LazySession, build_failure_verdict
+from rlvr.mdp.sessions import LazySession, build_unscored_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
@@ -126,7 +126,7 @@ class SessionHost:
         except SandboxUnavailable:
             raise
         except (Exception, SystemExit) as error:
-            held.failure, held.done = build_failure_verdict(held.session_handle.current_method, error), True
+            held.failure, held.done = build_unscored_verdict(held.session_handle.current_method, error), True
             return {"messages": [], "done": True}
         held.step_results.append(heard)
         held.done = heard.done or len(held.turns) >= held.session_handle.environment.max_turns

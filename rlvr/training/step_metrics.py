@@ -103,7 +103,7 @@ def compute_session_metrics(batch: RolloutBatch) -> dict[str, float]:
     return compute_tool_time_metrics(select_episodes_for_metrics(batch.all_groups)) | (asked if batch.timing.sampling_s else {})
 
 
-def compute_staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
+def compute_token_staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:
     """Compute a histogram of token staleness in steps, with at least `max_staleness` + 1 bins, and its mean."""
     tokens: Counter[int] = Counter()
     for episode in (episode for group in groups for episode in group):

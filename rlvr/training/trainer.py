@@ -86,7 +86,7 @@ from rlvr.training.step_metrics import (
     complete_token_counts,
     compute_sampling_metrics,
     compute_session_metrics,
-    compute_staleness_metrics,
+    compute_token_staleness_metrics,
     select_episodes_for_metrics,
 )
 from rlvr.training.step_notes import UnusualMetricNotes
@@ -208,7 +208,7 @@ class Trainer(Hinted):
             run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
             self.run_log = RunLog(folder, is_writer=main)
             if not is_new:
-                run_on_main(accelerator, lambda: self.run_log.extend(config.train.steps))
+                run_on_main(accelerator, lambda: self.run_log.record_num_steps(config.train.steps))
             print_run_table(self.console, build_run_table(components, folder))
             if place is not None:
                 run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
@@ -240,7 +240,11 @@ class Trainer(Hinted):
             """The answers to the held-out tasks in the last evaluation."""
             self.healthy_step = -1
             """The last of the best steps so far; the newest checkpoint up to this step is kept."""
+            self.safe_step = -1
+            """A step from before any trouble that can still show; the newest checkpoint up to it is kept too."""
             if place is not None:
+                for line in run_on_main(accelerator, lambda: checkpoint.describe_skipped(folder, place)):
+                    self._print(f"warning: {line}")
                 self.restore(place)
                 self._print(f"resumed from {place} after step {self.num_completed_steps} of {self.num_steps}")
             else:
@@ -330,7 +334,7 @@ class Trainer(Hinted):
         if self.environment.max_turns > 1:
             row |= compute_conversation_metrics(select_episodes_for_metrics(batch.all_groups))
         if config.rollout.is_off_policy:
-            row |= compute_staleness_metrics(batch.all_groups, step, config.rollout.max_staleness)
+            row |= compute_token_staleness_metrics(batch.all_groups, step, config.rollout.max_staleness)
         if evaluates:
             row["eval/accuracy"] = self.evaluate()
         record = StepRecord(
@@ -372,7 +376,7 @@ class Trainer(Hinted):
         run_on_main(accelerator, writer.wait_for_write)
         partial = run_on_main(accelerator, lambda: checkpoint.create_partial_folder(self.folder, step))
         tokenizer, base = to_transformers_tokenizer(self.tokenizer), str(self.config.model.path or self.folder / "base")
-        healthy_step = self.healthy_step
+        healthy_step, safe_step = self.healthy_step, self.safe_step
 
         def publish(kept: Any) -> None:
             if kept["adapter"] is not None:
@@ -385,6 +389,7 @@ class Trainer(Hinted):
                 progress,
                 save_total_limit=self.config.log.save_total_limit,
                 healthy_step=healthy_step,
+                safe_step=safe_step,
             )
 
         def write_in_background(model: Any) -> None:

@@ -60,7 +60,7 @@ class Pretended:
         self.lock = threading.Lock()  # weights are held by the thread that sends them
         self.work, self.stopped, self.begun = list[Any](), list[str](), 0
 
-    def start_worker(self, worker: str) -> None:
+    def begin_worker_start(self, worker: str) -> None:
         self.begun += 1
         self.alive.add(worker)
         self.work.append(self.first or WorkerStarted(worker))
