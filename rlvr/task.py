@@ -138,8 +138,8 @@ EXTRACTED_HINT = (
 class Verdict(Hinted):
     """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
 
-    The verifiers of this library score from 0 to 1. A reward function of yours may give any finite number; an answer that makes
-    verification fail (fault `answer`) gets 0 all the same.
+    The verifiers of this library score from 0 to 1. A reward function of yours may give any finite number. An answer that makes
+    verification fail (fault `answer`) gets 0, or with plain rewards what an empty or a harmless answer gets, if that is less.
 
     >>> Verdict(1.0, "12 equals 12").passed
     True
@@ -172,11 +172,12 @@ class Verdict(Hinted):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fault", Fault(self.fault))
-        possible = {Fault.NONE: self.score is not None, Fault.ANSWER: self.score == 0.0}.get(self.fault, self.score is None)
-        if not possible or not isinstance(self.reason, str):
-            raise self._build_error()
         if self.score is not None:
             object.__setattr__(self, "score", _check_finite(self.score, "score"))
+        is_unpaid = self.score is not None and self.score <= 0
+        possible = {Fault.NONE: self.score is not None, Fault.ANSWER: is_unpaid}.get(self.fault, self.score is None)
+        if not possible or not isinstance(self.reason, str):
+            raise self._build_error()
         if self.components or self.step_rewards:
             self._check_components()
 
@@ -184,7 +185,7 @@ class Verdict(Hinted):
         if not isinstance(self.reason, str):
             return ValueError(f"the reason is {self.reason!r:.80}; it must be a string")
         if self.score is not None and self.fault is Fault.ANSWER:
-            return ValueError(f"with fault 'answer' the score is 0, not {self.score}")
+            return ValueError(f"with fault 'answer' the score is 0 or less, not {self.score}")
         return ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
 
     def _check_components(self) -> None:

@@ -746,3 +746,19 @@ def test_the_library_logs_and_does_not_print(tmp_path: Path, capsys: pytest.Capt
             if getattr(handler, "is_from_cli", False):
                 root.removeHandler(handler)
                 handler.close()
+
+
+def test_an_answer_that_makes_a_negative_reward_fail_is_not_paid_for_that() -> None:
+    def wrong_is_negative(answer: str, reference: str) -> float:
+        if "crash" in answer:
+            raise RuntimeError("it cannot be read")
+        return 0.0 if answer == reference else -1.0
+
+    rows = [{"question": "2+2=", "answer": "4"}]
+    for text, score in (("4", 0.0), ("5", -1.0), ("crash", -1.0), ("", -1.0)):
+        (sample,) = rlvr.evaluate(rows, lambda prompt, text=text: text, verifier=wrong_is_negative).samples
+        assert sample.score == score and sample.verdict["fault"] == ("answer" if text == "crash" else "none"), sample
+    boxed = rlvr.make_verifier(wrong_is_negative, extractor="boxed")
+    assert rlvr.verify(boxed, "no box", "4").score == -1.0 and rlvr.verify(boxed, r"\boxed{4}", "4").score == 0.0
+    with pytest.raises(ValueError, match="with fault 'answer' the score is 0 or less"):
+        rlvr.Verdict(0.5, "paid", fault=rlvr.Fault.ANSWER)

@@ -73,8 +73,19 @@ class FunctionVerifier(Verifier):
     def verify(self, task: Task, answer: str) -> Verdict:
         """Call the function; what is not a number in the range is no score, with the value in the reason."""
         text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text
-        if text is None:
-            return Verdict(0.0, f"no answer was found (extractor {self.extractor})")
+        if text is not None:
+            return self._score(task, text)
+        reason = f"no answer was found (extractor {self.extractor})"
+        if self.has_bounded_score:
+            return Verdict(0.0, reason)
+        try:
+            empty = self._score(task, "").score
+        except RewardFunctionError:
+            empty = None
+        return Verdict(min(0.0, empty or 0.0), reason)  # where rewards are negative, a 0 would pay for leaving the answer out
+
+    def _score(self, task: Task, text: str) -> Verdict:
+        """Call the function on the text of the answer."""
         try:
             returned = self._call(text, task.reference, task.question, task.meta)
         except (AttributeError, LookupError, NameError, TypeError) as error:  # those of a wrong idea of the arguments

@@ -134,7 +134,19 @@ def resolve_failed_verdict(
         for played in _iter_controls(environment, task, turns):
             _score(environment, task, play_turns(environment, task, played, len(played), seed=seed))
 
-    return _apply_rule(environment, verdict, control, again or (verify_again if isinstance(ending, Transcript) else play_again))
+    decided = _apply_rule(environment, verdict, control, again or (verify_again if isinstance(ending, Transcript) else play_again))
+    if decided.fault is Fault.ANSWER and not environment.verifier.has_bounded_score:
+        return replace(decided, score=_find_lowest_reward(environment, task))
+    return decided
+
+
+def _find_lowest_reward(environment: Environment, task: Task) -> float:
+    """Return what an answer that makes a plain reward fail gets: no more than an empty or a harmless one, and no more than 0.
+
+    Where rewards are negative, a 0 would pay for the failure.
+    """
+    found = [verify_transcript_safely(environment.verifier, task, text).score for text in ("", HARMLESS_TEXT)]
+    return min(0.0, *(score for score in found if score is not None))
 
 
 def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[], object], again: Callable[[], Verdict]) -> Verdict:
