@@ -5,8 +5,8 @@
     checkpoints/last             a link to the newest
 
 A checkpoint is written under a temporary name, hashed, and then renamed, so it is either complete or absent, even if the run is
-killed. By default the newest two are kept, and the newest one from the best steps so far. If the files of a checkpoint do not match its
-manifest, the previous one is used.
+killed. By default the newest two are kept, the newest one from the best steps so far, and where checkpoints are frequent an older one, from
+before any trouble that can still show. If the files of a checkpoint do not match its manifest, the previous one is used.
 
 If memory allows, a checkpoint is copied and then written by a thread while training continues (`CheckpointWriter`).
 """
@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from safetensors import safe_open
 
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.models.device import restore_and_get_device_rng_state
@@ -83,10 +84,11 @@ def publish_checkpoint(
     *,
     save_total_limit: int | None = DEFAULT_SAVE_TOTAL_LIMIT,
     healthy_step: int = -1,
+    safe_step: int = -1,
 ) -> Path:
     """Write the state next to the weights, flush to disk, and publish the checkpoint.
 
-    `save_total_limit`: how many to keep; None for all. The newest one up to `healthy_step` is kept besides.
+    `save_total_limit`: how many to keep; None for all. The newest ones up to `healthy_step` and up to `safe_step` are kept besides.
     """
     home = partial.parent
     place = home / f"step-{progress.num_completed_steps:06d}"
@@ -98,20 +100,30 @@ def publish_checkpoint(
     _replace_link(home / "last", place.name)
     _fsync(home)
     found = _list_checkpoints(home.parent)
-    healthy = max((one for one in found if parse_step(one) <= healthy_step), key=parse_step, default=None)
-    for old in found[:-save_total_limit] if save_total_limit else ():
-        if old != healthy:
-            shutil.rmtree(old)
+    for old in set(found) - _choose_kept(found, save_total_limit, healthy_step, safe_step):
+        shutil.rmtree(old)
     return place
+
+
+def _choose_kept(found: list[Path], save_total_limit: int | None, healthy_step: int, safe_step: int) -> set[Path]:
+    """Choose the checkpoints that stay."""
+    if not save_total_limit:
+        return set(found)
+    kept = {*found[-save_total_limit:], *[place for place in found if parse_step(place) <= healthy_step][-1:]}
+    if safe_step >= 0:
+        safe = max(1, sum(parse_step(place) <= safe_step for place in found))
+        kept |= {*found[safe - 1 : safe + 1]}  # with the next one, which takes its place later
+    return kept
 
 
 def set_aside_later_checkpoints(folder: Path, step: int) -> int:
     """Set aside the checkpoints after a step, so that a resume goes on from the newest one up to it; return the step of that one.
 
-    If all are later, the oldest stays.
+    If all are later, or have weights that are not finite, the oldest stays.
     """
     found = _list_checkpoints(folder)
-    stays = next((place for place in reversed(found) if parse_step(place) <= step and not find_damage(place)), found[0])
+    usable = (place for place in reversed(found) if parse_step(place) <= step and not find_damage(place) and _has_finite_weights(place))
+    stays = next(usable, found[0])
     for place in found:
         if parse_step(place) > parse_step(stays):
             aside = place.with_name(f"set-aside-{place.name}")
@@ -119,6 +131,14 @@ def set_aside_later_checkpoints(folder: Path, step: int) -> int:
             place.rename(aside)
     _replace_link(stays.parent / "last", stays.name)
     return parse_step(stays)
+
+
+def _has_finite_weights(checkpoint_folder: Path) -> bool:
+    for path in checkpoint_folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            if not all(bool(weights.get_tensor(name).isfinite().all()) for name in weights.keys()):  # noqa: SIM118
+                return False
+    return True
 
 
 class CheckpointWriter:
@@ -290,6 +310,12 @@ def iter_complete_checkpoints(folder: Path) -> Iterator[Path]:
     for place in reversed(_list_checkpoints(folder)):
         if not find_damage(place):
             yield place
+
+
+def describe_skipped(folder: Path, used: Path) -> list[str]:
+    """Describe the checkpoints that are newer than the one that a resume uses, and why they cannot be used."""
+    newer = (place for place in reversed(_list_checkpoints(folder)) if parse_step(place) > parse_step(used))
+    return [f"{place} is passed over: {damage}" for place in newer if (damage := find_damage(place))]
 
 
 def find_damage(checkpoint_folder: Path) -> str:

@@ -12,8 +12,11 @@ entropy, their repetition, or how many are cut.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rich.console import Console
@@ -23,10 +26,11 @@ from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
 from rlvr.mdp.records import step_result_from_json
+from rlvr.models.numerics_check import has_experts
 from rlvr.runs.run_log import read_metrics
 from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, keep_answers
 from rlvr.training.callbacks import Callback, StepRecord
-from rlvr.training.processes import run_on_main
+from rlvr.training.processes import run_and_all_gather, run_on_main
 from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS, Fall, RewardHistory
 from rlvr.training.task_changes import TaskChange, TaskChanges, list_places
 from rlvr.training.train_report import TrainReport
@@ -61,6 +65,17 @@ SUDDEN_FACTOR = 50.0
 """An update that is so many times the usual one, after some steps, is seldom the learning rate's fault alone."""
 BLAMED_STEPS = 3
 """How many steps before a trouble an update is its likely cause."""
+EXACT_MISMATCH_KL, JUMP_MISMATCH_KL = 1e-9, 1e-4
+"""Below the first, sampler and trainer have the same weights and compute in float32; a later mismatch above the second is no rounding."""
+SAMPLER_HAS_OTHER_WEIGHTS = (
+    "The sampler samples from other weights than the trainer's: its weights are older, or those of another model. Look at how they reach it"
+)
+AGAINST_ADVANTAGES = -0.15
+"""Updates whose log ratios correlate with the advantages by less go against them."""
+MIN_ADVANTAGE_FIT = 0.3
+"""Advantages that correlate less with the rewards of a group do not follow them."""
+HIGH_TEMPERATURE = 2.0
+"""From here on tokens are drawn nearly at random."""
 MIN_ANSWERS_WITHOUT_REWARD = 4096
 """The number of answers that may score 0 from the first step on: where right answers are rare, a small batch has none for long."""
 SOLVED_REWARD = 0.99
@@ -142,6 +157,15 @@ class RunHealth(Callback):
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self._has_penalty = True
         """Whether `algorithm.beta` weighs a KL against advantages; in a loss on pairs of answers it does not."""
+        self._own_parts: dict[str, str] = {}
+        """The functions of the algorithm that are not this project's, `loss` and `advantage`."""
+        self._advantage_fits: list[float] = []
+        """How the advantages of steps correlated with the rewards, where the function that computes them is not this project's."""
+        self._has_experts = False
+        self._first_step = 1
+        """The first step of this process."""
+        self.safe_step = 0
+        """The last step that is older than the steps that any rule needs; while a rule is in doubt it stays."""
         self._told_kinds: set[str] = set()
         """What has been warned of, which is told once: kinds of trouble, and others."""
         self._unscored_reasons = Counter[str]()
@@ -150,22 +174,29 @@ class RunHealth(Callback):
     def on_run_begin(self, trainer: Trainer) -> None:
         """Read the steps before a resume."""
         self._has_penalty = not isinstance(trainer.algorithm, WholeAnswerAlgorithm)
+        self._own_parts = _find_own_parts(trainer.algorithm)
+        self._has_experts = has_experts(trainer.model)
+        self._first_step = trainer.num_completed_steps + 1
         if trainer.is_resumed:
             for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))):
                 self.observe(row)
         if self.config.data is None and self.bounds.action != "off":  # stored answers are what they are
             self._probe, self._tasks = AnswerProbe(trainer), TaskChanges(trainer.environment)
+        self._move_safe_step()
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
         self._unscored_reasons.update(_list_unscored_reasons(record) if record.metrics.get("unscored") else ())
         self._record = record
+        self._measure_advantages(record)
         trouble = self.observe(record.metrics) or self._find_held_out_fall(step, trainer.report_values.get("accuracy_before"))
         trouble = self._find_changed_tasks(trainer, step, record) or trouble or self._find_changed_verifier(step)
+        trouble = self._find_broken_weights(trainer) or trouble
         self._keep_best_answers(trainer, record)
         self._examine_references(record)
         self._tell_of_penalty(step)
-        trainer.healthy_step = self.healthy_step
+        self._move_safe_step()
+        trainer.healthy_step, trainer.safe_step = self.healthy_step, self.safe_step
         if trouble is None or self.bounds.action == "off":
             return
         if self.bounds.action == "stop":
@@ -230,10 +261,18 @@ class RunHealth(Callback):
         self.rows.append(row)
         if row.get("reward") is not None:
             self._rewards.add(float(row["reward"]), self._estimate_error(row))
-        rules = (self._find_unscored, self._find_nonfinite, self._find_missing_gradient, self._find_repetition, self._find_mismatch)
-        found = [find() for find in (*rules, self._find_collapse)]
+        rules = (
+            self._find_unscored, self._find_nonfinite, self._find_wrong_sign, self._find_missing_gradient, self._find_repetition,
+            self._find_other_weights, self._find_mismatch, self._find_collapse,
+        )  # fmt: skip
+        found = [find() for find in rules]
         self.is_in_doubt = self.bounds.action == "stop" and any(doubt for doubt, _ in found)
         return next((trouble for _, trouble in found if trouble is not None), None)
+
+    def _move_safe_step(self) -> None:
+        if self.rows and not self.is_in_doubt:
+            longest = max(self.bounds.max_steps_without_gradient or 0, self.bounds.patience, LASTING_STEPS + PATIENCE_OF_CHECKS)
+            self.safe_step = max(self.safe_step, int(self.rows[-1]["step"]) - longest)
 
     @property
     def _scored_rows(self) -> list[Row]:
@@ -270,14 +309,8 @@ class RunHealth(Callback):
         count = self._count_last(lambda row: bool(row.get("step/nonfinite_minibatches")) and not row.get("optimizer_steps"))
         if count < self.bounds.patience:
             return count > 0, None
-        loss = str(self.config.algorithm.get("loss") or "")
-        cause = "The weights or the loss overflow: lower train.learning_rate"
-        if ":" in loss:
-            cause = f"The loss {loss} or its gradient is not a number: look at it there; or the weights overflow: lower train.learning_rate"
-        if self.config.model.dtype != "float32":
-            cause += ", or use model.dtype=float32 with train.mixed_precision=bf16 or no"
         what = "every gradient is infinite or not a number, so nothing is learned"
-        return True, self._make_weight_trouble("nonfinite", self._get_first_step(count), what, cause)
+        return True, self._make_weight_trouble("nonfinite", self._get_first_step(count), what, self._explain_nonfinite())
 
     def _find_missing_gradient(self) -> tuple[bool, Trouble | None]:
         bound = self.bounds.max_steps_without_gradient
@@ -328,8 +361,37 @@ class RunHealth(Callback):
         what = f"answers repeat themselves: {now:.0%} of their four-token sequences occur before in the same answer, at first {first:.0%}"
         first_step = self._get_first_step(count)
         trouble = self._make_weight_trouble("repetition", first_step, what, self._explain_change(first_step))
-        good = self._find_last_step_below("completions/repetition", first + 0.25 * (now - first))
+        good = self._find_last_step_below("completions/repetition", first + 0.1 * (now - first))
         return True, trouble._replace(last_good_step=min(trouble.last_good_step, max(0, good - 1)))
+
+    def _find_wrong_sign(self) -> tuple[bool, Trouble | None]:
+        """Find that updates make answers with a positive advantage less likely, step after step."""
+        along = [(int(row["step"]), _measure_gain(row)) for row in self.rows]
+        known = [(step, gain) for step, gain in along if gain is not None]
+        last, half = [gain for _, gain in known[-WINDOW_STEPS:]], WINDOW_STEPS // 2
+        if self.config.data is not None or len(last) < half or math.fsum(last[-half:]) > half * AGAINST_ADVANTAGES or max(last[-half:]) > 0:
+            return False, None
+        if len(last) < WINDOW_STEPS or math.fsum(last) > WINDOW_STEPS * AGAINST_ADVANTAGES or sum(gain > 0 for gain in last) > 1:
+            return True, None
+        if self._describe_penalty(self.rows[-WINDOW_STEPS:]):  # it may well outweigh them
+            return False, None
+        before = next((step for step, gain in reversed(known[: 1 - WINDOW_STEPS]) if gain > 0), known[0][0] - 1)
+        what = f"the updates of {sum(step > before for step, _ in known)} steps went against the advantages (update_gain is below 0)"
+        return True, Trouble("sign", before + 1, what, self._explain_wrong_sign(), max(0, before))
+
+    def _find_other_weights(self) -> tuple[bool, Trouble | None]:
+        """Find that sampler and trainer, which agreed to the last digits, no longer do."""
+        agreed = find_last_exact_step(self.rows, self.config)
+        if agreed is None or self.bounds.max_mismatch_kl is None or self._has_experts:
+            return False, None
+        count = self._count_last(lambda row: (row.get("mismatch_kl") or 0.0) > JUMP_MISMATCH_KL)
+        if count < min(PATIENCE_OF_CHECKS, self.bounds.patience):
+            return count > 0, None
+        least = max(row["mismatch_kl"] for row in self.rows if row["step"] <= agreed and _is_number(row.get("mismatch_kl")))
+        now = _mean(self.rows[-count:], "mismatch_kl") or 0.0
+        what = f"the sampler and the trainer differ by {now:.2g} nats per token; up to step {agreed} it was {least:.1g}"
+        cause = self._weights.explain_foreign_step(agreed + 1, agreed + 2) or SAMPLER_HAS_OTHER_WEIGHTS
+        return True, Trouble("mismatch", self._get_first_step(count), what, cause, max(0, agreed - 1))
 
     def _find_mismatch(self) -> tuple[bool, Trouble | None]:
         bound = self.bounds.max_mismatch_kl
@@ -367,6 +429,26 @@ class RunHealth(Callback):
         since, good = step - self._verifier_doubts + 1, max(0, self._verifier_known_until - 1)
         what = f"the verifier scores answers otherwise than at first (it did not up to step {self._verifier_known_until})"
         return Trouble("verifier", since, what, self._explain_verifier(self._checked, told), good)
+
+    def _find_broken_weights(self, trainer: Trainer) -> Trouble | None:
+        """Find weights that are not finite, in any process: no later step mends them."""
+        found = run_and_all_gather(trainer.accelerator, lambda: [self._weights.broken])
+        broken = next((one for one in found if one is not None), None)
+        self.is_in_doubt |= broken is not None and self.bounds.action == "stop"
+        return None if broken is None else Trouble("broken", *broken)
+
+    def _measure_advantages(self, record: StepRecord) -> None:
+        """Measure how advantages of a function that is not this project's follow the rewards of the answers of each group."""
+        if "advantage" not in self._own_parts:
+            return
+        pairs = list[tuple[float, float]]()
+        for group, of_group in zip(record.batch.all_groups, record.diagnostics, strict=False):
+            known = [(episode.reward, math.fsum(of[0]) / len(of[0])) for episode, of in zip(group, of_group, strict=True) if len(of[0])]
+            known = [(float(reward), mean) for reward, mean in known if reward is not None]
+            middle = [math.fsum(values) / len(known) for values in zip(*known, strict=True)]
+            pairs += [(reward - middle[0], mean - middle[1]) for reward, mean in known]
+        with suppress(statistics.StatisticsError):
+            self._advantage_fits.append(statistics.correlation(*zip(*pairs, strict=True)))
 
     def _find_changed_tasks(self, trainer: Trainer, step: int, record: StepRecord) -> Trouble | None:
         """Find that the environment's tasks are not those that they were, or that questions no longer reach the policy."""
@@ -541,7 +623,9 @@ class RunHealth(Callback):
     def _make_weight_trouble(self, kind: str, since: int, what: str, cause: str) -> Trouble:
         """Build a trouble of the weights: those that sampled the last good step are from before it, and from before a large update."""
         blamed = self._find_blamed_update(since)
-        before = [since - 2, *([int(blamed["step"]) - 1] if blamed is not None else [])]
+        # the first update after a resume may be large because the state of the optimizer in that checkpoint is damaged
+        was_saved = blamed is not None and blamed["step"] == self._first_step > 1 and self._had_time(blamed)
+        before = [since - 2, *([int(blamed["step"]) - 1 - was_saved] if blamed is not None else [])]
         return Trouble(kind, since, what, cause, max(0, min(before)))
 
     def _quote_reason(self) -> str:
@@ -583,14 +667,23 @@ class RunHealth(Callback):
             return told
         if told := self._describe_penalty(before):
             return f"Up to step {step - 1} {told}"
+        if self._advantage_fits and (fit := statistics.fmean(self._advantage_fits)) < MIN_ADVANTAGE_FIT:
+            return (
+                f"The advantages of {self._own_parts['advantage']} do not follow the rewards: within groups their correlation is {fit:.2f}. "
+                "Look whether each answer gets its own"
+            )
+        gains = [gain for row in before + after if (gain := _measure_gain(row)) is not None]
+        if gains and sum(gain < 0 for gain in gains) > 0.8 * len(gains) and statistics.fmean(gains) < AGAINST_ADVANTAGES:
+            return self._explain_wrong_sign()
         largest, rate = self._find_blamed_update(step), self.config.train.learning_rate
         if (decay := self.config.train.weight_decay) * rate > LARGE_DECAY:
             return f"train.weight_decay ({decay:g}) takes {decay * rate:.1%} of the weights in each step: lower it"
         if largest is not None:
             usual = self._measure_usual_update(int(largest["step"]))
             beside = f", and the updates before by {usual:.2g}" if usual is not None else ""
-            had_time = usual is not None and largest["step"] > WINDOW_STEPS and largest["update_kl"] > SUDDEN_FACTOR * usual
-            damaged = "; as it was right until then, something may have damaged the state of the optimizer" if had_time else ""
+            damaged = (
+                "; as it was right until then, something may have damaged the state of the optimizer" if self._had_time(largest) else ""
+            )
             return (
                 f"The update of step {largest['step']} moved the policy by {largest['update_kl']:.2g} nats per token{beside}: lower "
                 f"train.learning_rate (it is {rate:g}), or raise train.warmup_steps{damaged}"
@@ -602,15 +695,25 @@ class RunHealth(Callback):
             )
         against = [row["update_gain"] for row in before + after if _is_number(row.get("update_gain"))]
         if against and sum(gain < 0 for gain in against) > 0.8 * len(against):
-            return (
-                "The updates make answers with a positive advantage less likely, and the others more likely: the sign of the loss or of the "
-                "advantages is wrong"
-            )
+            return self._explain_wrong_sign()
         return (
             f"No single update just before was large, so many have gone the same way: train.learning_rate ({rate:g}) is too high for batches "
             "of this size, or nothing holds the policy back (algorithm.beta), or the reward pays for it. Read the answers of this step in "
             "episodes.jsonl"
         )
+
+    def _explain_wrong_sign(self) -> str:
+        own = " or ".join(self._own_parts.values())
+        bonus = ", or algorithm.entropy_coef outweighs the advantages" if self.config.algorithm.get("entropy_coef") else ""
+        return (
+            "The updates make answers with a positive advantage less likely, and the others more likely: the sign of the loss or of the "
+            f"advantages is wrong{f' in {own}' if own else ''}{bonus}"
+        )
+
+    def _had_time(self, row: Row) -> bool:
+        """Whether an update is far larger than the usual one, after some steps."""
+        usual = self._measure_usual_update(int(row["step"]))
+        return usual is not None and row["step"] > WINDOW_STEPS and row["update_kl"] > SUDDEN_FACTOR * usual
 
     def _is_sudden(self, fall: Fall) -> bool:
         """Whether nearly all of a fall came from one step to the next."""
@@ -633,20 +736,26 @@ class RunHealth(Callback):
             return ""
         return f"{fraction:.0%} of the tool calls got one and the same reply, {reply[:80]!r}"
 
+    def _explain_nonfinite(self) -> str:
+        """Explain gradients that are infinite or not a number: weights that are not finite would have been found."""
+        if own := " or ".join(self._own_parts.values()):
+            return f"The weights are finite, so {own} or its gradient is infinite or not a number: look for a division, a log or a root"
+        precision = ", or use model.dtype=float32 with train.mixed_precision=bf16 or no" if self.config.model.dtype != "float32" else ""
+        return f"The loss or its gradient overflows, and the weights are finite: lower train.learning_rate{precision}"
+
     def _explain_missing_gradient(self, rows: Sequence[Row]) -> str:
         """Explain why steps have no gradient."""
         earlier = self.rows[: len(self.rows) - len(rows)]
         if any(row.get("step/nonfinite_minibatches") for row in rows):
-            return (
-                "Gradients are infinite or not a number: lower train.learning_rate, or look at the loss and the advantages of these steps"
-            )
+            return self._explain_nonfinite()
         if any((row.get("reward_std") or 0.0) > 0 and row.get("grad_norm") == 0.0 for row in rows):
             if {row.get("advantage/std") for row in rows} == {0.0}:
                 return "The rewards differ and the advantages do not: look at algorithm.advantage"
-            own = str(self.config.algorithm.get("loss") or "")
-            own = f", or the loss {own} does not depend on the policy" if ":" in own else ""
-            return f"The rewards differ and the gradient is 0: no weight is trainable, or train.max_grad_norm removes all of it{own}"
-        if all(row.get("learning_rate") == 0.0 for row in rows) and self.config.train.learning_rate:
+            own = self._own_parts.get("loss", "")
+            own = f"{own} gives 0, or does not depend on the policy; else " if own else ""
+            return f"The rewards differ and the gradient is 0: {own}no weight is trainable, or train.max_grad_norm removes all of it"
+        # a rate that is set between two steps shows in the next one
+        if all(row.get("learning_rate") == 0.0 for row in rows[len(rows) > 1 :]) and self.config.train.learning_rate:
             return f"The learning rate is 0, and train.learning_rate is {self.config.train.learning_rate:g}: something sets that of the optimizer"
         if any(row["step"] in self._weights.undone_steps for row in rows):
             return "Something other than the optimizer puts the weights back after each step: look for a callback that writes them"
@@ -665,6 +774,8 @@ class RunHealth(Callback):
         if changes:
             return f"The answers have changed: {'; '.join(changes)}. {self._explain_change(int(rows[0]['step']))}"
         told = f"All answers of every group score the same, {reward:.3g} in the mean"
+        if (temperature := self.config.rollout.temperature) > HIGH_TEMPERATURE and not reward:
+            return f"{told}: at rollout.temperature={temperature:g} tokens are drawn nearly at random; 1 is usual"
         if cut > 0.5:
             return f"{told}, and {cut:.0%} of them are cut at the length limit: raise rollout.max_new_tokens, or check the stop tokens"
         if reward > 0:
@@ -721,7 +832,7 @@ class RunHealth(Callback):
     def _format_stop(self, trainer: Trainer, step: int, trouble: Trouble) -> str:
         good = trouble.last_good_step if trouble.last_good_step >= 0 else trainer.last_saved_step
         kept = trainer.set_aside_checkpoints_after(good)
-        which = "from before that" if kept <= good else "the oldest there is; none is from before that"
+        which = "from before that" if kept <= good else f"the oldest there is, though the weights were surely good only up to step {good}"
         return (
             f"the run stopped after step {step}: since step {trouble.since} {trouble.what}\n"
             f"likely cause: {trouble.cause}\n"
@@ -774,6 +885,31 @@ def _describe_changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
         if new - old > rise:
             found.append(f"{name} {old:.0%} before, {new:.0%} now")
     return found
+
+
+def find_last_exact_step(rows: Sequence[Row], config: RunConfig) -> int | None:
+    """Find the step up to which sampler and trainer agreed to the last digits, as they do where both compute in float32 with the same
+    weights; None if they never did, or later ones may differ.
+    """
+    if config.data is not None or config.rollout.is_off_policy or config.rollout.top_p < 1 or config.rollout.top_k:
+        return None
+    known = [(int(row["step"]), row["mismatch_kl"]) for row in rows if _is_number(row.get("mismatch_kl"))]
+    exact = list(takewhile(lambda one: one[1] < EXACT_MISMATCH_KL, known))
+    return exact[-1][0] if len(exact) > 1 else None
+
+
+def _measure_gain(row: Row) -> float | None:
+    """Return how far an update went along the advantages: about the correlation of the log ratios with these; None if it did not move."""
+    gain, moved, spread = (float(row[key]) if _is_number(row.get(key)) else 0.0 for key in ("update_gain", "update_kl", "advantage/std"))
+    # without a gradient only the momentum of earlier steps moves it
+    return gain / math.sqrt(2 * moved) / spread if moved and spread and row.get("grad_norm") else None
+
+
+def _find_own_parts(algorithm: Any) -> dict[str, str]:
+    """Find the functions of an algorithm that are not this project's."""
+    parts = getattr(getattr(algorithm, "spec", None), "components", {"loss": type(algorithm)})
+    named = {part: (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) for part, function in parts.items()}
+    return {part: f"{name} (algorithm.{part})" for part, (module, name) in named.items() if name and not module.startswith("rlvr.")}
 
 
 def _mean(rows: Sequence[Row], key: str) -> float | None:

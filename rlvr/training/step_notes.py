@@ -15,6 +15,7 @@ from rlvr.episode import Episode
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.training.callbacks import Callback, StepRecord
+from rlvr.training.run_health import JUMP_MISMATCH_KL, SAMPLER_HAS_OTHER_WEIGHTS, find_last_exact_step
 from rlvr.training.step_metrics import select_episodes_for_metrics
 from rlvr.training.task_sampling.audit_monitor import MIN_PAIRS
 
@@ -67,6 +68,8 @@ class UnusualMetricNotes(Callback):
         """`algorithm`: that of the run; None: the one that the configuration names."""
         self.config, self.console = config, console or Console(quiet=True)
         self._printed_kinds: set[str] = set()
+        self._mismatches: list[Mapping[str, Any]] = []
+        """How sampler and trainer differed in each step."""
         self._times: deque[Mapping[str, Any]] = deque(maxlen=SPEED_WINDOW_STEPS)
         built: Algorithm = build_from_config("algorithm", config.algorithm) if algorithm is None else algorithm
         settings = {name: value for name, value, _ in built.describe_settings()}
@@ -140,13 +143,20 @@ class UnusualMetricNotes(Callback):
             )
         if row.get("step/nonfinite_minibatches"):
             found["nonfinite"] = f"in step {step} a gradient was not finite and was skipped; lower train.learning_rate if this continues"
+        self._mismatches.append({name: row.get(name) for name in ("step", "mismatch_kl")})
+        exact = find_last_exact_step(self._mismatches, self.config)
+        has_jumped = exact is not None and row.get("mismatch_kl", 0.0) > JUMP_MISMATCH_KL
         apart = (
-            row.get("mismatch_kl", 0.0) > MAX_MISMATCH_KL or row.get("sampling/effective_sample_size", 1.0) < MIN_EFFECTIVE_SAMPLE_FRACTION
+            row.get("mismatch_kl", 0.0) > MAX_MISMATCH_KL
+            or row.get("sampling/effective_sample_size", 1.0) < MIN_EFFECTIVE_SAMPLE_FRACTION
+            or has_jumped
         )
         if apart and self.config.data is None:  # stored answers come from another policy, or from none
             cause = (
                 "answers come from weights up to rollout.max_staleness steps older; if this is large, lower it or the learning rate"
                 if self.config.rollout.max_staleness
+                else f"{SAMPLER_HAS_OTHER_WEIGHTS[0].lower()}{SAMPLER_HAS_OTHER_WEIGHTS[1:]} (they agreed up to step {exact})"
+                if has_jumped
                 else "top_p and top_k are applied by both, but not on the same tokens: set them to 1 and 0"
                 if self.config.rollout.top_p < 1 or self.config.rollout.top_k
                 else "another precision or other kernels cause this; algorithm.importance_sampling_correction corrects for it"

@@ -1,6 +1,10 @@
-"""Watch a few weights of the policy: steps that change none of them, steps that somebody undoes, and changes between steps."""
+"""Watch the weights of the policy: steps that change none of a few of them, steps that somebody undoes, changes between steps, and weights
+that are not finite.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +12,18 @@ from torch.distributed.tensor import DTensor
 
 NUM_PARAMETERS, NUM_WEIGHTS = 8, 1024
 """How many parameters are watched, and about how many weights of each."""
+CHECKED_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MIN_CHANGED_FRACTION = 1e-3
 """A step that changes less than this fraction of low-precision weights changes nothing: its updates are rounded away, but for weights near 0."""
+
+
+class BrokenWeights(NamedTuple):
+    """Weights that are infinite or not a number."""
+
+    step: int
+    what: str
+    cause: str
+    last_good_step: int
 
 
 class WeightChanges:
@@ -30,6 +44,8 @@ class WeightChanges:
         """The steps after which somebody put the weights back."""
         self.foreign_steps = set[int]()
         """The steps before which somebody other than the optimizer changed weights."""
+        self.broken: BrokenWeights | None = None
+        """The first weights that were not finite."""
         self._first = self._last = torch.zeros(0)
         """The weights before the last update, and when they were last looked at."""
         self._has_learned, self._newest_step = False, 0
@@ -42,15 +58,27 @@ class WeightChanges:
             if self._has_learned and torch.equal(now, self._first):
                 self.undone_steps.add(step - 1)
         self._first = self._last = now
+        if self._newest_step:
+            wrote = "Something other than the optimizer wrote them before this step: look for a callback, or code of your own, that does"
+            self._look_for_broken(model, step, wrote, step - 1)
+        else:
+            self._look_for_broken(model, step, "The model or the checkpoint that this process began with is broken", max(0, step - 2))
 
     def end_step(self, model: nn.Module, step: int, *, has_learned: bool) -> None:
         """Look at the weights after an update; `has_learned`: whether it should have changed them."""
         before, self._last, self._has_learned, self._newest_step = self._last, sample_weights(model), has_learned, step
+        self._look_for_broken(
+            model, step, "The update of this step overflowed: lower train.learning_rate, or look at the gradient of the loss", step - 1
+        )
         if not has_learned or not len(before):
             return
         changed = float((before != self._last).float().mean())
         if not changed or (self._last.dtype != torch.float32 and changed < MIN_CHANGED_FRACTION):
             self.idle_steps.add(step)
+
+    def _look_for_broken(self, model: nn.Module, step: int, cause: str, last_good_step: int) -> None:
+        if self.broken is None and (found := find_nonfinite_weights(model)):
+            self.broken = BrokenWeights(step, f"{found} are not finite", cause, last_good_step)
 
     def was_in_vain(self, step: int) -> bool:
         """Whether a step changed no weights, or somebody put them back. Of the newest step the latter shows only at the next one: until
@@ -71,10 +99,35 @@ class WeightChanges:
         )
 
 
+def find_nonfinite_weights(model: nn.Module) -> str:
+    """Describe weights that are infinite or not a number, of this process's part if the model is sharded; empty if there are none.
+
+    >>> model = nn.Linear(2, 2)
+    >>> find_nonfinite_weights(model)
+    ''
+    >>> model.weight.data[0, 1] = float("nan")
+    >>> find_nonfinite_weights(model)
+    '1 of the 4 weights of weight'
+    """
+    parts = [
+        (name, part)
+        for name, parameter in model.named_parameters()
+        if (part := _get_local(parameter.detach())).numel() and part.dtype in CHECKED_DTYPES
+    ]
+    extremes = [torch.stack(torch.aminmax(part)).float() for _, part in parts]  # both are nan if one weight is
+    if not parts or bool(torch.cat([pair.to(extremes[0].device) for pair in extremes]).isfinite().all()):
+        return ""
+    name, part = next((name, part) for (name, part), pair in zip(parts, extremes, strict=True) if not bool(pair.isfinite().all()))
+    return f"{int((~part.isfinite()).sum())} of the {part.numel()} weights of {name}"
+
+
+def _get_local(weights: Tensor) -> Tensor:
+    return weights.to_local() if isinstance(weights, DTensor) else weights
+
+
 def sample_weights(model: nn.Module) -> Tensor:
     """Copy some weights of some parameters, of this process's part if the model is sharded."""
     trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
     chosen = trained[:: max(1, len(trained) // NUM_PARAMETERS)]
-    local = [part.to_local() if isinstance(part, DTensor) else part for part in chosen]
-    taken = [part.flatten()[:: 1 + part.numel() // NUM_WEIGHTS].cpu() for part in local if part.numel()]
+    taken = [part.flatten()[:: 1 + part.numel() // NUM_WEIGHTS].cpu() for part in map(_get_local, chosen) if part.numel()]
     return torch.cat(taken) if taken else torch.zeros(0)

@@ -86,6 +86,27 @@ def test_two_are_kept_and_last_is_the_newest(tmp_path: Path, model: Any) -> None
     assert (home / "last").resolve().name == "step-000003"
 
 
+def test_one_from_before_the_steps_that_rules_need_is_kept_and_moves_on(tmp_path: Path, model: Any) -> None:
+    home, kept = tmp_path / "checkpoints", []
+    for step in range(0, 60, 5):
+        partial = checkpoint.create_partial_folder(tmp_path, step)
+        model.save_pretrained(partial)
+        checkpoint.publish_checkpoint(partial, None, {}, Progress(step), safe_step=max(0, min(step, 50) - 20))  # in doubt from step 50 on
+        kept.append(sorted(checkpoint.parse_step(place) for place in home.glob("step-*")))
+    assert kept[2:] == [
+        [0, 5, 10], [0, 5, 10, 15], [0, 5, 15, 20], [5, 15, 20, 25], [5, 15, 25, 30], [15, 25, 30, 35], [15, 25, 35, 40], [25, 35, 40, 45],
+        [25, 35, 45, 50], [25, 35, 50, 55],
+    ]  # fmt: skip
+
+
+def test_a_resume_goes_on_from_no_checkpoint_whose_weights_are_not_finite(tmp_path: Path) -> None:
+    model = load_model(ModelConfig(config=MODEL), TOKENIZER, seed=1)
+    saved(tmp_path, model, 1)
+    next(model.parameters()).data[3, 3] = float("nan")
+    saved(tmp_path, model, 2)
+    assert checkpoint.set_aside_later_checkpoints(tmp_path, 2) == 1
+
+
 def test_they_are_ordered_by_number_and_what_is_not_ours_is_left_alone(tmp_path: Path, model: Any) -> None:
     mine = tmp_path / "checkpoints" / "step-000001-the-good-one"
     mine.mkdir(parents=True)
@@ -111,6 +132,8 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, mod
         path.write_bytes(data)
     assert checkpoint.find_damage(tmp_path / "checkpoints" / "step-000002")
     assert checkpoint.find_newest_checkpoint(tmp_path) == older
+    [line] = checkpoint.describe_skipped(tmp_path, older)
+    assert "step-000002 is passed over: " in line and file.removesuffix(".json") in line
 
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path, model: Any) -> None:

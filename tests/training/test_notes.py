@@ -58,6 +58,15 @@ def test_where_answers_are_older_the_note_says_so() -> None:
     assert "answers come from weights up to rollout.max_staleness steps older" in said
 
 
+def test_a_sampler_that_agreed_to_the_last_digits_and_no_longer_does_has_other_weights() -> None:
+    for rollout, least, words in (({}, 1e-14, "samples from other weights"), ({}, 1e-5, ""), ({"max_staleness": 1}, 1e-14, "")):
+        notes = UnusualMetricNotes(tiny_run(rollout=rollout))
+        assert not [line for step in (1, 2, 3) for line in notes.find_notes(QUIET | {"step": step, "mismatch_kl": least})]
+        said = "".join(notes.find_notes(QUIET | {"step": 4, "mismatch_kl": 0.002}))
+        assert words in said and bool(said) == bool(words)
+        assert not words or "they agreed up to step 3" in said
+
+
 APART = QUIET | {"mismatch_kl": 0.5, "sampling/effective_sample_size": 0.3}
 FLAT = QUIET | {"frac_reward_zero_std": 1.0}
 

@@ -441,6 +441,136 @@ def test_updates_against_the_advantages_are_a_loss_with_the_wrong_sign(tmp_path:
     assert gains and min(gains) > 0  # a right update goes along the advantages
 
 
+def test_a_wrong_sign_stops_a_run_after_eight_steps_and_comes_before_the_learning_rate(tmp_path: Path) -> None:
+    against = {"update_gain": -0.02, "advantage/std": 1.0}
+    step, trouble = first_trouble(health(), [row(k) | against for k in range(1, 20)]) or (0, None)
+    assert step == 8 and trouble is not None and (trouble.kind, trouble.since, trouble.last_good_step) == ("sign", 1, 0)
+    later = [row(k) | against | {"update_gain": 0.02 if k < 10 else -0.02} for k in range(1, 40)]
+    step, trouble = first_trouble(health(), later) or (0, None)
+    assert step == 16 and trouble is not None and (trouble.since, trouble.last_good_step) == (10, 9)
+    dice = random.Random(0)
+    noise = [row(k) | against | {"update_gain": dice.gauss(0, 0.02)} for k in range(1, 1000)]
+    still = [row(k) | against | {"update_gain": -0.002} for k in range(1, 99)]
+    momentum = [row(k) | against | {"grad_norm": 0.0} for k in range(1, 20)]
+    heavy = [row(k, beta=1000.0, kl=0.003) | against | {"advantage/std": 0.1} for k in range(1, 99)]
+    for rows in (noise, still, momentum, heavy):
+        assert first_trouble(health(), rows) is None
+
+    found = health()
+    for k in range(1, 8):
+        found.observe(row(k) | against | {"update_kl": 0.3 if k == 7 else 1e-3})
+    assert "the sign of the loss" in found._explain_change(8)
+
+    def wrong(x: Any) -> Any:
+        return (x.new - x.old).exp() * x.advantages
+
+    env = Sums(below=5)
+    with (
+        pytest.raises(CheckFailed, match=r"went against the advantages.*\n.*the sign of .* is wrong in .*wrong \(algorithm.loss\)"),
+        Trainer(
+            tiny_run(train={"steps": 20, "learning_rate": 1e-3}, eval={"tasks": 0}, rollout={"prompts_per_step": 8, "num_generations": 8}),
+            env=env,
+            algorithm=rlvr.make_algorithm("grpo", loss=wrong),
+            out=tmp_path / "run",
+            console=Console(quiet=True),
+        ) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_a_sampler_whose_weights_are_no_longer_the_trainers_is_named_at_once() -> None:
+    rows = [row(k, mismatch_kl=1e-14 if k < 10 else 0.002) for k in range(1, 30)]
+    step, trouble = first_trouble(health(), rows) or (0, None)
+    assert step == 12 and trouble is not None and (trouble.since, trouble.last_good_step) == (10, 8)
+    assert "samples from other weights than the trainer's" in trouble.cause
+    for usual in ({"rollout": {"max_staleness": 1}}, {"rollout": {"top_p": 0.9}}, {"health": {"max_mismatch_kl": None}}):
+        assert first_trouble(RunHealth(tiny_run(**usual)), rows) is None
+    assert first_trouble(health(), [row(k, mismatch_kl=1e-6 if k < 10 else 0.002) for k in range(1, 30)]) is None  # kernels differ
+
+
+@pytest.mark.parametrize("at_last", [False, True])
+def test_one_weight_that_is_not_a_number_is_named_at_once_and_never_kept(tmp_path: Path, at_last: bool) -> None:
+    class Spoil(rlvr.Callback):
+        def on_step_end(self, trainer: rlvr.Trainer, step: int, record: Any) -> None:
+            if step == 3:
+                next(trainer.model.parameters()).data[15, -1] = float("nan")
+
+    with pytest.raises(
+        CheckFailed,
+        match=r"step 4: since step 4 1 of the \d+ weights of \S+ are not finite\n.*Something other than the optimizer wrote.*\nkept: .* of step 3",
+    ):
+        run_sums(tmp_path / "run", Match(), Spoil(), train={"steps": 4 if at_last else 9}, eval={"tasks": 0})
+
+
+@pytest.mark.parametrize("factor", [0.0, float("nan")])
+def test_a_loss_of_ones_own_that_is_0_or_no_number_is_named(tmp_path: Path, factor: float) -> None:
+    def mine(x: Any) -> Any:
+        return -(x.new - x.old).exp() * x.advantages * factor
+
+    words = r"mine \(algorithm.loss\) gives 0" if factor == 0 else r"The weights are finite, so .*mine \(algorithm.loss\)"
+    with (
+        pytest.raises(CheckFailed, match=rf"since step 1 .*\n.*{words}"),
+        Trainer(
+            tiny_run(train={"steps": 9}, eval={"tasks": 0}, health={"max_steps_without_gradient": 6}),
+            env=Sums(below=5),
+            algorithm=rlvr.make_algorithm("grpo", loss=mine),
+            out=tmp_path / "run",
+            console=Console(quiet=True),
+        ) as trainer,
+    ):
+        trainer.fit()
+
+
+def test_advantages_of_ones_own_that_do_not_follow_the_rewards_are_named(tmp_path: Path) -> None:
+    def shifted(answers: Any) -> list[list[float]]:
+        centred = [[(reward or 0.0) - sum(r or 0.0 for r in group) / len(group) for reward in group] for group in answers.rewards]
+        return [group[1:] + group[:1] for group in centred] if is_wrong else centred
+
+    for is_wrong in (True, False):
+        with Trainer(
+            tiny_run(train={"steps": 3}, eval={"tasks": 0}),
+            env=Sums(below=5),
+            algorithm=rlvr.make_algorithm("grpo", advantage=shifted),
+            out=tmp_path / f"run{is_wrong}",
+            console=Console(quiet=True),
+        ) as trainer:
+            trainer.fit()
+            [found] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
+        assert ("shifted (algorithm.advantage) do not follow the rewards" in found._explain_change(4)) == is_wrong
+
+
+def test_a_rate_that_is_0_from_the_next_step_on_and_a_high_temperature_are_named() -> None:
+    idle: dict[str, Any] = {"learning_rate": 0.0}
+    found = health()
+    found._weights.idle_steps = set(range(8, 60))
+    _, trouble = first_trouble(found, [row(k) | (idle if k > 8 else {}) for k in range(1, 60)]) or (0, None)
+    assert trouble is not None and trouble.since == 8 and "The learning rate is 0" in trouble.cause
+    hot = RunHealth(tiny_run(rollout={"temperature": 5.0}))
+    nothing: dict[str, Any] = {"reward": 0.0, "reward_std": 0.0, "num_completions": 256, "completions/clipped_ratio": 0.7}
+    _, trouble = first_trouble(hot, [row(k) | nothing for k in range(1, 60)]) or (0, None)
+    assert trouble is not None and "at rollout.temperature=5" in trouble.cause
+
+
+def test_a_first_update_after_a_resume_that_destroys_the_policy_blames_the_checkpoint_of_the_resume() -> None:
+    for first, good in ((13, 11), (1, 12)):
+        found = health()
+        found._first_step = first
+        rows = [row(k, 0.5 if k < 14 else 0.0, entropy=0.5 if k < 14 else 9.0, update_kl=20.0 if k == 13 else 1e-3) for k in range(1, 40)]
+        _, trouble = first_trouble(found, rows) or (0, None)
+        assert trouble is not None and "state of the optimizer" in trouble.cause and trouble.last_good_step == good
+
+
+def test_the_safe_step_moves_on_but_not_in_doubt_and_the_kept_checkpoint_is_told_for_what_it_is() -> None:
+    found = health()
+    for k in range(1, 60):
+        found.observe(row(k, unscored=120 if k > 49 else 0))
+        found._move_safe_step()
+    assert found.safe_step == 49 - 20
+    trainer = cast(Any, SimpleNamespace(folder=Path("r"), last_saved_step=30, set_aside_checkpoints_after=lambda step: 21))
+    told = found._format_stop(trainer, 33, Trouble("mismatch", 29, "what", "cause", 7))
+    assert "kept: the checkpoint of step 21" in told and "surely good only up to step 7" in told and "none is" not in told
+
+
 def test_one_reply_to_all_calls_is_named_if_it_was_not_so_before() -> None:
     def session(*replies: str) -> dict[str, Any]:
         results = [{"call": f"0.{k}", "text": reply, "ok": True} for k, reply in enumerate(replies)]
