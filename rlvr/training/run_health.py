@@ -365,19 +365,17 @@ class RunHealth(Callback):
         return True, trouble._replace(last_good_step=min(trouble.last_good_step, max(0, good - 1)))
 
     def _find_wrong_sign(self) -> tuple[bool, Trouble | None]:
-        """Find that updates make answers with a positive advantage less likely, step after step."""
-        along = [(int(row["step"]), _measure_gain(row)) for row in self.rows]
-        known = [(step, gain) for step, gain in along if gain is not None]
-        last, half = [gain for _, gain in known[-WINDOW_STEPS:]], WINDOW_STEPS // 2
-        if self.config.data is not None or len(last) < half or math.fsum(last[-half:]) > half * AGAINST_ADVANTAGES or max(last[-half:]) > 0:
+        """Find that the updates of a run, from the first on, make answers with a positive advantage less likely."""
+        known = [(int(row["step"]), gain) for row in self.rows if (gain := _measure_gain(row)) is not None]
+        gains = [gain for _, gain in known]
+        if self.config.data is not None or len(gains) < WINDOW_STEPS // 2 or not _are_against(gains):
             return False, None
-        if len(last) < WINDOW_STEPS or math.fsum(last) > WINDOW_STEPS * AGAINST_ADVANTAGES or sum(gain > 0 for gain in last) > 1:
+        if len(gains) < WINDOW_STEPS:
             return True, None
-        if self._describe_penalty(self.rows[-WINDOW_STEPS:]):  # it may well outweigh them
+        if self._describe_penalty(self.rows[-WINDOW_STEPS:]):  # it may well outweigh the advantages
             return False, None
-        before = next((step for step, gain in reversed(known[: 1 - WINDOW_STEPS]) if gain > 0), known[0][0] - 1)
-        what = f"the updates of {sum(step > before for step, _ in known)} steps went against the advantages (update_gain is below 0)"
-        return True, Trouble("sign", before + 1, what, self._explain_wrong_sign(), max(0, before))
+        what = f"the updates of {len(gains)} steps went against the advantages (update_gain is below 0)"
+        return True, Trouble("sign", known[0][0], what, self._explain_wrong_sign(), known[0][0] - 1)
 
     def _find_other_weights(self) -> tuple[bool, Trouble | None]:
         """Find that sampler and trainer, which agreed to the last digits, no longer do."""
@@ -673,7 +671,7 @@ class RunHealth(Callback):
                 "Look whether each answer gets its own"
             )
         gains = [gain for row in before + after if (gain := _measure_gain(row)) is not None]
-        if gains and sum(gain < 0 for gain in gains) > 0.8 * len(gains) and statistics.fmean(gains) < AGAINST_ADVANTAGES:
+        if len(gains) > 1 and _are_against(gains):
             return self._explain_wrong_sign()
         largest, rate = self._find_blamed_update(step), self.config.train.learning_rate
         if (decay := self.config.train.weight_decay) * rate > LARGE_DECAY:
@@ -903,6 +901,12 @@ def _measure_gain(row: Row) -> float | None:
     gain, moved, spread = (float(row[key]) if _is_number(row.get(key)) else 0.0 for key in ("update_gain", "update_kl", "advantage/std"))
     # without a gradient only the momentum of earlier steps moves it
     return gain / math.sqrt(2 * moved) / spread if moved and spread and row.get("grad_norm") else None
+
+
+def _are_against(gains: Sequence[float]) -> bool:
+    """Return whether updates surely went against the advantages: nearly all of them, and on average by several standard errors."""
+    mean, error = statistics.fmean(gains), statistics.stdev(gains) / math.sqrt(len(gains))
+    return mean < min(AGAINST_ADVANTAGES, -FALL_SIGMAS * error) and sum(gain < 0 for gain in gains) > 0.8 * len(gains)
 
 
 def _find_own_parts(algorithm: Any) -> dict[str, str]:
