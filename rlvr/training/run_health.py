@@ -65,6 +65,8 @@ SUDDEN_FACTOR = 50.0
 """An update that is so many times the usual one, after some steps, is seldom the learning rate's fault alone."""
 BLAMED_STEPS = 3
 """How many steps before a trouble an update is its likely cause."""
+STORED_TASKS = "first_tasks"
+"""Where a checkpoint's progress has the tasks that are compared after a resume."""
 EXACT_MISMATCH_KL, JUMP_MISMATCH_KL = 1e-9, 1e-4
 """Below the first, sampler and trainer have the same weights and compute in float32; a later mismatch above the second is no rounding."""
 SAMPLER_HAS_OTHER_WEIGHTS = (
@@ -161,6 +163,8 @@ class RunHealth(Callback):
         """The functions of the algorithm that are not this project's, `loss` and `advantage`."""
         self._advantage_fits: list[float] = []
         """How the advantages of steps correlated with the rewards, where the function that computes them is not this project's."""
+        self._change_at_resume = ""
+        """How the tasks have changed while the run was stopped."""
         self._has_experts = False
         self._first_step = 1
         """The first step of this process."""
@@ -182,6 +186,7 @@ class RunHealth(Callback):
                 self.observe(row)
         if self.config.data is None and self.bounds.action != "off":  # stored answers are what they are
             self._probe, self._tasks = AnswerProbe(trainer), TaskChanges(trainer.environment)
+            self._compare_tasks_with_checkpoint(trainer, self._tasks)
         self._move_safe_step()
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
@@ -456,6 +461,8 @@ class RunHealth(Callback):
 
         def look() -> TaskChange | None:
             tasks.watch(list_places(groups))
+            if tasks.is_watching_all:
+                trainer.report_values.setdefault(STORED_TASKS, tasks.to_json())
             return tasks.find()
 
         change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_questions(groups)
@@ -473,6 +480,17 @@ class RunHealth(Callback):
             "its `task` depends on more than the settings, the split and the index"
         )
         return Trouble("tasks", since, what, cause, since - 1)
+
+    def _compare_tasks_with_checkpoint(self, trainer: Trainer, tasks: TaskChanges) -> None:
+        """Warn if the tasks are others than before a resume. They may be repaired, so that alone is no reason to stop."""
+        rows = trainer.report_values.pop(STORED_TASKS, None)
+        change = run_on_main(trainer.accelerator, lambda: tasks.restore(rows)) if rows else None
+        if change is not None and change.breaks_contract:
+            self._change_at_resume = (
+                f"The tasks have changed between step {self._first_step - 1} and the resume: {change.what}. If that is no repair, a file, a "
+                "template or a service of the environment is not as it was"
+            )
+            self._warn(self._change_at_resume)
 
     def _examine_references(self, record: StepRecord) -> None:
         """Warn, once in a run, if answers are right for the tasks of the next row and hardly for their own."""
@@ -573,9 +591,9 @@ class RunHealth(Callback):
             self._warn_once(f"fall: {change}", f"{told}: {EXPECTED_CHANGES[change]}")
             self._rewards.begin_anew(fall.since)
             return False, None
-        if change is Change.UNKNOWN and not changes:
-            return False, None
         step = int(rows[fall.since]["step"])
+        if change is Change.UNKNOWN and not changes and not self._is_since_resume(step):
+            return False, None
         what = f"the reward has fallen from {best.mean:.3g} to {recent.mean:.3g}"
         if change is Change.VERIFIER:
             return True, self._build_reward_trouble(fall, step, what, self._explain_verifier(kept))
@@ -647,6 +665,8 @@ class RunHealth(Callback):
         """Explain a change of the policy that shows from a step on."""
         before, after = ([row for row in self.rows if (row["step"] < step) is is_before] for is_before in (True, False))
         before, after = before[-WINDOW_STEPS:], after[-WINDOW_STEPS:]
+        if self._is_since_resume(step):
+            return self._change_at_resume
         if reply := self._quote_common_reply():
             return f"{reply}. Look at the tool and its service"
         rewards = _mean(before, "reward"), _mean(after, "reward")
@@ -712,6 +732,10 @@ class RunHealth(Callback):
         """Whether an update is far larger than the usual one, after some steps."""
         usual = self._measure_usual_update(int(row["step"]))
         return usual is not None and row["step"] > WINDOW_STEPS and row["update_kl"] > SUDDEN_FACTOR * usual
+
+    def _is_since_resume(self, step: int) -> bool:
+        """Whether something began soon after a resume with other tasks than before."""
+        return bool(self._change_at_resume) and 0 <= step - self._first_step + 1 <= WINDOW_STEPS
 
     def _is_sudden(self, fall: Fall) -> bool:
         """Whether nearly all of a fall came from one step to the next."""

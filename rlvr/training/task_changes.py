@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
@@ -14,6 +15,8 @@ from rlvr.task import Task
 
 NUM_TASKS = 8
 """The number of tasks that are asked for again after each step, and of groups that show whether all prompts are the same."""
+MAX_STORED = 20_000
+"""Tasks with more characters are not stored in a checkpoint."""
 MAX_QUOTE = 60
 """How much of a question is quoted."""
 
@@ -50,6 +53,27 @@ class TaskChanges:
             task = self._load(split, index)
             if task is not None and _identify(task) == _identify(self._load(split, index)):
                 self._first[split, index] = task
+
+    @property
+    def is_watching_all(self) -> bool:
+        """Whether as many tasks were asked for as are kept."""
+        return self._num_asked >= NUM_TASKS
+
+    def to_json(self) -> list[list[Any]]:
+        """Return the kept tasks for a checkpoint, but for large ones and those that are not text and numbers alone."""
+        rows = []
+        for (split, index), task in self._first.items():
+            row = [split, index, task.id, task.prompt, task.reference]
+            with suppress(TypeError, ValueError):  # no JSON
+                rows += [row] if len(json.dumps(row)) <= MAX_STORED else []
+        return rows
+
+    def restore(self, rows: Sequence[Sequence[Any]]) -> TaskChange | None:
+        """Find that most of the tasks are others than in a checkpoint; watch those of now."""
+        self._first = {(split, index): Task(prompt, reference, name) for split, index, name, prompt, reference in rows}
+        change, self._first = self.find(), {}
+        self.watch([(split, index) for split, index, *_ in rows])
+        return change
 
     def find(self) -> TaskChange | None:
         """Find that most of the tasks are others now."""

@@ -558,6 +558,15 @@ def test_a_first_update_after_a_resume_that_destroys_the_policy_blames_the_check
         assert trouble is not None and "state of the optimizer" in trouble.cause and trouble.last_good_step == good
 
 
+def test_a_fall_right_after_a_resume_with_other_tasks_stops_a_run() -> None:
+    for told, first, stops in (("The tasks have changed", 13, True), ("The tasks have changed", 3, False), ("", 13, False)):
+        found = health()
+        found._first_step, found._change_at_resume = first, told
+        step, trouble = first_trouble(found, [row(k, 0.7 if k < 13 else 0.0) for k in range(1, 40)]) or (0, None)
+        assert (trouble is not None) == stops
+        assert trouble is None or (step, trouble.since, trouble.cause) == (20, 13, told)
+
+
 def test_the_safe_step_moves_on_but_not_in_doubt_and_the_kept_checkpoint_is_told_for_what_it_is() -> None:
     found = health()
     for k in range(1, 60):

@@ -17,6 +17,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import CheckFailed
 from rlvr.task import make_user_prompt
 from rlvr.training.callbacks import StepRecord
+from rlvr.training.run_health import RunHealth
 from rlvr.training.task_changes import TaskChanges
 from rlvr.training.trainer import Trainer
 from tests.fixtures.tiny import tiny_run
@@ -77,6 +78,21 @@ def test_a_run_whose_tasks_change_stops_but_for_harder_ones(tmp_path: Path, chan
         assert shown.getvalue().count("warning: since step 5 8 of 8 tasks are others") == 1
     if stop:
         assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-000004"
+
+
+@pytest.mark.parametrize(("change", "told"), [(None, False), (shift_reference, True), (make_harder, False)])
+def test_tasks_are_compared_after_a_resume_too_and_a_change_is_a_likely_cause(tmp_path: Path, change: Change | None, told: bool) -> None:
+    env, shown = Changing(), io.StringIO()
+    for steps, resume in ((3, False), (5, True), (6, True)):
+        config = tiny_run(rollout={"prompts_per_step": 12, "num_generations": 2}, train={"steps": steps}, eval={"tasks": 0})
+        console = Console(file=shown, width=400)
+        with Trainer(config, env=env, out=tmp_path / "run", console=console, resume=resume) as trainer:
+            trainer.fit()
+            [health] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
+        if steps == 5:
+            assert ("The tasks have changed between step 3 and the resume" in health._explain_change(4)) == told
+        env.change = change or env.change
+    assert shown.getvalue().count("of 8 tasks are others than at first") == int(told)
 
 
 def test_tasks_that_are_drawn_anew_at_each_call_or_only_once_show_no_change() -> None:
