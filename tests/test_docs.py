@@ -5,6 +5,8 @@ What a page marks as not run is listed here, so that the list cannot grow in sil
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import sys
 from collections.abc import Callable
@@ -77,6 +79,18 @@ def test_python_that_is_not_run_is_python() -> None:
     for block in BLOCKS:
         if block.not_run and block.language == "python":
             compile(block.text, block.where, "exec")
+
+
+def test_python_that_is_not_run_imports_what_exists() -> None:
+    imports = [
+        (name.name, node.module)
+        for block in BLOCKS
+        if block.language == "python" and block.not_run
+        for node in ast.walk(ast.parse(block.text))
+        if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] == "rlvr"
+        for name in node.names
+    ]
+    assert imports and [f"{module}.{name}" for name, module in imports if not hasattr(importlib.import_module(str(module)), name)] == []
 
 
 @pytest.mark.parametrize("page", ["docs/data.md", "docs/their_environments.md"])
