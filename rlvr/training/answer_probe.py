@@ -34,6 +34,8 @@ POLICY_SIGMAS = 3.0
 """How many standard errors the policy must be below its earlier self on the same tasks."""
 MIN_REFERENCES, MIN_SHIFT, SHIFT_SIGMAS = 16, 0.1, 4.0
 """How many different references, and how much higher scores, show that references belong to the tasks of another row."""
+MAX_ROWS, MIN_DISTINCT = 2000, 0.9
+"""Up to how many stored rows answers are compared with the references of all, where so large a part of these is different."""
 MIN_CORRELATION = 0.1
 """Scores then and now that are less correlated than this have no order in common; the noise of a judge leaves more."""
 CHANGE_SIGMAS = 3.0
@@ -123,7 +125,9 @@ class AnswerProbe:
         return any(abs(score - answers[0].score) > SAME_SCORE for score in known)
 
     def find_row_of_references(self, answers: Sequence[KeptAnswer]) -> str:
-        """Find that answers are right for the tasks one row before or after their own, and hardly for their own; empty if they are not."""
+        """Find that answers are right for the tasks one row before or after their own, or for any others, and hardly for their own; empty if
+        they are not.
+        """
         own = [answer for answer in answers if answer.record is None and answer.place is not None]
         if len({str(answer.task.reference) for answer in own}) < MIN_REFERENCES:  # yes and no may alternate
             return ""
@@ -135,8 +139,39 @@ class AnswerProbe:
             more = [score - before for before, score in found]
             if statistics.fmean(more) > max(MIN_SHIFT, SHIFT_SIGMAS * statistics.stdev(more) / math.sqrt(len(more))):
                 mine, theirs = (statistics.fmean(values) for values in zip(*found, strict=True))
-                return f"{len(found)} answers score {mine:.2g} in the mean for their own tasks, and {theirs:.2g} for the tasks one row {where} them"
-        return ""
+                return (
+                    f"{len(found)} answers score {mine:.2g} in the mean for their own tasks, and {theirs:.2g} for the tasks one row {where} them: "
+                    "the references seem to be shifted by a row"
+                )
+        return self._find_permutation(own)
+
+    def _find_permutation(self, answers: Sequence[KeptAnswer]) -> str:
+        """Find that answers are word for word the references of other rows, and strings much like them are not."""
+        split = (answers[0].place or ("", 0))[0]
+        if (size := self.environment.num_tasks(split)) is None or size > MAX_ROWS:
+            return ""
+        try:
+            rows = {str(task.reference).strip(): task for task in (self.environment.task(split, index) for index in range(size))}
+        except Exception:  # it may serve each task once
+            return ""
+        texts = [answer.text.strip() for answer in answers if answer.text.strip()]
+        if len(rows) < MIN_DISTINCT * size or len(texts) < MIN_REFERENCES:  # a class has many rows
+            return ""
+        alike = _vary(texts)
+        mine = statistics.fmean(text in rows for text in texts)
+        chance = statistics.fmean(one in rows for one in alike) if alike else 1.0
+        error = math.sqrt(mine * (1 - mine) / len(texts) + chance * (1 - chance) / max(1, len(alike)))
+        if mine < 0.5 or mine - chance < SHIFT_SIGMAS * error or mine == chance:
+            return ""
+        asked = [(answer, rows[answer.text.strip()]) for answer in answers if answer.text.strip() in rows]
+        scores = [score for score in self._verify(asked) if score is not None]
+        before = statistics.fmean(answer.score for answer, _ in asked)
+        if not scores or statistics.fmean(scores) < before + 0.5:
+            return ""
+        return (
+            f"{len(asked)} of {len(answers)} answers are word for word the references of other rows, and score {statistics.fmean(scores):.2g} "
+            f"in the mean there, {before:.2g} for their own: the references seem to be in another order than the questions"
+        )
 
     def _load_task(self, split: str, index: int, distance: int) -> Task | None:
         """Load the task some rows after another one; None where tasks are generated, or at the ends."""
@@ -223,6 +258,21 @@ def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[flo
     if correlation >= MIN_CORRELATION or (is_noisy and not _is_below(correlation, repeatability, len(known))):
         return ""
     return "those that scored more do not score more now"
+
+
+def _vary(texts: Sequence[str]) -> list[str]:
+    """Make strings much like some texts: each with one character taken from the same place of another text.
+
+    >>> sorted(_vary(["ab", "cd"]))
+    ['ad', 'cb']
+    """
+    found = list[str]()
+    for number, text in enumerate(texts):
+        for other in (texts[(number + step) % len(texts)] for step in range(1, 3)):
+            place = (number + len(found)) % len(text)
+            if place < len(other) and other[place] != text[place]:
+                found.append(text[:place] + other[place] + text[place + 1 :])
+    return found
 
 
 def _pair_scores(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> list[tuple[float, float]]:

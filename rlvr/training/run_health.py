@@ -1,8 +1,8 @@
 """Run health: find out that a run is in trouble, say in which step that began and what the likely cause is, and stop it.
 
-Every rule needs several steps in a row, because one bad step is noise; only a fall of the held-out figure counts at once. From the first of
-them on no checkpoint is written, except of the last step and while steps merely have no gradient. A run that is
-stopped sets aside the checkpoints since the trouble, or since the update that caused it, so that a resume goes on from before.
+Every rule needs several steps in a row, because one bad step is noise; only weights that are not finite and a fall of the held-out figure
+count at once. From the first of them on no checkpoint is written, except of the last step and while steps merely have no gradient. A run that
+is stopped sets aside the checkpoints since the trouble, or since the update that caused it, so that a resume goes on from before.
 
 A falling reward alone is no trouble: tasks get harder, and steps differ. So the answers of the best steps are verified again, and their
 tasks are sampled again (`AnswerProbe`). Where that decides nothing, a fall counts if the answers have changed too: their length, their
@@ -507,7 +507,7 @@ class RunHealth(Callback):
         if math.fsum(answer.score for answer in answers) <= LOW_REWARD * len(answers):
             self._shift = self._probe.find_row_of_references(answers)
         if self._shift:
-            self._warn(f"{self._shift}: the references seem to be shifted by a row")
+            self._warn(self._shift)
 
     def _tell_of_penalty(self, step: int) -> None:
         """Warn, once in a run, if the KL to the reference weighs more than the advantages."""
@@ -786,7 +786,7 @@ class RunHealth(Callback):
             small = "" if dtype == "float32" else f", or each update is smaller than {dtype} can express; use model.dtype=float32"
             return f"There is a gradient and the weights stay as they are: the optimizer does not hold these weights{small}"
         if self._shift:
-            return f"{self._shift}: the references seem to be shifted by a row"
+            return self._shift
         reward, cut = _mean(rows, "reward"), _mean(rows, "completions/clipped_ratio") or 0.0
         if reward is None:
             reasons = self._unscored_reasons.most_common(1)

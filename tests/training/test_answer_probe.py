@@ -13,6 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import rlvr
 from rlvr import Task, Verdict, Verifier
 from rlvr.training.answer_probe import AnswerProbe, Change, KeptAnswer, keep_answers
 from rlvr.training.reward_history import RewardHistory
@@ -112,6 +113,33 @@ def test_references_of_another_row_are_found(known: Known, shift: int, apart: in
         answers.append(KeptAnswer(task, text, None, Match().verify(task, text).score or 0.0, ("train", index)))
     found = probe.find_row_of_references(answers)
     assert words in found and bool(words) == bool(found)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("permuted", True), ("right", False), ("weak", False), ("dense", False), ("classes", False)])
+def test_references_in_another_order_are_found_but_not_where_any_answer_is_one(known: Known, kind: str, told: bool) -> None:
+    dice = random.Random(1)
+    words = sorted({"".join(dice.choice("abcdef") for _ in range(3)) for _ in range(110)})[:80]
+    own = [str(100 + k) for k in range(80)] if kind == "dense" else [f"{w}{w}" for w in words[:4]] * 20 if kind == "classes" else words
+    references = dice.sample(own, 80) if kind == "permuted" else own
+
+    exact = rlvr.make_verifier("exact")
+
+    class Rows(Sums):
+        def task(self, split: str, index: int) -> Task:
+            return Task(f"{index}?", references[index], id=f"{split}/{index}")
+
+        def num_tasks(self, split: str) -> int | None:
+            return 80
+
+    probe = AnswerProbe(known[0])
+    probe.environment = env = Rows(verifier=exact)
+    answers = []
+    for index in range(64):
+        guess = "".join(dice.choice("abcdef") for _ in range(3)) if kind in ("permuted", "weak", "right") else dice.choice(own)
+        text = own[index] if kind in ("permuted", "right") and index % 4 else guess
+        task = env.task("train", index)
+        answers.append(KeptAnswer(task, text, None, exact.verify(task, text).score or 0.0, ("train", index)))
+    assert ("in another order than the questions" in probe.find_row_of_references(answers)) == told
 
 
 def test_a_fall_in_the_first_steps_is_measured_against_the_first() -> None:

@@ -661,7 +661,9 @@ def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned
             Any,
             SimpleNamespace(
                 environment=Sums(below=50),
-                find_row_of_references=lambda answers, asked=asked: asked.append(len(answers)) or "right for the row before",
+                find_row_of_references=lambda answers, asked=asked: (
+                    asked.append(len(answers)) or "right for the row before: the references seem shifted"
+                ),
                 verify_again=lambda answers: [],
                 describe_change=lambda answers, scores: "",
             ),
@@ -669,9 +671,11 @@ def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned
         for step in range(8):
             groups = [answer(16 * step + k, score) for k in range(16)]
             found._examine_references(cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=groups))))
-        assert asked == ([64] if told else []) and shown.getvalue().count("right for the row before: the references seem") == int(told)
+        assert asked == ([64] if told else []) and shown.getvalue().count("right for the row before: the references seem shifted") == int(
+            told
+        )
         _, trouble = first_trouble(found, [row(k, 0.0, reward_std=0.0, num_completions=256) for k in range(1, 60)]) or (0, None)
-        assert trouble is not None and ("the references seem to be shifted by a row" in trouble.cause) == told
+        assert trouble is not None and ("the references seem shifted" in trouble.cause) == told
 
 
 def test_an_error_in_a_step_says_what_is_saved_and_how_to_go_on(tmp_path: Path) -> None:
