@@ -726,3 +726,14 @@ def test_an_algorithm_as_a_mapping_may_have_a_function() -> None:
 
     inputs = resolve_run_inputs(model="m", env="arithmetic", algorithm={"name": "grpo", "loss": loss})
     assert inputs.algorithm is not None and "but loss='tests.test_first_guesses:" in repr(inputs.algorithm)
+
+
+def test_the_best_checkpoint_of_negative_rewards_is_kept(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model: Any = rlvr.load_model(tiny_model(tokenizer), tokenizer)
+    size: dict[str, Any] = {"max_length": 32, "max_new_tokens": 4, "num_generations": 2, "prompts_per_step": 2}
+    evaluation = {"tasks": 2, "every": 1}
+    rlvr.train(
+        model, ROWS, lambda completion: -5.0, steps=1, callbacks=[rlvr.BestCheckpoint()], out=tmp_path / "a", eval=evaluation, **size
+    )
+    assert (tmp_path / "a" / "best" / "accuracy.json").read_text("utf-8") == '{"step": 0, "accuracy": -5.0}'

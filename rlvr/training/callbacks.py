@@ -2,7 +2,7 @@
 
 >>> class StopAtLowEntropy(Callback):
 ...     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
-...         if record["entropy"] < 0.1:
+...         if record.get("entropy", 1.0) < 0.1:  # stored answers have none
 ...             trainer.stop("the entropy is below 0.1")
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -278,12 +279,12 @@ class BestCheckpoint(Callback):
     """Keeps the model with the best held-out accuracy so far in a folder of its own; needs `eval.every`.
 
     >>> import rlvr
-    >>> rlvr.train("quickstart", {"eval.every": 50}, callbacks=[BestCheckpoint()])  # doctest: +SKIP
+    >>> rlvr.train("quickstart", {"eval.every": 50}, callbacks=[rlvr.BestCheckpoint()])  # doctest: +SKIP
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder`: where the model is written; None: `best` in the run folder."""
-        self.folder, self.best_accuracy = folder, -1.0
+        self.folder, self.best_accuracy = folder, -math.inf  # plain rewards may be negative
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
         """Write the model if it is better than all before, also than those before a resume."""
@@ -297,7 +298,7 @@ class BestCheckpoint(Callback):
 
 def _read_accuracy(folder: Path) -> float:
     path = folder / "accuracy.json"
-    return float(json.loads(path.read_text("utf-8"))["accuracy"]) if path.is_file() else -1.0
+    return float(json.loads(path.read_text("utf-8"))["accuracy"]) if path.is_file() else -math.inf
 
 
 def _write_accuracy(folder: Path, step: int, accuracy: float) -> None:
