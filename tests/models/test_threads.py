@@ -49,7 +49,7 @@ rlvr.config.config.load_config = loaded
 import rlvr.training
 sys.modules["rlvr.training.reward_model"] = None  # stops after torch
 try:
-    running.train_run("x", [], out=None, resume=False, verify_resume=False, json=False)
+    running.train_run("x", [], out=None, resume=False, json=False)
 except Exception:
     pass
 print("torch" in sys.modules, os.environ.get("OMP_WAIT_POLICY"))

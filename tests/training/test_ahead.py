@@ -140,7 +140,7 @@ def test_only_the_age_of_the_weights_makes_a_difference(tmp_path: Path) -> None:
 
 MOMENTS: dict[str, tuple[Any, str, int]] = {
     "sampling beside an update": (HFSampler, "stream_from_queue", 10),
-    "updating beside a sampler": (Learner, "update", 4),
+    "updating beside a sampler": (Learner, "update_with_diagnostics", 4),
     "writing the logs": (RunLog, "log_episodes", 5),
     "waiting before a checkpoint": (PrefetchedSource, "state_dict", 3),
     "inside a checkpoint": (checkpoint, "_replace_link", 3),
@@ -279,7 +279,7 @@ def test_a_trainer_that_fails_does_not_wait_for_the_whole_batch(tmp_path: Path, 
     monkeypatch.setattr(
         HFSampler, "stream_from_queue", failing(4, slowly)
     )  # the model check, the accuracy before, the first batch, the second
-    monkeypatch.setattr(Learner, "update", update)
+    monkeypatch.setattr(Learner, "update_with_diagnostics", update)
     plain = settings(1, algorithm={"name": "grpo"})
     with pytest.raises(MemoryError, match="no room"):
         run(tmp_path / "x", **plain)
@@ -292,18 +292,18 @@ def test_a_trainer_that_fails_does_not_wait_for_the_whole_batch(tmp_path: Path, 
 @pytest.mark.slow
 def test_a_step_takes_as_long_as_the_longer_of_its_two_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nap = 0.3
-    sample, update = HFSampler.stream_from_queue, Learner.update
+    sample, update = HFSampler.stream_from_queue, Learner.update_with_diagnostics
 
     def stream_from_queue(self: HFSampler, *args: Any) -> Iterator[Any]:
         time.sleep(nap)
         yield from sample(self, *args)
 
-    def slow(self: Learner, groups: Any) -> dict[str, float]:
+    def slow(self: Learner, groups: Any) -> Any:
         time.sleep(nap)
         return update(self, groups)
 
     monkeypatch.setattr(HFSampler, "stream_from_queue", stream_from_queue)
-    monkeypatch.setattr(Learner, "update", slow)
+    monkeypatch.setattr(Learner, "update_with_diagnostics", slow)
     share = {}
     for most in (0, 1):
         plain = settings(most, algorithm={"name": "grpo"}, eval={"tasks": 1})

@@ -43,13 +43,13 @@ def cross_entropy(folder: Path, episodes: Sequence[Episode]) -> tuple[float, flo
 @pytest.mark.parametrize(("name", "data"), [("sft", {}), ("best_of_n", None)])
 def test_imitation_is_cross_entropy(name: str, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Episode] = []
-    update = Learner.update
+    update = Learner.update_with_diagnostics
 
-    def noted(self: Learner, groups: Any) -> dict[str, float]:
+    def noted(self: Learner, groups: Any) -> Any:
         seen.extend(group[i] for group in groups if (i := select_best([e.reward for e in group])) is not None)
         return update(self, groups)
 
-    monkeypatch.setattr(Learner, "update", noted)
+    monkeypatch.setattr(Learner, "update_with_diagnostics", noted)
     start = {"sft_warmup": {"steps": 60, "batch_size": 32, "learning_rate": 1e-2}} if data is None else {}
     row = run(tmp_path / "a", algorithm={"name": name}, data=data, rollout=ROLLOUT, **start)
     assert seen
