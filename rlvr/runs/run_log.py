@@ -84,7 +84,7 @@ class RunLog:
                     f"{folder} is not empty and is not overwritten; choose another --out, or continue the run in it with --resume"
                 )
             (folder / "versions.json").write_text(json.dumps(collect_versions(), indent=2) + "\n", "utf-8")
-            _write_config(folder, config)
+            _write_at_once(folder / "config.yaml", config.to_yaml())  # with this file the folder counts as a run
         except OSError as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}; choose another --out") from error
         return cls(folder)
@@ -99,7 +99,8 @@ class RunLog:
         was = load_run_config(folder)
         changed = list_config_differences(adopt_changeable_settings(was, config), config)
         if changed:
-            further = f"; a new run from its weights has model.path={folder / 'checkpoints' / 'last'}"
+            last = folder / "checkpoints" / "last"
+            further = f"; a new run from its weights has model.path={last}" if last.is_dir() else ""
             if changed == [f"train.steps: {was.train.steps} -> {config.train.steps}"] and config.train.steps > was.train.steps:
                 changed[0] += f", which the learning rate of {config.train.lr_scheduler} depends on"
             again = f"rlvr train {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(folder))} --resume"
@@ -116,7 +117,7 @@ class RunLog:
         config = load_run_config(self.folder)
         if config.train.steps != num_steps:
             longer = config.model_copy(update={"train": config.train.model_copy(update={"steps": num_steps})})
-            _write_config(self.folder, longer)
+            _write_at_once(self.folder / "config.yaml", longer.to_yaml())
 
     def log_metrics(self, row: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """Append the metrics of a step; timings go to a separate file, because they are not reproducible."""
@@ -150,11 +151,8 @@ class RunLog:
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write a small JSON file atomically."""
-        if not self.is_writer:
-            return
-        partial = self.folder / f".{name}.part"
-        partial.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
-        partial.replace(self.folder / name)
+        if self.is_writer:
+            _write_at_once(self.folder / name, json.dumps(data, indent=2) + "\n")
 
     def close(self) -> None:
         """Close the logs. May be called more than once."""
@@ -265,10 +263,11 @@ def read_metrics(folder: Path) -> Iterable[dict[str, Any]]:
     return read_jsonl(path) if path.is_file() else ()
 
 
-def _write_config(folder: Path, config: RunConfig) -> None:
-    """Write the configuration at once: with this file the folder counts as a run."""
-    (folder / ".config.part").write_text(config.to_yaml(), "utf-8")
-    (folder / ".config.part").replace(folder / "config.yaml")
+def _write_at_once(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or not at all."""
+    partial = path.with_name(f".{path.stem}.part")
+    partial.write_text(text, "utf-8")
+    partial.replace(path)
 
 
 def collect_versions() -> dict[str, str]:
