@@ -38,7 +38,7 @@ def parse_rows(rows: Sequence[Row], parse: Callable[[dict[str, Any]], T], requir
 def download_rows(dataset: str, config_name: str | None, split: str, path_hint: str = "a file of problems") -> list[dict[str, Any]]:
     """Download the rows of a split through `datasets`; error messages suggest `path_hint` as the value of `path`."""
     how = "in Python path=..., in a shell --set path=..., in a suite --set NAME.path=..."
-    otherwise = f"try again where the Hub can be reached, or set path to {path_hint} ({how})"
+    otherwise = f"try again where the Hub can be reached, or set path to {path_hint} ({how}); the env 'arithmetic' needs no download"
     return [dict(row) for row in _load_dataset(dataset, config_name, split, f"set path to {path_hint}", otherwise)]
 
 

@@ -30,14 +30,17 @@ MAX_LISTED_ROWS = 5
 """Number of bad rows that a message lists."""
 GOLD_FORMATS = ("{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "```python\n{}\n```")
 """Formats in which a reference is tried as an answer with the full score."""
+DEFAULT_HOLDOUT = 0.1
+MIN_QUESTIONS_TO_SPLIT = 10
+"""With fewer questions, nothing is held out unless it is asked for: a tenth of them would be none."""
 
 
 class Dataset(Environment):
     """A data set with a question and a reference in each row.
 
     Columns with the usual names are detected (`question`, `problem` or `prompt`; `answer`, `reference` or `solution`),
-    unless several match. Rows of `test` are held out; without it a tenth of the questions is. Training rows with a held-out question are
-    left out.
+    unless several match. Rows of `test` are held out; without it a tenth of the questions is, if there are ten or more.
+    Training rows with a held-out question are left out.
 
     >>> import rlvr
     >>> env = rlvr.make_env("dataset", path="train.jsonl", verifier="numeric")  # doctest: +SKIP
@@ -61,7 +64,7 @@ class Dataset(Environment):
         instruction: str | None = None,
         solution: str = "",
         shots: int | Sequence[Mapping[str, str]] = 0,
-        holdout: float = 0.1,
+        holdout: float | None = None,
         split: str = "",
         where: Mapping[str, Any] | None = None,
         max_question_chars: int | None = None,
@@ -84,7 +87,7 @@ class Dataset(Environment):
             instruction: a template for the text after each question; by default what the verifier suggests.
             solution: a column or template with a full answer, for supervised training; by default the column `solution`.
             shots: solved examples before each question: how many rows of the training data, or a list of {question, answer}.
-            holdout: without `test`, the fraction of questions that is held out; 0 holds out none.
+            holdout: without `test`, the fraction of questions that is held out: by default 0.1, and 0 of fewer than 10 questions.
             split: a column with the split of each row, train or test.
             where: rows to keep, by column: a value, a list of values, or {min: ..., max: ...}.
             max_question_chars: leave out rows whose question has more characters.
@@ -139,7 +142,13 @@ class Dataset(Environment):
         self.verifier.check_ready()
 
     def _load(
-        self, path: str, test_path: str, split_column: str, holdout: float, shots: int | Sequence[Mapping[str, str]], limit: int | None
+        self,
+        path: str,
+        test_path: str,
+        split_column: str,
+        holdout: float | None,
+        shots: int | Sequence[Mapping[str, str]],
+        limit: int | None,
     ) -> None:
         """Load the data, and set tasks, few-shot examples and limits."""
         self._tasks = self._load_splits(path, test_path, split_column, holdout)
@@ -158,7 +167,7 @@ class Dataset(Environment):
             raise ConfigError(f"dataset has no split {split!r}; {format_suggestion(split, self._tasks)}")
         return self._tasks[split]
 
-    def _load_splits(self, path: str, test_path: str, split_column: str, holdout: float) -> dict[str, list[Task]]:
+    def _load_splits(self, path: str, test_path: str, split_column: str, holdout: float | None) -> dict[str, list[Task]]:
         """Load the tasks of each split, without overlap."""
         given = load_data_source(path) if path else {"": self._rows} if self._rows else {}
         if test_path:
@@ -169,10 +178,18 @@ class Dataset(Environment):
             given = split_by_column([row for rows in given.values() for row in rows], split_column)
         made = {name: self._make_tasks(rows, path if name != "test" or not test_path else test_path) for name, rows in given.items()}
         if set(made) <= {"", "train"} and made:
-            made = hold_out(next(iter(made.values())), holdout)
+            rows = next(iter(made.values()))
+            share = DEFAULT_HOLDOUT if holdout is None else holdout
+            if holdout is None and len({make_question_key(task) for task in rows}) < MIN_QUESTIONS_TO_SPLIT:
+                share = 0.0
+            made = hold_out(rows, share)
             if "test" in made:
                 self._warnings.append(
-                    f"{len(made['test'])} of {sum(map(len, made.values()))} rows are held out (holdout={holdout:g}), and an evaluation takes these alone"
+                    f"{len(made['test'])} of {len(rows)} rows are held out (holdout={share:g}), and an evaluation takes these alone"
+                )
+            elif holdout is None:
+                self._warnings.append(
+                    f"no row of {len(rows)} is held out, as there are few; holdout={DEFAULT_HOLDOUT:g} holds out at least one"
                 )
         return self._finalize_splits(made)
 
@@ -326,14 +343,14 @@ class Dataset(Environment):
 
 
 def _check_settings(
-    path: str, test: str, extract: str, holdout: float, shots: Any, limit: int | None, max_question_chars: int | None
+    path: str, test: str, extract: str, holdout: float | None, shots: Any, limit: int | None, max_question_chars: int | None
 ) -> None:
     """Raise ConfigError for invalid settings."""
     if not path and not test:
         raise ConfigError("dataset has no data; set path (a file, a folder or hf:ORG/NAME), rows, or test")
     if extract not in EXTRACT_MODES:
         raise ConfigError(f"extract is {extract!r}; {format_suggestion(extract, EXTRACT_MODES)}")
-    if isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1:
+    if holdout is not None and (isinstance(holdout, bool) or not isinstance(holdout, int | float) or not 0 <= holdout < 1):
         raise ConfigError(f"holdout is {holdout!r}; it must be a number from 0 to below 1, such as 0.1")
     for name, value in (("limit", limit), ("max_question_chars", max_question_chars)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -185,7 +185,7 @@ TOPICS: tuple[tuple[str, str], ...] = (
 )
 """Words in a name that no table has, and the call for what they speak of; the first that matches."""
 PLUGINS: Mapping[str, str] = {
-    **dict.fromkeys(("accuracy", "accuracy_reward", "math"), "symbolic"),
+    **dict.fromkeys(("accuracy", "accuracy_reward"), "symbolic"),
     "format_reward": "format",
     "think_format_reward": "format",
     "math_verify": "symbolic",
@@ -235,15 +235,10 @@ PLUGINS: Mapping[str, str] = {
 }
 """Names of plugins in other libraries, and the plugin here; of several similar ones, the one that is closest."""
 ENVS: Mapping[str, str] = {
-    **dict.fromkeys(("MATH", "math500", "hendrycks_math"), "competition_math"),
+    **dict.fromkeys(("maths", "MATH", "math500", "hendrycks_math", "competition_math"), "math"),
     **dict.fromkeys(("gsm", "openai/gsm8k"), "gsm8k"),
 }
 """Names of environments and data sets elsewhere, and the environment here; some of them also name a verifier."""
-ENV_TOPICS: Mapping[str, str] = dict.fromkeys(
-    ("math", "maths"),
-    "write 'arithmetic', which needs no download, 'gsm8k' (train and test), or 'competition_math' (MATH-500, a test only).",
-)
-"""Names of environments that say a subject, and the environments of it here."""
 QUESTION_COLUMNS = ("question", "problem", "prompt", "query", "instruction", "input")
 REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "target", "label", "final_answer", "expected", "gold")
 SOLUTION_COLUMNS = ("solution",)
@@ -627,7 +622,7 @@ def _advise(hint: str) -> str:
 def find_plugin(wanted: str, names: Iterable[str]) -> str:
     """Return the plugin among `names` that another library calls `wanted`, or "".
 
-    >>> find_plugin("math", ["numeric", "symbolic"])
+    >>> find_plugin("accuracy", ["numeric", "symbolic"])
     'symbolic'
     """
     known = {*names}

@@ -31,7 +31,7 @@ from rlvr.contracts import Environment, Plugin, Sampler, Sandbox, Verifier
 from rlvr.contracts.plugin import CONTRACT_VERSION, describe_smallest, find_missing_methods, read_signature
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
-from rlvr.hints import ENV_TOPICS, explain_plugin_setting, find_plugin
+from rlvr.hints import explain_plugin_setting, find_plugin
 from rlvr.plugin_files import find_plugin_file, resolve_plugin_files
 from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import build_dependencies, build_with_tools_settings, wrap_verifier_with_audit
@@ -171,8 +171,6 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
         names = [e.name for e in list_entries(kind)]
         known = find_plugin(name, names)
         hint = f"did you mean {known!r}?" if known else f"{format_suggestion(name, names)}."
-        if k.name == "env" and name in ENV_TOPICS:
-            hint = ENV_TOPICS[name]
         if k.name == "env" and (name in VERIFIERS or _find_entry("verifier", name)):
             hint += f" {name!r} is a verifier: rlvr.make_env(data, verifier={name!r}) is an environment of questions of your own."
         if known == "process":  # by its name alone it would be refused

@@ -151,6 +151,8 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 if name.startswith("_") and (not meant or not written.isdisjoint(HOOKS)):
                     continue  # a method of its own
                 metric = ", where step is its number and record['reward'] a metric" if meant == "on_step_end" else ""
+                if name == "_on_step":  # of stable-baselines3
+                    metric += "; there is no self.n_calls, and no self.locals"
                 advice = f"write {_format_hook(meant)}{metric}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
                 raise ConfigError(f"the callback {kind.__name__!r} has the method {name}, which nothing calls; {advice}")
             if "control" in taken:

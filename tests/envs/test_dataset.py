@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import rlvr
 from rlvr import Task, make_user_prompt
 from rlvr.envs._data.rows import find_split_word, map_to_train_and_test, read_file_rows
 from rlvr.errors import ConfigError, NotFound, RlvrError
@@ -72,6 +73,14 @@ def test_what_is_held_out_depends_on_the_questions_only(tmp_path: Path) -> None:
     assert not questions(one, "test") & questions(one, "train")
     everything = build("env", "dataset", path=str(tmp_path / "a.jsonl"), holdout=0)
     assert everything.splits == ("train",) and everything.num_tasks("train") == 40
+
+
+def test_few_rows_are_held_out_only_when_it_is_asked_for() -> None:
+    few, enough = SUMS[:9], SUMS[:10]
+    assert build("env", "dataset", rows=few).splits == ("train",) and build("env", "dataset", rows=enough).num_tasks("test") == 1
+    assert build("env", "dataset", rows=few, holdout=0.1).num_tasks("test") == 1
+    assert any("no row of 9 is held out" in told for told in build("env", "dataset", rows=few).warnings)
+    assert len(rlvr.evaluate(rlvr.make_env(few, verifier="numeric"), "scripted:gold").samples) == 9
 
 
 def test_a_question_asked_twice_is_never_on_both_sides(tmp_path: Path) -> None:
