@@ -7,6 +7,8 @@ one word for each thing.
 from __future__ import annotations
 
 import functools
+import math
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -82,6 +84,10 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""
+CONVERTED = ("per_device_train_batch_size",)
+"""Words whose value is converted, too."""
+DEFAULT_NUM_GENERATIONS = 8
+"""The default of `rollout.num_generations`; a test compares them, as this module imports no configuration."""
 VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "math": "symbolic", "math_verify": "symbolic"}
 """Names of verifiers elsewhere, and the same verifier here."""
 
@@ -93,7 +99,7 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if kwargs.keys() & SYNONYMS[call].keys() or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
+            if kwargs.keys() & {*SYNONYMS[call], *CONVERTED} or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
                 kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
             return function(*args, **kwargs)
         except ConfigError as error:
@@ -120,6 +126,24 @@ def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, word: [{"verifier": function, "weight": weight} for function, weight in zip(functions, weights, strict=True)]}
 
 
+def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Turn transformers' sizes of a batch, which count completions, into the prompts of a step; TRL has one update for a batch, too."""
+    if call != "train" or "per_device_train_batch_size" not in given:
+        return given
+    words = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    sizes = {word: given[word] for word in words if word in given} | {"processes": int(os.environ.get("WORLD_SIZE", "1"))}
+    group = given.get("num_generations", given.get("group_size", DEFAULT_NUM_GENERATIONS))
+    told = " x ".join(f"{word}={size}" for word, size in sizes.items() if word in given or size != 1)
+    if not all(isinstance(size, int) and size > 0 for size in (*sizes.values(), group)) or math.prod(sizes.values()) % group:
+        raise ConfigError(
+            f"{told} must be a multiple of num_generations={group}: it counts completions, and each prompt gets {group}; "
+            "write prompts_per_step=, the prompts of a step"
+        )
+    if "prompts_per_step" in given:
+        raise ConfigError(f"rlvr.train got prompts_per_step and {words[0]}, which say the same; give one of them")
+    return {name: value for name, value in given.items() if name not in words} | {"prompts_per_step": math.prod(sizes.values()) // group}
+
+
 def _are_names(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value))
 
@@ -130,7 +154,7 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
     >>> translate_keywords("train", {"max_steps": 5, "learning_rate": 1e-5})
     {'steps': 5, 'learning_rate': 1e-05}
     """
-    given = _join_weights(call, given)
+    given = _count_prompts(call, _join_weights(call, given))
     if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()

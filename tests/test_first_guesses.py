@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 
 import rlvr
+from rlvr.config.rollout import RolloutConfig
 from rlvr.errors import ConfigError
 from rlvr.hints import write_as_keywords
-from rlvr.synonyms import translate_keywords
+from rlvr.synonyms import DEFAULT_NUM_GENERATIONS, translate_keywords
 from rlvr.training.run_inputs import resolve_run_inputs
 from tests.fixtures import learning
 from tests.fixtures.templates import CHATML, tokenizer_for
@@ -736,3 +738,17 @@ def test_the_best_checkpoint_of_negative_rewards_is_kept(tmp_path: Path) -> None
         model, ROWS, lambda completion: -5.0, steps=1, callbacks=[rlvr.BestCheckpoint()], out=tmp_path / "a", eval=evaluation, **size
     )
     assert (tmp_path / "a" / "best" / "accuracy.json").read_text("utf-8") == '{"step": 0, "accuracy": -5.0}'
+
+
+def test_a_batch_in_the_words_of_transformers_is_counted_in_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RolloutConfig().num_generations == DEFAULT_NUM_GENERATIONS
+    given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+    assert translate_keywords("train", given) == {"num_generations": 4, "prompts_per_step": 2}
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert translate_keywords("train", {"per_device_train_batch_size": 8}) == {"prompts_per_step": 3}
+    monkeypatch.delenv("WORLD_SIZE")
+    for wrong in (4, 0, "8"):
+        call = functools.partial(api.train, model="no-such-model", env="arithmetic", per_device_train_batch_size=wrong)
+        assert "must be a multiple of num_generations=8" in read_message(call)
+    both = functools.partial(api.train, model="no-such-model", env="arithmetic", per_device_train_batch_size=8, prompts_per_step=1)
+    assert "say the same; give one of them" in read_message(both)
