@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import ExitStatus, Limits, Program, Sandbox
-from rlvr.python_source import parse_python
+from rlvr.python_source import parse_python_threadsafe
 from rlvr.task import Fault, Verdict
 
 MAX_FORMULA_CHARS = 600
@@ -144,7 +144,7 @@ def _iter_source_files(*packages: str) -> Iterator[tuple[Path, str]]:
 
 def _parse_expression(text: str) -> ast.Expression | None:
     try:
-        return parse_python(text.strip(), "eval") if len(text) <= MAX_FORMULA_CHARS else None
+        return parse_python_threadsafe(text.strip(), "eval") if len(text) <= MAX_FORMULA_CHARS else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

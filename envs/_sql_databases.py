@@ -168,7 +168,7 @@ class DatabaseLayout:
         return text + (" JOIN towns AS p ON p.id = w.town_id" if self.num_tables > 3 else "")
 
     @property
-    def people_from_clause(self) -> str:
+    def people_and_towns_from_clause(self) -> str:
         """The people table, joined with towns if there is such a table."""
         return f"{self.domain.person}s AS w" + (" JOIN towns AS p ON p.id = w.town_id" if self.num_tables > 3 else "")
 

@@ -143,11 +143,11 @@ def make_absence_question(layout: DatabaseLayout, dice: random.Random) -> SqlQue
     return SqlQuestion(
         f"Which {d.person}s have no {d.event} with the state '{state}' on or after {day} ({d.date_column})? "
         f"Give the names, also of {d.person}s without any {d.event}.",
-        f"SELECT w.name FROM {layout.people_from_clause} WHERE NOT {having}",
+        f"SELECT w.name FROM {layout.people_and_towns_from_clause} WHERE NOT {having}",
         (
-            f"SELECT w.name FROM {layout.people_from_clause} WHERE {having}",
+            f"SELECT w.name FROM {layout.people_and_towns_from_clause} WHERE {having}",
             f"SELECT DISTINCT w.name FROM {layout.joined_from_clause} WHERE NOT {having}",
-            f"SELECT w.name FROM {layout.people_from_clause} WHERE w.id NOT IN (SELECT {d.person}_id FROM {d.event}s)",
+            f"SELECT w.name FROM {layout.people_and_towns_from_clause} WHERE w.id NOT IN (SELECT {d.person}_id FROM {d.event}s)",
         ),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlvr.contracts import Environment, Verifier
 from rlvr.envs._problem_files import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
-from rlvr.python_source import parse_python
+from rlvr.python_source import parse_python_threadsafe
 from rlvr.task import Task, make_user_prompt
 
 INSTRUCTION = "Complete this function. Answer with the whole function in one fenced block of Python."
@@ -76,7 +76,7 @@ class HumanEval(Environment):
 
 def _parse_problem(row: dict[str, Any]) -> dict[str, Any]:
     prompt, entry = str(row["prompt"]), str(row["entry_point"])
-    tree = parse_python(prompt)
+    tree = parse_python_threadsafe(prompt)
     # the imports and helper functions in the prompt, for the answer and for the tests
     helpers = [ast.unparse(node) for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == entry)]
     if len(helpers) == len(tree.body):

@@ -11,7 +11,7 @@ from typing import Any
 from rlvr.contracts import Environment, Verifier
 from rlvr.envs._problem_files import download_rows, parse_problems, read_problem_rows
 from rlvr.errors import ConfigError
-from rlvr.python_source import parse_python
+from rlvr.python_source import parse_python_threadsafe
 from rlvr.task import Task, make_user_prompt
 
 LIMITS_BY_PROBLEM = {123: {"cpu_s": 30.0, "wall_s": 60.0}}
@@ -92,9 +92,11 @@ def _compute_split(problem: dict[str, Any]) -> str:
 
 def _parse_problem(row: dict[str, Any]) -> dict[str, Any]:
     code, tests = str(row["code"]).replace("\r\n", "\n"), [str(test) for test in row["test_list"]]
-    tree = parse_python(code)
+    tree = parse_python_threadsafe(code)
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    used = [node.id for test in tests for node in ast.walk(parse_python(test)) if isinstance(node, ast.Name) and node.id in defined]
+    used = [
+        node.id for test in tests for node in ast.walk(parse_python_threadsafe(test)) if isinstance(node, ast.Name) and node.id in defined
+    ]
     if not used:
         raise ValueError("its assertions call no function that its code defines")
     function = defined[used[0]]

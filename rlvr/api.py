@@ -42,7 +42,7 @@ from rlvr.hints import (
     explain_keyword,
     explain_plugin_setting,
 )
-from rlvr.mdp.answer_faults import smoke_test_verifier
+from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.task_data import (
     is_data,
     is_rows,
@@ -55,7 +55,7 @@ from rlvr.mdp.task_data import (
     unwrap_environment,
 )
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_parameters, list_entries, load_factory
-from rlvr.synonyms import SYNONYMS, VERIFIERS, accept_synonyms, translate_keywords
+from rlvr.synonyms import SYNONYMS, VERIFIERS, accept_synonyms, translate_env_name, translate_keywords
 from rlvr.task import Message, Task, Verdict
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _take_environment(call: str, env: Any, settings: Mapping[str, Any]) -> tuple
         found = f"{' and '.join(words)} are both given" if words else "no environment is given"
         verifier = "..." if settings.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
         raise TypeError(f"rlvr.{call}: {found}; the call is rlvr.{call}(name, **settings), or rlvr.{call}(data, verifier={verifier})")
-    return (settings[words[0]] if words else env), {name: value for name, value in settings.items() if name not in words}
+    return translate_env_name(settings[words[0]] if words else env), {name: value for name, value in settings.items() if name not in words}
 
 
 def _take_seed(env: Any, settings: dict[str, Any]) -> int | None:
@@ -614,9 +614,9 @@ def train(
         sections: keys of the sections `train` and `rollout`, such as `steps=5, learning_rate=1e-5, num_generations=4`; and whole sections,
             such as `eval={"tasks": 100}`.
     """
-    from rlvr.training.run_inputs import check_setting_names, name_arguments
+    from rlvr.training.run_inputs import check_setting_names, resolve_positional_arguments
 
-    recipe, settings, model, env, data = name_arguments(recipe, settings, model, env, data)
+    recipe, settings, model, env, data = resolve_positional_arguments(recipe, settings, model, env, data)
     check_setting_names(algorithm, sections, on_data=data is not None, on_env=env is not None)  # before the slow imports
     from rlvr.training.trainer import Trainer
 
@@ -772,11 +772,11 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     if isinstance(env, Environment) and "split" not in settings and "test" not in env.splits and len(env.splits) == 1:
         settings["split"] = env.splits[0]  # the report names it
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
-        from rlvr.rollout.hang_watchdog import abort_on_hang
+        from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
         from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
 
-        with abort_on_hang(settings.get("call_timeout_s") or DEFAULT_CALL_TIMEOUT_S):
-            smoke_test_verifier(env, split)
+        with abort_on_blocked_interpreter(settings.get("call_timeout_s") or DEFAULT_CALL_TIMEOUT_S):
+            smoke_test_user_functions(env, split)
     asked = [name for name in inspect.signature(run).parameters if name not in ("suite", "item_settings")]
     known = [*asked, *SuiteItem.model_fields, *list_evaluated_data_settings()]
     if unknown := [key for key in settings if key not in known]:

@@ -4,7 +4,7 @@ RlvrError
 ├── ConfigError        a setting, an argument or a user's file is wrong             (exit code 2)
 │   ├── NotFound       no plugin, file or run of that name                          (exit code 2)
 │   └── MissingExtra   a package that this feature needs is not installed           (exit code 2)
-├── PluginError        a plugin exists and cannot be imported or built              (exit code 2)
+├── PluginLoadError        a plugin exists and cannot be imported or built              (exit code 2)
 ├── CheckFailed        a conformance check found a defect                           (exit code 1)
 ├── EnvError           an environment broke its contract                            (exit code 2)
 ├── VerifierError      a verifier failed, through no fault of the answer
@@ -83,7 +83,7 @@ def format_install_command(extra: str = "") -> str:
     return f"pip install {packages}" if packages else f"pip install 'rlvr{inside}'"
 
 
-class PluginError(RlvrError):
+class PluginLoadError(RlvrError):
     """A plugin exists but cannot be imported, or its constructor raised."""
 
     exit_code = 2
@@ -133,7 +133,7 @@ class SamplerError(RlvrError):
     """The sampler failed, or returned token ids that are impossible for the request."""
 
 
-class ClusterWorkersLost(SamplerError):
+class AllClusterWorkersLost(SamplerError):
     """All rollout workers or all verifier workers of a run failed, and none is restarted."""
 
 

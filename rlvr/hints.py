@@ -235,7 +235,7 @@ PLUGINS: Mapping[str, str] = {
 }
 """Names of plugins in other libraries, and the plugin here; of several similar ones, the one that is closest."""
 ENVS: Mapping[str, str] = {
-    **dict.fromkeys(("maths", "MATH", "math500", "hendrycks_math", "competition_math"), "math"),
+    **dict.fromkeys(("maths", "MATH", "math500", "hendrycks_math"), "competition_math"),
     **dict.fromkeys(("gsm", "openai/gsm8k"), "gsm8k"),
 }
 """Names of environments and data sets elsewhere, and the environment here; some of them also name a verifier."""
@@ -619,10 +619,10 @@ def _advise(hint: str) -> str:
     return f"write {hint}" if CODE.match(hint) else hint
 
 
-def find_plugin(wanted: str, names: Iterable[str]) -> str:
+def translate_plugin_name(wanted: str, names: Iterable[str]) -> str:
     """Return the plugin among `names` that another library calls `wanted`, or "".
 
-    >>> find_plugin("accuracy", ["numeric", "symbolic"])
+    >>> translate_plugin_name("accuracy", ["numeric", "symbolic"])
     'symbolic'
     """
     known = {*names}

@@ -11,10 +11,10 @@ _lock = threading.Lock()
 
 
 @overload
-def parse_python(source: str, mode: Literal["exec"] = "exec") -> ast.Module: ...
+def parse_python_threadsafe(source: str, mode: Literal["exec"] = "exec") -> ast.Module: ...
 @overload
-def parse_python(source: str, mode: Literal["eval"]) -> ast.Expression: ...
-def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.Module | ast.Expression:
+def parse_python_threadsafe(source: str, mode: Literal["eval"]) -> ast.Expression: ...
+def parse_python_threadsafe(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.Module | ast.Expression:
     """Parse Python source like `ast.parse`, also while other threads parse.
 
     CPython 3.11 keeps the depth of the tree under construction in one place for all threads: when
@@ -22,7 +22,7 @@ def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.Mod
     then ends in a `SystemError` although its source is fine. The lock keeps calls of this function
     apart; the attempts are for other libraries that parse in their own threads.
 
-    >>> parse_python("f(2)", "eval").body.func.id
+    >>> parse_python_threadsafe("f(2)", "eval").body.func.id
     'f'
     """
     for attempt in range(_ATTEMPTS):

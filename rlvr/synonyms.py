@@ -88,6 +88,8 @@ CONVERTED = ("per_device_train_batch_size",)
 """Words whose value is converted, too."""
 DEFAULT_NUM_GENERATIONS = 8
 """The default of `rollout.num_generations`; a test compares them, as this module imports no configuration."""
+ENVS: Mapping[str, str] = {"math": "competition_math"}
+"""Names of environments elsewhere, and the same environment here."""
 VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "math": "symbolic", "math_verify": "symbolic"}
 """Names of verifiers elsewhere, and the same verifier here."""
 
@@ -142,6 +144,11 @@ def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if "prompts_per_step" in given:
         raise ConfigError(f"rlvr.train got prompts_per_step and {words[0]}, which say the same; give one of them")
     return {name: value for name, value in given.items() if name not in words} | {"prompts_per_step": math.prod(sizes.values()) // group}
+
+
+def translate_env_name(env: Any) -> Any:
+    """Return the name of an environment as it is here; anything else is returned unchanged."""
+    return ENVS.get(env, env) if isinstance(env, str) else env
 
 
 def _are_names(value: Any) -> bool:

@@ -67,7 +67,7 @@ def find_python() -> tuple[str, list[str]]:
     return str(program), [*mounts, *(["--perms", "0755", "--tmpfs", str(packages)] if packages.is_dir() else [])]
 
 
-def has_user_ids() -> bool:
+def can_separate_user_ids() -> bool:
     """Return whether programs can have user ids of their own: as root, unless in a user namespace that maps only a few."""
     mapped = [int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text("ascii").splitlines()]
     return os.geteuid() == 0 and sum(mapped) > 1 << 31
@@ -89,7 +89,7 @@ def build_command(program: str, python: str, python_mounts: list[str]) -> list[s
     words += ["--symlink", "/proc/self/fd", "/dev/fd"]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         words += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
-    if has_user_ids():
+    if can_separate_user_ids():
         words += ["--cap-drop", "ALL", *itertools.chain.from_iterable(("--cap-add", f"CAP_{name}") for name in ROOT_CAPABILITIES)]
     else:
         words += ["--unshare-user", "--uid", INSIDE_USER_ID, "--gid", INSIDE_USER_ID, "--cap-add", "ALL"]
@@ -143,7 +143,7 @@ class NamespacedSupervisor(LocalSupervisorConnection):
     def __init__(self, disk_mb: int, *, serves_sessions: bool) -> None:
         if not (program := shutil.which(PROGRAM)):
             raise SandboxError(f"the bubblewrap sandbox needs the program `{PROGRAM}`, which is not installed; {INSTALL_HINT}")
-        is_root = has_user_ids()
+        is_root = can_separate_user_ids()
         if not is_root and _read_kernel_version() < OLDEST_KERNEL:
             raise SandboxError(
                 f"the bubblewrap sandbox needs Linux {'.'.join(map(str, OLDEST_KERNEL))} or newer unless it runs as root, and this is "

@@ -114,7 +114,7 @@ class DockerSandbox(Sandbox):
                 outcome, sound = container.run_program(program)
                 return outcome
             except ConnectionBroken as error:
-                if self._outage.wait_if_away(began):
+                if self._outage.wait_out_outage(began):
                     continue  # its container went with the engine; it has left nothing, and may run again
                 end = _explain_container_exit(container, error)
                 num_broken += 1
@@ -149,7 +149,7 @@ class DockerSandbox(Sandbox):
             try:
                 return self._start_container_now(image or self.image, settings or self._settings)
             except SandboxError as error:
-                if self._outage.wait_if_away(began):
+                if self._outage.wait_out_outage(began):
                     continue
                 num_lost += 1
                 if num_lost > 1 or not engine.is_connection_error(error):  # it may have been away for a moment

@@ -76,7 +76,7 @@ class PlainSupervisor(LocalSupervisorConnection):
             remove_folder(self._folder)
 
 
-def start_plain_supervisor(disk_mb: int, serves_sessions: bool) -> PlainSupervisor:
+def start_child_supervisor(disk_mb: int, serves_sessions: bool) -> PlainSupervisor:
     """Start a supervisor with namespaces of its own, or without where the kernel grants none."""
     with contextlib.suppress(ConnectionBroken):
         return PlainSupervisor(disk_mb, serves_sessions=serves_sessions, namespaces=True)
@@ -120,7 +120,7 @@ class ProcessSandbox(LocalSandbox):
                 "--set trusted=true for `rlvr check sandbox process`"
             )
         super().__init__(
-            start_plain_supervisor,
+            start_child_supervisor,
             processes=processes,
             memory_mb=memory_mb,
             disk_mb=disk_mb,

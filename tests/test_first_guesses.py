@@ -752,3 +752,8 @@ def test_a_batch_in_the_words_of_transformers_is_counted_in_prompts(monkeypatch:
         assert "must be a multiple of num_generations=8" in read_message(call)
     both = functools.partial(api.train, model="no-such-model", env="arithmetic", per_device_train_batch_size=8, prompts_per_step=1)
     assert "say the same; give one of them" in read_message(both)
+
+
+def test_math_is_the_environment_of_competition_mathematics() -> None:
+    assert resolve_run_inputs(model="m", env="math").config.env == {"name": "competition_math"}
+    assert "openai/gsm8k" not in (told := read_message(lambda: rlvr.make("math").reset(seed=0))) and "'arithmetic' needs no download" in told

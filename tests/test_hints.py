@@ -298,7 +298,7 @@ def test_the_keys_of_a_run_exist() -> None:
 def test_the_plugins_exist() -> None:
     names = {entry.name for kind in PLUGIN_KINDS for entry in list_entries(kind)}
     assert {word: plugin for word, plugin in hints.PLUGINS.items() if plugin not in names or word in names} == {}
-    assert hints.find_plugin("model_graded_qa", rlvr.list("verifier")) == "llm_judge"
+    assert hints.translate_plugin_name("model_graded_qa", rlvr.list("verifier")) == "llm_judge"
     assert set(hints.PLUGIN_WORDS.values()) == set(PLUGIN_KINDS)
 
 

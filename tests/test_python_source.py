@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlvr.python_source import parse_python
+from rlvr.python_source import parse_python_threadsafe
 
 SOURCE = Path(ast.__file__).read_text("utf-8")
 
@@ -41,7 +41,7 @@ def frequent_switches() -> Iterator[None]:
 def test_collections_in_the_middle_of_a_tree_disturb_no_thread() -> None:
     def parsed(_: int) -> str:
         Slow()
-        return ast.dump(parse_python(SOURCE))
+        return ast.dump(parse_python_threadsafe(SOURCE))
 
     right = ast.dump(ast.parse(SOURCE))
     with ThreadPoolExecutor(4) as pool:

@@ -19,10 +19,10 @@ MAX_CHARS = 2000
 """Maximum length in characters; a longer text is not a short answer and is returned unchanged."""
 
 
-def strip_markup(text: str) -> str:
+def strip_markdown_and_latex(text: str) -> str:
     """Strip Markdown and LaTeX markup from a text.
 
-    >>> strip_markup("The product is **280**."), strip_markup("2**3**4")
+    >>> strip_markdown_and_latex("The product is **280**."), strip_markdown_and_latex("2**3**4")
     ('The product is 280.', '2**3**4')
     """
     if len(text) > MAX_CHARS or not any(mark in text for mark in "*_`\\$"):

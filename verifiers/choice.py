@@ -10,7 +10,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._markup import strip_markdown_and_latex
 from rlvr.verifiers._unicode import normalize_unicode
 
 OPTION_LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -149,15 +149,15 @@ def _find_correct_labels(reference: Any, options: dict[str, str] | None, origina
 
 def _normalize(text: str) -> str:
     """Normalize the text of an option: Unicode form, markup, whitespace, quotes, case."""
-    return " ".join(normalize_unicode("NFKC", strip_markup(text)).split()).strip("\"'“”‘’ ").removesuffix(".").casefold()
+    return " ".join(normalize_unicode("NFKC", strip_markdown_and_latex(text)).split()).strip("\"'“”‘’ ").removesuffix(".").casefold()
 
 
 def _parse_named_labels(text: str, options: dict[str, str] | None, *, allow_multiple: bool) -> set[str] | None:
     """Return the labels that a declared answer names; None if it names none, or contains anything but options."""
-    text = strip_markup(text)
+    text = strip_markdown_and_latex(text)
     for pattern, _example in SURROUNDING_PATTERNS:
         whole = re.fullmatch(rf"\s*{pattern}\.?\s*", text, re.IGNORECASE | re.DOTALL)
-        text = strip_markup(whole[1]) if whole else text
+        text = strip_markdown_and_latex(whole[1]) if whole else text
     if (label := _match_option(text, options)) is not None:
         return {label}
     if not allow_multiple:

@@ -9,7 +9,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._markup import strip_markdown_and_latex
 from rlvr.verifiers._unicode import normalize_unicode
 
 
@@ -50,14 +50,14 @@ class Exact(Verifier):
         found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        said = strip_markup(found.text) if self.markdown else found.text
+        said = strip_markdown_and_latex(found.text) if self.markdown else found.text
         right = self._normalize(said) in {self._normalize(text) for text in allowed}
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
 
     @property
     def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
-        return (("without markup", strip_markup),)
+        return (("without markup", strip_markdown_and_latex),)
 
     def _normalize(self, text: str) -> str:
         text = normalize_unicode("NFC", text.strip())

@@ -22,7 +22,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._markup import strip_markdown_and_latex
 from rlvr.verifiers._scientific import is_scientific_notation
 
 INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
@@ -132,7 +132,7 @@ class Numeric(Verifier):
         found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        value = parse_number(strip_markup(found.text), percent_as_fraction=self.percent)
+        value = parse_number(strip_markdown_and_latex(found.text), percent_as_fraction=self.percent)
         if value is None and found.reason in SENTENCE_REASONS:
             value = parse_statement(found.text, percent_as_fraction=self.percent)
         if value is None:
@@ -185,7 +185,7 @@ def parse_number(value: Any, *, percent_as_fraction: bool = False) -> Fraction |
 
 def _has_undone_power(text: str) -> bool:
     """Whether the numeral at the end of a text has a power of ten that comes out even: 250e-1 is a division, 28e1 is a numeral."""
-    found = POWER_OF_TEN.search(strip_markup(text))
+    found = POWER_OF_TEN.search(strip_markdown_and_latex(text))
     return found is not None and int(found[2]) < 0 and not is_scientific_notation(Fraction(found[1].replace(",", "")), int(found[2]))
 
 
@@ -195,7 +195,7 @@ def parse_statement(text: str, *, percent_as_fraction: bool = False) -> Fraction
     >>> parse_statement("The product is **280**."), parse_statement("35*8 = 280"), parse_statement("It is not 280"), parse_statement("281 = 280")
     (Fraction(280, 1), Fraction(280, 1), None, None)
     """
-    text = strip_markup(text)
+    text = strip_markdown_and_latex(text)
     if len(text) > MAX_NUMERAL_CHARS:
         return None
     for pattern, becomes, _why, _example in WORD_RULES:

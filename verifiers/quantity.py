@@ -11,7 +11,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._markup import strip_markdown_and_latex
 from rlvr.verifiers._units import Dimensions, parse_unit
 
 LATEX_RULES: tuple[tuple[str, str, str], ...] = (
@@ -123,7 +123,7 @@ def parse_quantity(text: str) -> ParsedQuantity | None:
     >>> parse_quantity("3 min").in_base_units, parse_quantity("3")
     (Fraction(180, 1), None)
     """
-    text = strip_markup(text)
+    text = strip_markdown_and_latex(text)
     if len(text) > MAX_QUANTITY_CHARS:
         return None
     for pattern, becomes, _example in LATEX_RULES:

@@ -11,7 +11,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._markup import strip_markdown_and_latex
 from rlvr.verifiers._unicode import normalize_unicode
 
 LIST_SEPARATOR = re.compile(r"\s*(?:[,;\n]|\s/\s|(?<=\w)/(?=[A-Z])|\s(?:and|&|or)\s)\s*")
@@ -87,7 +87,7 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("The St. John's, “Beyoncé”"), normalize_answer("vitamin A"), normalize_answer("C++")
     ('st johns beyonce', 'vitamin a', 'c++')
     """
-    plain = strip_markup(normalize_unicode("NFKC", text))
+    plain = strip_markdown_and_latex(normalize_unicode("NFKC", text))
     short = _strip_accents(plain)
     for pattern, becomes, _why, _example in NORMALIZATION_RULES:
         short = re.sub(pattern, becomes, short, flags=re.IGNORECASE)

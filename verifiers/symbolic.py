@@ -28,8 +28,8 @@ from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
 from rlvr.verifiers.math.compare.question_forms import explain_option_conflict, order_named_values, take_value_after_formula
 from rlvr.verifiers.math.compare.question_units import (
-    drop_requested_difference,
-    drop_requested_multiple,
+    drop_requested_comparison_word,
+    drop_requested_multiplier_word,
     explain_unit_conflict,
 )
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
@@ -37,7 +37,7 @@ from rlvr.verifiers.math.compare.worked_out import explain_open_step
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op, list_nodes
-from rlvr.verifiers.math.parsing.units import explain_unit_label
+from rlvr.verifiers.math.parsing.units import describe_unit_reading
 from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathConventions
 from rlvr.verifiers.math.values.algebra_pool import AlgebraPool
 from rlvr.verifiers.math.values.cost import reset_budget
@@ -155,7 +155,7 @@ class Symbolic(Verifier):
             try:
                 yield f"{name}, as a tree", format_tree_indented(tree := parse_answer(text))
                 yield from (
-                    (f"{name}, unit", explain_unit_label(label))
+                    (f"{name}, unit", describe_unit_reading(label))
                     for label in dict.fromkeys(node[2] for node in list_nodes(tree) if node[0] == "unit")
                 )
             except (ParseError, LimitExceeded) as error:
@@ -318,8 +318,8 @@ class Symbolic(Verifier):
 def _iter_question_readings(gold: str, answer: str, prompt: str) -> Iterator[str]:
     """List other readings of an answer that its question allows."""
     for reading in (
-        drop_requested_multiple(gold, answer, prompt),
-        drop_requested_difference(answer, prompt),
+        drop_requested_multiplier_word(gold, answer, prompt),
+        drop_requested_comparison_word(answer, prompt),
         take_value_after_formula(answer, prompt),
     ):
         if reading:

@@ -14,7 +14,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.errors import ConfigError, reject_non_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
-from rlvr.verifiers._markup import strip_markup
+from rlvr.verifiers._markup import strip_markdown_and_latex
 
 Rows = list[list[str]]
 MAX_CELLS = 100_000
@@ -196,12 +196,12 @@ def _align_rows(mine: Rows, gold: Rows, cells_equal: Any) -> tuple[Rows, Rows]:
 
 
 def _parse_number(text: str) -> Fraction | None:
-    text = strip_markup(text) if len(text) <= 100 else ""
+    text = strip_markdown_and_latex(text) if len(text) <= 100 else ""
     return Fraction(text.replace(",", "")) if NUMBER.fullmatch(text) else None
 
 
 def _normalize_cell(text: str) -> str:
-    return " ".join(strip_markup(text).split()).casefold()
+    return " ".join(strip_markdown_and_latex(text).split()).casefold()
 
 
 make = Table

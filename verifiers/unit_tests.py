@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier, VerifierExample
 from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
 from rlvr.extraction import extract_answer
-from rlvr.python_source import parse_python
+from rlvr.python_source import parse_python_threadsafe
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code, insert_prelude
 from rlvr.verifiers.code.compare_text import is_same_text
@@ -290,7 +290,7 @@ def _join_sources(*module_names: str) -> str:
     for name in module_names:
         text = (CODE_DIR / f"{name}.py").read_text("utf-8")
         lines = text.split("\n")
-        for node in parse_python(text).body:
+        for node in parse_python_threadsafe(text).body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("rlvr.", "__future__")):
                 lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
         joined += lines

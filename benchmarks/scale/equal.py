@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for count in [0, *args.rollout_workers]:
             out = Path(folder, f"rollout_workers-{count}")
-            overrides = [*(WHOLE if args.whole else SMALL), "cluster={max_restarts: 50}", *args.set]
+            overrides = [*(WHOLE if args.whole else SMALL), "cluster={max_restarts_per_worker: 50}", *args.set]
             asked = {"recipe": args.recipe, "overrides": overrides, "rollout_workers": count, "out": str(out), "resume": False, **harm}
             told = run(asked, args.driver_kills if count else 0, args.limit_s)
             found = digest(out)

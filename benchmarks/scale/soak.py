@@ -84,7 +84,7 @@ def child(args: Mapping[str, Any]) -> None:
     from rlvr.config.config import validate_config
 
     verifier = {**RUN["env"]["verifier"], "seconds": args["slow_s"]}
-    settings = {"rollout_workers": args["rollout_workers"], "max_restarts": 100_000}
+    settings = {"rollout_workers": args["rollout_workers"], "max_restarts_per_worker": 100_000}
     steps = {"train": {**RUN["train"], "steps": args["steps"]}}
     train(validate_config(RUN | steps | {"env": {**RUN["env"], "verifier": verifier}, "cluster": settings}, "soak"), out=args["out"])
 

@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from rlvr.envs.external import _foreign_worker as _hosted
 from rlvr.envs.external._foreign_worker import KILL_ORDER, OPEN_ORDER, ORDER_STRUCT
-from rlvr.errors import ConfigError, MissingExtra, PluginError, RlvrError
+from rlvr.errors import ConfigError, MissingExtra, PluginLoadError, RlvrError
 from rlvr.registry.plugins import PACKAGE_FOLDER
 
 IMPORT_TIMEOUT_S = 120.0
@@ -143,7 +143,7 @@ class ForeignHost:
             call_timeout_s: timeout of one call.
             python: the interpreter of another environment, which has the package and need not have rlvr. The module is then run from its
                 file, so it may import the standard library, the package, and this package's `_foreign_worker`.
-            prepare_args: arguments of the target's `import_and_get_version`, which loads shared data once, before the instances are forked.
+            prepare_args: arguments of the target's `import_and_describe`, which loads shared data once, before the instances are forked.
         """
         self.target, self.extra, self.call_timeout_s, self.python, self.prepare_args = (
             target,
@@ -153,7 +153,7 @@ class ForeignHost:
             dict(prepare_args or {}),
         )
         self.package_info: Any = None
-        """The result of the target's `import_and_get_version`, such as the version of the package."""
+        """The result of the target's `import_and_describe`, such as the version of the package."""
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -254,7 +254,9 @@ class ForeignHost:
             self._stop()
             if hello.get("missing"):
                 raise self.make_missing_error(hello["missing"])
-            raise PluginError(f"{self.target} cannot be imported: {hello['raised']}: {hello['why']}; try another version of the package")
+            raise PluginLoadError(
+                f"{self.target} cannot be imported: {hello['raised']}: {hello['why']}; try another version of the package"
+            )
         near.settimeout(None)
         self.package_info = hello["ok"]
 
@@ -267,7 +269,7 @@ class ForeignHost:
         module, _, name = self.target.partition(":")
         spec = importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
-            raise PluginError(f"the module {module!r} has no file")
+            raise PluginLoadError(f"the module {module!r} has no file")
         own = PACKAGE_FOLDER.parent  # it holds folders named verifiers and envs, which would hide packages of these names
         paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and Path(path).resolve() != own]
         return [self.python, "-P", _hosted.__file__, f"{spec.origin}:{name}"], os.pathsep.join(paths)

@@ -220,13 +220,15 @@ def make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
     >>> make_tool_spec({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
     {'x': {'type': 'number'}}
     """
-    return ToolSpec(make_tool_name(function["name"]), function["description"], {"required": [], **convert_schema(function["parameters"])})
+    return ToolSpec(
+        make_tool_name(function["name"]), function["description"], {"required": [], **convert_bfcl_schema(function["parameters"])}
+    )
 
 
-def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
+def convert_bfcl_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a schema of the data, keeping only the keywords that are checked here.
 
-    >>> convert_schema({"type": "any", "description": "x", "default": 1}), convert_schema({"type": "tuple", "items": {"type": "float"}})
+    >>> convert_bfcl_schema({"type": "any", "description": "x", "default": 1}), convert_bfcl_schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})
     """
     kind = str(source.get("type", "")).lower()
@@ -234,11 +236,11 @@ def convert_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"type": kind} if kind in KNOWN_JSON_TYPES else {}
     found |= {name: source[name] for name in ("description", "enum") if name in source}
     if kind == "object" and isinstance(source.get("properties"), Mapping):
-        found["properties"] = {name: convert_schema(of) for name, of in source["properties"].items()}
+        found["properties"] = {name: convert_bfcl_schema(of) for name, of in source["properties"].items()}
         if isinstance(source.get("required"), list):
             found["required"] = [name for name in source["required"] if name in found["properties"]]
     if kind == "array" and isinstance(source.get("items"), Mapping):
-        found["items"] = convert_schema(source["items"])
+        found["items"] = convert_bfcl_schema(source["items"])
     return found
 
 

@@ -21,7 +21,7 @@ from rlvr.cli.settings import find_config_key
 from rlvr.config.config import RunConfig, find_recipes, validate_config
 from rlvr.config.data_source import HUB_PREFIX, is_data_source
 from rlvr.config.overrides import apply_overrides
-from rlvr.conformance.gold_check import check_references
+from rlvr.conformance.gold_check import find_unreadable_references
 from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
 from rlvr.synonyms import VERIFIERS
@@ -112,8 +112,8 @@ def prepare_data_run(
         found = {key: value for key, value in getattr(environment, "guessed_columns", {}).items() if key not in (asked or {})}
         env |= found
         console = screen.make_stderr_console()
-        checked = check_references(environment)
-        checked.raise_if_useless()
+        checked = find_unreadable_references(environment)
+        checked.raise_if_none_readable()
         if checked.problems:
             console.print(Text(checked.describe(MAX_LISTED_GOLDS), style="yellow"), soft_wrap=True)
     recipe = apply_overrides(make_recipe(env, model, detect_machine_kind()), overrides)
@@ -183,7 +183,7 @@ def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, forc
         print(f"{text}\nwritten to {place}; start with: rlvr train {place}")
 
 
-def report_finished_data_run(folder: Path, console: Console) -> None:
+def write_page_and_print_next_steps(folder: Path, console: Console) -> None:
     """Write the page of a finished run on a data file, and print the next commands."""
     from rlvr.viewer.view import write_page
 

@@ -14,7 +14,7 @@ from rlvr.cli.similar import find_similar
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.errors import ConfigError, NotFound, format_suggestion
-from rlvr.hints import find_plugin
+from rlvr.hints import translate_plugin_name
 from rlvr.plugin_files import FILE_PLUGIN_PATTERN
 from rlvr.registry.plugins import (
     PACKAGE_FOLDER,
@@ -145,7 +145,7 @@ def find_kind(command: str, name: str) -> str:
         meant = " or ".join(f"`rlvr {command} {kind} {name}`" for kind in kinds)
         raise ConfigError(f"{name!r} is the name of {len(kinds)} plugins of different kinds; write {meant}")
     known = {word for of_kind in names.values() for word in of_kind} | {*_list_kind_words(), CONFIG_KIND}
-    near = find_plugin(name, known) or find_similar(name, known)
+    near = translate_plugin_name(name, known) or find_similar(name, known)
     hint = f"did you mean {near!r}?" if near else f"the kinds are {', '.join([*_list_kind_words(), CONFIG_KIND])};"
     raise NotFound(f"there is neither a kind nor a plugin {name!r}; {hint} `rlvr list` shows all")
 

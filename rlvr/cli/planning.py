@@ -23,7 +23,7 @@ def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: 
         import torch
 
         from rlvr.models.device import resolve_device
-        from rlvr.models.memory_plan import estimate_sampling_bytes, plan_memory, suggest_savings
+        from rlvr.models.memory_plan import estimate_bytes_while_sampling, plan_memory, suggest_savings
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
     device = resolve_device() if memory_gb is None else torch.device("cuda")
@@ -36,7 +36,7 @@ def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: 
         frozen_models=build_from_config("algorithm", config.algorithm).traits.scoring_models,
     )
     total, usable = sum(part.bytes for part in parts), 0.9 * room  # 10 % for fragmentation, the libraries and errors of the estimate
-    sampling = estimate_sampling_bytes(config, parts, room) if device.type == "cuda" else 0.0
+    sampling = estimate_bytes_while_sampling(config, parts, room) if device.type == "cuda" else 0.0
     fits = max(total, sampling) <= usable
     words = f"{total / 1e9:.2f} GB of {room / 1e9:.0f} GB: " + ("it fits" if fits else f"it does not fit; {suggest_savings(parts, config)}")
     if total <= usable < sampling:

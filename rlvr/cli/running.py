@@ -60,16 +60,16 @@ def train_run(
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
     if on_data:
-        starting.report_finished_data_run(Path(report.run), console)
+        starting.write_page_and_print_next_steps(Path(report.run), console)
     if json:
         screen.print_json(report.to_dict())
 
 
-def replay_run(run: Path, *, json: bool) -> int:
+def replay_recorded_episodes(run: Path, *, json: bool) -> int:
     """Step the recorded episodes through the environment again; returns 1 if any differs."""
-    from rlvr.rollout.replay import replay_run
+    from rlvr.rollout.replay import replay_recorded_episodes
 
-    report = replay_run(run)
+    report = replay_recorded_episodes(run)
     if json:
         screen.print_json(report.to_dict())
     else:

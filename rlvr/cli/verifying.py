@@ -25,7 +25,7 @@ from rlvr.hints import ANSWER_COLUMNS, QUESTION_COLUMNS, REFERENCE_COLUMNS, SOLU
 from rlvr.mdp.sessions import verify_answer_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build
-from rlvr.rollout.hang_watchdog import abort_on_hang
+from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
 from rlvr.runs.progress import ProgressReporter
 from rlvr.task import Task, Verdict
 
@@ -104,7 +104,7 @@ def verify_in_order(
     waiting: deque[tuple[dict[str, Any], Future[Verdict]]] = deque()
     judges = DaemonThreadExecutor(workers)
     try:
-        with abort_on_hang(BLOCKED_TIMEOUT_S):
+        with abort_on_blocked_interpreter(BLOCKED_TIMEOUT_S):
             for row in rows:
                 waiting.append((row, judges.submit(verify, row)))
                 while waiting and (len(waiting) >= workers * MAX_QUEUED_PER_WORKER or waiting[0][1].done()):

@@ -21,8 +21,8 @@ from rlvr.cluster.checks.comparison import (
     describe_difference,
     get_compared_fields,
     is_audit_name,
-    is_comparable,
     make_audit_name,
+    must_be_equal,
 )
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.cluster_metrics import ClusterMetrics
@@ -44,7 +44,7 @@ from rlvr.cluster.work_scheduler import WorkScheduler
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode
-from rlvr.errors import ClusterWorkersLost, RlvrError, SamplerError
+from rlvr.errors import AllClusterWorkersLost, RlvrError, SamplerError
 from rlvr.rollout.episode_encoding import CorruptData, EncodedEpisodes, decode_episodes
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
@@ -246,7 +246,7 @@ class Driver:
             if second == first:
                 continue  # the same worker sampled both, or one of the two failed
             both = batch.episodes[name], audit.episodes[make_audit_name(name)]
-            pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if is_comparable(*pair)}
+            pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if must_be_equal(*pair)}
             if not pairs:
                 continue
             self.metrics.add_count("audited_tasks")
@@ -279,8 +279,8 @@ class Driver:
                 WorkerLost(worker, f"it was not ready after {self.settings.startup_timeout_s:g} s (cluster.startup_timeout_s)")
             )
         if not self.scheduler.num_workers and not self._start_deadlines:
-            raise ClusterWorkersLost(
-                f"no rollout worker is left: each was started {self.settings.max_restarts + 1} times; the last one was lost: {self._last_loss}; "
+            raise AllClusterWorkersLost(
+                f"no rollout worker is left: each was started {self.settings.max_restarts_per_worker + 1} times; the last one was lost: {self._last_loss}; "
                 "fix the cause, then continue with --resume (an evaluation: with the same command)"
             )
 
@@ -331,7 +331,7 @@ class Driver:
     def _replace_worker(self, worker: str, why: str, *, is_permanent: bool = False) -> None:
         """End the process of a lost worker, log what is known of it, and restart it if restarts are left."""
         slot = int(worker[1:].split(".")[0])
-        left = 0 if is_permanent else self.settings.max_restarts + 1 - self._num_starts[slot]
+        left = 0 if is_permanent else self.settings.max_restarts_per_worker + 1 - self._num_starts[slot]
         about = self.transport.describe_worker(worker)
         unit = self._current_groups.pop(worker)
         self.event_log.add("lost", collector=worker, why=why, unit=unit, again=left > 0, **about)

@@ -38,7 +38,7 @@ def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, floa
         _reserve(left, needs, count)
 
 
-def describe_no_capacity(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
+def explain_unplaced_worker(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
     """Explain why a rollout worker was not placed: other processes use the machines, or they are too slow."""
     needs = list_required_processes(settings)[0][2]
     there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
@@ -57,7 +57,7 @@ def list_required_processes(settings: ClusterConfig) -> list[tuple[str, int, dic
     rollout_workers = {
         name: amount for name, amount in (("CPU", settings.cpus_per_rollout_worker), ("GPU", settings.gpus_per_rollout_worker)) if amount
     }
-    judges = {"CPU": settings.verifier_cpus} if settings.verifier_cpus else {}
+    judges = {"CPU": settings.cpus_per_verifier_worker} if settings.cpus_per_verifier_worker else {}
     return [("rollout_workers", settings.rollout_workers, rollout_workers), ("verifier_workers", settings.verifier_workers, judges)]
 
 
@@ -130,7 +130,7 @@ def install_sigterm_handler(previous_handler: Any) -> None:
         signal(SIGTERM, _exit_on_sigterm if previous_handler in (SIG_DFL, None) else previous_handler)
 
 
-def restore_sigterm_handler() -> None:
+def restore_default_sigterm_handler() -> None:
     """Restore the default handler of SIGTERM."""
     if current_thread() is main_thread() and getsignal(SIGTERM) is _exit_on_sigterm:
         signal(SIGTERM, SIG_DFL)

@@ -32,12 +32,12 @@ from rlvr.cluster.machines import (
     change_to_driver_folder,
     check_capacity,
     check_location,
-    describe_no_capacity,
     describe_process,
     end_actor,
+    explain_unplaced_worker,
     get_pid_namespace_id,
     install_sigterm_handler,
-    restore_sigterm_handler,
+    restore_default_sigterm_handler,
 )
 from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
@@ -207,7 +207,7 @@ class RayTransport:
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Return the events since the last call. A worker that misses too many heartbeats is lost."""
-        if self.verifier_workers is not None and self.verifier_workers.refresh_workers():
+        if self.verifier_workers is not None and self.verifier_workers.restart_lost_workers():
             self._announce_verifier_workers()
         events = self._check_heartbeats(time.monotonic())
         if not self._calls:
@@ -280,7 +280,7 @@ class RayTransport:
                 lost.append(
                     WorkerLost(
                         worker,
-                        describe_no_capacity(self.settings, self.ray.cluster_resources(), self.ray.available_resources()),
+                        explain_unplaced_worker(self.settings, self.ray.cluster_resources(), self.ray.available_resources()),
                         may_be_cause=False,
                         is_permanent=not self._has_started,
                     )
@@ -325,7 +325,7 @@ class RayTransport:
         self._weight_history = WeightHistory()
         if self._owns_cluster:
             self.ray.shutdown()
-            restore_sigterm_handler()
+            restore_default_sigterm_handler()
 
 
 def check_task_result(value: object) -> tuple[bytes, float]:
@@ -395,7 +395,7 @@ def connect_ray(settings: ClusterConfig, weight_bytes: int = 0) -> tuple[Any, bo
         mine["object_store_memory"] = choose_object_store_bytes(weight_bytes, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         if (read := sys.modules.get("ray._raylet")) is not None:
             read.Config.initialize("")  # Ray may already have read the mode, on import
-        asked = settings.rollout_workers * settings.cpus_per_rollout_worker + settings.verifier_workers * settings.verifier_cpus
+        asked = settings.rollout_workers * settings.cpus_per_rollout_worker + settings.verifier_workers * settings.cpus_per_verifier_worker
         mine["num_cpus"] = max(os.cpu_count() or 1, math.ceil(asked))
     check_port_open(settings.address)
     before = getsignal(SIGTERM)

@@ -26,7 +26,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Request, Sampler, SamplingParams, Weights
 from rlvr.episode import Episode
-from rlvr.errors import ClusterWorkersLost, ConfigError, SamplerError
+from rlvr.errors import AllClusterWorkersLost, ConfigError, SamplerError
 from rlvr.models.device import get_trainer_precision
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.rollout.timing import RolloutTiming
@@ -56,7 +56,7 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
     while True:
         try:
             return train_here(config, out=folder, resume=resume, component_builder=builder, **train_kwargs)
-        except ClusterWorkersLost as error:
+        except AllClusterWorkersLost as error:
             if times == resumes:
                 raise
             why = str(error)

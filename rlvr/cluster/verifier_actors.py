@@ -20,7 +20,7 @@ from rlvr.cluster.machines import change_to_driver_folder, check_location, descr
 from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeStart
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
-from rlvr.errors import ClusterWorkersLost, RlvrError
+from rlvr.errors import AllClusterWorkersLost, RlvrError
 from rlvr.task import Task, Verdict
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class _WorkerSlot:
 
 
 class VerifierActorPool:
-    """Starts the verifier workers of a run as Ray actors, and restarts lost ones. The driver must call `refresh_workers` regularly,
+    """Starts the verifier workers of a run as Ray actors, and restarts lost ones. The driver must call `restart_lost_workers` regularly,
     which never blocks.
     """
 
@@ -108,8 +108,8 @@ class VerifierActorPool:
         """The share of the threads of all workers that were busy before the last heartbeats."""
         return sum(slot.busy_fraction for slot in self.slots if slot.location is not None) / max(len(self.slots), 1)
 
-    def refresh_workers(self) -> bool:
-        """Check all workers, restart lost ones, and return whether the ready ones changed. ClusterWorkersLost if none is left."""
+    def restart_lost_workers(self) -> bool:
+        """Check all workers, restart lost ones, and return whether the ready ones changed. AllClusterWorkersLost if none is left."""
         before, now = set(self.ready_actors), time.monotonic()
         if (
             now - self._last_checked > (self.max_missed - 1) * self.heartbeat_interval_s
@@ -129,8 +129,8 @@ class VerifierActorPool:
             elif slot.location is not None and slot.heartbeat_call is None and now - slot.last_change >= self.heartbeat_interval_s:
                 slot.heartbeat_call, slot.last_change = slot.actor.report_busy_fraction.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
-            raise ClusterWorkersLost(
-                f"no verifier worker is left: each was started {self.settings.max_restarts + 1} times; "
+            raise AllClusterWorkersLost(
+                f"no verifier worker is left: each was started {self.settings.max_restarts_per_worker + 1} times; "
                 "fix the cause, then continue with --resume"
             )
         return set(self.ready_actors) != before
@@ -164,7 +164,7 @@ class VerifierActorPool:
         slot.start_call, slot.heartbeat_call, slot.last_change, self._has_started = None, None, now, True
 
     def _handle_loss(self, slot: _WorkerSlot, why: str) -> None:
-        left = self.settings.max_restarts + 1 - slot.num_starts
+        left = self.settings.max_restarts_per_worker + 1 - slot.num_starts
         what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
         logger.warning("verifier worker %s is lost: %s; %s", slot.name, why, what)
         self.num_lost += 1
@@ -175,7 +175,7 @@ class VerifierActorPool:
     def _start_worker(self, slot: _WorkerSlot) -> None:
         slot.num_starts += 1
         asked = {
-            "num_cpus": self.settings.verifier_cpus,
+            "num_cpus": self.settings.cpus_per_verifier_worker,
             "num_gpus": 0,
             "scheduling_strategy": "SPREAD",
             "max_concurrency": MAX_CONCURRENT_CALLS,

@@ -33,7 +33,7 @@ class ClusterConfig(Section):
     """The number of GPUs that Ray reserves for each rollout worker."""
     verifier_workers: int = Field(default=0, ge=0, le=10_000)
     """The number of verification processes, placed by Ray; 0: each rollout worker verifies its own samples."""
-    verifier_cpus: float = Field(
+    cpus_per_verifier_worker: float = Field(
         default=1.0, ge=0
     )  # CPUs per verifier worker, which runs rollout.max_concurrent_calls verifications at once
     groups_per_task: int | None = Field(default=None, ge=1)
@@ -41,7 +41,7 @@ class ClusterConfig(Section):
     if a rollout worker fails. Unset: 1, or groups of 64 completions together for an engine such as vLLM, which samples many at a time."""
     backup_task_fraction: float = Field(default=0.0, ge=0, le=1)
     """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
-    max_restarts: int = Field(default=5, ge=0)
+    max_restarts_per_worker: int = Field(default=5, ge=0)
     """The maximum number of restarts of each rollout worker; after that the run continues with fewer workers."""
     max_resumes_after_worker_loss: int = Field(default=0, ge=0)
     """How often a run whose rollout workers all failed resumes from its newest checkpoint, after a pause that doubles each time.
@@ -71,7 +71,7 @@ class ClusterConfig(Section):
             raise ValueError(f"it is {address!r}; allowed: local, auto, or HOST:PORT as `ray start --head` prints it (not ray://)")
         return address
 
-    @field_validator("cpus_per_rollout_worker", "gpus_per_rollout_worker", "verifier_cpus")
+    @field_validator("cpus_per_rollout_worker", "gpus_per_rollout_worker", "cpus_per_verifier_worker")
     @classmethod
     def _check_resource_amount(cls, amount: float, about: ValidationInfo) -> float:
         if abs(amount * CPU_PARTS - round(amount * CPU_PARTS)) > 1e-6:

@@ -19,7 +19,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.frozen_model import FrozenModelConfig
 from rlvr.config.health import HealthConfig
 from rlvr.config.hub import check_remote_code, resolve_model_folder
-from rlvr.config.overrides import apply_overrides, drop_keys_replaced_by_data_run, parse_exponents
+from rlvr.config.overrides import apply_overrides, drop_env_and_model_for_data_run, parse_exponents
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.section import Section, normalize_plugin, validate_section
 from rlvr.config.training import TrainConfig
@@ -114,16 +114,16 @@ class SFTWarmupConfig(Section):
     """Stop the warmup early once this accuracy on training tasks is reached."""
 
 
-class DataConfig(Section):
+class StoredDataConfig(Section):
     """Train on stored data instead of sampling: the episodes of an earlier run, or gold solutions (`{}`).
 
-    >>> DataConfig(run="runs/quickstart").held_out_pair_fraction
+    >>> StoredDataConfig(run="runs/quickstart").held_out_task_fraction
     0.1
     """
 
     run: str | None = None
     """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
-    held_out_pair_fraction: float = Field(default=0.1, ge=0, lt=1)
+    held_out_task_fraction: float = Field(default=0.1, ge=0, lt=1)
     """For a reward model: the fraction of tasks whose pairs are held out for evaluation."""
 
 
@@ -190,7 +190,7 @@ class RunConfig(Section):
     """
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     cluster: ClusterConfig | None = None  # sample on other machines, with Ray
-    data: DataConfig | None = None
+    data: StoredDataConfig | None = None
     reward_model_training: RewardModelConfig | None = None
     algorithm: dict[str, Any] = Field(default_factory=lambda: {"name": "grpo"})
     """The algorithm: a name, or {name: ..., setting: value}; `rlvr list algorithms` shows the names."""
@@ -267,7 +267,7 @@ def find_recipes() -> dict[str, Path]:
 
 def load_config(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, and check the result."""
-    recipe = drop_keys_replaced_by_data_run(read_recipe(name), overrides) if (name := str(target)) in find_recipes() else read_recipe(name)
+    recipe = drop_env_and_model_for_data_run(read_recipe(name), overrides) if (name := str(target)) in find_recipes() else read_recipe(name)
     return validate_config(_fill_from_data_run(apply_overrides(recipe, overrides)), name)
 
 

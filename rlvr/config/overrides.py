@@ -41,10 +41,10 @@ def parse_value(text: str) -> Any:
     return text.strip() if TEMPLATE_PATTERN.fullmatch(text.strip()) else yaml.safe_load(text)
 
 
-def drop_keys_replaced_by_data_run(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def drop_env_and_model_for_data_run(recipe: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Drop a recipe's example environment, tokenizer and model, if the overrides set `data.run`, which provides them.
 
-    >>> drop_keys_replaced_by_data_run({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
+    >>> drop_env_and_model_for_data_run({"env": {"name": "arithmetic"}, "train": {"steps": 1}}, ["data.run=runs/a"])
     {'train': {'steps': 1}, 'rollout': {}}
     """
     data = apply_overrides({}, overrides).get("data")

@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, describe_first_problem
 from rlvr.contracts.algorithm import DIFFERENTIABLE_INPUTS, SAMPLE_TOKEN_STATS, Algorithm, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
@@ -51,7 +51,7 @@ def make_episode(tokens: Sequence[int], reward: float | None, group: str = "g", 
     return Episode(group, group, [9, *tokens], acted, [0.0] * (n + 1), rewards, StopReason.TERMINATED, verdict=verdict, meta=meta)
 
 
-def make_mixed_groups() -> list[list[Episode]]:
+def make_irregular_groups() -> list[list[Episode]]:
     """Make two groups of answers of several lengths; in the second group one answer has two turns and one has no score."""
     first_ = [make_episode([1, 2, 3], 1.0), make_episode([1, 2], 0.0), make_episode([3] * MAX_ANSWER_TOKENS, 0.5), make_episode([2], 0.0)]
     acted = [False, True, True, False, True]
@@ -97,7 +97,7 @@ class _AlgorithmChecks:
         return algorithm.compute_advantages(groups, TokenStats(**needs))
 
     def make_groups(self) -> list[list[Episode]]:
-        groups = make_mixed_groups()
+        groups = make_irregular_groups()
         return (
             [[*group, make_episode([1], 0.25, group[0].group, greedy=True)] for group in groups]
             if self.algorithm.traits.needs_greedy_sample
@@ -117,7 +117,7 @@ class _AlgorithmChecks:
             return ""
 
         pairs = zip(groups, self.compute_advantages(groups), strict=True)
-        return summarize_problems(wrong(e, row) for group, rows in pairs for e, row in zip(group, rows, strict=True))
+        return describe_first_problem(wrong(e, row) for group, rows in pairs for e, row in zip(group, rows, strict=True))
 
     # ---- the gradient ------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,9 @@ class _AlgorithmChecks:
         leaves = [torch.full((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
         columns = {"advantages": torch.tensor([x for _, a in rows for x in a], dtype=torch.float64)}
         columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - logprob_shift
-        columns["batch_stats"] = algorithm.compute_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
+        columns["batch_stats"] = (
+            algorithm.compute_token_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
+        )
         total: Any = torch.zeros((), dtype=torch.float64)
         starts = [0, *itertools.accumulate(len(leaf) for leaf in leaves)]
         for part in [[k] for k in range(len(rows))] if one_row_per_micro_batch else [list(range(len(rows)))]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from rlvr.conformance.plugin_location import find_plugin_location
 from rlvr.contracts import Plugin
-from rlvr.errors import PluginError, RlvrError
+from rlvr.errors import PluginLoadError, RlvrError
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
-from rlvr.rollout.hang_watchdog import abort_on_hang
+from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
 from rlvr.task import Fault, Verdict
 
 CHECK_TIMEOUT_S = 600.0
@@ -65,7 +65,7 @@ def run_checks(checks: Steps) -> Iterator[CheckResult]:
             step = next(checks)
         except StopIteration:
             return
-        except PluginError as error:
+        except PluginLoadError as error:
             yield CheckResult("it can be built", False, str(error))
             return
         except RlvrError:
@@ -84,7 +84,7 @@ def _run_check(name: str, check: Callable[[], str]) -> CheckResult | None:
     """Run one check in a thread; None if it did not finish in time (the thread is then abandoned)."""
     judges = DaemonThreadExecutor(1)
     try:
-        with abort_on_hang(BLOCKED_TIMEOUT_S):
+        with abort_on_blocked_interpreter(BLOCKED_TIMEOUT_S):
             looked = judges.submit(check)
             if not wait([looked], CHECK_TIMEOUT_S).done:
                 return None
@@ -106,10 +106,10 @@ def _format_exception(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {said}" + (f" ({place})" if place else "")
 
 
-def summarize_problems(problems: Iterator[str]) -> str:
+def describe_first_problem(problems: Iterator[str]) -> str:
     """Return the first problem, and how many more there are; "" without problems.
 
-    >>> summarize_problems(iter(["", "a is wrong", "b is wrong"]))
+    >>> describe_first_problem(iter(["", "a is wrong", "b is wrong"]))
     'a is wrong; and 1 more'
     """
     found = [text for text in problems if text]

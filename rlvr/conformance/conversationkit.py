@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlvr.chat.dialects.dialect import RawCall, validate_call
-from rlvr.conformance.check_runner import CheckSkipped, Steps, format_verdict, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, describe_first_problem, format_verdict
 from rlvr.conformance.hostile_player import play_hostile_conversations
 from rlvr.conformance.toolkit import iter_bad_arguments
 from rlvr.contracts import Environment, StepResult
@@ -161,7 +161,7 @@ class _ConversationChecks:
                 other.session_handle.close()
             if wrong := _describe_difference(task, alone, one) or _describe_difference(task, alone, other):
                 return wrong
-            return summarize_problems(
+            return describe_first_problem(
                 "" if verdict.score == 1.0 else f"{task.id}: with another one open it {format_verdict(verdict)}" for verdict in verdicts
             )
 
@@ -222,7 +222,7 @@ class _ConversationChecks:
     def check_hostile_player(self) -> str:
         """Play turns that a policy may write to lose its score."""
         tasks = list(self._iter_tasks(1))[:1]
-        return summarize_problems(
+        return describe_first_problem(
             play.problem and f"{task.id}: {play.problem}" for task in tasks for play in play_hostile_conversations(self.env, task)
         )
 
@@ -231,7 +231,7 @@ class _ConversationChecks:
         scripts = [self._get_right_turns(task) for task in tasks]
         if any(script is None for script in scripts):
             raise CheckSkipped("it has no oracle turns; write `oracle_turns(task)` if the turns of a right conversation can be known")
-        return summarize_problems(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
+        return describe_first_problem(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
 
     def _get_right_turns(self, task: Task) -> Sequence[Said] | None:
         """Return the oracle turns; without tools, a gold answer at the first turn will do."""

@@ -20,12 +20,12 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, format_verdict, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, describe_first_problem, format_verdict
 from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_verifier, iter_conversation_checks, play_conversation
-from rlvr.conformance.gold_check import check_references
+from rlvr.conformance.gold_check import find_unreadable_references
 from rlvr.conformance.hostile_player import SLOW_OPENING_S
 from rlvr.conformance.subprocess_call import call_in_subprocess
-from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, compute_cross_process_checks, digest_tasks, task_to_text
+from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, digest_and_compare_envs, digest_tasks, task_to_text
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import format_gym_id
 from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
@@ -58,7 +58,7 @@ def iter_env_checks(name: str, settings: dict[str, Any]) -> Steps:
         yield "a task is a function of split and index", kit.check_determinism
         yield "another process gets the same tasks", kit.check_other_process
         yield "no task is in two splits", kit.check_disjoint_splits
-        yield "every gold can be judged", lambda: check_references(env, timeout_s=REFERENCES_TIMEOUT_S).describe()
+        yield "every gold can be judged", lambda: find_unreadable_references(env, timeout_s=REFERENCES_TIMEOUT_S).describe()
         yield "the gold answer scores 1", kit.check_gold_score
         yield "an empty answer scores 0", lambda: kit.check_zero_scores(lambda task: iter(canaries.EMPTY_ANSWERS))
         yield "the question as an answer scores 0", lambda: kit.check_zero_scores(lambda task: iter([task.question]))
@@ -144,7 +144,7 @@ class _EnvChecks:
             return "" if verdict.score == 1.0 else f"{task.id}: {canaries.shorten(gold)} {format_verdict(verdict)}"
 
         room = self.env.max_new_tokens
-        if wrong := summarize_problems(
+        if wrong := describe_first_problem(
             looked(task) for task in self._iter_sample_tasks(NUM_PLAYED_TASKS if self.has_sandbox_session else NUM_COMPARED_TASKS)
         ):
             return wrong
@@ -157,7 +157,7 @@ class _EnvChecks:
         tasks = (
             islice(self._iter_sample_tasks(1), 1) if has_transcript_verifier(self.env) else self._iter_sample_tasks(NUM_WRONG_ANSWER_TASKS)
         )
-        return summarize_problems(self._check_zero_score(task, answer) for task in tasks for answer in answers(task))
+        return describe_first_problem(self._check_zero_score(task, answer) for task in tasks for answer in answers(task))
 
     def iter_hedges(self, task: Task) -> Iterator[str]:
         gold = self._get_gold(task)
@@ -258,7 +258,7 @@ class _EnvChecks:
         """The task digest and the comparison of vector environments, both computed in another process; cached, because starting it
         takes seconds.
         """
-        return dict(call_in_subprocess(compute_cross_process_checks, self.name, self.settings))
+        return dict(call_in_subprocess(digest_and_compare_envs, self.name, self.settings))
 
     @property
     def has_sandbox_session(self) -> bool:
@@ -347,7 +347,7 @@ def _check_gymnasium_replay(env: TokenEnv, split: str, index: int, rng: random.R
     mdp, task = env.mdp, env.environment.task(split, index)
     state = mdp.start_conversation(task)
     while state.stop_reason is None:
-        room = mdp.count_remaining_tokens(state)
+        room = mdp.count_remaining_turn_tokens(state)
         said = mdp.tokenizer.encode((env.environment.gold(task) or "") if use_gold else chr(rng.randrange(32, 127)) * rng.randrange(6))
         mdp.step_turn(state, [*said[: room - 1], mdp.tokenizer.eos_id] if len(said) < room else said[:room])
     verdict = mdp.verify(state)

@@ -16,10 +16,10 @@ MAX_LISTED_TASKS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class ReferenceCheck:
+class UnreadableReferences:
     """The tasks whose reference the verifier cannot read: no answer to them gets a score.
 
-    >>> print(ReferenceCheck(2, ["row 2: it is no number"]).describe())
+    >>> print(UnreadableReferences(2, ["row 2: it is no number"]).describe())
     1 of 2 references cannot be read by the verifier; answers to these questions get no score:
       row 2: it is no number
     """
@@ -38,7 +38,7 @@ class ReferenceCheck:
         rest = len(self.problems) - max_listed
         return "\n  ".join([head, *self.problems[:max_listed], *([f"and {rest} more"] if rest > 0 else [])])
 
-    def raise_if_useless(self) -> None:
+    def raise_if_none_readable(self) -> None:
         """Raise ConfigError if no reference at all can be read."""
         if self.problems and len(self.problems) == self.num_read:
             raise ConfigError(
@@ -47,18 +47,18 @@ class ReferenceCheck:
             )
 
 
-def check_references(env: Environment, *, timeout_s: float = MAX_CHECK_S) -> ReferenceCheck:
+def find_unreadable_references(env: Environment, *, timeout_s: float = MAX_CHECK_S) -> UnreadableReferences:
     """Verify an empty answer to every task: with a reference that cannot be read, the verdict has fault `task`.
 
     Verifiers that run code or ask another machine are not called. The check ends after `timeout_s` with what it has read.
 
     >>> import rlvr
-    >>> check_references(rlvr.make_env([{"question": "2+2=", "answer": "four"}], verifier="numeric", holdout=0)).problems
+    >>> find_unreadable_references(rlvr.make_env([{"question": "2+2=", "answer": "four"}], verifier="numeric", holdout=0)).problems
     ["dataset/train/row 1: the reference 'four' is not a number"]
     """
     verifier = env.verifier
     if verifier.traits.is_async or verifier.traits.takes_transcript or getattr(verifier, "sandbox", None) is not None:
-        return ReferenceCheck()
+        return UnreadableReferences()
     num_read, problems, until = 0, list[str](), time.monotonic() + timeout_s
     for split in env.splits:
         size = env.num_tasks(split)
@@ -69,4 +69,4 @@ def check_references(env: Environment, *, timeout_s: float = MAX_CHECK_S) -> Ref
             verdict = verifier.verify(task, "")
             if verdict.fault is Fault.TASK:
                 problems.append(f"{task.id}: {verdict.reason}")
-    return ReferenceCheck(num_read, problems)
+    return UnreadableReferences(num_read, problems)

@@ -166,7 +166,7 @@ def _play_text(mdp: TokenMDP, task: Task, text: str, *, is_cut: bool = False) ->
 def _step(mdp: TokenMDP, state: ConversationState, tokens: Sequence[int]) -> None:
     """Write one turn, or as much of it as there is room for."""
     if state.stop_reason is None:
-        mdp.step_turn(state, tokens[: mdp.count_remaining_tokens(state)])
+        mdp.step_turn(state, tokens[: mdp.count_remaining_turn_tokens(state)])
 
 
 def _play_turns(environment: Environment, task: Task, turns: Sequence[Turn]) -> Verdict:

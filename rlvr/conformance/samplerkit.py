@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlvr.config.config import ModelConfig
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, describe_first_problem
 from rlvr.contracts import Completion, Request, Sampler, SamplingParams, StaticQueue
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.mdp.tokenizers import ByteTokenizer
@@ -144,7 +144,7 @@ class _SamplerChecks:
         found = self.sample(requests, stop_ids=self.tokenizer.stop_ids)
         if len(found) != len(requests):
             return f"{len(requests)} requests got {len(found)} completions"
-        return summarize_problems(
+        return describe_first_problem(
             f"{len(c.tokens)} tokens at a limit of {r.max_tokens}" if len(c.tokens) > r.max_tokens else ""
             for r, c in zip(requests, found, strict=True)
         )
@@ -166,7 +166,7 @@ class _SamplerChecks:
                 else f"{tokens} ends without a stop id after {len(tokens)} of {MAX_TOKENS}"
             )
 
-        return summarize_problems(map(wrong, self.sample()))
+        return describe_first_problem(map(wrong, self.sample()))
 
     def check_queue(self) -> str:
         self.require_model()
@@ -174,7 +174,7 @@ class _SamplerChecks:
         found = [pair for pair in self.sampler.stream_from_queue(StaticQueue(self.requests), params) if pair is not None]
         if sorted(number for number, _ in found) != list(range(len(self.requests))):
             return f"{len(self.requests)} requests got completions with the numbers {sorted(number for number, _ in found)}"
-        return summarize_problems(
+        return describe_first_problem(
             f"request {number} got {dict(found)[number].tokens}, and {alone.tokens} from sample()"
             for number, alone in enumerate(self.sample())
             if dict(found)[number].tokens != alone.tokens
@@ -191,7 +191,7 @@ class _SamplerChecks:
 
     def check_logprobs(self) -> str:
         model = self.require_model()
-        return summarize_problems(
+        return describe_first_problem(
             find_logprob_problem(model, r, c, temperature)
             for temperature in (1.0, 0.7)
             for r, c in zip(self.requests, self.sample(temperature=temperature), strict=True)
@@ -218,7 +218,7 @@ class _SamplerChecks:
             behind = float((best_T[:, 0] - taken_T).max())
             return f"a token without an alternative is {behind:.3g} less likely than the likeliest" if behind > TOLERANCE else ""
 
-        return summarize_problems(wrong(r, c) for r, c in zip(self.requests, self.sample(**params), strict=True))
+        return describe_first_problem(wrong(r, c) for r, c in zip(self.requests, self.sample(**params), strict=True))
 
     def check_new_weights(self) -> str:
         self.require_model()

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN, UnwritableCallError
 from rlvr.chat.dialects.table import DIALECTS
-from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, check_closing_twice, run_checks, summarize_problems
+from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, check_closing_twice, describe_first_problem, run_checks
 from rlvr.contracts.schema import TYPE_DESCRIPTIONS
 from rlvr.contracts.tool import MAX_RESULT_CHARACTERS, Tool, ToolContext, ToolExample, run_tool_call
 from rlvr.errors import ConfigError, ToolInfrastructureError
@@ -125,7 +125,7 @@ class _ToolChecks:
             names = [spec.name for spec in specs]
             twice = [f"the name {name!r} is used twice" for name in names if names.count(name) > 1]
             again = "" if opened.specs() == specs else "two calls of specs() differ"
-            return summarize_problems(iter([again, *twice, *(self._find_missing_description(spec) for spec in specs)]))
+            return describe_first_problem(iter([again, *twice, *(self._find_missing_description(spec) for spec in specs)]))
 
     def _find_missing_description(self, spec: ToolSpec) -> str:
         if not TOOL_NAME_PATTERN.fullmatch(spec.name):
@@ -144,7 +144,7 @@ class _ToolChecks:
             json.dumps(spec.to_openai_format(), allow_nan=False)
             if spec.parameters.get("type") != "object":
                 return f"the parameters of {spec.name} are not an object"
-        return summarize_problems(self._find_unknown_type(spec.name, spec.parameters) for spec in specs)
+        return describe_first_problem(self._find_unknown_type(spec.name, spec.parameters) for spec in specs)
 
     def _find_unknown_type(self, name: str, schema: Any) -> str:
         if not isinstance(schema, Mapping):
@@ -152,12 +152,16 @@ class _ToolChecks:
         kinds = schema.get("type", "object")
         strange = [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind not in TYPE_DESCRIPTIONS]
         inner = [*(schema.get("properties") or {}).values(), *schema.get("anyOf", ()), schema.get("items")]
-        return f"{name} has the type {strange[0]!r}" if strange else summarize_problems(self._find_unknown_type(name, one) for one in inner)
+        return (
+            f"{name} has the type {strange[0]!r}"
+            if strange
+            else describe_first_problem(self._find_unknown_type(name, one) for one in inner)
+        )
 
     def check_examples(self) -> str:
         examples = self._require_examples()
         with self.open_session() as opened:
-            return summarize_problems(self._describe_difference(example, self._run_example(opened, example)) for example in examples)
+            return describe_first_problem(self._describe_difference(example, self._run_example(opened, example)) for example in examples)
 
     def _describe_difference(self, example: ToolExample, result: ToolResult) -> str:
         if result.ok is not example.ok:
@@ -193,7 +197,7 @@ class _ToolChecks:
         with self.open_session() as one, self.open_session() as other:
             for example in examples:
                 results = [self._run_example(opened, example) for opened in (one, other)]
-                if wrong := summarize_problems(self._describe_difference(example, result) for result in results):
+                if wrong := describe_first_problem(self._describe_difference(example, result) for result in results):
                     return f"with a second conversation open: {wrong}"
         return ""
 
@@ -210,7 +214,9 @@ class _ToolChecks:
         with self.open_for_inspection() as opened:
             specs = opened.specs()
         calls = [(spec, arguments) for spec in specs if (arguments := fill_arguments(spec, "a text")) is not None]
-        return summarize_problems(self._check_round_trip(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls)
+        return describe_first_problem(
+            self._check_round_trip(name, spec, arguments, specs) for name in DIALECTS for spec, arguments in calls
+        )
 
     def _check_round_trip(self, name: str, spec: ToolSpec, arguments: dict[str, Any], specs: Sequence[ToolSpec]) -> str:
         try:

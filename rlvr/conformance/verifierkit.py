@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance import adversarial_answers as canaries
-from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, format_verdict, summarize_problems
+from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, describe_first_problem, format_verdict
 from rlvr.conformance.hostile_player import iter_hostile_turns
 from rlvr.contracts import StepResult, Transcript, Verifier, VerifierExample
 from rlvr.contracts.plugin import is_default_implementation
@@ -70,13 +70,13 @@ class _VerifierChecks:
         return "`examples` has none with a right and a wrong answer; add VerifierExample(reference=..., correct=(...), incorrect=(...))"
 
     def check_correct_answers(self) -> str:
-        return summarize_problems(self._check_score(1.0, e, answer) for e in self._require_examples() for answer in e.correct)
+        return describe_first_problem(self._check_score(1.0, e, answer) for e in self._require_examples() for answer in e.correct)
 
     def check_incorrect_answers(self) -> str:
-        return summarize_problems(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in e.incorrect)
+        return describe_first_problem(self._check_score(0.0, e, answer) for e in self._require_examples() for answer in e.incorrect)
 
     def check_zero_scores(self, answers: Sequence[str]) -> str:
-        return summarize_problems(
+        return describe_first_problem(
             self._check_score(0.0, e, answer) for e in self._require_examples() for answer in answers if answer not in e.correct
         )
 
@@ -84,7 +84,7 @@ class _VerifierChecks:
         pairs = list(self._iter_right_and_wrong_answers())
         if not pairs:
             raise CheckSkipped("no example has both a bare right answer and a bare wrong one")
-        return summarize_problems(
+        return describe_first_problem(
             self._check_score(0.0, e, text)
             for e, right, other in pairs
             for text in canaries.iter_hedged_answers(right, other)
@@ -95,7 +95,7 @@ class _VerifierChecks:
         bare = [(e, right) for e in self._require_examples() for right in e.correct if canaries.is_bare_answer(right)]
         if not bare:
             raise CheckSkipped("all of its right answers are declared by a mark, so prose around them does not count")
-        return summarize_problems(self._check_score(0.0, e, text) for e, right in bare for text in canaries.iter_denials(right))
+        return describe_first_problem(self._check_score(0.0, e, text) for e, right in bare for text in canaries.iter_denials(right))
 
     def check_broken_references(self) -> str:
         if not self.verifier.needs_reference:
@@ -146,7 +146,9 @@ class _VerifierChecks:
         finally:
             judges.close()
         pairs = zip(asked * 2, alone, together, strict=True)
-        return summarize_problems(f"{canaries.shorten(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b)
+        return describe_first_problem(
+            f"{canaries.shorten(pair[1])}: {a} alone, {b} in parallel with others" for pair, a, b in pairs if a != b
+        )
 
     def check_json_detail(self) -> str:
         for example in self._require_examples():

@@ -82,7 +82,7 @@ class LossInputs:
     divergence: Tensor | None = None
     """The policy's divergence from the reference over the whole vocabulary, with a gradient."""
     batch_stats: Tensor | None = None
-    """The result of `Algorithm.compute_batch_stats` for these tokens."""
+    """The result of `Algorithm.compute_token_batch_stats` for these tokens."""
     tokens: Tensor | None = None
     """The token ids. Set, like `episodes` and `turns`, only if `AlgorithmTraits.needs_token_context`."""
     episodes: Tensor | None = None
@@ -138,7 +138,7 @@ class AlgorithmTraits:
     the update; `make_sampling_support_mask` then allows fewer settings of top_p.
     """
     needs_batch_stats: bool = False
-    """True if `compute_batch_stats` must be called before each optimizer step."""
+    """True if `compute_token_batch_stats` must be called before each optimizer step."""
     syncs_reference: bool = False
     """True if the reference model is periodically moved toward the policy."""
     backprop_zero_advantage: bool = False
@@ -219,13 +219,15 @@ class Algorithm(Plugin, ABC):
         the same id in `group_ids`.
         """
 
-    def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: Callable[[Sequence[float]], list[float]] = list) -> Tensor:
+    def compute_token_batch_stats(
+        self, columns: Mapping[str, Tensor], all_reduce: Callable[[Sequence[float]], list[float]] = list
+    ) -> Tensor:
         """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
 
         `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `all_reduce` sums over all
         processes. Called only if `traits.needs_batch_stats`.
         """
-        raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_batch_stats")
+        raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_token_batch_stats")
 
     def select_groups(self, groups: Sequence[list[Episode]]) -> tuple[list[list[Episode]], dict[str, list[list[Episode]]]]:
         """Return the groups of a step to train on, and the others by the reason why they are left out. Called after sampling,

@@ -173,10 +173,10 @@ def describe_smallest(contract: str) -> str:
     return f"; the smallest {smallest.kind} that works:\n\n{smallest.code}{more}"
 
 
-def find_missing_methods(plugin: type) -> str:
+def describe_missing_methods(plugin: type) -> str:
     """Say which methods of its contract a class lacks or has with other arguments, with the smallest class that has them; "" if none.
 
-    >>> find_missing_methods(Plugin)
+    >>> describe_missing_methods(Plugin)
     ''
     """
     if told := _describe_wrong_verify(plugin):
@@ -217,7 +217,7 @@ class Plugin(Hinted):
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Refuse to build a contract itself, or a class that lacks a method: the message says how one is built, and which is complete."""
-            missing = find_missing_methods(cls)
+            missing = describe_missing_methods(cls)
             if is_contract(cls) and (args or kwargs or missing):
                 maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
                 verifier = "..." if kwargs.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"

@@ -254,7 +254,7 @@ class Sampler(Plugin, ABC):
         call this again without them, for each environment, so keep what was given. Most samplers ignore all of it.
         """
 
-    def get_weight_load_metrics(self) -> dict[str, float]:
+    def get_weight_sync_metrics(self) -> dict[str, float]:
         """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rlvr.errors import PluginError, format_suggestion
+from rlvr.errors import PluginLoadError, format_suggestion
 
 JSON_TYPES: Mapping[type, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 TYPE_DESCRIPTIONS: Mapping[str, str] = {
@@ -37,7 +37,7 @@ class SchemaError(ValueError):
 
 
 def build_parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Build the JSON Schema of a function's arguments, without `self`; raise PluginError if a signature cannot be expressed.
+    """Build the JSON Schema of a function's arguments, without `self`; raise PluginLoadError if a signature cannot be expressed.
 
     >>> def double(number: int, times: int = 1) -> str:
     ...     '''Double it.
@@ -52,7 +52,7 @@ def build_parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         hints = get_type_hints(function)
     except Exception as error:
-        raise PluginError(f"the type hints of {name} cannot be read: {error}; use hints that its module can resolve") from error
+        raise PluginLoadError(f"the type hints of {name} cannot be read: {error}; use hints that its module can resolve") from error
     notes = parse_argument_descriptions(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -60,9 +60,9 @@ def build_parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
         if key == "self":
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise PluginError(f"{name} takes {parameter}; a tool must name each of its arguments")
+            raise PluginLoadError(f"{name} takes {parameter}; a tool must name each of its arguments")
         if key not in hints:
-            raise PluginError(f"argument {key!r} of {name} has no type; write for example {key}: str")
+            raise PluginLoadError(f"argument {key!r} of {name} has no type; write for example {key}: str")
         one = build_type_schema(hints[key], f"argument {key!r} of {name}")
         if key in notes:
             one["description"] = notes[key]
@@ -90,7 +90,7 @@ def build_type_schema(hint: Any, location: str = "a type") -> dict[str, Any]:
     if origin is Literal:
         kinds = {type(value) for value in inner}
         if len(kinds) != 1 or (kind := kinds.pop()) not in JSON_TYPES:
-            raise PluginError(f"{location} is {hint}; the values of a Literal must be of one plain type")
+            raise PluginLoadError(f"{location} is {hint}; the values of a Literal must be of one plain type")
         return {"type": JSON_TYPES[kind], "enum": list(inner)}
     if origin in (Union, types.UnionType):
         return {"anyOf": [build_type_schema(one, location) for one in inner]}
@@ -98,15 +98,15 @@ def build_type_schema(hint: Any, location: str = "a type") -> dict[str, Any]:
         return {"type": "array"} | ({"items": build_type_schema(inner[0], location)} if inner else {})
     if hint in (dict, Mapping) or origin in (dict, Mapping):
         if inner and inner[0] is not str:
-            raise PluginError(f"{location} is {hint}; the keys of an object must be str")
+            raise PluginLoadError(f"{location} is {hint}; the keys of an object must be str")
         return {"type": "object"} | ({"additionalProperties": build_type_schema(inner[1], location)} if inner else {})
-    raise PluginError(f"{location} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
+    raise PluginLoadError(f"{location} is {hint!r}; a tool takes str, int, float, bool, list, dict, Literal, Optional, or unions of them")
 
 
-def extract_docstring_summary(docstring: str) -> str:
+def strip_docstring_sections(docstring: str) -> str:
     r"""Return a docstring up to its `Args:` and other sections.
 
-    >>> extract_docstring_summary("Add.\n\nArgs:\n    x: one number.")
+    >>> strip_docstring_sections("Add.\n\nArgs:\n    x: one number.")
     'Add.'
     """
     lines: list[str] = []

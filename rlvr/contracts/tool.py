@@ -29,8 +29,8 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sandbox import SandboxSession
-from rlvr.contracts.schema import SchemaError, build_parameters_schema, extract_docstring_summary, validate_arguments
-from rlvr.errors import ConfigError, PluginError, RlvrError, ToolError, ToolInfrastructureError, describe_exception, format_suggestion
+from rlvr.contracts.schema import SchemaError, build_parameters_schema, strip_docstring_sections, validate_arguments
+from rlvr.errors import ConfigError, PluginLoadError, RlvrError, ToolError, ToolInfrastructureError, describe_exception, format_suggestion
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 
 TOOL_MARKER_ATTRIBUTE = "_rlvr_tool"
@@ -94,8 +94,8 @@ def tool(method: Method) -> Method:
         )
     made: Any = method
     setattr(made, TOOL_MARKER_ATTRIBUTE, True)
-    made.name, made.description = getattr(method, "__name__", ""), extract_docstring_summary(method.__doc__ or "")
-    with suppress(PluginError):  # what cannot be expressed is told when the tool is used, with the name of its class
+    made.name, made.description = getattr(method, "__name__", ""), strip_docstring_sections(method.__doc__ or "")
+    with suppress(PluginLoadError):  # what cannot be expressed is told when the tool is used, with the name of its class
         made.parameters = build_parameters_schema(method)
     return method
 
@@ -144,12 +144,12 @@ class Tool(Plugin):
         """Return the specs of the marked methods, in definition order. The tools of a server are known only after `setup`."""
         found = []
         for name, method in _find_tool_methods(type(self)).items():
-            about = extract_docstring_summary(method.__doc__ or "")
+            about = strip_docstring_sections(method.__doc__ or "")
             if not about:
-                raise PluginError(f"{type(self).__name__}.{name} has no docstring; describe in it what the tool does, for the policy")
+                raise PluginLoadError(f"{type(self).__name__}.{name} has no docstring; describe in it what the tool does, for the policy")
             found.append(ToolSpec(name, about, build_parameters_schema(method)))
         if not found:
-            raise PluginError(f"{type(self).__name__} has no method marked with @tool; mark the methods that the policy may call")
+            raise PluginLoadError(f"{type(self).__name__} has no method marked with @tool; mark the methods that the policy may call")
         return tuple(found)
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:

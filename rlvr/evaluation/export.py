@@ -36,7 +36,7 @@ from rlvr.evaluation.samples import (
 from rlvr.evaluation.statistics import Estimate, mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.records import tool_spec_from_json
-from rlvr.mdp.transcript import decode_messages, load_recorded_messages, load_tokenizer_or_none
+from rlvr.mdp.transcript import decode_messages_after_prompt, load_messages_after_prompt, load_tokenizer_or_none
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.conversation_stats import count_turns_and_calls
@@ -237,11 +237,11 @@ def _load_tokenizer(run: Path) -> Tokenizer | None:
 
 def _load_messages_after_prompt(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> list[dict[str, Any]] | None:
     """Load the messages after the prompt; None for a conversation that cannot be decoded from its tokens."""
-    if recorded := load_recorded_messages(row.get("session") or {}):
+    if recorded := load_messages_after_prompt(row.get("session") or {}):
         return recorded
     if row["turns"] <= 1:
         return [{"role": "assistant", "content": row["text"]}]
-    return decode_messages(row, tokenizer) if tokenizer else None
+    return decode_messages_after_prompt(row, tokenizer) if tokenizer else None
 
 
 def _write_markdown(run: Path, out: Path) -> None:

@@ -25,12 +25,12 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import format_verifier_label, make_report
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
-from rlvr.evaluation.samples import ROWS_FILE, Key, SampleStore, digest_question, iter_rows, load_plan
+from rlvr.evaluation.samples import ROWS_FILE, Key, SampleStore, digest_prompt_and_reference, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
 from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.mdp.state import ConversationState, find_last_policy_token
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.transcript import decode_messages, load_tokenizer_or_none
+from rlvr.mdp.transcript import decode_messages_after_prompt, load_tokenizer_or_none
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.plugin_files import FILE_PLUGIN_PATTERN
 from rlvr.registry.plugins import build_from_config, list_entries
@@ -112,7 +112,7 @@ def _is_already_rescored(row: Mapping[str, Any], plan: EvalPlan, environments: M
         return False
     if sample.finish == StopReason.FAILED.value:
         return True
-    return sample.score is not None and sample.question_digest == digest_question(_load_task(row, plan, environments))
+    return sample.score is not None and sample.question_digest == digest_prompt_and_reference(_load_task(row, plan, environments))
 
 
 def _rescore_rows(
@@ -149,7 +149,7 @@ def _verify_row(
     if not verdict.is_scored or not (verdict.step_rewards or not is_default_implementation(environment.step_rewards)):
         return verdict, []
     spoken = load_tokenizer()
-    if spoken is None or (messages := decode_messages(row, spoken)) is None:
+    if spoken is None or (messages := decode_messages_after_prompt(row, spoken)) is None:
         return replace(verdict, step_rewards=(), detail={**verdict.detail, "step_rewards": UNKNOWN_STEP_REWARDS}), []
     said = [message["content"] for message in messages if message["role"] == "assistant"]
     mdp, state = (

@@ -17,7 +17,7 @@ from rlvr.episode import Episode
 from rlvr.errors import ConfigError, EnvError
 from rlvr.evaluation.episode_sources import EnvRequests, EpisodeSource, LocalEpisodeSource, RemoteSourceFactory, make_mdp
 from rlvr.evaluation.plan import EvalPlan
-from rlvr.evaluation.samples import TIMES_FILE, Key, SampleStore, digest_question, wrap_write_errors
+from rlvr.evaluation.samples import TIMES_FILE, Key, SampleStore, digest_prompt_and_reference, wrap_write_errors
 from rlvr.evaluation.statistics import format_mean
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.token_mdp import TokenMDP
@@ -131,7 +131,7 @@ class EvalRunner:
         """Raise if a task that has samples asks something else now, because its metrics would mix two questions."""
         for request in requests:
             sample = self.file.samples.get(get_sample_key(request))
-            if sample is not None and sample.question_digest != digest_question(request.task):
+            if sample is not None and sample.question_digest != digest_prompt_and_reference(request.task):
                 raise ConfigError(
                     f"task {request.task.id!r} has another prompt or reference now than when it was sampled; restore the data, "
                     f"or choose another --out (--rescore judges old samples against corrected references)"

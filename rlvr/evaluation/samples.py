@@ -155,7 +155,7 @@ def compute_digest(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
-def digest_question(task: Task) -> str:
+def digest_prompt_and_reference(task: Task) -> str:
     """Compute the digest of a task's prompt and reference, equal to that of a stored sample of the task."""
     return compute_digest(*json.loads(json.dumps([task.prompt, task.reference], default=str)))
 

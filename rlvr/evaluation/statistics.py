@@ -278,10 +278,10 @@ def bootstrap_interval(values: Sequence[float], *, seed: int = 0, num_resamples:
     return float(low), float(high)
 
 
-def compute_t_tail(t: float, degrees_of_freedom: float) -> float:
+def compute_t_upper_tail(t: float, degrees_of_freedom: float) -> float:
     """Compute the chance that Student's t exceeds `t`; the degrees of freedom need not be whole.
 
-    >>> round(2 * compute_t_tail(2.776445, 4), 4)
+    >>> round(2 * compute_t_upper_tail(2.776445, 4), 4)
     0.05
     """
     x = degrees_of_freedom / (degrees_of_freedom + t * t)
@@ -298,13 +298,13 @@ def compute_t_quantile(p: float, degrees_of_freedom: float) -> float:
     if p < 0.5:
         return -compute_t_quantile(1 - p, degrees_of_freedom)
     low, high = 0.0, 1.0
-    while compute_t_tail(high, degrees_of_freedom) > 1 - p:
+    while compute_t_upper_tail(high, degrees_of_freedom) > 1 - p:
         low, high = high, 2 * high
     for _ in range(200):
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        low, high = (middle, high) if compute_t_tail(middle, degrees_of_freedom) > 1 - p else (low, middle)
+        low, high = (middle, high) if compute_t_upper_tail(middle, degrees_of_freedom) > 1 - p else (low, middle)
     return (low + high) / 2
 
 

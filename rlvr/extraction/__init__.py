@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.extraction.answer_lines import extract_answer_phrase, extract_conclusion, extract_hash_line, is_numeral_line, reject_later_answer
-from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_text_after, is_placeholder, unwrap_answer
+from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_text_after, get_inner_box_or_all, is_placeholder
 from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
 from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement
 from rlvr.extraction.last_sentence import extract_last_sentence
@@ -102,7 +102,7 @@ def _extract_tag(text: str) -> Extraction:
     asserted = [tag for tag in filled if not is_denied(text[max(0, tag[0] - CHARS_BEFORE) : tag[0]], text[tag[1] : tag[1] + CHARS_AFTER])]
     if not asserted:
         return Extraction(None, DENIED_REASON)
-    found = require_agreement([unwrap_answer(tag[2]) for tag in asserted], "the tag")
+    found = require_agreement([get_inner_box_or_all(tag[2]) for tag in asserted], "the tag")
     if found.text is None:
         return found
     start, end = asserted[0][0], asserted[-1][1]

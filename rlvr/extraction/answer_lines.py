@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 
-from rlvr.extraction.boxes import unwrap_answer
-from rlvr.extraction.context_words import CHARS_BEFORE, is_denied, is_separating_text
+from rlvr.extraction.boxes import get_inner_box_or_all
+from rlvr.extraction.context_words import CHARS_BEFORE, is_denied, starts_new_part_or_correction
 from rlvr.extraction.declaration_phrases import DENIAL, ENDING, get_declaration_patterns
-from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_texts, require_agreement
+from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_keeping_last, require_agreement
 from rlvr.extraction.retractions import is_only_punctuation, is_same_value, parse_number, reject_retracted
-from rlvr.extraction.trimming import strip_decorations
+from rlvr.extraction.trimming import strip_whitespace_and_emoji
 
 _NUMERAL = re.compile(r"[-+\s$\\]*[\d.,/ ]+\s*[%a-zA-Z]{0,12}\.?")
 _FINAL = re.compile(r"[\s#*_]*final\b", re.IGNORECASE)
@@ -69,9 +69,9 @@ def extract_answer_phrase(text: str) -> Extraction:
         ):
             return Extraction(None, "the text after the answer may contain another answer", (head[0], head[1]))
         answers.append(clean_answer_value(head[0]))
-    if len(deduplicate_texts(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
+    if len(deduplicate_keeping_last(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _is_explanation(answer)] or answers
-    if corrected and len(deduplicate_texts(answers)) > 1:
+    if corrected and len(deduplicate_keeping_last(answers)) > 1:
         return reject_retracted(Extraction(answers[-1], "in the last answer line, which corrects the earlier ones"), after)
     found = require_agreement(answers, "the answer line")
     row = after.removeprefix("\n").partition("\n")[0]
@@ -157,14 +157,14 @@ def clean_answer_value(line: str) -> str:
     >>> clean_answer_value("**18**, as wanted."), clean_answer_value("18입니다.")
     ('18', '18')
     """
-    line = _IS_IN_BOLD.sub(r"\1**", strip_decorations(line))
+    line = _IS_IN_BOLD.sub(r"\1**", strip_whitespace_and_emoji(line))
     line = _BARE_IS.sub("", line)
     if line.endswith("!") and is_numeral_line(line[:-1].strip("* ")):  # an exclamation mark, not a factorial
         line = line[:-1]
     match = _CONCLUSION_IS.fullmatch(line) if len(line) < 400 else None
     if match is not None and not _CONCLUSION_VETO.search(match["head"]):
-        return unwrap_answer(match["value"].strip("*").strip())
-    return unwrap_answer(_strip_ending_phrase(strip_decorations(_strip_emphasis(_strip_bold_number(line.rstrip(".。"))))))
+        return get_inner_box_or_all(match["value"].strip("*").strip())
+    return get_inner_box_or_all(_strip_ending_phrase(strip_whitespace_and_emoji(_strip_emphasis(_strip_bold_number(line.rstrip(".。"))))))
 
 
 def _strip_bold_number(line: str) -> str:
@@ -179,7 +179,7 @@ def _strip_ending_phrase(line: str) -> str:
         match = ENDING.search(line[-40:])
         if match is None or len(match[0]) >= len(line):
             break
-        line = strip_decorations(_strip_emphasis(line[: len(line) - len(match[0])].rstrip(" .。")))
+        line = strip_whitespace_and_emoji(_strip_emphasis(line[: len(line) - len(match[0])].rstrip(" .。")))
     return line
 
 
@@ -211,7 +211,9 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
     kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_numeral_line(line)]
     gap = " ".join([*_SENTENCE_END.split(said[-2][0])[1:], text[before:starts]]) if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
-    corrected = bool(_CORRECTION_WORDS.search(gap)) or (bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and is_separating_text(gap))
+    corrected = bool(_CORRECTION_WORDS.search(gap)) or (
+        bool(_FINAL.match(marks[-1][0])) and len(gap) > 40 and starts_new_part_or_correction(gap)
+    )
     return kept, corrected, text[end : end + 800]
 
 
@@ -361,10 +363,10 @@ def extract_conclusion(text: str) -> Extraction:
     if len(last) > 400:
         return Extraction(None, "the last line is too long for a conclusion")
     last = _IS_IN_BOLD.sub(r"\1**", last)
-    sentence = strip_decorations(_SENTENCE_END.split(last)[-1])
+    sentence = strip_whitespace_and_emoji(_SENTENCE_END.split(last)[-1])
     stated = _STATED_FIRST.fullmatch(sentence)
     if stated is not None:
-        return Extraction(unwrap_answer(stated["value"].strip("*").strip()), "in the conclusion")
+        return Extraction(get_inner_box_or_all(stated["value"].strip("*").strip()), "in the conclusion")
     only = _ONLY_SENTENCE.fullmatch(text.strip()) if text.count("**") == 2 else None
     if only is not None and not (
         _CONCLUSION_VETO.search(f"{only['head']} {only['rest']}")
@@ -372,7 +374,7 @@ def extract_conclusion(text: str) -> Extraction:
         or re.search(r"\band\b", only["rest"])
         or is_denied(only["head"], only["rest"])
     ):
-        return Extraction(unwrap_answer(only["value"].strip()), "in the conclusion")
+        return Extraction(get_inner_box_or_all(only["value"].strip()), "in the conclusion")
     clause = _LAST_CLAUSE.search(sentence)
     if clause is not None and not _CONCLUSION_VETO.search(sentence[: clause.start()]):
         sentence = clause[1]
@@ -381,19 +383,21 @@ def extract_conclusion(text: str) -> Extraction:
         return Extraction(worked["value"].strip(), "in the conclusion")
     tells = _CONCLUSION_WITH_VALUE.fullmatch(sentence if not sentence.startswith("**") else _keep_only_number_bold(sentence))
     if tells is not None and re.search(r"\d", tells["value"]) and not _CONCLUSION_VETO.search(f"{tells['head'] or ''} {tells['rest']}"):
-        return Extraction(unwrap_answer(tells["value"].strip("*").strip()), "in the conclusion")
+        return Extraction(get_inner_box_or_all(tells["value"].strip("*").strip()), "in the conclusion")
     names = _CONCLUSION_WITH_NAME.fullmatch(sentence) if sentence.endswith(("*", "*.")) and text.count("**") == 2 else None
     if names is not None and not _CONCLUSION_VETO.search(names["head"]) and not _CONCLUSION_DENIAL.search(names["head"]):
         return Extraction(names["value"], "in the conclusion")
     value = _find_bold_value_at_end(text, last)
     if value:
-        return Extraction(unwrap_answer(value), "in the conclusion")
+        return Extraction(get_inner_box_or_all(value), "in the conclusion")
     match = _CONCLUSION_IS.fullmatch(sentence)
     heading = text.strip().rpartition("\n")[0].rstrip().rpartition("\n")[2]
-    alone = sentence == strip_decorations(text) or (clause is None and sentence == last and _RESULT_HEADING.fullmatch(heading) is not None)
+    alone = sentence == strip_whitespace_and_emoji(text) or (
+        clause is None and sentence == last and _RESULT_HEADING.fullmatch(heading) is not None
+    )
     if match is None or not (match["lead"] or alone) or _CONCLUSION_VETO.search(match["head"]):
         return Extraction(None, "the last sentence is not a conclusion")
-    return Extraction(unwrap_answer(match["value"].strip("*").strip()), "in the conclusion")
+    return Extraction(get_inner_box_or_all(match["value"].strip("*").strip()), "in the conclusion")
 
 
 def _keep_only_number_bold(sentence: str) -> str:

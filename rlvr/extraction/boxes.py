@@ -10,11 +10,11 @@ from __future__ import annotations
 import itertools
 import re
 
-from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied, is_separating_text
-from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_texts, require_agreement
+from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied, starts_new_part_or_correction
+from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_keeping_last, require_agreement
 from rlvr.extraction.partial_boxes import is_part_of_formula
 from rlvr.extraction.retractions import reject_alternatives
-from rlvr.extraction.trimming import strip_decorations
+from rlvr.extraction.trimming import strip_whitespace_and_emoji
 
 BoxSpan = tuple[int, int, str]
 """The start, the end and the content of a box."""
@@ -45,7 +45,7 @@ _CONDITIONAL_WORDS = re.compile(
 DENIED_REASON = "the words around it deny it"
 
 
-def extract_boxed(text: str) -> Extraction:
+def extract_from_boxes(text: str) -> Extraction:
     """Extract the answer declared by the boxes of a text."""
     return extract_boxed_and_text_after(text)[0]
 
@@ -117,7 +117,7 @@ def is_placeholder(content: str) -> bool:
 def _select_boxes_after_separator(text: str, boxes: list[BoxSpan]) -> list[BoxSpan]:
     """Select the boxes after the last place where words separate two of them."""
     for at in range(len(boxes) - 1, 0, -1):
-        if is_separating_text(text[boxes[at - 1][1] : boxes[at][0]]):
+        if starts_new_part_or_correction(text[boxes[at - 1][1] : boxes[at][0]]):
             return boxes[at:]
     return boxes
 
@@ -138,7 +138,7 @@ def _combine_adjacent(text: str, boxes: list[BoxSpan]) -> Extraction:
 
 def _join_as_list(text: str, boxes: list[BoxSpan]) -> Extraction:
     """Join boxes separated by commas and words into a list: x = 1 and y = 2, but not x twice."""
-    parts = deduplicate_texts([strip_outer_box(box[2]) for box in boxes])
+    parts = deduplicate_keeping_last([strip_outer_box(box[2]) for box in boxes])
     names = [match and match[1] for match in (_VARIABLE_EQUALS.search(text[max(0, box[0] - 16) : box[0]]) for box in boxes)]
     if len(set(names)) == len(parts) == len(boxes):
         parts = [f"{name}={part}" if name and "=" not in part else part for name, part in zip(names, parts, strict=True)]
@@ -152,14 +152,14 @@ def strip_outer_box(content: str) -> str:
     if "<" in content and (tagged := _TAGGED.fullmatch(content)):
         content = tagged[1]
     if "\\" not in content:
-        return strip_decorations(content)
+        return strip_whitespace_and_emoji(content)
     for _ in range(4):
         inner = content.strip().strip("$").strip()
         match = re.match(r"\\(?:boxed|fbox)\s*\{", inner)
         if not match or not inner.endswith("}") or _has_unbalanced_braces(inner[match.end() : -1]):
             break
         content = inner[match.end() : -1]
-    return strip_decorations(content)
+    return strip_whitespace_and_emoji(content)
 
 
 def _has_unbalanced_braces(text: str) -> bool:
@@ -168,8 +168,8 @@ def _has_unbalanced_braces(text: str) -> bool:
     return any(depth < 0 for depth in itertools.accumulate(steps))
 
 
-def unwrap_answer(content: str) -> str:
+def get_inner_box_or_all(content: str) -> str:
     """Return the answer in a tag or a line: the box in it if there is one, else all of it."""
-    if ("\\boxed" in content or "\\fbox" in content) and (answer := extract_boxed(content).text) is not None:
+    if ("\\boxed" in content or "\\fbox" in content) and (answer := extract_from_boxes(content).text) is not None:
         return answer
-    return strip_decorations(content)
+    return strip_whitespace_and_emoji(content)

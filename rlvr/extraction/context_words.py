@@ -261,11 +261,13 @@ _CLAUSE_END = re.compile(r"[.!?;:]\**(?:\s|$)|\n|[。！？；：]")
 _SENTENCE_END = re.compile(r"[.!?]\**\s|[。！？]|\n\s{0,80}\n")
 
 
-def is_separating_text(text_between: str) -> bool:
+def starts_new_part_or_correction(text_between: str) -> bool:
     r"""Whether the text between two boxes separates them: a new part, a correction or a later result, and no alternative.
 
-    >>> is_separating_text(". I made a mistake. Let me redo it. "), is_separating_text(" or "), is_separating_text(". Maybe it is ")
-    (True, False, False)
+    >>> starts_new_part_or_correction(". I made a mistake. Let me redo it. ")
+    True
+    >>> starts_new_part_or_correction(" or "), starts_new_part_or_correction(". Maybe it is ")
+    (False, False)
     """
     if len(text_between) > 2000:
         text_between = text_between[:1000] + " \n " + text_between[-1000:]

@@ -23,10 +23,10 @@ class Extraction:
     """The different declared answers, if there was more than one and `text` is None for that reason."""
 
 
-def deduplicate_texts(texts: Sequence[str]) -> list[str]:
+def deduplicate_keeping_last(texts: Sequence[str]) -> list[str]:
     """Return the different texts, ignoring whitespace, in the order of their last occurrence.
 
-    >>> deduplicate_texts(["1 2", "3", "12"])
+    >>> deduplicate_keeping_last(["1 2", "3", "12"])
     ['3', '12']
     """
     rows: dict[str, str] = {}
@@ -43,7 +43,7 @@ def require_agreement(texts: Sequence[str], source: str) -> Extraction:
     >>> require_agreement(["7", " 7"], "the tag").text, require_agreement(["7", "8"], "the tag").candidates
     ('7', ('7', '8'))
     """
-    different = deduplicate_texts([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
+    different = deduplicate_keeping_last([text.strip() for text in texts]) if len(texts) > 1 else [texts[0].strip()]
     if len(different) > 1:
         return Extraction(None, f"{source} {'hold' if ' and ' in source else 'holds'} {len(different)} different answers", tuple(different))
     return Extraction(different[0], f"in {source}") if different[0] else Extraction(None, f"{source} is empty")

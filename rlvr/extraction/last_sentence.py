@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from rlvr.extraction.boxes import unwrap_answer
+from rlvr.extraction.boxes import get_inner_box_or_all
 from rlvr.extraction.context_words import is_denied
 from rlvr.extraction.extraction import Extraction
 
@@ -97,7 +97,7 @@ def extract_last_sentence(text: str) -> Extraction:
     """
     line = text.strip().rpartition("\n")[2].strip()
     if alone := _find_value_alone(text.strip(), line):
-        return Extraction(unwrap_answer(alone), "in the last line")
+        return Extraction(get_inner_box_or_all(alone), "in the last line")
     if not line or len(line) > MAX_LINE_CHARS or not ("=" in line or line.endswith((".", "!", "。", "**", "$", ")", "]"))):
         return NOTHING  # cut off, perhaps
     sentence = _SENTENCE_BREAK.split(line.replace("**", ""))[-1].strip().rstrip(".!。 ")
@@ -117,7 +117,7 @@ def extract_last_sentence(text: str) -> Extraction:
         in " ".join(text.strip()[: -len(line)].replace("**", "").split() + line.replace("**", "").split(sentence)[0].split()).casefold()
     ):
         return NOTHING  # the same is said before, perhaps with another value
-    return Extraction(unwrap_answer(value), "in the last sentence")
+    return Extraction(get_inner_box_or_all(value), "in the last sentence")
 
 
 def _find_value_alone(text: str, last_line: str) -> str:

@@ -44,10 +44,10 @@ def _strip_trailing_tokens(text: str) -> str:
         kept = end = end - len(match[0])
 
 
-def strip_decorations(text: str) -> str:
+def strip_whitespace_and_emoji(text: str) -> str:
     """Strip whitespace, invisible characters and approving emoji from the ends of a declared answer.
 
-    >>> strip_decorations("42\u200b "), strip_decorations("12 ✅")
+    >>> strip_whitespace_and_emoji("42\u200b "), strip_whitespace_and_emoji("12 ✅")
     ('42', '12')
     """
     start, end = 0, len(text)

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 _logged_failures = set[tuple[str, str]]()
 
 
-def smoke_test_verifier(env: Environment, split: str) -> None:
+def smoke_test_user_functions(env: Environment, split: str) -> None:
     """Call the functions of the user among the verifiers once, with a harmless answer to the first task, before a model is loaded.
 
     Raises ConfigError if no text could cure what a function does: it takes the answer for messages, is called with other arguments than

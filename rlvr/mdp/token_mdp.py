@@ -169,7 +169,7 @@ class TokenMDP:
             f"for an answer; raise max_length (or the environment's max_prompt_tokens) or leave the task out"
         )
 
-    def count_remaining_tokens(self, state: ConversationState) -> int:
+    def count_remaining_turn_tokens(self, state: ConversationState) -> int:
         """Return how many tokens the policy may still generate in this turn."""
         whole = min(self.max_new_tokens - state.num_policy_tokens, self.max_length - len(state.tokens))
         return min(whole, self.max_turn_tokens - len(state.tokens) + state.turn_start)
@@ -206,7 +206,9 @@ class TokenMDP:
     def append_turn(self, state: ConversationState, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> bool:
         """Append a whole turn without stepping the session; return whether the session must be stepped."""
         fits = (
-            state.stop_reason is None and 0 < len(tokens) <= self.count_remaining_tokens(state) and self._stop_ids.isdisjoint(tokens[:-1])
+            state.stop_reason is None
+            and 0 < len(tokens) <= self.count_remaining_turn_tokens(state)
+            and self._stop_ids.isdisjoint(tokens[:-1])
         )
         known = fits and min(tokens) >= 0 and max(tokens) < self.tokenizer.vocab_size
         if not known or (state.session_handle and self.find_turn_length(state, tokens) < len(tokens)):
@@ -214,9 +216,9 @@ class TokenMDP:
         return self._append_tokens(state, tokens, logprobs)
 
     def _build_turn_error(self, state: ConversationState, tokens: Sequence[int]) -> EnvError:
-        if not tokens or state.stop_reason is not None or len(tokens) > self.count_remaining_tokens(state):
+        if not tokens or state.stop_reason is not None or len(tokens) > self.count_remaining_turn_tokens(state):
             return EnvError(
-                f"{len(tokens)} tokens for task {state.task.id!r}, where {self.count_remaining_tokens(state)} may follow (end: {state.stop_reason})"
+                f"{len(tokens)} tokens for task {state.task.id!r}, where {self.count_remaining_turn_tokens(state)} may follow (end: {state.stop_reason})"
             )
         if not self._stop_ids.isdisjoint(tokens[:-1]):
             return EnvError(
@@ -295,7 +297,7 @@ class TokenMDP:
         state.num_policy_tokens += len(tokens)
         if tokens[-1] in self._stop_ids or (state.session_handle and self._ends_with_call(state)):
             return self._close_turn(state)
-        if self.count_remaining_tokens(state) > 0:
+        if self.count_remaining_turn_tokens(state) > 0:
             return False
         limit = "tokens" if state.num_policy_tokens >= self.max_new_tokens else "window" if len(state.tokens) >= self.max_length else "turn"
         if limit != "turn" or state.session_handle is None:  # a truncated turn is passed to the session

@@ -23,7 +23,7 @@ REPLY_PLACEHOLDER = "0"
 """A placeholder for a reply, to find the text that a tokenizer puts around one."""
 
 
-def decode_messages(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
+def decode_messages_after_prompt(row: Mapping[str, Any], tokenizer: Tokenizer) -> list[dict[str, str]] | None:
     """Decode the messages after the prompt: alternating policy turns and replies; None if the tokens do not match the tokenizer."""
     try:
         given = tokenizer.render(row["prompt"])
@@ -55,10 +55,10 @@ def build_chat_prompt(state: ConversationState) -> ChatPrompt | None:
     )
 
 
-def load_recorded_messages(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def load_messages_after_prompt(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Load the messages after the prompt, up to the policy's last turn, from a session record; None if it has no turns.
 
-    >>> load_recorded_messages({"turns": [{"text": "4"}], "step_results": [{"messages": [], "done": True}]})
+    >>> load_messages_after_prompt({"turns": [{"text": "4"}], "step_results": [{"messages": [], "done": True}]})
     [{'role': 'assistant', 'content': '4'}]
     """
     if not record.get("turns"):

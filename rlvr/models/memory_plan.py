@@ -163,7 +163,7 @@ def estimate_engine_memory(config: RunConfig, model_config: Any, num_weights: in
     return []
 
 
-def estimate_sampling_bytes(config: RunConfig, parts: list[MemoryItem], device_bytes: float) -> float:
+def estimate_bytes_while_sampling(config: RunConfig, parts: list[MemoryItem], device_bytes: float) -> float:
     """Estimate a GPU's memory while an engine samples that sleeps during the update: what the trainer keeps, and the engine's fraction of
     the device. 0 without such an engine.
     """

@@ -28,10 +28,10 @@ from typing import Any
 
 import rlvr
 from rlvr.contracts import Environment, Plugin, Sampler, Sandbox, Verifier
-from rlvr.contracts.plugin import CONTRACT_VERSION, describe_smallest, find_missing_methods, read_signature
+from rlvr.contracts.plugin import CONTRACT_VERSION, describe_missing_methods, describe_smallest, read_signature
 from rlvr.contracts.tool import Tool
-from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError, format_suggestion
-from rlvr.hints import explain_plugin_setting, find_plugin
+from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginLoadError, RlvrError, format_suggestion
+from rlvr.hints import explain_plugin_setting, translate_plugin_name
 from rlvr.plugin_files import find_plugin_file, resolve_plugin_files
 from rlvr.registry import third_party as foreign
 from rlvr.registry.dependencies import build_dependencies, build_with_tools_settings, wrap_verifier_with_audit
@@ -169,7 +169,7 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
         return _load_from_file(k, name)
     if entry is None:
         names = [e.name for e in list_entries(kind)]
-        known = find_plugin(name, names)
+        known = translate_plugin_name(name, names)
         hint = f"did you mean {known!r}?" if known else f"{format_suggestion(name, names)}."
         if k.name == "env" and (name in VERIFIERS or _find_entry("verifier", name)):
             hint += f" {name!r} is a verifier: rlvr.make_env(data, verifier={name!r}) is an environment of questions of your own."
@@ -177,7 +177,7 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
             hint = "for code that you trust, write sandbox={'name': 'process', 'trusted': True}; isolated is sandbox='auto'."
         raise NotFound(f"no {k.name} is called {name!r}; {hint} `rlvr list {k.plural}` shows all")
     if entry.error:
-        raise PluginError(entry.error)
+        raise PluginLoadError(entry.error)
     if entry.entry_point is None:
         module = _import_module(_get_builtin_module_name(k, entry.name), k, entry.name)
         return _get_factory(module, "make", k, entry.name)
@@ -187,12 +187,12 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
     except MissingExtra:
         raise
     except (Exception, SystemExit) as error:
-        raise PluginError(
+        raise PluginLoadError(
             f"{k.name} {name!r} of {entry.source} cannot be imported: {type(error).__name__}: {error}; fix or uninstall that package"
         ) from error
     checked = _require_callable(factory, k, name)
     if problem := _find_factory_problem(checked, k):
-        raise PluginError(f"{k.name} {name!r} of {entry.source} {problem}")
+        raise PluginLoadError(f"{k.name} {name!r} of {entry.source} {problem}")
     return checked
 
 
@@ -284,28 +284,28 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
             raise
         if isinstance(error, TypeError | ValueError):
             raise ConfigError(f"{k.name} {name!r} rejects its settings {_format_settings(kwargs)}: {error}") from error
-        raise PluginError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"{k.name} {name!r} cannot be built: {type(error).__name__}: {error}") from error
 
 
 def _check_class(plugin: type, kind: PluginKind, name: str) -> None:
-    """Raise PluginError if a class is not derived from the contract of its kind, or lacks a method of it."""
+    """Raise PluginLoadError if a class is not derived from the contract of its kind, or lacks a method of it."""
     if kind.contract is not None and not issubclass(plugin, kind.contract):
         contract = kind.contract.__name__
         wrong = f"{kind.name} {name!r} is a {plugin.__name__}, not an rlvr.{contract}; derive its class from that one"
-        raise PluginError(wrong + describe_smallest(contract))
-    if missing := find_missing_methods(plugin):
-        raise PluginError(missing)
+        raise PluginLoadError(wrong + describe_smallest(contract))
+    if missing := describe_missing_methods(plugin):
+        raise PluginLoadError(missing)
 
 
 def reject_other_contract_version(factory: Any, kind: str, name: Any) -> None:
-    """Raise PluginError if a plugin states another version of the contract than this one."""
+    """Raise PluginLoadError if a plugin states another version of the contract than this one."""
     stated = getattr(factory, "contract_version", None)
     if stated is None or stated == CONTRACT_VERSION:
         return
     if isinstance(stated, bool) or not isinstance(stated, int) or stated < 1:
-        raise PluginError(f"{kind} {name!r} has contract_version {stated!r:.40}; it must be a whole number, such as {CONTRACT_VERSION}")
+        raise PluginLoadError(f"{kind} {name!r} has contract_version {stated!r:.40}; it must be a whole number, such as {CONTRACT_VERSION}")
     fix = "install a newer rlvr" if stated > CONTRACT_VERSION else "port it (CHANGELOG.md says what has changed), or install an older rlvr"
-    raise PluginError(f"{kind} {name!r} is written for version {stated} of the contracts, and this rlvr has {CONTRACT_VERSION}; {fix}")
+    raise PluginLoadError(f"{kind} {name!r} is written for version {stated} of the contracts, and this rlvr has {CONTRACT_VERSION}; {fix}")
 
 
 def build_from_config(kind: str, config: Any) -> Any:
@@ -480,7 +480,7 @@ def _load_from_file(kind: PluginKind, target: str) -> Callable[..., Any]:
     if alias not in sys.modules:
         spec = importlib.util.spec_from_file_location(alias, path)
         if spec is None or spec.loader is None:
-            raise PluginError(f"{path} cannot be imported")
+            raise PluginLoadError(f"{path} cannot be imported")
         module = importlib.util.module_from_spec(spec)
         sys.modules[alias] = module
         try:
@@ -490,7 +490,7 @@ def _load_from_file(kind: PluginKind, target: str) -> Callable[..., Any]:
             del sys.modules[alias]
             hint = "install it, or, if it is a file next to this one, make a package of both (`rlvr new`)"
             fix = hint if isinstance(error, ImportError) else "fix that file"
-            raise PluginError(f"{path} cannot be imported: {type(error).__name__}: {error}; {fix}") from error
+            raise PluginLoadError(f"{path} cannot be imported: {type(error).__name__}: {error}; {fix}") from error
     return _get_factory(sys.modules[alias], attribute, kind, target)
 
 
@@ -503,9 +503,9 @@ def _import_module(dotted: str, kind: PluginKind, name: str) -> ModuleType:
         extra = EXTRA_BY_PACKAGE.get((error.name or "").split(".")[0])
         if extra:
             raise MissingExtra((error.name or "").split(".")[0], extra) from error
-        raise PluginError(f"{kind.name} {name!r} cannot be imported: {error}") from error
+        raise PluginLoadError(f"{kind.name} {name!r} cannot be imported: {error}") from error
     except Exception as error:
-        raise PluginError(f"{kind.name} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise PluginLoadError(f"{kind.name} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 EXTRA_BY_PACKAGE: Mapping[str, str] = {
@@ -525,13 +525,13 @@ def _get_factory(module: ModuleType, attribute: str, kind: PluginKind, name: str
     if not hasattr(module, attribute):
         public = [n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)]
         where = Path(str(module.__file__)).name if module.__name__.startswith(FILE_MODULE_PREFIX) else module.__name__
-        raise PluginError(f"{kind.name} {name!r}: {where} has no {attribute!r}; {format_suggestion(attribute, public)}")
+        raise PluginLoadError(f"{kind.name} {name!r}: {where} has no {attribute!r}; {format_suggestion(attribute, public)}")
     return _require_callable(getattr(module, attribute), kind, name)
 
 
 def _require_callable(factory: Any, kind: PluginKind, name: str) -> Callable[..., Any]:
     if not callable(factory):
-        raise PluginError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
+        raise PluginLoadError(f"{kind.name} {name!r} is {factory!r}; a plugin is a class or a function that takes keyword arguments")
     plugin: Callable[..., Any] = factory
     return plugin
 

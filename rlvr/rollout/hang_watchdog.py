@@ -27,7 +27,7 @@ ABORT_GRACE_S = 5.0
 
 
 @contextlib.contextmanager
-def abort_on_hang(timeout_s: float) -> Iterator[None]:
+def abort_on_blocked_interpreter(timeout_s: float) -> Iterator[None]:
     """Abort this process if its interpreter is blocked for as long as a call may take, but at least 30 s."""
     global _watch
     with _lock:

@@ -46,10 +46,10 @@ class ReplayReport:
         return {"episodes": self.episodes, "mismatches": self.mismatches, "failed": self.failed, **recorded, "details": list(self.details)}
 
 
-def replay_run(run: str | Path, *, max_details: int = 20) -> ReplayReport:
+def replay_recorded_episodes(run: str | Path, *, max_details: int = 20) -> ReplayReport:
     """Replay every recorded episode of a run, in the environment of its configuration.
 
-    >>> replay_run(Path("runs/quickstart")).mismatches  # doctest: +SKIP
+    >>> replay_recorded_episodes(Path("runs/quickstart")).mismatches  # doctest: +SKIP
     0
     """
     run = Path(run)

@@ -20,13 +20,14 @@ from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.registry.plugins import build_from_config
-from rlvr.rollout.hang_watchdog import abort_on_hang
+from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
 from rlvr.rollout.rollout_request import RolloutRequest as RolloutRequest
 from rlvr.rollout.rollout_request import derive_seed as derive_seed
 from rlvr.rollout.scheduler import RolloutScheduler
 from rlvr.rollout.session_scheduler import SessionRolloutScheduler
 from rlvr.rollout.timing import RolloutTiming as RolloutTiming
 from rlvr.rollout.timing import measure_covered_time as measure_covered_time
+from rlvr.synonyms import translate_env_name
 from rlvr.task import Task
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Rollout(Hinted):
         self.timing = RolloutTiming()
         schedule = (SessionRolloutScheduler if self.mdp.is_interactive else RolloutScheduler)(self, requests, self.timing)
         try:
-            with abort_on_hang(self.call_timeout_s):
+            with abort_on_blocked_interpreter(self.call_timeout_s):
                 for conversation in schedule.run(sampling):
                     yield conversation.number, conversation.build_episode(version)
         finally:
@@ -231,7 +232,7 @@ def _make_mdp(
     tokenizer: Tokenizer | str | None,
     limits: Mapping[str, int | None],
 ) -> TokenMDP:
-    environment = unwrap_environment(environment)
+    environment = translate_env_name(unwrap_environment(environment))
     if isinstance(environment, TokenMDP):
         if tokenizer is not None or any(value is not None for value in limits.values()):
             raise ConfigError("a TokenMDP has its own tokenizer and limits; give the environment instead, or leave them out")

@@ -52,7 +52,7 @@ def choose_fallback_cache(model: Any) -> type[PaddedCache] | type[LengthGroupedC
                 found = _compute_cache_logits(model, memory)
                 held = isinstance(memory, RecomputingCache) or memory.supports_all_layers
                 unfit = (kind is LengthGroupedCache and has_inconsistent_cached_steps(model)) or (
-                    kind is PaddedCache and is_wrong_without_padding(model)
+                    kind is PaddedCache and is_padded_cache_wrong(model)
                 )
                 if held and are_close(found, expected, model.dtype) and not unfit:
                     return kind
@@ -95,7 +95,7 @@ def has_inconsistent_cached_steps(model: Any) -> bool:
     return not bool((found - expected).abs().max() <= room * expected.abs().max())
 
 
-def is_wrong_without_padding(model: Any) -> bool:
+def is_padded_cache_wrong(model: Any) -> bool:
     """Return whether `PaddedCache` differs from a plain forward pass for prompts of equal length.
 
     transformers drops a mask without padding. An attention with a mask of its own may then look ahead: Doge does in version 4.56.

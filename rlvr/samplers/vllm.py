@@ -220,7 +220,7 @@ class VLLMSampler(Sampler):
         if self._engine is None and self._model is not None:
             self._engine = self._start_engine(self._model)
 
-    def get_weight_load_metrics(self) -> dict[str, float]:
+    def get_weight_sync_metrics(self) -> dict[str, float]:
         """Return how much the log-probabilities of the probe differ between trainer and engine."""
         return {} if self._probe is None else self._probe.get_difference_metrics()
 

@@ -27,10 +27,10 @@ class BadRow(ValueError):
     """A malformed row: the client gets an error instead of a verdict."""
 
 
-def decode_json(line: bytes) -> Any:
+def decode_json_leniently(line: bytes) -> Any:
     """Decode JSON with msgspec, five times faster than `json`, which decodes what msgspec rejects, such as NaN and lone surrogates.
 
-    >>> decode_json(b'{"id": 12345678901234567890123, "x": NaN}')
+    >>> decode_json_leniently(b'{"id": 12345678901234567890123, "x": NaN}')
     {'id': 12345678901234567890123, 'x': nan}
     """
     try:
@@ -65,7 +65,7 @@ def parse_row(line: bytes) -> tuple[Any, Task, str]:
     if has_too_many_values(line):
         raise BadRow(f"this row has more than {MAX_VALUES:,} values; {ROW_FORMAT}")
     try:
-        row = decode_json(line)
+        row = decode_json_leniently(line)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"this row is not JSON ({error}); {ROW_FORMAT}"[:400]) from None
     if not isinstance(row, dict) or "reference" not in row or not isinstance(row.get("answer"), str):

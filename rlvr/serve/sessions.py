@@ -17,7 +17,7 @@ MAX_CALLS_PER_THREAD = 4
 
 
 @dataclass(slots=True)
-class LeasedSession:
+class SessionRecord:
     """The server's record of an open session: the worker process that holds it, and the time when it expires."""
 
     worker: WorkerProcess
@@ -30,7 +30,7 @@ class SessionManager:
 
     def __init__(self, pool: ServicePool, *, max_sessions: int, session_timeout_s: float, call_timeout_s: float) -> None:
         self.pool, self.max_sessions, self.session_timeout_s, self.call_timeout_s = pool, max_sessions, session_timeout_s, call_timeout_s
-        self.sessions: dict[str, LeasedSession] = {}
+        self.sessions: dict[str, SessionRecord] = {}
 
     async def open_session(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Open a session; the reply has its id, its prompt and its tools."""
@@ -41,7 +41,7 @@ class SessionManager:
             )
         session, hand = secrets.token_urlsafe(16), self._find_least_loaded_worker()
         self._check_call_limit(hand)
-        self.sessions[session] = LeasedSession(hand, time.monotonic() + self.call_timeout_s + self.session_timeout_s, is_busy=True)
+        self.sessions[session] = SessionRecord(hand, time.monotonic() + self.call_timeout_s + self.session_timeout_s, is_busy=True)
         said = await self._call_worker(hand, {**body, "what": "open", "session": session})
         if said.get("status") == 429:
             del self.sessions[session]
@@ -87,7 +87,7 @@ class SessionManager:
                 self.pool.metrics.count("leases_ended")
                 self._drop_session(session, held.worker)
 
-    def _get_session(self, session: str) -> LeasedSession:
+    def _get_session(self, session: str) -> SessionRecord:
         held = self.sessions.get(session)
         if held is None:
             raise RequestError(410, "there is no such session; it may have expired")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlvr.contracts.schema import build_parameters_schema, extract_docstring_summary
+from rlvr.contracts.schema import build_parameters_schema, strip_docstring_sections
 from rlvr.contracts.tool import Tool, ToolExample, await_if_needed, format_result
-from rlvr.errors import PluginError
+from rlvr.errors import PluginLoadError
 from rlvr.registry.plugins import load_function
 from rlvr.turns import ToolSpec
 
@@ -39,9 +39,9 @@ class FunctionTool(Tool):
         function = load_function(function, "function") if isinstance(function, str) else function
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
-        about = extract_docstring_summary(function.__doc__ or "")
+        about = strip_docstring_sections(function.__doc__ or "")
         if not about:
-            raise PluginError(f"the function {self.name} has no docstring; describe in it what the tool does, for the policy")
+            raise PluginLoadError(f"the function {self.name} has no docstring; describe in it what the tool does, for the policy")
         self.examples = self.examples if function is add else ()
         self._specs = (ToolSpec(self.name, about, build_parameters_schema(function)),)
 

@@ -116,7 +116,7 @@ def _choose_kept(found: list[Path], save_total_limit: int | None, healthy_step: 
     return kept
 
 
-def set_aside_later_checkpoints(folder: Path, step: int) -> int:
+def set_aside_checkpoints_after(folder: Path, step: int) -> int:
     """Set aside the checkpoints after a step, so that a resume goes on from the newest one up to it; return the step of that one.
 
     If all are later, or have weights that are not finite, the oldest stays.

@@ -97,7 +97,7 @@ def train_reward_model(
     transformers.utils.logging.disable_progress_bar()
     screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model_training
     assert settings is not None
-    check_reward_model_settings(config)
+    reject_settings_without_effect(config)
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     folder = out or Path("runs") / f"reward-model-{datetime.now():%Y%m%d-%H%M%S}"
@@ -157,7 +157,7 @@ def train_reward_model(
         return finish_run(trainer, material, run, config, screen, began)
 
 
-def check_reward_model_settings(config: RunConfig) -> None:
+def reject_settings_without_effect(config: RunConfig) -> None:
     """Raise ConfigError for settings that have no effect on a reward model."""
     for name, usual, reason in (
         ("mixed_precision", "auto", "it trains in the precision of its weights, model.dtype"),
@@ -182,7 +182,7 @@ def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings
     if num_conversations:
         raise ConfigError(f"{num_conversations} of the episodes have several turns; a reward model reads one prompt and one answer")
     select_paired_answers(groups, 1)  # raises first if there is no pair at all
-    share = config.data.held_out_pair_fraction
+    share = config.data.held_out_task_fraction
     apart = [derive_seed(config.seed, "held out", group[0].task_id) % 10_000 < share * 10_000 for group in groups]
 
     def rows(e: Episode) -> list[int]:
@@ -195,7 +195,7 @@ def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings
 
     answers = [(rows(e), e.reward) for group, held in zip(groups, apart, strict=True) if held for e in group]
     if not (training := of(False)):
-        raise ConfigError(f"all pairs belong to held-out tasks; lower data.held_out_pair_fraction, which is {share}")
+        raise ConfigError(f"all pairs belong to held-out tasks; lower data.held_out_task_fraction, which is {share}")
     return RewardModelData(training, of(True), answers)
 
 

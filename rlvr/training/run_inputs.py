@@ -18,13 +18,13 @@ from rlvr.config.config import LogConfig, RunConfig, find_recipes, load_config, 
 from rlvr.config.overrides import apply_overrides
 from rlvr.config.rollout import RolloutConfig
 from rlvr.config.training import TrainConfig
-from rlvr.conformance.gold_check import check_references
+from rlvr.conformance.gold_check import find_unreadable_references
 from rlvr.contracts import Environment, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.hints import explain_keyword
-from rlvr.mdp.answer_faults import smoke_test_verifier
+from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.task_data import (
     DATA_ENV,
     is_data,
@@ -37,8 +37,9 @@ from rlvr.mdp.task_data import (
 )
 from rlvr.mdp.tokenizers import get_model_vocab_size, load_tokenizer
 from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
-from rlvr.rollout.hang_watchdog import abort_on_hang
+from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
 from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S
+from rlvr.synonyms import translate_env_name
 
 OBJECT_PREFIX = "object:"
 """How a configuration names an object that was given from Python; a run with one cannot be repeated from its configuration alone."""
@@ -96,10 +97,10 @@ def resolve_run_inputs(
             `rollout` and `log` (steps=5, num_generations=8), of the algorithm (beta=0.04), with data those of its environment
             (tools=[...]), and `lora`, the adapter of the model.
     """
-    recipe, settings, model, env, data = name_arguments(recipe, settings, model, env, data)
+    recipe, settings, model, env, data = resolve_positional_arguments(recipe, settings, model, env, data)
     if isinstance(data, Mapping):
         sections, data = {"data": data, **sections}, None
-    env = unwrap_environment(env)
+    env = translate_env_name(unwrap_environment(env))
     if data is None and env is not None and is_data(env):  # an environment as in `make_env`
         data, env = env, None
     if isinstance(env, Environment):
@@ -179,15 +180,15 @@ def resolve_run_inputs(
     return RunInputs(_load(recipe, overrides), **objects)
 
 
-def name_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) -> tuple[Any, Any, Any, Any, Any]:
+def resolve_positional_arguments(recipe: Any, settings: Any, model: Any, env: Any, data: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Return the arguments of a run, where a model and an environment or data may stand in order, as in `rlvr.evaluate`, in the places of
     the recipe and of its settings.
 
     >>> import rlvr
     >>> loaded = rlvr.LoadedModel(object(), rlvr.load_tokenizer("chars"))
-    >>> name_arguments(loaded, "arithmetic", None, None, None)[2:] == (loaded, "arithmetic", None)
+    >>> resolve_positional_arguments(loaded, "arithmetic", None, None, None)[2:] == (loaded, "arithmetic", None)
     True
-    >>> name_arguments("arithmetic", None, "DIR", None, None)
+    >>> resolve_positional_arguments("arithmetic", None, "DIR", None, None)
     (None, None, 'DIR', 'arithmetic', None)
     """
     second = unwrap_environment(settings)
@@ -286,7 +287,7 @@ def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> 
     wanted = None if verifier is None else to_verifier_setting(verifier)
     made = make_data_env(data, verifier=wanted, **settings)
     _try_verifier(made)
-    check_references(made).raise_if_useless()
+    find_unreadable_references(made).raise_if_none_readable()
     plain = isinstance(data, str | Path) and not isinstance(wanted, Verifier)
     if not plain or not _is_plain(settings):
         return made
@@ -296,8 +297,8 @@ def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> 
 
 def _try_verifier(env: Environment) -> None:
     """Call the functions among the verifiers once; one that blocks the interpreter ends the process with a message."""
-    with abort_on_hang(DEFAULT_CALL_TIMEOUT_S):
-        smoke_test_verifier(env, env.splits[0])
+    with abort_on_blocked_interpreter(DEFAULT_CALL_TIMEOUT_S):
+        smoke_test_user_functions(env, env.splits[0])
 
 
 def _is_plain(value: Any) -> bool:

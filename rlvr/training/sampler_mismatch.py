@@ -276,7 +276,8 @@ def measure_logprob_gaps(
         mdp = TokenMDP(environment, tokenizer)
         states = [mdp.preview_prompt(environment.task("train", i // 4)) for i in range(num_completions)]
         requests = [
-            Request(list(state.tokens), mdp.count_remaining_tokens(state), derive_seed("agreement", i)) for i, state in enumerate(states)
+            Request(list(state.tokens), mdp.count_remaining_turn_tokens(state), derive_seed("agreement", i))
+            for i, state in enumerate(states)
         ]
         for precision in precisions:
             weights, mixed = PRECISIONS[precision]

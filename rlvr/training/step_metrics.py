@@ -19,7 +19,7 @@ NGRAM = 4
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-def complete_token_counts(metrics: dict[str, float], batch: RolloutBatch) -> dict[str, float]:
+def add_dropped_token_counts(metrics: dict[str, float], batch: RolloutBatch) -> dict[str, float]:
     """Add dropped groups to the learner's token counts, and check sampled = trained + masked + dropped."""
     whole = dict(metrics)
     for reason, groups in batch.dropped.items():

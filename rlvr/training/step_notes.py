@@ -83,12 +83,12 @@ class UnusualMetricNotes(Callback):
         """Print the new notes."""
         notes = [
             *self.find_notes(record.metrics, record.timings),
-            *self.find_unreadable(step, select_episodes_for_metrics(record.batch.all_groups)),
+            *self.find_unextractable_answers(step, select_episodes_for_metrics(record.batch.all_groups)),
         ]
         for note in notes:
             self.console.print(f"note: {note}", highlight=False, markup=False)
 
-    def find_unreadable(self, step: int, episodes: Sequence[Episode]) -> list[str]:
+    def find_unextractable_answers(self, step: int, episodes: Sequence[Episode]) -> list[str]:
         """Return a note with two examples, once, if the verifier finds nothing to judge in most answers of a step."""
         scored = [e for e in episodes if e.verdict is not None and e.verdict.is_scored]
         unread = [e for e in scored if e.verdict is not None and NO_ANSWER_REASON.match(e.verdict.reason)]

@@ -83,7 +83,7 @@ from rlvr.training.run_summary import build_run_table, print_run_table
 from rlvr.training.sampler_mismatch import check_logprob_mismatch
 from rlvr.training.sft_warmup import run_sft_warmup
 from rlvr.training.step_metrics import (
-    complete_token_counts,
+    add_dropped_token_counts,
     compute_sampling_metrics,
     compute_session_metrics,
     compute_token_staleness_metrics,
@@ -326,7 +326,7 @@ class Trainer(Hinted):
         row: dict[str, Any] = {
             "step": step + 1,
             **compute_sampling_metrics(batch.all_groups),
-            **complete_token_counts(metrics, batch),
+            **add_dropped_token_counts(metrics, batch),
             **batch.metrics,
         }
         if self.environment.sub_environments:
@@ -422,7 +422,7 @@ class Trainer(Hinted):
 
         def set_aside() -> int:
             self.checkpoint_writer.wait_for_write()
-            return checkpoint.set_aside_later_checkpoints(self.folder, step)
+            return checkpoint.set_aside_checkpoints_after(self.folder, step)
 
         self.last_saved_step = run_on_main(self.accelerator, set_aside)
         return self.last_saved_step

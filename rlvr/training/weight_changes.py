@@ -17,7 +17,7 @@ MIN_CHANGED_FRACTION = 1e-3
 """A step that changes less than this fraction of low-precision weights changes nothing: its updates are rounded away, but for weights near 0."""
 
 
-class BrokenWeights(NamedTuple):
+class NonfiniteWeights(NamedTuple):
     """Weights that are infinite or not a number."""
 
     step: int
@@ -44,7 +44,7 @@ class WeightChanges:
         """The steps after which somebody put the weights back."""
         self.foreign_steps = set[int]()
         """The steps before which somebody other than the optimizer changed weights."""
-        self.broken: BrokenWeights | None = None
+        self.broken: NonfiniteWeights | None = None
         """The first weights that were not finite."""
         self._first = self._last = torch.zeros(0)
         """The weights before the last update, and when they were last looked at."""
@@ -78,7 +78,7 @@ class WeightChanges:
 
     def _look_for_broken(self, model: nn.Module, step: int, cause: str, last_good_step: int) -> None:
         if self.broken is None and (found := find_nonfinite_weights(model)):
-            self.broken = BrokenWeights(step, f"{found} are not finite", cause, last_good_step)
+            self.broken = NonfiniteWeights(step, f"{found} are not finite", cause, last_good_step)
 
     def was_in_vain(self, step: int) -> bool:
         """Whether a step changed no weights, or somebody put them back. Of the newest step the latter shows only at the next one: until

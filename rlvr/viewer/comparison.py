@@ -15,7 +15,7 @@ from typing import Any
 
 from rlvr.errors import RlvrError
 from rlvr.evaluation.compare import EnvComparison, compare_evaluations
-from rlvr.evaluation.statistics import compute_t_quantile, compute_t_tail, mean
+from rlvr.evaluation.statistics import compute_t_quantile, compute_t_upper_tail, mean
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.run_log import load_run_config
 from rlvr.viewer.run_summary import compute_share_interval, load_report
@@ -128,7 +128,7 @@ def _compute_difference(
         freedom = error**4 / sum(part**2 / (len(found) - 1) for part, found in zip(parts, (a, b), strict=True))
         half = compute_t_quantile(0.975, freedom) * error
         note = "Intervals over seeds by Welch's t; they cover the variation between seeds, not between tasks."
-        return value, value - half, value + half, 2 * compute_t_tail(abs(value) / error, freedom), note
+        return value, value - half, value + half, 2 * compute_t_upper_tail(abs(value) / error, freedom), note
     counts = [report.get("held_out_tasks") or 0 for report in reports]
     ends = [compute_share_interval(mean(found), count) for found, count in zip((a, b), counts, strict=True)]
     (l1, u1), (l2, u2) = ends

@@ -14,10 +14,10 @@ BANDS = ("all right", "most right", "some right", "none right")
 SOLVED_TITLE, COMPONENTS_TITLE = "groups by share of right answers", "reward by part"
 
 
-class EpisodeCurves:
+class GroupAndComponentCurves:
     """Collects episodes one by one, and builds curves by step: the share of groups by right answers, and the mean of each reward component.
 
-    >>> curves = EpisodeCurves()
+    >>> curves = GroupAndComponentCurves()
     >>> for score in (1.0, 0.0):
     ...     curves.add_episode({"step": 1, "group": "1:0", "verdict": {"score": score}})
     >>> curves.build_panels()[0]["lines"]["most right"]

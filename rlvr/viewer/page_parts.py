@@ -22,7 +22,7 @@ from rlvr.evaluation.samples import ROWS_FILE, count_tokens
 from rlvr.mdp.tokenizers import SPECIALS
 from rlvr.runs.conversation_stats import count_turns_and_calls
 from rlvr.viewer.conversation_view import build_conversation_view
-from rlvr.viewer.episode_curves import EpisodeCurves
+from rlvr.viewer.episode_curves import GroupAndComponentCurves
 
 EPISODES_PER_CHUNK = 500
 """The number of episodes that are compressed together."""
@@ -114,7 +114,7 @@ class PackedEpisodes:
 
 def pack_episodes(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, prefix: str = "") -> PackedEpisodes:
     """Pack the columns, texts and tokens of all episodes in one pass."""
-    columns, rates, parts = EpisodeColumns(), EpisodeCurves(), {f"{prefix}columns": ""}
+    columns, rates, parts = EpisodeColumns(), GroupAndComponentCurves(), {f"{prefix}columns": ""}
     seen: set[int] = set()
     fits = 0
     try:

@@ -105,7 +105,7 @@ class CgroupMeter:
         raw = os.pread(self._stat, 16384, 0)
         return int(os.pread(self._memory, 64, 0)) - _parse_field(raw, b"active_file") - _parse_field(raw, b"inactive_file")
 
-    def get_cpu_s(self) -> float:
+    def get_total_cpu_s(self) -> float:
         """Return the processor time, in seconds, of everything in the container since it started."""
         return self._parse_cpu_s(os.pread(self._cpu, 4096, 0))
 
@@ -138,7 +138,7 @@ class ProcessTableMeter:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
         return sum(_read_rss_bytes(pid) for pid in list_descendants(self._root, self._spared_pids))
 
-    def get_cpu_s(self) -> float:
+    def get_total_cpu_s(self) -> float:
         """Return the processor time, in seconds, of all descendants seen so far."""
         living: dict[int, float] = {}
         for pid in list_descendants(self._root, self._spared_pids):

@@ -36,7 +36,7 @@ def detect_isolation(settings: dict[str, Any], has_filter: bool, meter: str, kil
     root = [line.split()[3].split(",") for line in _read_text("/proc/self/mounts").splitlines() if line.split()[1] == "/"]
     if root and "ro" in root[-1]:
         found.append("read-only root")
-    if has_process_limit():
+    if has_cgroup_process_limit():
         found.append("process count limited")
     most = settings.get("memory_bytes") or 1 << 50
     by_cgroup = any(_has_limit(f"{meters.CGROUP_ROOT}/{name}", most) for name in ("memory/memory.limit_in_bytes", "memory.max"))
@@ -48,7 +48,7 @@ def detect_isolation(settings: dict[str, Any], has_filter: bool, meter: str, kil
     return found
 
 
-def has_process_limit() -> bool:
+def has_cgroup_process_limit() -> bool:
     """Return whether the control group of this container limits its processes."""
     return any(_has_limit(f"{meters.CGROUP_ROOT}/{name}", 1 << 22) for name in ("pids/pids.max", "pids.max"))
 

@@ -79,7 +79,7 @@ class ProgramIO:
         """Wait until the checker is set up; the program starts only then, so that it cannot disturb the setup."""
         return bool(select.select(self.ready_pipes[1:], [], [], seconds)[0]) and _read_first_byte(self.ready_pipes[1]) == b"+"
 
-    def is_program_ready(self) -> bool:
+    def is_program_set_up(self) -> bool:
         """Return whether the program was set up; from then on, every failure is caused by the program."""
         return _read_first_byte(self.ready_pipes[0]) == b"+"
 

@@ -139,7 +139,7 @@ class Supervisor:
         """Describe files that another user wrote into the program's folders while it ran; the result cannot be trusted then."""
         if self.uid is None:
             return ""
-        found = places.find_foreign_files(self.folders, {self.uid, self.uid + 1}, known_inodes)
+        found = places.find_files_of_other_users(self.folders, {self.uid, self.uid + 1}, known_inodes)
         return f"another user wrote into the program's folders: {sorted(found)[:3]}" if found else ""
 
     def _write_file(self, name: str, data: bytes, mode: int = 0o644) -> tuple[int, int]:
@@ -155,7 +155,7 @@ class Supervisor:
         stage = ProgramIO(parts)
         try:
             base = self.meter.set_baseline()
-            cpu, kills = self.meter.get_cpu_s(), self.meter.count_oom_kills()
+            cpu, kills = self.meter.get_total_cpu_s(), self.meter.count_oom_kills()
             if stage.checker_fds:  # first, so that the program cannot keep its checker from starting
                 other = None if self.uid is None else self.uid + 1
                 # under one user id the kernel counts the program's processes, too: they must not keep the checker from its own
@@ -172,8 +172,8 @@ class Supervisor:
             self._watch_until_end(run, stage.read_ends, (base, cpu, began))
             self._kill_program(run)
             streams.drain_output(run, stage.read_ends)
-            run.wall_s, run.cpu_s = time.monotonic() - began, max(run.cpu_s, self.meter.get_cpu_s() - cpu)
-            self._set_exit_status(run, kills, stage.is_program_ready())
+            run.wall_s, run.cpu_s = time.monotonic() - began, max(run.cpu_s, self.meter.get_total_cpu_s() - cpu)
+            self._set_exit_status(run, kills, stage.is_program_set_up())
         finally:
             stage.close()
 
@@ -233,7 +233,7 @@ class Supervisor:
     def _check_limits(self, run: streams.RunState, base: int, cpu: float, began: float, now: float) -> None:
         limits, elapsed = run.limits, now - began
         run.peak_bytes = max(run.peak_bytes, self.meter.get_memory_bytes() - base)
-        run.cpu_s = self.meter.get_cpu_s() - cpu
+        run.cpu_s = self.meter.get_total_cpu_s() - cpu
         if self.meter.exceeds_memory(int(limits["memory_mb"] * MEGABYTE)):
             run.record_stop("MEMORY_LIMIT", f"the program used more than {limits['memory_mb']} MB")
         elif run.cpu_s > limits["cpu_s"]:
@@ -344,11 +344,11 @@ def main(settings: dict[str, Any]) -> None:
     """Set up, fork the zygote, then handle requests until the owner exits. A forked child returns as the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     spaces = namespaces.enter_namespaces(settings["disk_mb"]) if settings.get("namespaces") else []
-    has_process_limit = False
+    has_cgroup_process_limit = False
     if outer := settings.get("outer_namespaces"):  # whoever started this process has put it into namespaces
         spaces = namespaces.list_own_namespaces(outer)
         namespaces.mount_work_folders(settings["disk_mb"])
-        has_process_limit = settings["uid"] is not None or namespaces.is_process_count_limited()
+        has_cgroup_process_limit = settings["uid"] is not None or namespaces.is_process_count_limited()
         spaces += [namespaces.OWN_DISK_LABEL, *(["no new user namespaces"] if namespaces.forbid_user_namespaces() else [])]
     if own_disks_mb := settings.get("own_disks_mb"):  # the engine cannot limit how many files they hold
         namespaces.mount_work_folders(own_disks_mb)
@@ -356,9 +356,9 @@ def main(settings: dict[str, Any]) -> None:
         settings["places"] = list(namespaces.WRITABLE_FOLDERS)
     settings["users"] = None if settings["uid"] is None else namespaces.choose_user_ids(settings["uid"])
     if (
-        settings["cgroup"] and settings["users"] and not probe.has_process_limit()
+        settings["cgroup"] and settings["users"] and not probe.has_cgroup_process_limit()
     ):  # in a container: a kernel of its own has no control group
-        has_process_limit = namespaces.is_process_count_limited(settings["users"].first)
+        has_cgroup_process_limit = namespaces.is_process_count_limited(settings["users"].first)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     rights.clear_bounding_set()
     boxed = groups.create_parent_cgroup(settings["boxes"]) if settings.get("boxes") else None
@@ -381,7 +381,7 @@ def main(settings: dict[str, Any]) -> None:
     compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
     languages = ["python", *(name for name, path in compilers if shutil.which(path))]
     applied = probe.detect_isolation(settings, filtered, supervisor.meter.name, supervisor.killer.mechanism, spaces)
-    if has_process_limit:
+    if has_cgroup_process_limit:
         applied.append("process count limited by the kernel")
     if boxed is not None:
         applied.append("each call ended by its control group" if boxed.is_available else "a call that hangs ends everything in its session")

@@ -50,7 +50,7 @@ def empty_folders(folders: list[str], uid: int | None, gid: int | None) -> None:
             raise OSError(f"{place} could not be emptied: {os.listdir(place)[:3]}")
 
 
-def find_foreign_files(folders: list[str], uids: set[int], known_inodes: set[tuple[int, int]]) -> set[str]:
+def find_files_of_other_users(folders: list[str], uids: set[int], known_inodes: set[tuple[int, int]]) -> set[str]:
     """Return the top-level names in the folders that belong to none of these users and were not written by us.
 
     Our own files are recognized by device and inode number, because the program may rename them.

@@ -85,7 +85,7 @@ class OutageGuard:
         """Note that the engine has replied."""
         self._has_replied = True
 
-    def wait_if_away(self, since: float) -> bool:
+    def wait_out_outage(self, since: float) -> bool:
         """Wait until the engine replies; return whether it was away at some time since then. Raises SandboxUnavailable after the timeout."""
         if not self._has_replied:
             return False

@@ -29,7 +29,7 @@ CLOSED_MESSAGE = "the sandbox is closed"
 PoolKey = tuple[str, int, int, int]
 
 
-class SessionBroken(OSError):
+class SessionBrokenByProgram(OSError):
     """Raised when a program broke its session: not a failure of the sandbox."""
 
 
@@ -60,7 +60,7 @@ class OpenSandboxSession(SandboxSession):
         header: dict[str, Any] = {"box": "run", "language": language, "listed": listed, "wall_s": wall_s}
         try:
             reply, said = self._request(header, {"source": data}, wall_s + REPLY_TIMEOUT_S)
-        except SessionBroken:
+        except SessionBrokenByProgram:
             return ExecutionResult(ExitStatus.SANDBOX_VIOLATION, reason=self._end_reason, message=BROKEN_MESSAGE)
         except SandboxError as error:
             return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=str(error))
@@ -101,14 +101,14 @@ class OpenSandboxSession(SandboxSession):
     def _request_file(self, header: dict[str, Any], parts: dict[str, bytes]) -> dict[str, bytes]:
         try:
             reply, said = self._request(header, parts, REPLY_TIMEOUT_S)
-        except SessionBroken as error:
+        except SessionBrokenByProgram as error:
             raise OSError(errno.EIO, BROKEN_MESSAGE, header["path"]) from error
         if code := reply["errno"]:
             raise OSError(code, os.strerror(code), header["path"])
         return said
 
     def _request(self, header: dict[str, Any], parts: dict[str, bytes], seconds: float) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """Send one request and return the reply. Raises SessionBroken if a program broke the session, SandboxError if it failed."""
+        """Send one request and return the reply. Raises SessionBrokenByProgram if a program broke the session, SandboxError if it failed."""
         with self._request_lock:
             if self._end_reason:
                 raise self._make_error()
@@ -125,7 +125,7 @@ class OpenSandboxSession(SandboxSession):
             return reply, said
 
     def _make_error(self) -> Exception:
-        return (SessionBroken if self._broken else SandboxError)(self._end_reason)
+        return (SessionBrokenByProgram if self._broken else SandboxError)(self._end_reason)
 
     def _mark_failed(self, reason: str, *, broken: bool) -> None:
         """Mark the session as failed and release its supervisor; `broken` says that a program in the session is the cause."""

@@ -349,7 +349,7 @@ def test_several_pairs_of_a_group_pull_as_one_mean() -> None:
     group = [said(1.0), said(0.0), said(0.8), said(0.2), said(0.5)]
     shifts = [[0.2, -0.1, 0.0, 0.3, 9.0]]
     one = preferences.compute_preference_advantages([[e.reward for e in group]], shifts, 0.5, max_pairs=2)
-    forces = [1 / 2 * preferences.compute_pair_gradient(d, 0.5, "dpo", 0.0) for d in (0.3, -0.3)]
+    forces = [1 / 2 * preferences.compute_pair_advantage(d, 0.5, "dpo", 0.0) for d in (0.3, -0.3)]
     assert one.advantages[0] == pytest.approx([forces[0], -forces[0], forces[1], -forces[1], 0.0])
     assert one.metrics["rewards/accuracies"] == 0.5 and one.metrics["rewards/chosen"] == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="log-probabilities"):

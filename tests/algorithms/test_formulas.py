@@ -108,7 +108,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
         more: dict[str, Any] = {} if reference is None else {"frozen_logprobs": {"reference": reference[pick]}}
         more |= make_sample_columns(algorithm, old[pick], {*columns, *more})
         if algorithm.traits.needs_batch_stats:
-            more["batch_stats"] = algorithm.compute_batch_stats(columns)
+            more["batch_stats"] = algorithm.compute_token_batch_stats(columns)
         losses, _ = algorithm.compute_token_losses(LossInputs(new=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more))
         weights = torch.tensor(algorithm.compute_row_weights([1] * size, ["0"] * size, max_length=1), dtype=torch.float64)
         total = total - math.exp(float(old[pick].sum())) * (losses * weights).sum()

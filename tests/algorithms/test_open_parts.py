@@ -51,7 +51,7 @@ def counted(columns, all_reduce, *, share):
     return columns["advantages"].abs() * share
 
 
-@declare_traits("needs_token_context", compute_batch_stats=counted)
+@declare_traits("needs_token_context", compute_token_batch_stats=counted)
 def weighed(x, *, share: float = 0.5):
     SEEN.append((x.tokens, x.episodes, x.turns, x.batch_stats, x.advantages))
     return -x.batch_stats * x.advantages * x.new
@@ -365,22 +365,27 @@ def test_clip_cov_takes_the_gradient_of_the_chosen_tokens_only() -> None:
     columns = {"advantages": tensor(3.0, -3.0, 0.1, 1.0), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
     cov = compute_covariance(columns, list)
     wanted = max(c for c in cov.tolist() if 1.0 < c < 5.0)
-    assert build("algorithm", "clip_cov").compute_batch_stats(columns).tolist() == [float(c == wanted) for c in cov.tolist()]
-    assert not build("algorithm", "clip_cov", clip_cov_lb=90.0, clip_cov_ub=99.0).compute_batch_stats(columns).any()
+    assert build("algorithm", "clip_cov").compute_token_batch_stats(columns).tolist() == [float(c == wanted) for c in cov.tolist()]
+    assert not build("algorithm", "clip_cov", clip_cov_lb=90.0, clip_cov_ub=99.0).compute_token_batch_stats(columns).any()
 
 
 def test_clip_cov_chooses_between_its_bounds_and_not_at_them() -> None:
     columns = {"advantages": tensor(3.0, -3.0, 1.0, -1.0), "old": tensor(-1.0, -3.0, -1.0, -3.0)}
     assert compute_covariance(columns, list).tolist() == [3.0, 3.0, 1.0, 1.0]
-    assert build("algorithm", "clip_cov", clip_cov_lb=0.5, clip_cov_ub=3.0).compute_batch_stats(columns).tolist() == [0.0, 0.0, 1.0, 1.0]
-    assert not build("algorithm", "clip_cov", clip_cov_lb=1.0, clip_cov_ub=3.0).compute_batch_stats(columns).any()
+    assert build("algorithm", "clip_cov", clip_cov_lb=0.5, clip_cov_ub=3.0).compute_token_batch_stats(columns).tolist() == [
+        0.0,
+        0.0,
+        1.0,
+        1.0,
+    ]
+    assert not build("algorithm", "clip_cov", clip_cov_lb=1.0, clip_cov_ub=3.0).compute_token_batch_stats(columns).any()
 
 
 def test_kl_cov_holds_the_tokens_that_vary_most() -> None:
     algorithm = build("algorithm", "kl_cov", kl_cov_ratio=0.5, kl_cov_coef=2.0)
     columns = {"advantages": tensor(3.0, -3.0, 0.1, -0.1), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
     cov = compute_covariance(columns, list)
-    assert algorithm.compute_batch_stats(columns).tolist() == [float(c in sorted(cov.tolist())[-2:]) for c in cov.tolist()]
+    assert algorithm.compute_token_batch_stats(columns).tolist() == [float(c in sorted(cov.tolist())[-2:]) for c in cov.tolist()]
     new, old = tensor(-1.0, -2.0), tensor(-1.5, -1.5)
     loss, _ = algorithm.compute_token_losses(inputs(new=new, old=old, advantages=tensor(1.0, 1.0), batch_stats=tensor(0.0, 1.0)))
     assert loss.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5) + 2.0 * 0.5])

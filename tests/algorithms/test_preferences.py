@@ -39,7 +39,7 @@ def test_the_pull_is_the_slope_of_the_loss(d: float, beta: float, smoothing: flo
     truth = (h - 1 / (2 * beta)) ** 2 if how == "ipo" else dpo
     assert preferences.compute_pair_loss(d, beta, how, smoothing) == pytest.approx(float(truth.detach()), rel=1e-9, abs=1e-12)
     [slope] = torch.autograd.grad(truth, h)
-    assert preferences.compute_pair_gradient(d, beta, how, smoothing) == pytest.approx(-float(slope), rel=1e-9, abs=1e-12)
+    assert preferences.compute_pair_advantage(d, beta, how, smoothing) == pytest.approx(-float(slope), rel=1e-9, abs=1e-12)
 
 
 def summed(model: Any, episode: Any) -> torch.Tensor:
@@ -300,7 +300,7 @@ def test_the_metrics_are_those_of_trl_by_hand() -> None:
 
 
 def test_answers_that_are_worlds_apart_are_pulled_all_or_not_at_all() -> None:
-    assert [preferences.compute_pair_gradient(d, 0.1, "dpo", 0.0) for d in (-1e6, 0.0, 1e6)] == [0.1, 0.05, 0.0]
+    assert [preferences.compute_pair_advantage(d, 0.1, "dpo", 0.0) for d in (-1e6, 0.0, 1e6)] == [0.1, 0.05, 0.0]
 
 
 def test_an_answer_without_a_score_is_not_pulled() -> None:

@@ -20,7 +20,7 @@ from rlvr.cluster.scheduler_commands import DispatchTask
 from rlvr.cluster.transport import Event, WorkerLost
 from rlvr.config.config import ModelConfig
 from rlvr.contracts import Completion, RequestQueue
-from rlvr.errors import ClusterWorkersLost, ConfigError, RlvrError
+from rlvr.errors import AllClusterWorkersLost, ConfigError, RlvrError
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.mdp.tokenizers import CharTokenizer
@@ -45,7 +45,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterSampling:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     monkeypatch.setattr(InThisProcess, "lost", 0)
     monkeypatch.setattr(test_training, "CHANCE", random.Random(0))
-    return asked(tmp_path, "{rollout_workers: 2, max_restarts: 100}", tmp_path / "there")
+    return asked(tmp_path, "{rollout_workers: 2, max_restarts_per_worker: 100}", tmp_path / "there")
 
 
 def asked(tmp_path: Path, settings: str, out: Path | None) -> ClusterSampling:
@@ -100,8 +100,8 @@ def test_without_rollout_workers_it_ends_and_the_same_call_continues(
 ) -> None:
     evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "here")
     monkeypatch.setattr(actors, "RayTransport", Dead)
-    few = asked(tmp_path, "{rollout_workers: 2, max_restarts: 0, max_lost_workers_per_task: 9}", tmp_path / "there")
-    with pytest.raises(ClusterWorkersLost, match=r"the last one was lost: killed by it; .*an evaluation: with the same command"):
+    few = asked(tmp_path, "{rollout_workers: 2, max_restarts_per_worker: 0, max_lost_workers_per_task: 9}", tmp_path / "there")
+    with pytest.raises(AllClusterWorkersLost, match=r"the last one was lost: killed by it; .*an evaluation: with the same command"):
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=few)
     assert not (tmp_path / "there").exists()  # there is no sample, and so no evaluation to resume
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)

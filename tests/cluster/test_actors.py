@@ -596,7 +596,7 @@ def test_a_word_to_stop_names_the_call_and_comes_too_late_for_one_that_is_gone(r
 
 
 def test_verifier_workers_are_named_to_all_that_are_there_and_to_each_that_comes(ray: Ray) -> None:
-    transport = RayTransport(ClusterConfig(verifier_workers=1, verifier_cpus=0.5), {}, WorkerSettings("float32", False, 1))
+    transport = RayTransport(ClusterConfig(verifier_workers=1, cpus_per_verifier_worker=0.5), {}, WorkerSettings("float32", False, 1))
     host = ray.last("build_worker")
 
     def named() -> list[Any]:

@@ -124,7 +124,7 @@ def sampled(
     **settings: Any,
 ) -> tuple[list[list[Episode]], Harmed, list[str]]:
     """What two steps give, and what was said."""
-    asked = ClusterConfig(**{"rollout_workers": 2, "max_restarts": 20, **settings})
+    asked = ClusterConfig(**{"rollout_workers": 2, "max_restarts_per_worker": 20, **settings})
     config = config.model_copy(update={"cluster": asked})
     transport, told = kind(asked, config.model_dump(mode="json"), FACTS), list[str]()
     transport.plan = plan
@@ -336,7 +336,7 @@ def test_machines_that_are_full_are_a_message_within_the_limit(nodes: Nodes) -> 
 def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_nothing_hangs(
     nodes: Nodes, expected: list[list[Episode]]
 ) -> None:
-    asked = ClusterConfig(rollout_workers=2, max_restarts=1)
+    asked = ClusterConfig(rollout_workers=2, max_restarts_per_worker=1)
     transport = RayTransport(asked, run_of().model_dump(mode="json"), FACTS)
     with Driver(transport, asked, log=lambda line: None) as driver:
         driver.send_weights(
@@ -349,7 +349,9 @@ def test_weights_for_which_the_object_store_is_too_small_go_over_the_disk_and_no
 
 
 def test_a_cluster_is_examined_by_placing_one_process_of_each_kind(nodes: Nodes) -> None:
-    found = {seen.name: seen for seen in check_cluster_ready(ClusterConfig(rollout_workers=2, verifier_workers=1, verifier_cpus=2))}
+    found = {
+        seen.name: seen for seen in check_cluster_ready(ClusterConfig(rollout_workers=2, verifier_workers=1, cpus_per_verifier_worker=2))
+    }
     assert not any(seen.problem for seen in found.values()) and "2: 4 CPUs, 0 GPUs; 4 CPUs, 0 GPUs" in found["machines"].detail
     assert "needs 1 CPUs; placed on " in found["rollout_workers"].detail and "needs 2 CPUs; placed on " in found["verifier_workers"].detail
     assert len([name for name in found if name.startswith("machine ")]) == 2
@@ -390,7 +392,7 @@ def test_verdicts_of_verifier_workers_are_those_of_one_process_also_if_a_host_is
         run_of(seconds=0.5 if how is signal.SIGSTOP else 0.1),
         plan,
         verifier_workers=2,
-        verifier_cpus=0.5,
+        cpus_per_verifier_worker=0.5,
         rollout_workers=2,
         heartbeat_timeout_s=3,
     )

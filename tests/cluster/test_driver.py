@@ -116,7 +116,7 @@ def worker_of(event: Any) -> str:
 
 
 def driven(transport: Pretended, told: list[str] | None = None, record: EventLog | None = None, **settings: Any) -> Driver:
-    config = ClusterConfig(**{"rollout_workers": 3, "max_restarts": 1000, **settings})
+    config = ClusterConfig(**{"rollout_workers": 3, "max_restarts_per_worker": 1000, **settings})
     return Driver(transport, config, log=(told if told is not None else []).append, record=record)
 
 
@@ -175,7 +175,7 @@ def test_the_run_goes_on_with_fewer_and_ends_in_words_when_none_is_left() -> Non
     with pytest.raises(
         SamplerError, match=r"no rollout worker is left: each was started 1 times; the last one was lost: killed by it; .*--resume"
     ):
-        driven(transport, told, rollout_workers=2, max_restarts=0).collect(draws(), SamplingParams())
+        driven(transport, told, rollout_workers=2, max_restarts_per_worker=0).collect(draws(), SamplingParams())
     assert told[0].endswith("it is not restarted, the run continues with fewer workers") and transport.begun == 2
 
 
@@ -348,7 +348,7 @@ def test_a_collector_that_is_never_ready_is_ended() -> None:
 
     transport = Silent()
     with pytest.raises(SamplerError, match=r"not ready after 0.01 s \(cluster.startup_timeout_s\)"):
-        driven(transport, rollout_workers=1, max_restarts=1, startup_timeout_s=0.01).collect(draws(), SamplingParams())
+        driven(transport, rollout_workers=1, max_restarts_per_worker=1, startup_timeout_s=0.01).collect(draws(), SamplingParams())
     assert transport.stopped == ["c0.0", "c0.1"]
 
 
@@ -466,7 +466,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
 
 def test_an_error_reaches_every_thread_that_waits() -> None:
     raised = list[str]()
-    driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), rollout_workers=2, max_restarts=0)
+    driver = driven(Pretended(bad={f"1:{group}" for group in range(6)}), rollout_workers=2, max_restarts_per_worker=0)
     batches = [driver.start_rollout(draws(), SamplingParams()) for _ in range(3)]
 
     def wait(batch: Any) -> None:
@@ -623,7 +623,7 @@ def test_a_worker_that_lies_is_replaced_and_nothing_of_it_is_taken(name: str) ->
                 return [TaskEnded(events[0].order, LIES[name](decode_episodes(EncodedEpisodes.from_bytes(events[0].data))))]
             return events
 
-    config = ClusterConfig(rollout_workers=2, max_restarts=1000)
+    config = ClusterConfig(rollout_workers=2, max_restarts_per_worker=1000)
     with Driver(Liar(), config, log=told.append, limits=LIMITS) as driver:
         driver.send_weights()
         assert driver.collect(draws(), SamplingParams(), version=7) == EXPECTED

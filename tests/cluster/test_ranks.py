@@ -34,7 +34,7 @@ def test_the_main_process_samples_for_two(
     monkeypatch.setitem(WAYS, way, ["tests.cluster.nearby", *(["sharded"] if way == "fsdp2" else [])])
     alone, two, cut = tmp_path / "alone", tmp_path / "two", tmp_path / "cut"
     train(tiny_run(**settings, cluster={"rollout_workers": 0}), out=alone, console=Console(file=io.StringIO()))
-    recipe = recipe_at(tmp_path / "run.yaml", **settings, cluster={"rollout_workers": rollout_workers, "max_restarts": 100})
+    recipe = recipe_at(tmp_path / "run.yaml", **settings, cluster={"rollout_workers": rollout_workers, "max_restarts_per_worker": 100})
     done = launched(way, recipe, "--out", str(two), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout)["steps"] == 4

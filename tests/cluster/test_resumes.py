@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from rlvr.cluster import ray_transport as actors
 from rlvr.cluster.training import train
 from rlvr.cluster.transport import Event, TaskEnded, WorkerLost
-from rlvr.errors import ClusterWorkersLost, ConfigError
+from rlvr.errors import AllClusterWorkersLost, ConfigError
 from rlvr.runs.run_log import read_jsonl
 from rlvr.training.components import build_components
 from rlvr.training.run_summary import describe_cluster_guarantees
@@ -46,10 +46,10 @@ def test_a_run_that_loses_all_rollout_workers_resumes_as_often_as_it_may(
     monkeypatch.setattr(Mortal, "runs", 0)
     slept = list[float]()
     monkeypatch.setattr("rlvr.cluster.training.time.sleep", slept.append)
-    cluster = {"rollout_workers": 1, "max_restarts": 0, "max_resumes_after_worker_loss": resumes}
+    cluster = {"rollout_workers": 1, "max_restarts_per_worker": 0, "max_resumes_after_worker_loss": resumes}
     config = tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
     if bad > resumes:
-        with pytest.raises(ClusterWorkersLost, match=r"no rollout worker is left: .*continue with --resume"):
+        with pytest.raises(AllClusterWorkersLost, match=r"no rollout worker is left: .*continue with --resume"):
             train(config, out=tmp_path / "run")
     else:
         train(config, out=tmp_path / "run")
@@ -72,11 +72,15 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
     def config(**cluster: Any) -> Any:
         return tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
 
-    with pytest.raises(ClusterWorkersLost):
-        train(config(rollout_workers=1, max_restarts=0), out=tmp_path / "run")
+    with pytest.raises(AllClusterWorkersLost):
+        train(config(rollout_workers=1, max_restarts_per_worker=0), out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"started with another configuration \(cluster.groups_per_task: None -> 2\)"):
         train(config(rollout_workers=3, groups_per_task=2), out=tmp_path / "run", resume=True)
-    train(config(rollout_workers=3, max_restarts=1000, startup_timeout_s=900.0, verifier_workers=0), out=tmp_path / "run", resume=True)
+    train(
+        config(rollout_workers=3, max_restarts_per_worker=1000, startup_timeout_s=900.0, verifier_workers=0),
+        out=tmp_path / "run",
+        resume=True,
+    )
     train(config(rollout_workers=0), out=tmp_path / "alone")
     assert files(tmp_path / "run") == files(tmp_path / "alone")
 

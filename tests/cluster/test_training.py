@@ -124,7 +124,10 @@ def test_a_run_is_the_same_with_rollout_workers_that_are_lost(
         "train": {"steps": 4, "learning_rate": 1e-3}, "eval": {"tasks": 10, "every": 2}, "log": {"save_every": 3},
     }  # fmt: skip
     for rollout_workers in (0, 2):
-        train(tiny_run(**settings, cluster={"rollout_workers": rollout_workers, "max_restarts": 100}), out=tmp_path / str(rollout_workers))
+        train(
+            tiny_run(**settings, cluster={"rollout_workers": rollout_workers, "max_restarts_per_worker": 100}),
+            out=tmp_path / str(rollout_workers),
+        )
     assert InThisProcess.lost and files(tmp_path / "0") == files(tmp_path / "2")
     assert bool(InThisProcess.early) == early
     metrics, times, losses = (list(read_jsonl(tmp_path / "2" / f"{name}.jsonl")) for name in ("metrics", "timings", "rollout_workers"))
@@ -152,7 +155,7 @@ def test_partial_rollouts_are_the_same_with_rollout_workers_that_are_lost(
     }  # fmt: skip
     for name, cluster in {
         "here": {"rollout_workers": 0},
-        "there": {"rollout_workers": 3, "max_restarts": 100, "resample_fraction": 0.5},
+        "there": {"rollout_workers": 3, "max_restarts_per_worker": 100, "resample_fraction": 0.5},
     }.items():
         train(tiny_run(**settings, cluster=cluster), out=tmp_path / name)
     assert InThisProcess.lost and files(tmp_path / "here") == files(tmp_path / "there")
@@ -160,7 +163,7 @@ def test_partial_rollouts_are_the_same_with_rollout_workers_that_are_lost(
     times = list(read_jsonl(tmp_path / "there" / "timings.jsonl"))
     assert sum(row.get("cluster/audited_tasks", 0) for row in times) and not sum(row.get("cluster/differing_tasks", 0) for row in times)
     shutil.rmtree(tmp_path / "there" / "checkpoints" / "step-000005")
-    train(tiny_run(**settings, cluster={"rollout_workers": 2, "max_restarts": 100}), out=tmp_path / "there", resume=True)
+    train(tiny_run(**settings, cluster={"rollout_workers": 2, "max_restarts_per_worker": 100}), out=tmp_path / "there", resume=True)
     assert files(tmp_path / "here") == files(tmp_path / "there")
 
 
@@ -180,7 +183,7 @@ def test_a_run_that_samples_ahead_resumes_to_the_bit(tmp_path: Path, monkeypatch
     settings = {
         "rollout": {"prompts_per_step": 4, "num_generations": 4, "max_staleness": 2},
         "train": {"steps": 5, "learning_rate": 1e-3}, "log": {"save_every": 2, "save_total_limit": None},
-        "cluster": {"rollout_workers": 2, "max_restarts": 100},
+        "cluster": {"rollout_workers": 2, "max_restarts_per_worker": 100},
     }  # fmt: skip
     train(tiny_run(**settings), out=tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
@@ -224,7 +227,7 @@ def test_sharded_weights_are_sent_by_the_main_process_and_no_process_builds_the_
 def test_a_run_is_the_same_where_only_changes_of_the_weights_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actors, "RayTransport", InThisProcess)
     for rollout_workers in (0, 2):
-        cluster = {"rollout_workers": rollout_workers, "max_restarts": 100, "weight_transfer": "delta"}
+        cluster = {"rollout_workers": rollout_workers, "max_restarts_per_worker": 100, "weight_transfer": "delta"}
         few: dict[str, Any] = {"eval": {"tasks": 0}, "rollout": {"prompts_per_step": 2, "num_generations": 4}, "sft_warmup": None}
         config = tiny_run(cluster=cluster, model={"config": MODEL, "dtype": "bfloat16"}, train={"steps": 3, "learning_rate": 1e-4}, **few)
         train(config, out=tmp_path / str(rollout_workers))

@@ -38,34 +38,34 @@ def hosts(**settings: Any) -> tuple[VerifierActorPool, Ray, list[str]]:
 
 def test_a_host_can_be_asked_once_it_has_begun() -> None:
     made, ray, _ = hosts()
-    assert not made.refresh_workers() and not made.ready_actors
+    assert not made.restart_lost_workers() and not made.ready_actors
     ray.last("build_worker").ends(PLACE)
-    assert made.refresh_workers() and list(made.ready_actors) == ["j0.0"] and not made.refresh_workers()
+    assert made.restart_lost_workers() and list(made.ready_actors) == ["j0.0"] and not made.restart_lost_workers()
     made.close()
     assert ray.killed == 1 and not made.ready_actors
 
 
 def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_then_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, ray, told = hosts(max_restarts=1)
+    made, ray, told = hosts(max_restarts_per_worker=1)
     clock = [0.0]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
     made.slots[0].last_change = 0.0
     ray.last("build_worker").ends(PLACE)
-    assert made.refresh_workers()
+    assert made.restart_lost_workers()
     clock[0] += 5
-    assert not made.refresh_workers()
+    assert not made.restart_lost_workers()
     ray.last("report_busy_fraction").ends(RayError("The actor died. See the logs."))
-    assert made.refresh_workers() and told == [
+    assert made.restart_lost_workers() and told == [
         "verifier worker j0.0 is lost: RayError: The actor died; it is restarted (at most 1 more times)"
     ]
     ray.last("build_worker").ends(PLACE)
-    assert made.refresh_workers() and list(made.ready_actors) == ["j0.1"]
+    assert made.restart_lost_workers() and list(made.ready_actors) == ["j0.1"]
     for passed in (5, 9):
         clock[0] += passed
-        assert not made.refresh_workers()
+        assert not made.restart_lost_workers()
     clock[0] += 2
     with pytest.raises(SamplerError, match=r"no verifier worker is left: each was started 2 times; .* --resume"):
-        made.refresh_workers()
+        made.restart_lost_workers()
     assert (
         told[1]
         == "verifier worker j0.1 is lost: no heartbeat in 15 s (cluster.heartbeat_timeout_s); "
@@ -77,12 +77,12 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
 def test_the_run_goes_on_with_the_hosts_that_are_left() -> None:
     ray, told = Ray(CPU=4.0), list[str]()
     HEARD.append(told)
-    made = VerifierActorPool(ray, ClusterConfig(verifier_workers=2, max_restarts=0), {}, heartbeat_interval_s=5.0, max_missed=3)
+    made = VerifierActorPool(ray, ClusterConfig(verifier_workers=2, max_restarts_per_worker=0), {}, heartbeat_interval_s=5.0, max_missed=3)
     for call in [call for call in ray.calls if call.name == "build_worker"]:
         call.ends(PLACE)
-    assert made.refresh_workers()
+    assert made.restart_lost_workers()
     made._handle_loss(made.slots[0], "killed")
-    made.refresh_workers()
+    made.restart_lost_workers()
     assert list(made.ready_actors) == ["j1.0"] and told[0].endswith("it is not restarted, the run continues with fewer workers")
 
 
@@ -90,7 +90,7 @@ def test_a_host_that_can_never_start_ends_the_run_at_once() -> None:
     made, ray, told = hosts()
     ray.last("build_worker").ends(RayTaskError(ConfigError("no such\nfile")))
     with pytest.raises(RlvrError, match=r"verifier worker j0.0 cannot start: ConfigError: no such file"):
-        made.refresh_workers()
+        made.restart_lost_workers()
     assert not told
 
 
@@ -99,13 +99,13 @@ def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.Mo
     clock = [made.slots[0].last_change]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
     ray.last("build_worker").ends(PLACE)
-    assert made.refresh_workers()
+    assert made.restart_lost_workers()
     for passed in (6, 3600, 1):  # frozen while a pulse was under way: its answer is not here yet
         clock[0] += passed
-        assert not made.refresh_workers() and not told
+        assert not made.restart_lost_workers() and not told
     ray.last("report_busy_fraction").ends(1.0)
     clock[0] += 1
-    assert not made.refresh_workers() and not told
+    assert not made.restart_lost_workers() and not told
 
 
 def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,11 +113,11 @@ def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.Monk
     clock = [made.slots[0].last_change]
     monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
     ray.last("build_worker").ends(PLACE)
-    assert made.refresh_workers() and made.busy_fraction == 0.0
+    assert made.restart_lost_workers() and made.busy_fraction == 0.0
     clock[0] += 6
-    made.refresh_workers()
+    made.restart_lost_workers()
     ray.last("report_busy_fraction").ends(0.9)
-    made.refresh_workers()
+    made.restart_lost_workers()
     assert made.busy_fraction == 0.9
     made._handle_loss(made.slots[0], "killed")
     assert made.busy_fraction == 0.0
@@ -126,10 +126,10 @@ def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.Monk
 def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
     made, ray, told = hosts()
     ray.last("build_worker").ends(PLACE)
-    assert made.refresh_workers()
+    assert made.restart_lost_workers()
     made._handle_loss(made.slots[0], "killed")
     ray.last("build_worker").ends(RayTaskError(ConfigError("no such file")))
-    assert made.refresh_workers() is False and told[1].startswith(
+    assert made.restart_lost_workers() is False and told[1].startswith(
         "verifier worker j0.1 is lost: ConfigError: no such file; it is restarted"
     )
 
@@ -145,7 +145,7 @@ def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_it
 def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
     made, ray, told = hosts(startup_timeout_s=0.001)
     made.slots[0].last_change -= 1
-    assert not made.refresh_workers() and "j0.0 is lost: it was not ready after 0.001 s (cluster.startup_timeout_s)" in told[0]
+    assert not made.restart_lost_workers() and "j0.0 is lost: it was not ready after 0.001 s (cluster.startup_timeout_s)" in told[0]
     assert len([call for call in ray.calls if call.name == "build_worker"]) == 2
 
 

@@ -22,7 +22,7 @@ from rlvr.errors import ConfigError
             {"cpus_per_rollout_worker": 0.00001},
             "cpus_per_rollout_worker: it is 1e-05; Ray shares processors out in steps of 0.0001; write for example 0.5",
         ),
-        ({"verifier_cpus": 0.12345}, "verifier_cpus: it is 0.12345; Ray shares processors out"),
+        ({"cpus_per_verifier_worker": 0.12345}, "cpus_per_verifier_worker: it is 0.12345; Ray shares processors out"),
         (
             {"gpus_per_rollout_worker": 1.5},
             "gpus_per_rollout_worker: it is 1.5; more than one GPU must be a whole number of them, such as 1",

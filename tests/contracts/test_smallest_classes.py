@@ -11,7 +11,7 @@ import pytest
 
 import rlvr
 from rlvr.contracts.plugin import SMALLEST_PLUGINS
-from rlvr.errors import ConfigError, PluginError
+from rlvr.errors import ConfigError, PluginLoadError
 from rlvr.registry.plugins import PLUGIN_KINDS
 
 
@@ -71,7 +71,7 @@ INCOMPLETE: list[tuple[str, Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "make", "words"), INCOMPLETE, ids=[words for _, _, words in INCOMPLETE])
 def test_an_incomplete_class_is_answered_with_one_that_works(kind: str, make: Callable[[], Any], words: str) -> None:
-    with pytest.raises((PluginError, ConfigError, TypeError), match=f"^{words}") as caught:
+    with pytest.raises((PluginLoadError, ConfigError, TypeError), match=f"^{words}") as caught:
         make()
     shown = run_example(str(caught.value))
     assert shown is not None and (kind in ("sandbox", "sampler") or f"`rlvr new {kind} NAME` writes" in str(caught.value))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rlvr import Task
-from rlvr.conformance.gold_check import check_references
+from rlvr.conformance.gold_check import find_unreadable_references
 from rlvr.envs.arithmetic import compute_split, format_steps
 from rlvr.envs.guess_number import GUESS_FORMS, parse_single_guess
 from rlvr.errors import ConfigError, NotFound
@@ -223,9 +223,9 @@ def test_golds_that_cannot_be_judged_are_listed_one_by_one(tmp_path: Path) -> No
     for split, answers in golds.items():
         lines = [json.dumps({"problem": f"{answer}?", "solution": f"\\boxed{{{answer}}}", "answer": answer}) for answer in answers]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-    with build("env", "math", path=str(tmp_path)) as env:
-        listed = check_references(env).describe().splitlines()
-    assert [line.split(":")[0].strip() for line in listed[1:]] == ["math/train/1", "math/train/2"]
+    with build("env", "competition_math", path=str(tmp_path)) as env:
+        listed = find_unreadable_references(env).describe().splitlines()
+    assert [line.split(":")[0].strip() for line in listed[1:]] == ["competition_math/train/1", "competition_math/train/2"]
     assert "bare letter" in listed[1] and "foo" in listed[2]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlvr.envs.external._foreign_host import ForeignHost, ForeignProcessLost, ForeignRaised
 from rlvr.envs.external.reasoning_gym import ReasoningGym
-from rlvr.errors import ConfigError, MissingExtra, PluginError
+from rlvr.errors import ConfigError, MissingExtra, PluginLoadError
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_a_missing_package_and_a_broken_one_are_one_message_each() -> None:
     with pytest.raises(MissingExtra, match="a_package_that_is_not_there"):
         made.new_instance(mode="missing")
     made.close()
-    with pytest.raises(PluginError, match="RuntimeError: it needs another version; try another version"):
+    with pytest.raises(PluginLoadError, match="RuntimeError: it needs another version; try another version"):
         ForeignHost("tests.fixtures.theirs.odd_worlds:Broken", extra="odd").ensure_started()
 
 

@@ -420,7 +420,7 @@ def test_the_suite_of_mathematics_with_tools(tmp_path: Path) -> None:
     (gsm8k / "test.jsonl").write_text('{"question": "2+2?", "answer": "It is <<2+2=4>>4.\\n#### 4"}\n', "utf-8")
     math.write_text('{"problem": "2+3?", "solution": "It is $\\\\boxed{5}$.", "answer": "5"}\n', "utf-8")
     report = evaluate(
-        "tools_math", "scripted:gold", settings={"gsm8k.path": str(gsm8k), "math.path": str(math)}, out=tmp_path / "x"
+        "tools_math", "scripted:gold", settings={"gsm8k.path": str(gsm8k), "competition_math.path": str(math)}, out=tmp_path / "x"
     )
     assert {env.avg and env.avg.value for env in report.envs.values()} == {1.0}
     tools = [row["session"]["tools"] for row in read_jsonl(tmp_path / "x" / "episodes.jsonl")]

@@ -17,7 +17,7 @@ from rlvr.evaluation.paired import apply_holm_correction, compute_mcnemar_p, com
 from rlvr.evaluation.statistics import (
     bootstrap_interval,
     compute_t_quantile,
-    compute_t_tail,
+    compute_t_upper_tail,
     estimate_mean,
     list_k_values,
     majority_at_k,
@@ -154,7 +154,7 @@ def test_statistics_are_those_of_scipy_on_random_inputs() -> None:
     freedoms = [math.exp(dice.uniform(math.log(0.3), math.log(1e5))) for _ in range(2500)]
     ts = [dice.choice((-1, 1)) * math.exp(dice.uniform(-6, 4)) for _ in freedoms]
     for freedom, t, expected in zip(freedoms, ts, stats.t.sf(ts, freedoms), strict=True):
-        assert compute_t_tail(t, freedom) == pytest.approx(expected, rel=1e-6, abs=1e-300), (t, freedom)
+        assert compute_t_upper_tail(t, freedom) == pytest.approx(expected, rel=1e-6, abs=1e-300), (t, freedom)
     ps = [dice.choice((0.975, 0.025, 0.9, 0.6, 0.995, 0.4, dice.uniform(0.001, 0.999))) for _ in freedoms]
     for freedom, p, expected in zip(freedoms, ps, stats.t.ppf(ps, freedoms), strict=True):
         assert compute_t_quantile(p, freedom) == pytest.approx(expected, rel=1e-6), (p, freedom)

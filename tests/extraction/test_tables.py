@@ -10,7 +10,13 @@ from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.extraction.context_words import ALTERNATIVE_PATTERNS, DENIAL_PATTERNS_AFTER, DENIAL_PATTERNS_BEFORE, LATER_RESULT_PATTERNS
 from rlvr.extraction.declaration_phrases import DENIAL_PATTERNS, ENDING_PATTERNS, LANGUAGES, LanguagePhrases
 from rlvr.extraction.thinking import THINKING_MARKERS, ThinkingMarkers
-from rlvr.extraction.trimming import APPROVING_EMOJI, INVISIBLE_CHARS, SPECIAL_TOKENS, strip_decorations, strip_trailing_special_tokens
+from rlvr.extraction.trimming import (
+    APPROVING_EMOJI,
+    INVISIBLE_CHARS,
+    SPECIAL_TOKENS,
+    strip_trailing_special_tokens,
+    strip_whitespace_and_emoji,
+)
 
 
 @pytest.mark.parametrize("row", THINKING_MARKERS, ids=lambda row: row.model_family)
@@ -82,5 +88,5 @@ def test_a_special_token_at_the_end_is_dropped(token: str, pattern: str) -> None
 
 
 def test_only_the_edges_are_trimmed() -> None:
-    assert strip_decorations(f" {INVISIBLE_CHARS}1{INVISIBLE_CHARS}2{APPROVING_EMOJI}\n") == f"1{INVISIBLE_CHARS}2"
-    assert [strip_decorations(text) for text in ("12 ❌", "12 👎", "90°", "5!")] == ["12 ❌", "12 👎", "90°", "5!"]
+    assert strip_whitespace_and_emoji(f" {INVISIBLE_CHARS}1{INVISIBLE_CHARS}2{APPROVING_EMOJI}\n") == f"1{INVISIBLE_CHARS}2"
+    assert [strip_whitespace_and_emoji(text) for text in ("12 ❌", "12 👎", "90°", "5!")] == ["12 ❌", "12 👎", "90°", "5!"]

@@ -11,7 +11,7 @@ from rlvr.chat.control_tokens import ControlTokenEncoder
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import EOS, POLICY, USER, ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.mdp.transcript import decode_messages
+from rlvr.mdp.transcript import decode_messages_after_prompt
 from rlvr.task import Message, Task, make_user_prompt
 from tests.fixtures.templates import CHATML, STYLES, THOUGHTS_DROPPED, tokenizer_for
 from tests.fixtures.worlds import Sums, Talk
@@ -99,7 +99,7 @@ def test_replies_that_hold_control_tokens_are_read_back() -> None:
             "tokens": [*prompt, *own, *reply],
             "action_mask": [0] * len(prompt) + [1] * len(own) + [0] * len(reply),
         }
-        assert decode_messages(row, tokenizer) == [{"role": "assistant", "content": "so"}, {"role": "user", "content": text}]
+        assert decode_messages_after_prompt(row, tokenizer) == [{"role": "assistant", "content": "so"}, {"role": "user", "content": text}]
 
 
 @pytest.mark.parametrize(

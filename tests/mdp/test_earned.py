@@ -18,7 +18,7 @@ from rlvr.episode import Episode
 from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
-from rlvr.rollout.replay import replay_run
+from rlvr.rollout.replay import replay_recorded_episodes
 from rlvr.runs.run_log import episode_to_json, read_jsonl
 from rlvr.task import Fault, StepReward, Task, Verdict
 from rlvr.training.task_sampling.offline_dataset import episode_from_json
@@ -153,7 +153,7 @@ def test_a_run_trains_on_it_and_replays(tmp_path: Path, env: str, algorithm: str
     train(config, out=tmp_path / "run", console=Console(file=io.StringIO()))
     rows = list(read_jsonl(tmp_path / "run" / "episodes.jsonl"))
     assert any("rewards" in row for row in rows) and all(math.fsum(row.get("rewards", [row["reward"]])) == row["reward"] for row in rows)
-    report = replay_run(tmp_path / "run")
+    report = replay_recorded_episodes(tmp_path / "run")
     assert report.episodes == 32 and report.mismatches == 0
 
 

@@ -73,7 +73,7 @@ def test_the_count_cap_truncates_and_a_stop_on_it_does_not() -> None:
 def test_the_window_truncates_and_a_stop_on_its_last_place_does_not() -> None:
     prompt = len(start(TokenMDP(Sums(), TOK)).tokens)
     mdp = TokenMDP(Sums(), TOK, max_new_tokens=9, max_length=prompt + 2)
-    assert mdp.count_remaining_tokens(start(mdp)) == 2
+    assert mdp.count_remaining_turn_tokens(start(mdp)) == 2
     assert speak(mdp, start(mdp), [ONE, ONE]).stop_reason is StopReason.TRUNCATED
     assert speak(mdp, start(mdp), [ONE, EOS]).stop_reason is StopReason.TERMINATED
 
@@ -116,7 +116,7 @@ def test_a_turn_that_spends_the_last_token_is_cut_where_the_environment_would_go
 def test_the_reply_takes_from_the_window_and_not_from_the_policys_tokens() -> None:
     mdp = TokenMDP(Talk(chatter=6), TOK, max_new_tokens=3, max_length=100)  # a reply of 8 tokens, one token of the policy's left
     state = speak(mdp, start(mdp), [ONE, EOS])
-    assert state.stop_reason is None and mdp.count_remaining_tokens(state) == 1
+    assert state.stop_reason is None and mdp.count_remaining_turn_tokens(state) == 1
     assert speak(mdp, state, [SEVEN]).stop_reason is StopReason.TRUNCATED
 
 
@@ -137,7 +137,7 @@ def test_turns_in_one_go_and_token_by_token_are_the_same(index: int, cap: int, r
     whole, single = start(mdp, index), start(mdp, index)
     rng = np.random.default_rng(index)
     while whole.stop_reason is None:
-        turn = [int(t) for t in rng.integers(1, TOK.vocab_size, mdp.count_remaining_tokens(whole))]
+        turn = [int(t) for t in rng.integers(1, TOK.vocab_size, mdp.count_remaining_turn_tokens(whole))]
         cut = int(rng.integers(0, len(turn) + 1))
         turn = [*turn[:cut], EOS] if cut < len(turn) else turn
         for token in turn[:-1]:
@@ -147,7 +147,7 @@ def test_turns_in_one_go_and_token_by_token_are_the_same(index: int, cap: int, r
         mdp.step_turn(whole, turn)
         assert whole == single
         assert len(whole.tokens) == len(whole.action_mask) <= mdp.max_length and whole.num_policy_tokens == sum(whole.action_mask) <= cap
-        assert whole.stop_reason is not None or mdp.count_remaining_tokens(whole) >= 1  # whoever has the word can say something
+        assert whole.stop_reason is not None or mdp.count_remaining_turn_tokens(whole) >= 1  # whoever has the word can say something
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from rlvr.contracts import Tokenizer
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, HFTokenizer
-from rlvr.mdp.transcript import decode_messages
+from rlvr.mdp.transcript import decode_messages_after_prompt
 from rlvr.task import make_user_prompt
 from tests.mdp.test_tokenizers import hugging_face
 
@@ -36,14 +36,14 @@ def row(tokenizer: Tokenizer, *, said: list[tuple[str, str]] = SPOKEN) -> dict[s
     ids=["chars", "bytes", "template", "no template"],
 )
 def test_every_turn_is_read_back(tokenizer: Tokenizer) -> None:
-    assert decode_messages(row(tokenizer), tokenizer) == [{"role": role, "content": text} for role, text in SPOKEN]
+    assert decode_messages_after_prompt(row(tokenizer), tokenizer) == [{"role": role, "content": text} for role, text in SPOKEN]
 
 
 def test_what_another_tokenizer_wrote_is_not_read() -> None:
     for wrote, reads in ((CharTokenizer(), ByteTokenizer()), (ByteTokenizer(), CharTokenizer("01")), (ByteTokenizer(), CharTokenizer())):
-        assert decode_messages(row(wrote), reads) is None
+        assert decode_messages_after_prompt(row(wrote), reads) is None
     bytes_ = ByteTokenizer()
     stored = row(bytes_)
     at = stored["action_mask"].index(1) + stored["action_mask"][stored["action_mask"].index(1) :].index(0)
     stored["tokens"][at] = bytes_.encode("x")[0]  # a reply without its mark
-    assert decode_messages(stored, bytes_) is None
+    assert decode_messages_after_prompt(stored, bytes_) is None

@@ -39,7 +39,7 @@ def gsm8k(folder: Path) -> Path:
     return folder
 
 
-def math_problems(folder: Path) -> Path:
+def competition_math(folder: Path) -> Path:
     for split, start in (("train", 3), ("test", 103)):
         rows = (
             {"problem": f"Solve $x^2 = {n * n}$ for $x > 0$ and divide by 7.", "answer": f"\\frac{{{n}}}{{7}}", "solution": ""}
@@ -90,7 +90,7 @@ def dataset(folder: Path) -> Path:
 FILES: dict[str, Callable[[Path], Path]] = {
     "dataset": dataset,
     "gsm8k": gsm8k,
-    "math": math_problems,
+    "competition_math": competition_math,
     "mbpp": mbpp,
     "humaneval": humaneval,
 }

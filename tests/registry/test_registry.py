@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.contracts.plugin import CONTRACT_VERSION
-from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginError, RlvrError
+from rlvr.errors import ConfigError, MissingExtra, NotFound, PluginLoadError, RlvrError
 from rlvr.registry.plugins import (
     PLUGIN_KINDS,
     PluginSpec,
@@ -193,7 +193,7 @@ def test_a_file_of_the_users_is_a_plugin(file: Any, monkeypatch: pytest.MonkeyPa
 def test_a_broken_file_is_a_plugin_error_each_time(file: Any, source: str, words: str) -> None:
     path = file(source, f"broken_{abs(hash(source))}.py")
     for _ in range(2):
-        with pytest.raises(PluginError, match=words):
+        with pytest.raises(PluginLoadError, match=words):
             build("verifier", f"{path}:Always")
     Path(path).write_text(GOOD)  # mended, it works without a restart
     assert isinstance(build("verifier", f"{path}:Always"), Verifier)
@@ -204,7 +204,7 @@ def test_a_broken_file_is_a_plugin_error_each_time(file: Any, source: str, words
 )
 def test_a_plugin_derives_from_the_class_of_its_kind(kind: str, contract: str, file: Any) -> None:
     path = file("class Stray:\n    verifier = None\n", "stray.py")
-    with pytest.raises(PluginError, match=f"is a Stray, not an rlvr.{contract}; derive its class from that"):
+    with pytest.raises(PluginLoadError, match=f"is a Stray, not an rlvr.{contract}; derive its class from that"):
         build(kind, f"{path}:Stray")
 
 
@@ -217,7 +217,7 @@ def test_a_constructor_that_refuses_or_breaks_is_told_apart(file: Any) -> None:
     )
     with pytest.raises(ConfigError, match=r"rejects its settings \(n=3\): n is 3"):
         build("verifier", f"{path}:Fussy", n=3)
-    with pytest.raises(PluginError, match="cannot be built: KeyError"):
+    with pytest.raises(PluginLoadError, match="cannot be built: KeyError"):
         build("verifier", f"{path}:Broken")
     with pytest.raises(ConfigError, match="needs 'a', 'b'"):
         build("verifier", f"{path}:Wants")
@@ -268,7 +268,7 @@ def test_a_broken_package_is_listed_with_its_error_and_breaks_nothing(install: A
     assert entry.source == "broken-judges" and "broken-judges" in entry.error and "fix or uninstall" in entry.error
     assert {"exact", "numeric"} <= {e.name for e in list_entries_with_import_errors("verifier") if not e.error}
     assert isinstance(build("verifier", "exact"), Verifier)
-    with pytest.raises(PluginError, match=r"'sad' of broken-judges cannot be imported"):
+    with pytest.raises(PluginLoadError, match=r"'sad' of broken-judges cannot be imported"):
         build("verifier", "sad")
 
 
@@ -281,7 +281,7 @@ def test_two_packages_that_claim_one_name_are_both_named(install: Any) -> None:
     install("first-judges", "mine = first_judges:Always", GOOD, "first_judges")
     install("second-judges", "mine = second_judges:Always", GOOD, "second_judges")
     assert named("verifier", "mine").error.startswith("first-judges and second-judges both define the verifier 'mine'")
-    with pytest.raises(PluginError, match="first-judges and second-judges both define"):
+    with pytest.raises(PluginLoadError, match="first-judges and second-judges both define"):
         build("verifier", "mine")
 
 
@@ -289,7 +289,7 @@ def test_a_name_of_two_packages_is_chosen_by_the_package(install: Any) -> None:
     install("first-judges", "mine = first_judges:Always", GOOD, "first_judges")
     install("second-judges", "mine = second_judges:Always", GOOD.replace("1.0", "0.5"), "second_judges")
     assert (build("verifier", "first-judges:mine").score, build("verifier", "second-judges:mine").score) == (1.0, 0.5)
-    with pytest.raises(PluginError, match="write first-judges:mine or second-judges:mine, or uninstall one"):
+    with pytest.raises(PluginLoadError, match="write first-judges:mine or second-judges:mine, or uninstall one"):
         build("verifier", "mine")
     assert {"first-judges:mine", "second-judges:mine"} <= {entry.name for entry in list_entries("verifier")}
 
@@ -326,7 +326,7 @@ def test_what_a_plugin_prints_at_import_is_not_in_the_output(install: Any, tmp_p
 def test_an_entry_point_that_makes_no_environment_is_refused_in_the_list(install: Any, source: str, words: str) -> None:
     install("odd-worlds", "odd = odd_worlds:thing", source, "odd_worlds", group="rlvr.envs")
     assert words in named("env", "odd", list_entries_with_import_errors).error
-    with pytest.raises(PluginError, match="of odd-worlds is the"):
+    with pytest.raises(PluginLoadError, match="of odd-worlds is the"):
         build("env", "odd")
 
 
@@ -355,7 +355,7 @@ def test_a_plain_function_in_a_file_is_a_verifier_or_a_tool(tmp_path: Path) -> N
 )
 def test_a_plugin_for_another_version_of_the_contracts_is_refused(tmp_path: Path, stated: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(GOOD.replace("    def __init__", f"    contract_version = {stated}\n    def __init__", 1))
-    with pytest.raises(PluginError, match=words):
+    with pytest.raises(PluginLoadError, match=words):
         build("verifier", f"{tmp_path}/mine.py:Always")
     (tmp_path / "good.py").write_text(GOOD.replace("    def __init__", f"    contract_version = {CONTRACT_VERSION}\n    def __init__", 1))
     assert build("verifier", f"{tmp_path}/good.py:Always").score == 1.0

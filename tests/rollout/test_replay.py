@@ -18,7 +18,7 @@ from rlvr.mdp.env import TokenEnv
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.registry.plugins import build_from_config
-from rlvr.rollout.replay import find_mismatch, replay_rows, replay_run
+from rlvr.rollout.replay import find_mismatch, replay_recorded_episodes, replay_rows
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.runs.run_log import RunLog, episode_to_json
 from rlvr.samplers.scripted import ScriptedSampler
@@ -32,7 +32,7 @@ def sampled(mdp: TokenMDP, split: str, index: int, rng: np.random.Generator, sto
     state = mdp.start_conversation(mdp.environment.task(split, index))
     while state.stop_reason is None:
         turn: list[int] = []
-        for _ in range(mdp.count_remaining_tokens(state)):
+        for _ in range(mdp.count_remaining_turn_tokens(state)):
             turn.append(mdp.tokenizer.eos_id if rng.random() < stop else int(rng.integers(1, mdp.tokenizer.vocab_size)))
             if turn[-1] in mdp.tokenizer.stop_ids:
                 break
@@ -189,7 +189,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_folder_is_replayed_and_failed_episodes_are_counted_apart(run: Path) -> None:
-    assert replay_run(run).to_dict() == {"episodes": 60, "mismatches": 0, "failed": 1, "details": []}
+    assert replay_recorded_episodes(run).to_dict() == {"episodes": 60, "mismatches": 0, "failed": 1, "details": []}
 
 
 def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
     for r in rows[:30]:
         r["reward"] += 0.125
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    report = replay_run(run, max_details=3)
+    report = replay_recorded_episodes(run, max_details=3)
     assert (report.episodes, report.mismatches) == (60, 30)
     assert len(report.details) == 3 and report.details[0].startswith("episode 1 (talk/train/0): the reward is")
 
@@ -206,15 +206,15 @@ def test_a_tampered_run_folder_is_told_line_by_line(run: Path) -> None:
 def test_a_torn_last_line_is_no_error_and_a_row_without_a_key_is(run: Path) -> None:
     path = run / "episodes.jsonl"
     path.write_text(path.read_text() + '{"split": "tra')
-    assert replay_run(run).episodes == 60
+    assert replay_recorded_episodes(run).episodes == 60
     path.write_text('{"split": "train", "tokens": [1]}\n')
     with pytest.raises(ConfigError, match="episode 1 has no 'index', 'action_mask', 'stop_reason', 'reward'"):
-        replay_run(run)
+        replay_recorded_episodes(run)
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"has no config\.yaml"):
-        replay_run(tmp_path)
+        replay_recorded_episodes(tmp_path)
 
 
 REAL = [
@@ -253,7 +253,7 @@ def test_what_a_rollout_collects_and_a_run_records_is_replayed(
     run.log_episodes([episode_to_json(1, episode, [0.0] * len(episode.tokens)) for episode in episodes])
     run.close()
     env.close()
-    assert replay_run(run.folder).to_dict() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}
+    assert replay_recorded_episodes(run.folder).to_dict() == {"episodes": count, "mismatches": 0, "failed": 0, "details": []}
 
 
 def test_a_session_is_replayed_from_its_record_and_nothing_happens_again() -> None:

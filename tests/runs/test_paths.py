@@ -13,7 +13,7 @@ from rlvr.evaluation.compare import compare_evaluations
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import write_export
 from rlvr.evaluation.rescore import rescore
-from rlvr.rollout.replay import replay_run
+from rlvr.rollout.replay import replay_recorded_episodes
 from rlvr.viewer.view import watch_run, write_page
 from tests.fixtures.tiny import tiny_run
 
@@ -34,4 +34,4 @@ def test_training_takes_texts(tmp_path: Path) -> None:
 
     run = f"{tmp_path}/run"
     train(tiny_run(train={"steps": 1}), out=run, console=Console(file=io.StringIO()))
-    assert replay_run(run).mismatches == 0 and load_config(Path(run) / "config.yaml").train.steps == 1
+    assert replay_recorded_episodes(run).mismatches == 0 and load_config(Path(run) / "config.yaml").train.steps == 1

@@ -115,7 +115,7 @@ def test_what_was_applied_is_told(bubblewrap_sandbox: Sandbox) -> None:
     isolation = bubblewrap_sandbox.run(Program("")).isolation
     assert bubblewrap.find_missing_isolation(list(isolation)) == []
     assert "memory and processor time by process table" in isolation, "there is no control group, and nothing else may be said"
-    assert ("a user id of its own" in isolation) == bubblewrap.has_user_ids()
+    assert ("a user id of its own" in isolation) == bubblewrap.can_separate_user_ids()
 
 
 OWNER = """
@@ -192,7 +192,7 @@ def test_it_does_not_start_with_less(monkeypatch: pytest.MonkeyPatch, removed: s
 @needs_bubblewrap
 def test_it_does_not_start_where_programs_have_no_process_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an ordinary user nothing else would keep a program from its supervisor."""
-    complete, less = bubblewrap.build_command, {} if bubblewrap.has_user_ids() else {"ALL": "CAP_SETPCAP"}
+    complete, less = bubblewrap.build_command, {} if bubblewrap.can_separate_user_ids() else {"ALL": "CAP_SETPCAP"}
     monkeypatch.setattr(bubblewrap, "ROOT_CAPABILITIES", ("SETUID", "SETGID", "KILL", "SETPCAP"))
     monkeypatch.setattr(bubblewrap, "build_command", lambda *given: [less.get(part, part) for part in complete(*given)])
     with build("sandbox", "bubblewrap") as sandbox:

@@ -11,7 +11,7 @@ import pytest
 
 from rlvr.contracts.schema import SchemaError, build_parameters_schema, build_type_schema, validate_arguments
 from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_tool_call, tool, truncate_middle
-from rlvr.errors import ConfigError, PluginError, ToolError, ToolInfrastructureError
+from rlvr.errors import ConfigError, PluginLoadError, ToolError, ToolInfrastructureError
 from rlvr.registry.plugins import build
 from rlvr.turns import Call, CallStatus
 from tests.tools.fakes import FakeBox
@@ -54,9 +54,9 @@ def test_signatures_that_have_no_schema_are_refused() -> None:
         return ""
 
     for function, words in ((untyped, "has no type"), (many, "name each of its arguments"), (odd, "a tool takes")):
-        with pytest.raises(PluginError, match=words):
+        with pytest.raises(PluginLoadError, match=words):
             build_parameters_schema(function)
-    with pytest.raises(PluginError, match="one plain type"):
+    with pytest.raises(PluginLoadError, match="one plain type"):
         build_type_schema(Literal["a", 1])
 
 
@@ -201,7 +201,7 @@ def test_a_tool_without_a_docstring_or_a_method_is_refused() -> None:
         """Nothing."""
 
     for cls, words in ((Silent, "no docstring"), (Empty, "marked with @tool")):
-        with pytest.raises(PluginError, match=words):
+        with pytest.raises(PluginLoadError, match=words):
             cls().specs()
 
 

@@ -104,7 +104,7 @@ def test_a_resume_goes_on_from_no_checkpoint_whose_weights_are_not_finite(tmp_pa
     saved(tmp_path, model, 1)
     next(model.parameters()).data[3, 3] = float("nan")
     saved(tmp_path, model, 2)
-    assert checkpoint.set_aside_later_checkpoints(tmp_path, 2) == 1
+    assert checkpoint.set_aside_checkpoints_after(tmp_path, 2) == 1
 
 
 def test_they_are_ordered_by_number_and_what_is_not_ours_is_left_alone(tmp_path: Path, model: Any) -> None:

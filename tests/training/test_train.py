@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from rlvr.config.config import load_config
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.registry.plugins import list_entries
-from rlvr.rollout.replay import replay_run
+from rlvr.rollout.replay import replay_recorded_episodes
 from rlvr.runs.run_log import RunLog, load_run_config, lock_run_folder, read_jsonl
 from rlvr.samplers.hf import HFSampler
 from rlvr.training import checkpoint
@@ -146,7 +146,7 @@ def test_where_memory_is_short_a_checkpoint_is_written_before_training_continues
 
 
 def test_every_recorded_episode_replays(finished: tuple[Path, TrainReport]) -> None:
-    found = replay_run(finished[0])
+    found = replay_recorded_episodes(finished[0])
     assert (found.episodes, found.mismatches) == (64, 0)
 
 

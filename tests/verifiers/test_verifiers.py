@@ -17,7 +17,7 @@ import rlvr
 from rlvr import Fault, Task, Verdict, make_user_prompt, make_verifier
 from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, reject_non_text_answers
 from rlvr.registry.plugins import build_from_config, list_entries
-from rlvr.verifiers._markup import MARKUP_RULES, strip_markup
+from rlvr.verifiers._markup import MARKUP_RULES, strip_markdown_and_latex
 from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number, parse_statement
 
 
@@ -131,7 +131,9 @@ def test_each_row_of_the_tables_is_needed() -> None:
                 )
                 patch.setattr(module, tuple(other for other in table if other is not row))
                 assert (
-                    (strip_markup(row[-1]) != "280") if table is MARKUP_RULES and "$" not in row[-1] else (parse_statement(row[-1]) is None)
+                    (strip_markdown_and_latex(row[-1]) != "280")
+                    if table is MARKUP_RULES and "$" not in row[-1]
+                    else (parse_statement(row[-1]) is None)
                 ), row
 
 

@@ -17,7 +17,7 @@ from rlvr.evaluation.evaluate import evaluate
 from rlvr.evaluation.export import write_export
 from rlvr.runs.run_log import RunLog
 from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_runs_into_conditions, load_settings
-from rlvr.viewer.episode_curves import BANDS, COMPONENTS_TITLE, EpisodeCurves
+from rlvr.viewer.episode_curves import BANDS, COMPONENTS_TITLE, GroupAndComponentCurves
 from rlvr.viewer.run_summary import list_held_out_accuracies, load_viewed_run
 from tests.fixtures.tiny import tiny_run
 
@@ -104,7 +104,7 @@ def test_held_out_points_have_the_interval_of_their_tasks(tmp_path: Path) -> Non
 
 
 def test_rates_count_groups_and_average_parts() -> None:
-    rates = EpisodeCurves()
+    rates = GroupAndComponentCurves()
     scores: dict[str, list[float | None]] = {
         "all": [1.0, 1.0],
         "most": [1.0, 0.0, 1.0],

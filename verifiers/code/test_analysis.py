@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlvr.errors import ConfigError
-from rlvr.python_source import parse_python
+from rlvr.python_source import parse_python_threadsafe
 
 DATA_TYPES = (str, int, float, complex, bytes, bytearray, range, list, tuple, dict, set, frozenset, collections.deque)
 DATA_ATTRIBUTES = {name for kind in (*DATA_TYPES, decimal.Decimal, fractions.Fraction, type(None)) for name in dir(kind)}
@@ -49,7 +49,7 @@ def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published code has invalid escapes, which give warnings
-            examined, before = AnalyzedTest(parse_python(test), entry_point), parse_python(setup)
+            examined, before = AnalyzedTest(parse_python_threadsafe(test), entry_point), parse_python_threadsafe(setup)
             flaw = examined.find_flaw(before)
             tree = examined.instrument()
             bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.check_functions]
@@ -77,7 +77,7 @@ def find_answer_names(test: str) -> tuple[str, ...]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = parse_python(test)
+            tree = parse_python_threadsafe(test)
     except SyntaxError as error:
         raise ValueError(f"is not Python ({error.msg}, line {error.lineno})") from None
     nodes = list(ast.walk(tree))
@@ -96,7 +96,7 @@ def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.s
         defines = isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
         if not defines and any(isinstance(node, ast.Assert) for node in ast.walk(statement)):
             caught = "(Exception, __undecided__)" if isinstance(statement, ast.Assert) else "Exception"
-            note = parse_python(
+            note = parse_python_threadsafe(
                 f"try:\n    pass\nexcept {caught} as __error__:\n    __failed__({first_index}, __error__)\nelse:\n    __passed__({first_index})"
             ).body[0]
             assert isinstance(note, ast.Try)

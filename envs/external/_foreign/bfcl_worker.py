@@ -41,7 +41,7 @@ class BfclInstance:
         self.reference_services: dict[str, Any] = {}
 
     @staticmethod
-    def import_and_get_version() -> Any:
+    def import_and_describe() -> Any:
         """Find the data, and return the version and the categories."""
         folder = _find_data_folder()
         return {

@@ -36,7 +36,7 @@ def main(request: dict[str, Any]) -> None:
         for path in list_links(root):
             if not is_allowed_link(path, roots, asked):
                 os.unlink(path)
-    refused = set(request["planted"]) | (list_importable_modules(request["paths"], roots) - asked)
+    refused = set(request["planted"]) | (list_image_modules(request["paths"], roots) - asked)
     for here in request["imported"]:
         for name in sorted(os.listdir(here)) if os.path.isdir(here) else ():
             path = os.path.join(here, name)
@@ -79,7 +79,7 @@ def is_within(path: str, root: str) -> bool:
     return path == root or path.startswith(root + "/")
 
 
-def list_importable_modules(command_folders: list[str], answer_folders: list[str]) -> set[str]:
+def list_image_modules(command_folders: list[str], answer_folders: list[str]) -> set[str]:
     """Return the names of all modules installed in the image, including its virtual environments."""
     prefixes = {"/usr", "/usr/local"} | {os.path.dirname(os.path.normpath(path)) for path in command_folders}
     for root in answer_folders:

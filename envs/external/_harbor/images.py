@@ -36,7 +36,7 @@ _build_lock = Lock()
 class TaskImage:
     """An image that a sandbox session can start from.
 
-    >>> TaskImage("rlvr-harbor:12ab", "/app", {}).relative_workdir
+    >>> TaskImage("rlvr-harbor:12ab", "/app", {}).workdir_in_writable_folder
     'app'
     """
 
@@ -46,7 +46,7 @@ class TaskImage:
     """Environment variables of the image."""
 
     @property
-    def relative_workdir(self) -> str:
+    def workdir_in_writable_folder(self) -> str:
         """The working folder, relative to the writable folder."""
         return self.workdir.lstrip("/")
 

@@ -39,7 +39,7 @@ def make_sandbox_spec(image: TaskImage, folder: TaskFolder, disk_mb: int) -> San
     )
 
 
-def set_up_session(sandbox_session: SandboxSession, image: TaskImage, variables: Mapping[str, str]) -> None:
+def copy_files_and_export_variables(sandbox_session: SandboxSession, image: TaskImage, variables: Mapping[str, str]) -> None:
     """Copy the files of the task into a new session, and export its variables. Raises ToolInfrastructureError if that fails."""
     exported = {**SHELL_VARIABLES, "PATH": SEARCH_PATH, **image.variables, **variables}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in exported.items()]
@@ -74,15 +74,19 @@ class TaskFolderSession(ToolSession):
         if new:
             if self.sandbox_session is None or self.image is None:
                 raise ConfigError("a task folder needs a tool that runs in the sandbox, such as bash")
-            set_up_session(self.sandbox_session, self.image, self.folder.variables)
+            copy_files_and_export_variables(self.sandbox_session, self.image, self.folder.variables)
         return specs
 
     def artifacts(self) -> Mapping[str, Any]:
         """Return the files to verify, as an archive made in the sandbox. It is untrusted, and unpacked only in another sandbox."""
-        return {} if self.sandbox_session is None or self.image is None else collect_files(self.sandbox_session, self.image, self.folder)
+        return (
+            {}
+            if self.sandbox_session is None or self.image is None
+            else archive_answer_files(self.sandbox_session, self.image, self.folder)
+        )
 
 
-def collect_files(sandbox_session: SandboxSession, image: TaskImage, folder: TaskFolder) -> dict[str, Any]:
+def archive_answer_files(sandbox_session: SandboxSession, image: TaskImage, folder: TaskFolder) -> dict[str, Any]:
     """Archive the answer's files in the sandbox: returns {'left': archive}, or {'trouble': reason} if they cannot be collected."""
     wanted = " ".join(shlex.quote(f"./{path}") for path in list_artifact_paths(image, folder))
     outcome = sandbox_session.run(COLLECT_COMMAND.format(paths=wanted), timeout=SETUP_TIMEOUT_S)
@@ -101,7 +105,7 @@ def list_artifact_paths(image: TaskImage, folder: TaskFolder) -> list[str]:
     >>> list_artifact_paths(TaskImage("i", "/app", {}), TaskFolder("hello", "Write hello.txt.", "harbor"))
     ['app', 'logs/artifacts']
     """
-    wanted = [image.relative_workdir] if folder.artifact_mode == "shared" else [_make_relative(path) for path in folder.artifacts]
+    wanted = [image.workdir_in_writable_folder] if folder.artifact_mode == "shared" else [_make_relative(path) for path in folder.artifacts]
     return [*wanted, *(["logs/artifacts"] if "logs/artifacts" not in wanted else [])]
 
 

@@ -55,7 +55,7 @@ def main(log_file: str, command: list[str]) -> None:
     status, strays = wait_and_kill(run.pid)
     found = [(watches.get(watch, ""), kind, os.fsdecode(name)) for watch, kind, name in read_events(seen)]
     after = snapshot_tests()
-    names = {path for path in before if after.get(path) != before[path]} | find_added_files(found)
+    names = {path for path in before if after.get(path) != before[path]} | find_added_runnable_paths(found)
     said = {"exit": status, "strays": strays, "changes": count_reward_writes(found) + count_reward_problems(folder)}
     print(json.dumps({**said, "touched": sorted(path[len(TESTS_FOLDER) + 1 :] for path in names)[:MAX_REPORTED_NAMES]}), file=sys.stderr)
 
@@ -116,7 +116,7 @@ def count_reward_writes(events: list[tuple[str, int, str]]) -> int:
     return count
 
 
-def find_added_files(events: list[tuple[str, int, str]]) -> set[str]:
+def find_added_runnable_paths(events: list[tuple[str, int, str]]) -> set[str]:
     """Return the paths added beside the tests that could be run there: programs, modules, and folders."""
     new = [
         (os.path.join(place, name), kind) for place, kind, name in events if place.startswith(TESTS_FOLDER) and kind & (CREATED | MOVED_TO)

@@ -15,8 +15,14 @@ from typing import Any
 from rlvr.contracts import ExecutionResult, ExitStatus, Sandbox, SandboxSession, Transcript, Verifier, VerifierExample
 from rlvr.envs.external._harbor.folders import TaskFolder
 from rlvr.envs.external._harbor.images import TaskImage, get_or_build_image
-from rlvr.envs.external._harbor.sessions import SEARCH_PATH, build_solution_command, collect_files, make_sandbox_spec, set_up_session
-from rlvr.envs.external._harbor.staging import stage_files
+from rlvr.envs.external._harbor.sessions import (
+    SEARCH_PATH,
+    archive_answer_files,
+    build_solution_command,
+    copy_files_and_export_variables,
+    make_sandbox_spec,
+)
+from rlvr.envs.external._harbor.staging import stage_files_and_get_problem
 from rlvr.errors import ToolInfrastructureError, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 
@@ -97,8 +103,8 @@ class TaskFolderVerifier(Verifier):
         """Run the tests on the collected files, in a fresh sandbox. Raises ToolInfrastructureError if the sandbox fails."""
         image = get_or_build_image(folder)
         with self._open_session(folder, image) as box:
-            set_up_session(box, image, {})
-            if wrong := stage_files(box, image, folder, answer_archive):
+            copy_files_and_export_variables(box, image, {})
+            if wrong := stage_files_and_get_problem(box, image, folder, answer_archive):
                 return RewardReport(None, wrong)
             outcome = box.run(_build_test_command(folder, image), timeout=folder.test_timeout_s)
             if outcome.status is ExitStatus.INTERNAL_ERROR:
@@ -152,10 +158,10 @@ class TaskFolderVerifier(Verifier):
             if folder.name not in self._solution_reports:
                 image = get_or_build_image(folder)
                 with self._open_session(folder, image) as box:
-                    set_up_session(box, image, folder.variables)
+                    copy_files_and_export_variables(box, image, folder.variables)
                     if folder.solution_script:
                         box.run(build_solution_command(folder), timeout=folder.test_timeout_s)
-                    left = collect_files(box, image, folder).get("left", b"")
+                    left = archive_answer_files(box, image, folder).get("left", b"")
                 self._solution_reports[folder.name] = self.run_tests(folder, left) if left else RewardReport(None, "nothing is left")
             return self._solution_reports[folder.name]
 

@@ -36,7 +36,10 @@ DECLARABLE_TRAITS = frozenset((*FLAG_TRAITS, *DECLARABLE_INPUTS, "noop_on_policy
 
 
 def declare_traits(
-    *traits: str, frozen_models: tuple[str, ...] = (), compute_batch_stats: Function | None = None, noop_on_policy: tuple[str, ...] = ()
+    *traits: str,
+    frozen_models: tuple[str, ...] = (),
+    compute_token_batch_stats: Function | None = None,
+    noop_on_policy: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
     """Declare the traits of a component function, by the names of the records in `rlvr.contracts.algorithm`:
 
@@ -51,7 +54,7 @@ def declare_traits(
     `frozen_models` names models of which a loss needs the log-probabilities of every token, and finds them in `x.frozen_logprobs[name]`. A
     run gives each a folder: `frozen_models.NAME=PATH`.
 
-    `compute_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as
+    `compute_token_batch_stats` is called with the columns of all tokens before each optimizer step; the loss receives its result as
     `x.batch_stats`.
     """
     if unknown := [trait for trait in traits if trait not in DECLARABLE_TRAITS]:
@@ -59,7 +62,10 @@ def declare_traits(
 
     def marked(function: Function) -> Function:
         vars(function).update(
-            traits=frozenset(traits), frozen_models=frozen_models, compute_batch_stats=compute_batch_stats, noop_on_policy=noop_on_policy
+            traits=frozenset(traits),
+            frozen_models=frozen_models,
+            compute_token_batch_stats=compute_token_batch_stats,
+            noop_on_policy=noop_on_policy,
         )
         return function
 

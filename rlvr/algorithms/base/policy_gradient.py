@@ -226,9 +226,9 @@ class PolicyGradient(Algorithm):
         if (buffer := self.settings.overlong_buffer) > cap:
             raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
 
-    def compute_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: AllReduce = single_process_all_reduce) -> Tensor:
+    def compute_token_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: AllReduce = single_process_all_reduce) -> Tensor:
         """Compute the batch statistics that the loss needs."""
-        own: Callable[..., Tensor] = vars(self.spec.components["loss"])["compute_batch_stats"]
+        own: Callable[..., Tensor] = vars(self.spec.components["loss"])["compute_token_batch_stats"]
         settings = vars(self.settings)
         return own(columns, all_reduce, **{key: settings[key] for key in self.spec.get_component_defaults_and_types("loss")})
 
@@ -326,7 +326,7 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
         frozen_models=spec.frozen_models,
         syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
         needs_entropy=needs_entropy,
-        needs_batch_stats=getattr(loss, "compute_batch_stats", None) is not None,
+        needs_batch_stats=getattr(loss, "compute_token_batch_stats", None) is not None,
         advantage_inputs=traits & DECLARABLE_INPUTS | penalties,
         use_rollout_logprobs=s.old_from_sampler,
         off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},

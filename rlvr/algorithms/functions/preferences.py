@@ -61,7 +61,7 @@ def compute_pair_loss(margin: float, beta: float, preference_loss: str, smoothin
     return (1 - smoothing) * _softplus(-margin) + smoothing * _softplus(margin)
 
 
-def compute_pair_gradient(margin: float, beta: float, preference_loss: str, smoothing: float) -> float:
+def compute_pair_advantage(margin: float, beta: float, preference_loss: str, smoothing: float) -> float:
     """Compute the negative derivative of the pair loss with respect to the better answer's log-probability."""
     if preference_loss == "ipo":
         return 2 * (1 / (2 * beta) - margin / beta)
@@ -98,7 +98,7 @@ def compute_preference_advantages(
     sums = [0.0] * 4
     for g, up, down in chosen:
         better, worse = implicit_rewards[g][up], implicit_rewards[g][down]
-        force = compute_pair_gradient(better - worse, beta, preference_loss, smoothing) / count  # the mean over pairs
+        force = compute_pair_advantage(better - worse, beta, preference_loss, smoothing) / count  # the mean over pairs
         advantages[g][up], advantages[g][down] = force, -force
         seen = (compute_pair_loss(better - worse, beta, preference_loss, smoothing), better, worse, float(better > worse))
         sums = [x + y for x, y in zip(sums, seen, strict=True)]

@@ -265,7 +265,7 @@ def replay(
 
     if audit is not None:
         return running.resample_recorded_groups(run, num_groups=audit, json=json)
-    return running.replay_run(run, json=json)
+    return running.replay_recorded_episodes(run, json=json)
 
 
 @app.command()

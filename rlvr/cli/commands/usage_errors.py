@@ -200,10 +200,10 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
 # ---- commands ---------------------------------------------------------------------------------------------------------
 
 
-def explain_command(name: str) -> str:
+def explain_foreign_command(name: str) -> str:
     """Say what does here what a command of another tool does, or "".
 
-    >>> explain_command("list-verifiers")
+    >>> explain_foreign_command("list-verifiers")
     '`rlvr list verifiers` lists them'
     """
     word = name.lower().replace("_", "-")
@@ -234,7 +234,7 @@ def _list_algorithm_names() -> set[str]:
 
 
 def _describe_command(name: str, commands: Iterable[str]) -> str:
-    hint = explain_command(name) or (f"did you mean {near!r}?" if (near := find_similar(name, commands)) else "")
+    hint = explain_foreign_command(name) or (f"did you mean {near!r}?" if (near := find_similar(name, commands)) else "")
     return f"there is no command {name!r}; {hint}{' ' if hint.endswith('?') else '; ' if hint else ''}see `rlvr --help`"
 
 
@@ -435,7 +435,7 @@ def compose_line(line: ParsedCommandLine, path: str) -> str:
         elif one.target.endswith(" NAME"):
             named |= {"KIND": one.target.removesuffix(" NAME"), "NAME": one.value or "NAME"}
         elif one.target == _POLICY:
-            options += ["--policy", format_policy_option(model)] if one is model[0] and "--policy" not in options else []
+            options += ["--policy", convert_foreign_model_options(model)] if one is model[0] and "--policy" not in options else []
         elif one.target.startswith("-"):
             given = getattr(known.get(one.target), "opts", [])
             added = [one.target] if getattr(known.get(one.target), "is_flag", False) else _write_target(one)
@@ -472,12 +472,12 @@ def quote(word: str) -> str:
     return word if re.fullmatch(r"[\w@%+=:,./#-]+", word) and not word.startswith("#") else shlex.quote(word)
 
 
-def format_policy_option(options: Iterable[UnknownOption]) -> str:
+def convert_foreign_model_options(options: Iterable[UnknownOption]) -> str:
     """Write the policy for a model, and perhaps the address of its server, as inspect, verifiers and lm-eval take them.
 
-    >>> format_policy_option([UnknownOption("--model", "openai/m"), UnknownOption("--base-url", "http://localhost:9/v1")])
+    >>> convert_foreign_model_options([UnknownOption("--model", "openai/m"), UnknownOption("--base-url", "http://localhost:9/v1")])
     'openai:http://localhost:9/v1#m'
-    >>> format_policy_option([UnknownOption("--model", "hf"), UnknownOption("--model_args", "pretrained=models/a,dtype=float32")])
+    >>> convert_foreign_model_options([UnknownOption("--model", "hf"), UnknownOption("--model_args", "pretrained=models/a,dtype=float32")])
     'hf:models/a'
     """
     model, url, args = "", "", dict[str, str]()

@@ -34,7 +34,7 @@ def get_compared_fields(episode: Episode) -> ComparedFields:
     return ComparedFields(episode.tokens, episode.action_mask, episode.logprobs, episode.error == CONTINUES_ERROR)
 
 
-def is_comparable(one: Episode, other: Episode) -> bool:
+def must_be_equal(one: Episode, other: Episode) -> bool:
     """Whether two samplings must be equal: neither has failed or was cut by a timeout."""
     return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") == "time" for episode in (one, other))
 

@@ -47,7 +47,7 @@ def is_unavailable(reply: HttpResponse) -> bool:
     return reply.status >= 500 or reply.status in RETRY_STATUSES
 
 
-def is_cache_reset(reply: HttpResponse) -> bool:
+def confirms_cache_reset(reply: HttpResponse) -> bool:
     """Return whether a server has reset its prefix cache."""
     try:
         return bool(reply.json()["success"])
@@ -77,8 +77,8 @@ def parse_completion(
     """
     try:
         spans = {str(span["version"]) for span in choice.get("weight_versions") or []}
-        tokens = [parse_token_id(token) for token in choice["token_ids"]]
-        logprobs = [parse_logprob(one["logprob"]) for one in choice["logprobs"]["content"]]
+        tokens = [check_token_id(token) for token in choice["token_ids"]]
+        logprobs = [check_logprob(one["logprob"]) for one in choice["logprobs"]["content"]]
         if len(tokens) != len(logprobs) or len(tokens) > max_tokens:
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probabilities, and at most {max_tokens} were asked for")
         if (reason := str(choice["finish_reason"])) not in ("stop", "length"):
@@ -95,10 +95,10 @@ def parse_completion(
     return make_completion(tokens, logprobs, reason, sampling)
 
 
-def parse_token_id(token: Any) -> int:
+def check_token_id(token: Any) -> int:
     """Check and return a token id.
 
-    >>> parse_token_id(7)
+    >>> check_token_id(7)
     7
     """
     if type(token) is not int or not 0 <= token < 1 << 31:
@@ -106,10 +106,10 @@ def parse_token_id(token: Any) -> int:
     return token
 
 
-def parse_logprob(value: Any) -> float:
+def check_logprob(value: Any) -> float:
     """Check and return the log-probability of a sampled token.
 
-    >>> parse_logprob(-0.5)
+    >>> check_logprob(-0.5)
     -0.5
     """
     if type(value) not in (int, float) or not -math.inf < value <= LOGPROB_EPS:

@@ -40,8 +40,8 @@ from rlvr.samplers._servers.replies import (
     LOAD_ADAPTER_PATH,
     RESUME_HINT,
     BadServerReply,
+    confirms_cache_reset,
     find_failure,
-    is_cache_reset,
     is_unavailable,
     parse_choice,
     parse_completion,
@@ -305,7 +305,7 @@ class ServerEngine:
             # under a new name: vLLM would re-read an adapter that was replaced in place at every step
             self._send_command(self.pool.active, LOAD_ADAPTER_PATH, {"lora_name": adapter.name, "lora_path": str(adapter)})
         for server, reply in self._send_command(self.pool.active, "/reset_prefix_cache").items():
-            if not is_cache_reset(reply):
+            if not confirms_cache_reset(reply):
                 raise SamplerError(
                     f"{server.url} did not reset its prefix cache for version {version}: another client uses it. {RESUME_HINT}"
                 )

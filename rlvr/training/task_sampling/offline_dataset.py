@@ -171,7 +171,7 @@ def tokenize_gold(mdp: TokenMDP, task: Task) -> tuple[list[int], list[bool]]:
     try:
         for text in turns:
             if state.stop_reason is None:
-                mdp.step_turn(state, [*mdp.tokenizer.encode(text), mdp.tokenizer.eos_id][: mdp.count_remaining_tokens(state)])
+                mdp.step_turn(state, [*mdp.tokenizer.encode(text), mdp.tokenizer.eos_id][: mdp.count_remaining_turn_tokens(state)])
     finally:
         state.close()
     return state.tokens, state.action_mask

@@ -317,7 +317,7 @@ class Learner(Hinted):
         if not self.all_reduce([float(len(live))])[0]:
             return None
         if algorithm.traits.needs_batch_stats:
-            step.compute_batch_stats(algorithm, live, self.all_reduce)
+            step.compute_token_batch_stats(algorithm, live, self.all_reduce)
         outcome = self._backward_and_step(
             step.rows, live, partial(self._compute_microbatch_loss, step, weights, mean_metrics), critic_only=algorithm.is_critic_warmup
         )
@@ -457,7 +457,7 @@ class Learner(Hinted):
         metrics = step_stats.metrics() | {"learning_rate": float(self.scheduler.get_last_lr()[0])}
         metrics |= mean_metrics.compute_means(self.all_reduce) | self._compute_token_metrics(step, mean_metrics)
         metrics |= dict(algorithm.metrics) | (
-            step.compute_preference_logprobs(self.all_reduce) if algorithm.traits.one_optimizer_step else {}
+            step.compute_chosen_rejected_logps(self.all_reduce) if algorithm.traits.one_optimizer_step else {}
         )
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # the log and the KL controller reject NaN
         algorithm.on_step_end([e.reward for e in step.episodes if not e.is_auxiliary], metrics.get("kl"), self.all_reduce)
@@ -477,7 +477,7 @@ class Learner(Hinted):
         if trained != account["tokens/to_train"]:
             raise RlvrError(f"{trained:g} tokens were trained, but {account['tokens/to_train']:g} were expected: a row was lost")
         account["tokens/trained"] = account.pop("tokens/to_train")
-        spread = step.compute_advantage_sums()
+        spread = step.compute_advantage_moment_sums()
         numbers = (
             account
             | step.compute_group_metrics()

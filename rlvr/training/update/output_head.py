@@ -41,7 +41,7 @@ IDENTITY_TRANSFORM = LogitTransform()
 FULL_PRECISION_DTYPES = (torch.float32, torch.float64)
 
 
-class ChunkedLogprobs(torch.autograd.Function):
+class TiledLogprobs(torch.autograd.Function):
     """Computes log softmax(logits / temperature) at the targets in tiles, and recomputes the logits in the backward pass."""
 
     @staticmethod
@@ -77,7 +77,7 @@ class ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         """Compute gradients: that of log p is onehot - p, that of the entropy H is -p (log p + H). Logits are recomputed."""
         with _no_autocast(grad_outputs[0]):
-            return *ChunkedLogprobs._backward(ctx, *grad_outputs), None, None, None, None, None, None, None
+            return *TiledLogprobs._backward(ctx, *grad_outputs), None, None, None, None, None, None, None
 
     @staticmethod
     def _backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -97,7 +97,7 @@ class ChunkedLogprobs(torch.autograd.Function):
                 )
             else:
                 logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.form)
-                grad = ChunkedLogprobs._differentiate_logits(ctx, part, logits, grad_logprobs, grad_entropies)
+                grad = TiledLogprobs._differentiate_logits(ctx, part, logits, grad_logprobs, grad_entropies)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
             grad = round_operand(grad, ctx.dtype)
@@ -225,9 +225,7 @@ def compute_tiled_logprobs(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Compute log-probabilities, and entropies if requested, in tiles. `dtype`: the precision of the operands."""
     size = tile_size or max(1, defaults.get_device_defaults(hidden.device).max_head_logits // weight.shape[0])
-    logprobs, entropies = ChunkedLogprobs.apply(
-        hidden, weight, bias, target, temperature, size, entropy, logit_transform, dtype, logit_mask
-    )
+    logprobs, entropies = TiledLogprobs.apply(hidden, weight, bias, target, temperature, size, entropy, logit_transform, dtype, logit_mask)
     return logprobs, entropies if entropy else None
 
 

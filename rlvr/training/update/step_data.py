@@ -111,12 +111,12 @@ class StepData:
             for name in ("tokens", "episodes", "turns")
         }
 
-    def compute_batch_stats(self, algorithm: Algorithm, row_indices: Sequence[int], all_reduce: AllReduce) -> None:
+    def compute_token_batch_stats(self, algorithm: Algorithm, row_indices: Sequence[int], all_reduce: AllReduce) -> None:
         """Compute the algorithm's batch statistics over all tokens of an optimizer step."""
         starts = self.rows.entry_starts
         places = torch.cat([torch.arange(0), *(torch.arange(starts[r], starts[r + 1]) for r in row_indices)])
         seen = {name: column[places] for name, column in self.columns.items() if name != "batch_stats"}
-        self.add_zero_column("batch_stats")[places] = algorithm.compute_batch_stats(seen, all_reduce).float()
+        self.add_zero_column("batch_stats")[places] = algorithm.compute_token_batch_stats(seen, all_reduce).float()
 
     def shuffle_into_minibatches(
         self, rows: Sequence[int], num_minibatches: int, generator: random.Random, accelerator: Any
@@ -178,7 +178,7 @@ class StepData:
         flat = sum(has_no_signal(group) for group in rewards)
         return {"groups": float(len(rewards)), "groups/num_zero_std": float(flat), "groups/num_too_few_scored": float(lone)}
 
-    def compute_preference_logprobs(self, all_reduce: AllReduce) -> dict[str, float]:
+    def compute_chosen_rejected_logps(self, all_reduce: AllReduce) -> dict[str, float]:
         """Compute the mean log-probability of chosen and of rejected answers, for preference algorithms."""
         sums = dict.fromkeys(("chosen", "rejected"), (0.0, 0.0))
         for advantage, old in zip(
@@ -193,7 +193,7 @@ class StepData:
         up, ups, down, downs = all_reduce([*sums["chosen"], *sums["rejected"]])
         return ({"logps/chosen": up / ups} if ups else {}) | ({"logps/rejected": down / downs} if downs else {})
 
-    def compute_advantage_sums(self) -> dict[str, float]:
+    def compute_advantage_moment_sums(self) -> dict[str, float]:
         """Compute sums over the tokens in the loss, for mean and standard deviation of the advantages."""
         chosen = self.columns["advantages"][self.rows.repeat_per_policy_token([float(t) for t in self.is_in_loss]) > 0].double()
         if not chosen.numel():

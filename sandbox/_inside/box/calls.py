@@ -32,7 +32,7 @@ BASH_STEPS = (
 )
 
 
-def build_bash_command(max_processes: int | None) -> list[str]:
+def build_stateful_shell_command(max_processes: int | None) -> list[str]:
     """Build the command of a shell that restores the state of the last call, waits for its call, runs it, and saves the state.
 
     The shell starts with a process limit slightly above the session's and then lowers it, so that a session that is full of processes

@@ -149,7 +149,7 @@ class SessionServer:
         run = streams.RunState({"wall_s": request["wall_s"], "output_bytes": self.limits["output_bytes"]})
         call = RunningCall(run, messages=[self.pending_message] if self.pending_message else [])
         self.pending_message = ""
-        kills, cpu, began = self.tools.meter.count_oom_kills(), self.tools.meter.get_cpu_s(), time.monotonic()
+        kills, cpu, began = self.tools.meter.count_oom_kills(), self.tools.meter.get_total_cpu_s(), time.monotonic()
         try:
             if request["language"] == "python":
                 self._run_python(call, parts["source"], began)
@@ -159,7 +159,7 @@ class SessionServer:
             self.background_fds += call.read_ends
         while len(self.background_fds) > MAX_BACKGROUND_STREAMS:
             os.close(self.background_fds.pop(0))
-        run.wall_s, run.cpu_s = time.monotonic() - began, self.tools.meter.get_cpu_s() - cpu
+        run.wall_s, run.cpu_s = time.monotonic() - began, self.tools.meter.get_total_cpu_s() - cpu
         if self.fatal_error:
             run.exit_status, run.reason = "SANDBOX_VIOLATION", self.fatal_error
         elif self.tools.meter.count_oom_kills() > kills:
@@ -205,7 +205,7 @@ class SessionServer:
         ports.child_fds[calls.GO_FD], go = os.pipe2(os.O_CLOEXEC)
         for place, name in ((1, "stdout"), (2, "stderr"), (calls.STATE_OUT_FD, "report")):
             ports.add_output(place, name)
-        command = calls.build_bash_command(self.processes.max_processes)
+        command = calls.build_stateful_shell_command(self.processes.max_processes)
         born, group = self.processes.start_process(ports, command, EXTRA_SHELL_PROCESSES)
         return PreparedShell(born, group, ports, source, go)
 

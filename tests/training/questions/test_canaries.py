@@ -12,7 +12,7 @@ from rich.console import Console
 from rlvr.config.config import load_config
 from rlvr.errors import CheckFailed, ConfigError
 from rlvr.registry.plugins import build
-from rlvr.rollout.replay import replay_run
+from rlvr.rollout.replay import replay_recorded_episodes
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task, make_user_prompt
 from rlvr.training.task_sampling.canary import CanaryTasks, make_canary
@@ -89,7 +89,7 @@ def test_a_sound_verifier_is_not_blamed_and_nothing_else_changes(tmp_path: Path)
             assert with_pots[name] == without[name], name
         assert with_pots["tokens/sampled"] == without["tokens/sampled"] + with_pots["tokens/dropped_canary"]
     assert not (tmp_path / "with" / "canaries.jsonl").exists()
-    assert replay_run(tmp_path / "with").mismatches == 0
+    assert replay_recorded_episodes(tmp_path / "with").mismatches == 0
 
 
 def test_the_count_goes_on_after_a_resume(tmp_path: Path, leaky: str) -> None:

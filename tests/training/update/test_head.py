@@ -109,13 +109,13 @@ def test_tiles_are_as_large_as_the_device_allows(monkeypatch: pytest.MonkeyPatch
     assert get_device_defaults(torch.device("cpu")).max_head_logits // 151_936 == 27
     assert get_device_defaults(torch.device("xpu")).max_head_logits // 151_936 == 1766
     sizes: list[int] = []
-    apply = head.ChunkedLogprobs.apply
+    apply = head.TiledLogprobs.apply
 
     def noted(*args: Any) -> Any:
         sizes.append(args[5])
         return apply(*args)
 
-    monkeypatch.setattr(head.ChunkedLogprobs, "apply", noted)
+    monkeypatch.setattr(head.TiledLogprobs, "apply", noted)
     slopes = torch.ones(TOKENS)
     whole = scored(False, slopes)
     assert sizes == []  # on a CPU, what fits into one tile is computed once

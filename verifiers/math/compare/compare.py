@@ -50,7 +50,7 @@ def compare_trees(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
     gold, answer = (("list", *tree[1:]) if tree[0] == "either" else tree for tree in (gold, answer))
     gold, answer = (
         convert_mod_to_residue(gold),
-        drop_restatement(convert_mod_to_residue(answer) if convert_mod_to_residue(gold)[0] == "mod" else answer),
+        drop_repeated_sum_or_limit(convert_mod_to_residue(answer) if convert_mod_to_residue(gold)[0] == "mod" else answer),
     )
     if context.policy.worked_out != "off" and describe_unevaluated_operation(answer) and not describe_unevaluated_operation(gold):
         return Comparison(False, f"it is not evaluated: it still contains {describe_unevaluated_operation(answer)}")
@@ -299,7 +299,7 @@ def find_quantity_name(tree: Tree) -> str:
     return format_tree(tree) if any(row(tree) for row in _REQUESTED_FORMS) else ""
 
 
-def contains_call(tree: Tree, gold: Tree) -> bool:
+def contains_call_missing_in_gold(tree: Tree, gold: Tree) -> bool:
     """Whether a tree has the value of a function that the gold does not have: `f(2)`, `f(x) - g(x)`, `f(g(2))`."""
     letters = _CALLED_LETTERS - get_free_symbols(gold)
     if tree[0] == "sym" and tree[1].partition("(")[0] in letters and tree[1].endswith(")"):
@@ -404,10 +404,10 @@ def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tr
     named = is_requested_quantity(parts[0]) and (
         not get_free_symbols(parts[0]) & get_free_symbols(gold) or (parts[0][0] != "sym" and bool(find_assigned_name(parts[0])))
     )
-    called = parts[0][0] == "mul" and parts[0][1][0] == "sym" and contains_call(parts[0], gold)
+    called = parts[0][0] == "mul" and parts[0][1][0] == "sym" and contains_call_missing_in_gold(parts[0], gold)
     if not equation and (named or called or is_letter_of_constant(parts[0], gold)):
         values, signs = parts[1:], signs[1:]
-        while len(values) > 1 and signs[0] == "=" and contains_call(values[0], gold):  # f(g(2)) = f(3) = 5
+        while len(values) > 1 and signs[0] == "=" and contains_call_missing_in_gold(values[0], gold):  # f(g(2)) = f(3) = 5
             values, signs = values[1:], signs[1:]
     elif len(parts) == 2 and find_assigned_name(parts[1]) and not (get_free_symbols(parts[1]) & get_free_symbols(gold)):
         values, signs = parts[:1], ()
@@ -807,7 +807,7 @@ UNIT_VECTORS = ("ell_vi", "ell_vj", "ell_vk")
 def align_notation(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Align alternative names, positions and numberings of gold and answer."""
     answer = drop_condition(gold, answer)
-    gold, answer = convert_vectors(
+    gold, answer = convert_unit_vector_sums(
         *align_solution_families(evaluate_matrices(convert_named_point(gold)), evaluate_matrices(convert_named_point(answer)))
     )
     if gold[0] == "mod":
@@ -1006,7 +1006,7 @@ def shorten_ellipsis_list(members: list[Tree]) -> list[Tree]:
     return [*members[: 2 if at + 1 < len(members) else 3], *members[at:]] if len(steps) == 1 else members
 
 
-def convert_vectors(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+def convert_unit_vector_sums(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     r"""Convert sums of unit vectors to tuples of their components: `2\\mathbf{i} - \\mathbf{k}` is (2, 0, -1)."""
     used = (get_free_symbols(gold) | get_free_symbols(answer)).intersection(UNIT_VECTORS)
     if not used:
@@ -1148,7 +1148,7 @@ def describe_unevaluated_operation(tree: Tree) -> str:
     return ""
 
 
-def drop_restatement(tree: Tree) -> Tree:
+def drop_repeated_sum_or_limit(tree: Tree) -> Tree:
     """Drop a requested sum or limit that an answer repeats before its value."""
     if (
         tree[0] == "rel"

@@ -82,12 +82,12 @@ def explain_unit_conflict(gold: str, answer: str, prompt: str) -> str:
     return f"its unit is {given[-1]}, and the question has {same[0]}"
 
 
-def drop_requested_multiple(gold: str, answer: str, prompt: str) -> str:
+def drop_requested_multiplier_word(gold: str, answer: str, prompt: str) -> str:
     """Drop the word dozen, thousand, times, ... behind the number of an answer, if the question asks for a count of them; "" if it does not.
 
-    >>> drop_requested_multiple("7", "7 dozen eggs", "How many dozens of eggs are there?")
+    >>> drop_requested_multiplier_word("7", "7 dozen eggs", "How many dozens of eggs are there?")
     '7 eggs'
-    >>> drop_requested_multiple("7", "7 dozen eggs", "How many eggs are there?")
+    >>> drop_requested_multiplier_word("7", "7 dozen eggs", "How many eggs are there?")
     ''
     """
     given = _GIVEN_MULTIPLE.search(answer)
@@ -100,10 +100,10 @@ def drop_requested_multiple(gold: str, answer: str, prompt: str) -> str:
     return _EMPTY_TEXT.sub("", " ".join((answer[: given.end(1)] + answer[given.end() :].lstrip()).split())).strip()
 
 
-def drop_requested_difference(answer: str, prompt: str) -> str:
+def drop_requested_comparison_word(answer: str, prompt: str) -> str:
     """Drop the word more, fewer or less at the end of an answer, if the question asks for it; "" if it does not.
 
-    >>> drop_requested_difference("$2 more", "How much more is the red one?"), drop_requested_difference("$2 more", "How much is it?")
+    >>> drop_requested_comparison_word("$2 more", "How much more is the red one?"), drop_requested_comparison_word("$2 more", "How much is it?")
     ('$2', '')
     """
     given = _GIVEN_DIFFERENCE.fullmatch(answer.strip())

@@ -35,7 +35,7 @@ from rlvr.verifiers.math.parsing.units import (
 from rlvr.verifiers.math.parsing.words import (
     parse_choice,
     parse_circled_numbers,
-    parse_lettered_numeral,
+    parse_numeral_with_letter_digits,
     parse_spelled_word,
     parse_words,
     strip_wrapping,
@@ -159,7 +159,7 @@ def parse_answer(text: str) -> Tree:
     letter = parse_choice(shown)
     if letter is not None:
         return ("choice", letter)
-    said = parse_lettered_numeral(shown) or parse_words(shown, only_if_unambiguous=True) or parse_spelled_word(text)
+    said = parse_numeral_with_letter_digits(shown) or parse_words(shown, only_if_unambiguous=True) or parse_spelled_word(text)
     if said is not None:
         return said
     try:
@@ -312,7 +312,7 @@ class AnswerParser:
         clock = self.parse_clock()
         if clock is not None:
             return clock
-        named = self.parse_label()
+        named = self.parse_value_name()
         if named is not None:
             return named
         tree = self.parse_smaller_unit(self.parse_unit(self.parse_sum()))
@@ -328,7 +328,7 @@ class AnswerParser:
 
     # Names, clock times and units around a value
 
-    def parse_label(self) -> Tree | None:
+    def parse_value_name(self) -> Tree | None:
         """Parse words before an equals sign that name the value: `Area = 5`; None if there are none."""
         if self.peek().kind not in ("word", "text"):
             return None
@@ -398,7 +398,7 @@ class AnswerParser:
             else:
                 break
         if self.peek().text == "base" or label.strip().lower().removeprefix("in ").startswith("base"):
-            return self.parse_base_suffix(tree, label)
+            return self.parse_base_words(tree, label)
         label = label.strip()
         first, _, rest = label.partition(" ")
         times = NUMBER_MULTIPLES.get(first.lower()) or NUMBER_MULTIPLES.get(first.lower().removesuffix("s"))
@@ -429,7 +429,7 @@ class AnswerParser:
         self.position = at
         return tree
 
-    def parse_base_suffix(self, tree: Tree, label: str) -> Tree:
+    def parse_base_words(self, tree: Tree, label: str) -> Tree:
         """Parse a base after a numeral: `52 base 8`, `52 in base 8`."""
         words = label.lower().split()
         if not words or words[-1] != "base":
@@ -625,7 +625,7 @@ class AnswerParser:
             self.position += scale is not None
             return ("unit", base, scale or "degree")
         if self.peek().kind == "op" and self.peek().text in ("-", "+"):
-            return ("pow", base, self.parse_signed_factor() if self.peek().text == "-" else self.parse_exponent_after_plus())
+            return ("pow", base, self.parse_signed_factor() if self.peek().text == "-" else self.parse_plus_signed_exponent())
         exponent = self.parse_argument(whole_numeral=True)
         while self.peek().text in ("^", "**") and self.tokens[self.position - 1].text != "}":
             self.position += 1
@@ -636,7 +636,7 @@ class AnswerParser:
             return _make_combination(base[1][0], int(base[1][2:]), exponent) or ("pow", base, exponent)
         return ("pow", base, exponent)
 
-    def parse_exponent_after_plus(self) -> Tree:
+    def parse_plus_signed_exponent(self) -> Tree:
         """Parse an exponent with a plus before it."""
         self.expect("+")
         return self.parse_factor()

@@ -120,10 +120,10 @@ def is_unit(word: str) -> bool:
     return word in _UNIT_WORDS or (word.endswith("s") and word[:-1] in _UNIT_WORDS)
 
 
-def explain_unit_label(label: str) -> str:
+def describe_unit_reading(label: str) -> str:
     """Say how a label is read, and where that is decided.
 
-    >>> explain_unit_label("furlongs")
+    >>> describe_unit_reading("furlongs")
     'furlongs: not in _UNIT_TABLE (verifiers/math/parsing/units.py), read as the name of a counted thing'
     """
     words = [word.lower() for word in re.findall(r"[^\W\d_]+", label)]

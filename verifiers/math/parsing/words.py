@@ -163,10 +163,10 @@ def parse_choice(text: str) -> str | None:
     return letter.upper() if letter.isupper() or bracketed or rest == "" else None
 
 
-def parse_lettered_numeral(text: str) -> Tree | None:
+def parse_numeral_with_letter_digits(text: str) -> Tree | None:
     r"""Parse a numeral with letters for digits, in a base above ten: `FF_{16}`; one letter alone is a letter with an index.
 
-    >>> parse_lettered_numeral("1A_{16}")
+    >>> parse_numeral_with_letter_digits("1A_{16}")
     ('base', '1A', 16)
     """
     match = re.fullmatch(r"\(?([0-9A-Za-z]{2,64})\)?\s*_\s*(?:\{\s*(\d\d)\s*\}|(\d\d))", text)
