@@ -27,7 +27,9 @@ from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
 from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
-from rlvr.training.run_health import RunHealth, Trouble, _find_common_reply
+from rlvr.training.run_health import RunHealth, Trouble
+from rlvr.training.run_health.causes import describe_penalty, explain_change, find_common_reply
+from rlvr.training.run_health.scoring_rules import MisplacedReferences
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines
@@ -81,7 +83,7 @@ def test_a_run_that_learns_slowly_or_noisily_or_is_done_is_healthy() -> None:
 )
 def test_the_most_common_reason_of_answers_without_a_score_is_quoted(reason: str, words: str, good: int) -> None:
     found = health()
-    found._unscored_reasons.update({reason: 9, "another": 1})
+    found.run.unscored_reasons.update({reason: 9, "another": 1})
     _, trouble = first_trouble(found, [row(k, unscored=120 if k > 3 else 0) for k in range(1, 20)]) or (0, None)
     assert trouble is not None and words in trouble.cause and trouble.last_good_step == good
 
@@ -121,11 +123,8 @@ def test_the_checkpoint_to_go_on_from_is_from_before_the_trouble_and_the_update_
 def test_a_held_out_figure_far_below_an_earlier_one_is_trouble() -> None:
     def find(figures: dict[int, float], tasks: int = 100) -> Trouble | None:
         found = RunHealth(tiny_run(eval={"tasks": tasks, "every": 5}))
-        trouble = None
-        for k in range(1, max(figures) + 1):
-            found.observe(row(k, **({"eval/accuracy": figures[k]} if k in figures else {})))
-            trouble = trouble or found._find_held_out_fall(k, 0.4)
-        return trouble
+        rows = [row(k, **({"eval/accuracy": figures[k]} if k in figures else {})) for k in range(1, max(figures) + 1)]
+        return (first_trouble(found, rows) or (0, None))[1]
 
     trouble = find({5: 0.6, 10: 0.55, 15: 0.05})
     assert trouble is not None and (trouble.since, trouble.last_good_step) == (15, 5) and "at step 5 it was 60.0%" in trouble.what
@@ -198,7 +197,7 @@ def test_a_weight_decay_that_takes_the_weights_is_named() -> None:
     found = RunHealth(tiny_run(train={"learning_rate": 1e-4, "weight_decay": 500.0}))
     for step in range(1, 20):
         found.observe(row(step))
-    assert "train.weight_decay (500) takes 5.0% of the weights in each step" in found._explain_change(20)
+    assert "train.weight_decay (500) takes 5.0% of the weights in each step" in explain_change(found.run, 20)
 
 
 def test_entropy_and_repetition_of_answers() -> None:
@@ -334,15 +333,15 @@ def test_a_model_that_somebody_froze_is_no_internal_error(tmp_path: Path) -> Non
 def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
     found, model = health(), torch.nn.Linear(4, 4)
     for step in range(1, 4):
-        found._weights.begin_step(model, step)
+        found.run.weights.begin_step(model, step)
         with torch.no_grad():  # the optimizer, whose step ends here
             model.weight.add_(1.0)
-        found._weights.end_step(model, step, has_learned=True)
+        found.run.weights.end_step(model, step, has_learned=True)
         if step == 2:
             model.weight.data.add_(1.0)
         found.observe(row(step))
-    assert found._weights.foreign_steps == {3} and not found._weights.idle_steps
-    assert "Something other than the optimizer changed the weights before step 3" in found._explain_change(4)
+    assert found.run.weights.foreign_steps == {3} and not found.run.weights.idle_steps
+    assert "Something other than the optimizer changed the weights before step 3" in explain_change(found.run, 4)
 
 
 @pytest.mark.parametrize(
@@ -378,14 +377,13 @@ def test_a_penalty_that_outweighs_the_advantages_is_told_once_and_named() -> Non
     found = RunHealth(tiny_run(), Console(file=shown, width=300))
     for step in range(1, 30):
         found.observe(row(step, beta=1000.0, kl=0.003, **{"advantage/std": 0.9}))
-        found._tell_of_penalty(step)
     assert (
         shown.getvalue().count("Lower algorithm.beta") == 1
         and "algorithm.beta (1000), is 3, more than the advantages (0.9)" in shown.getvalue()
     )
-    assert "Lower algorithm.beta" in found._explain_change(30)
+    assert "Lower algorithm.beta" in explain_change(found.run, 30)
     for usual in ({"beta": 0.04, "kl": 0.5, "advantage/std": 0.9}, {"beta": 1000.0, "kl": 0.003}, {}):  # not every algorithm has advantages
-        assert not health()._describe_penalty([row(step) | usual for step in range(1, 9)])
+        assert not describe_penalty(health().run, [row(step) | usual for step in range(1, 9)])
 
 
 @pytest.mark.parametrize(("algorithm", "told"), [("grpo", True), ("online_dpo", False)])
@@ -395,7 +393,7 @@ def test_beta_is_a_penalty_only_where_there_are_advantages_to_weigh_it_against(t
     class Heavy(rlvr.Callback):
         def on_batch(self, trainer: rlvr.Trainer, step: int, batch: Any) -> None:
             [found] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
-            rows.append(bool(found._describe_penalty([row(k, beta=1000.0, kl=0.003, **{"advantage/std": 0.9}) for k in range(1, 9)])))
+            rows.append(bool(describe_penalty(found.run, [row(k, beta=1000.0, kl=0.003, **{"advantage/std": 0.9}) for k in range(1, 9)])))
 
     run_sums(tmp_path / "run", Match(), Heavy(), algorithm={"name": algorithm}, eval={"tasks": 0}, train={"steps": 1})
     assert rows == [told]
@@ -418,7 +416,7 @@ def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> 
     even = {"reward_std": 1e-16, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}
     for tells_apart in (True, False):
         found = health()
-        found._probe = cast(
+        found.run.probe = cast(
             Any,
             SimpleNamespace(
                 tells_apart=lambda answers, told=tells_apart: told,
@@ -427,7 +425,7 @@ def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> 
                 environment=None,
             ),
         )
-        found._record = cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=[])))
+        found.run.record = cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=[])))
         assert (first_trouble(found, [row(k, 0.9) | even for k in range(1, 60)]) is None) == tells_apart
 
 
@@ -435,7 +433,7 @@ def test_updates_against_the_advantages_are_a_loss_with_the_wrong_sign(tmp_path:
     found = health()
     for step in range(1, 20):
         found.observe(row(step, update_gain=-0.01))
-    assert "the sign of the loss or of the advantages is wrong" in found._explain_change(20)
+    assert "the sign of the loss or of the advantages is wrong" in explain_change(found.run, 20)
     run_sums(tmp_path / "run", Match(), eval={"tasks": 0}, train={"steps": 4, "learning_rate": 1e-3})
     gains = [one["update_gain"] for one in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "update_gain" in one]
     assert gains and min(gains) > 0  # a right update goes along the advantages
@@ -457,7 +455,7 @@ def test_a_wrong_sign_stops_a_run_after_eight_steps_and_comes_before_the_learnin
     found = health()
     for k in range(1, 8):
         found.observe(row(k) | against | {"update_kl": 0.3 if k == 7 else 1e-3})
-    assert "the sign of the loss" in found._explain_change(8)
+    assert "the sign of the loss" in explain_change(found.run, 8)
 
     def wrong(x: Any) -> Any:
         return (x.new - x.old).exp() * x.advantages
@@ -534,13 +532,13 @@ def test_advantages_of_ones_own_that_do_not_follow_the_rewards_are_named(tmp_pat
         ) as trainer:
             trainer.fit()
             [found] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
-        assert ("shifted (algorithm.advantage) do not follow the rewards" in found._explain_change(4)) == is_wrong
+        assert ("shifted (algorithm.advantage) do not follow the rewards" in explain_change(found.run, 4)) == is_wrong
 
 
 def test_a_rate_that_is_0_from_the_next_step_on_and_a_high_temperature_are_named() -> None:
     idle: dict[str, Any] = {"learning_rate": 0.0}
     found = health()
-    found._weights.idle_steps = set(range(8, 60))
+    found.run.weights.idle_steps = set(range(8, 60))
     _, trouble = first_trouble(found, [row(k) | (idle if k > 8 else {}) for k in range(1, 60)]) or (0, None)
     assert trouble is not None and trouble.since == 8 and "The learning rate is 0" in trouble.cause
     hot = RunHealth(tiny_run(rollout={"temperature": 5.0}))
@@ -552,7 +550,7 @@ def test_a_rate_that_is_0_from_the_next_step_on_and_a_high_temperature_are_named
 def test_a_first_update_after_a_resume_that_destroys_the_policy_blames_the_checkpoint_of_the_resume() -> None:
     for first, good in ((13, 11), (1, 12)):
         found = health()
-        found._first_step = first
+        found.run.first_step = first
         rows = [row(k, 0.5 if k < 14 else 0.0, entropy=0.5 if k < 14 else 9.0, update_kl=20.0 if k == 13 else 1e-3) for k in range(1, 40)]
         _, trouble = first_trouble(found, rows) or (0, None)
         assert trouble is not None and "state of the optimizer" in trouble.cause and trouble.last_good_step == good
@@ -561,7 +559,7 @@ def test_a_first_update_after_a_resume_that_destroys_the_policy_blames_the_check
 def test_a_fall_right_after_a_resume_with_other_tasks_stops_a_run() -> None:
     for told, first, stops in (("The tasks have changed", 13, True), ("The tasks have changed", 3, False), ("", 13, False)):
         found = health()
-        found._first_step, found._change_at_resume = first, told
+        found.run.first_step, found.run.change_at_resume = first, told
         step, trouble = first_trouble(found, [row(k, 0.7 if k < 13 else 0.0) for k in range(1, 40)]) or (0, None)
         assert (trouble is not None) == stops
         assert trouble is None or (step, trouble.since, trouble.cause) == (20, 13, told)
@@ -574,7 +572,7 @@ def test_the_safe_step_moves_on_but_not_in_doubt_and_the_kept_checkpoint_is_told
         found._move_safe_step()
     assert found.safe_step == 49 - 20
     trainer = cast(Any, SimpleNamespace(folder=Path("r"), last_saved_step=30, set_aside_checkpoints_after=lambda step: 21))
-    told = found._format_stop(trainer, 33, Trouble("mismatch", 29, "what", "cause", 7))
+    told = Trouble("mismatch", 29, "what", "cause", 7).format_stop(trainer, 33)
     assert "kept: the checkpoint of step 21" in told and "surely good only up to step 7" in told and "none is" not in told
 
 
@@ -583,9 +581,9 @@ def test_one_reply_to_all_calls_is_named_if_it_was_not_so_before() -> None:
         results = [{"call": f"0.{k}", "text": reply, "ok": True} for k, reply in enumerate(replies)]
         return {"step_results": [{"messages": [], "done": True, "tool_results": results}]}
 
-    reply, fraction = _find_common_reply([session("503", "503", "4")] * 6)
+    reply, fraction = find_common_reply([session("503", "503", "4")] * 6)
     assert reply == "503" and fraction == pytest.approx(2 / 3)
-    assert _find_common_reply([session("503")] * 9) == ("", 0.0)  # too few to say
+    assert find_common_reply([session("503")] * 9) == ("", 0.0)  # too few to say
 
 
 def test_a_signal_saves_also_while_the_run_is_in_doubt() -> None:
@@ -657,7 +655,7 @@ def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned
     for score, told in ((0.0, True), (0.5, False)):
         shown, asked = io.StringIO(), list[int]()
         found = RunHealth(tiny_run(), Console(file=shown, width=200))
-        found._probe = cast(
+        found.run.probe = cast(
             Any,
             SimpleNamespace(
                 environment=Sums(below=50),
@@ -668,9 +666,11 @@ def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned
                 describe_change=lambda answers, scores: "",
             ),
         )
+        [rule] = [rule for rule in found.rules if isinstance(rule, MisplacedReferences)]
         for step in range(8):
             groups = [answer(16 * step + k, score) for k in range(16)]
-            found._examine_references(cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=groups))))
+            found.run.begin_step(cast(Any, None), cast(Any, SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))))
+            assert rule.check() is None
         assert asked == ([64] if told else []) and shown.getvalue().count("right for the row before: the references seem shifted") == int(
             told
         )

@@ -18,6 +18,7 @@ from rlvr.errors import CheckFailed
 from rlvr.task import make_user_prompt
 from rlvr.training.callbacks import StepRecord
 from rlvr.training.run_health import RunHealth
+from rlvr.training.run_health.causes import explain_change
 from rlvr.training.task_changes import TaskChanges
 from rlvr.training.trainer import Trainer
 from tests.fixtures.tiny import tiny_run
@@ -90,7 +91,7 @@ def test_tasks_are_compared_after_a_resume_too_and_a_change_is_a_likely_cause(tm
             trainer.fit()
             [health] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
         if steps == 5:
-            assert ("The tasks have changed between step 3 and the resume" in health._explain_change(4)) == told
+            assert ("The tasks have changed between step 3 and the resume" in explain_change(health.run, 4)) == told
         env.change = change or env.change
     assert shown.getvalue().count("of 8 tasks are others than at first") == int(told)
 

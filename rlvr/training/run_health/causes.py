@@ -1,0 +1,216 @@
+"""The likely cause of a trouble, where several rules share it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlvr.mdp.records import step_result_from_json
+from rlvr.training.answer_probe import KeptAnswer
+from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS, Fall
+from rlvr.training.run_health.evidence import WINDOW_STEPS, Row, RunEvidence, compute_mean, is_number
+from rlvr.training.run_health.rule import Trouble
+
+MAX_FACTOR = 3.0
+"""The factor by which length and entropy may change while the reward falls."""
+LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR = 0.1, 5.0
+"""An update that moves the policy by this much per token, and by this much more than the usual update of the run, destroys more than it
+teaches; usual ones are below 0.01."""
+LARGE_DECAY = 0.01
+"""A weight decay that takes this fraction of the weights in each step destroys them."""
+SUDDEN_FACTOR = 50.0
+"""An update that is so many times the usual one, after some steps, is seldom the learning rate's fault alone."""
+BLAMED_STEPS = 3
+"""How many steps before a trouble an update is its likely cause."""
+AGAINST_ADVANTAGES = -0.15
+"""Updates whose log ratios correlate with the advantages by less go against them."""
+MIN_ADVANTAGE_FIT = 0.3
+"""Advantages that correlate less with the rewards of a group do not follow them."""
+COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
+"""One reply to this fraction of the calls is a likely cause."""
+
+
+def make_weight_trouble(run: RunEvidence, kind: str, since: int, what: str, cause: str) -> Trouble:
+    """Make a trouble of the weights: those that sampled the last good step are from before it, and from before a large update."""
+    blamed = _find_blamed_update(run, since)
+    # the first update after a resume may be large because the state of the optimizer in that checkpoint is damaged
+    was_saved = blamed is not None and blamed["step"] == run.first_step > 1 and _had_time(run, blamed)
+    before = [since - 2, *([int(blamed["step"]) - 1 - was_saved] if blamed is not None else [])]
+    return Trouble(kind, since, what, cause, max(0, min(before)))
+
+
+def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str:
+    """Explain a change of the policy that shows from a step on."""
+    before, after = ([row for row in run.rows if (row["step"] < step) is is_before] for is_before in (True, False))
+    before, after = before[-WINDOW_STEPS:], after[-WINDOW_STEPS:]
+    if run.is_since_resume(step):
+        return run.change_at_resume
+    if reply := _quote_common_reply(run):
+        return f"{reply}. Look at the tool and its service"
+    rewards = compute_mean(before, "reward"), compute_mean(after, "reward")
+    if rewards[0] is not None and rewards[1] is not None and rewards[1] > rewards[0] and fall is None:
+        return (
+            f"The reward pays for it: it was {rewards[0]:.3g} before and is {rewards[1]:.3g} now. Read the answers of this step in "
+            "episodes.jsonl, and change the verifier"
+        )
+    entropies, bonus = (compute_mean(before, "entropy"), compute_mean(after, "entropy")), run.config.algorithm.get("entropy_coef")
+    if bonus and entropies[0] and (entropies[1] or 0.0) > 2 * entropies[0]:
+        return (
+            f"The entropy bonus outweighs the reward: entropy {entropies[0]:.3g} before, {entropies[1]:.3g} now; lower "
+            f"algorithm.entropy_coef (it is {bonus:g})"
+        )
+    if told := run.weights.explain_foreign_step(*range(step - LASTING_STEPS, len(run.rows) + 2)):
+        return told
+    if told := describe_penalty(run, before):
+        return f"Up to step {step - 1} {told}"
+    if run.advantage_fits and (fit := statistics.fmean(run.advantage_fits)) < MIN_ADVANTAGE_FIT:
+        return (
+            f"The advantages of {run.own_parts['advantage']} do not follow the rewards: within groups their correlation is {fit:.2f}. "
+            "Look whether each answer gets its own"
+        )
+    gains = [gain for row in before + after if (gain := measure_gain(row)) is not None]
+    if len(gains) > 1 and are_against(gains):
+        return explain_wrong_sign(run)
+    largest, rate = _find_blamed_update(run, step), run.config.train.learning_rate
+    if (decay := run.config.train.weight_decay) * rate > LARGE_DECAY:
+        return f"train.weight_decay ({decay:g}) takes {decay * rate:.1%} of the weights in each step: lower it"
+    if largest is not None:
+        usual = _measure_usual_update(run, int(largest["step"]))
+        beside = f", and the updates before by {usual:.2g}" if usual is not None else ""
+        damaged = "; as it was right until then, something may have damaged the state of the optimizer" if _had_time(run, largest) else ""
+        return (
+            f"The update of step {largest['step']} moved the policy by {largest['update_kl']:.2g} nats per token{beside}: lower "
+            f"train.learning_rate (it is {rate:g}), or raise train.warmup_steps{damaged}"
+        )
+    if fall is not None and _is_sudden(run, fall):
+        return (
+            f"From step {step - 1} to step {step} the reward fell at once, and no update moved the policy so far. So look for what "
+            "else changed: the tools, the tasks, the environment or the sampler"
+        )
+    against = [row["update_gain"] for row in before + after if is_number(row.get("update_gain"))]
+    if against and sum(gain < 0 for gain in against) > 0.8 * len(against):
+        return explain_wrong_sign(run)
+    return (
+        f"No single update just before was large, so many have gone the same way: train.learning_rate ({rate:g}) is too high for batches "
+        "of this size, or nothing holds the policy back (algorithm.beta), or the reward pays for it. Read the answers of this step in "
+        "episodes.jsonl"
+    )
+
+
+def explain_wrong_sign(run: RunEvidence) -> str:
+    """Explain updates that go against the advantages."""
+    own = " or ".join(run.own_parts.values())
+    bonus = ", or algorithm.entropy_coef outweighs the advantages" if run.config.algorithm.get("entropy_coef") else ""
+    return (
+        "The updates make answers with a positive advantage less likely, and the others more likely: the sign of the loss or of the "
+        f"advantages is wrong{f' in {own}' if own else ''}{bonus}"
+    )
+
+
+def explain_verifier(run: RunEvidence, answers: Sequence[KeptAnswer], when: str, told: str = "") -> str:
+    """Explain a verifier that no longer tells answers apart as it did; `when`: when they were given, `told`: what it does now."""
+    if not told and run.probe is not None:
+        told = run.probe.describe_change(answers, run.probe.verify_again(answers)) or "their scores had no order in common"
+    mean = math.fsum(answer.score for answer in answers) / max(1, len(answers))
+    return (
+        f"Not the policy but the verifier has changed: the answers {when} that scored {mean:.3g} in the mean then were verified again, "
+        f"and {told}. Look at its service, its references and its log"
+    )
+
+
+def describe_changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+    """Describe how answers differ from earlier ones by more than a healthy policy changes while its reward falls."""
+    found = []
+    for name, key in (("mean length", "completions/mean_length"), ("entropy", "entropy")):
+        old, new = compute_mean(before, key), compute_mean(after, key)
+        if old and new is not None and not old / MAX_FACTOR <= new <= old * MAX_FACTOR:
+            found.append(f"{name} {old:.3g} before, {new:.3g} now")
+    for name, key, rise in (
+        ("repeated sequences", "completions/repetition", 0.3),
+        ("cut at the length limit", "completions/clipped_ratio", 0.5),
+    ):
+        old, new = compute_mean(before, key) or 0.0, compute_mean(after, key) or 0.0
+        if new - old > rise:
+            found.append(f"{name} {old:.0%} before, {new:.0%} now")
+    return found
+
+
+def describe_penalty(run: RunEvidence, rows: Sequence[Row]) -> str:
+    """Say that the KL to the reference weighs more than the advantages in all of some steps; empty otherwise."""
+    if not run.has_penalty or run.config.data is not None:
+        return ""
+    weights = [row["beta"] * row["kl"] for row in rows if is_number(row.get("beta")) and is_number(row.get("kl"))]
+    spreads = [row["advantage/std"] for row in rows if is_number(row.get("advantage/std"))]
+    if min(len(weights), len(spreads)) < WINDOW_STEPS or any(weight <= spread for weight, spread in zip(weights, spreads, strict=True)):
+        return ""
+    return (
+        f"the KL to the reference, times algorithm.beta ({rows[-1]['beta']:g}), is {math.fsum(weights) / len(weights):.2g}, more than the "
+        f"advantages ({math.fsum(spreads) / len(spreads):.2g}): the policy can hardly move away. Lower algorithm.beta"
+    )
+
+
+def measure_gain(row: Row) -> float | None:
+    """Return how far an update went along the advantages: about the correlation of the log ratios with these; None if it did not move."""
+    gain, moved, spread = (float(row[key]) if is_number(row.get(key)) else 0.0 for key in ("update_gain", "update_kl", "advantage/std"))
+    # without a gradient only the momentum of earlier steps moves it
+    return gain / math.sqrt(2 * moved) / spread if moved and spread and row.get("grad_norm") else None
+
+
+def are_against(gains: Sequence[float]) -> bool:
+    """Return whether updates surely went against the advantages: nearly all of them, and on average by several standard errors."""
+    mean = statistics.fmean(gains)
+    if mean >= AGAINST_ADVANTAGES or sum(gain < 0 for gain in gains) <= 0.8 * len(gains):
+        return False
+    return mean < -FALL_SIGMAS * statistics.stdev(gains) / math.sqrt(len(gains))
+
+
+def find_common_reply(sessions: Sequence[Mapping[str, Any] | None]) -> tuple[str, float]:
+    """Find the most common reply to tool calls, and its fraction of all; 0 if there are few."""
+    steps = [step_result_from_json(row) for session in sessions if session for row in session.get("step_results", ())]
+    replies = Counter(result.text for step in steps for result in step.tool_results)
+    if replies.total() < MIN_REPLIES:
+        return "", 0.0
+    reply, count = replies.most_common(1)[0]
+    return reply, count / replies.total()
+
+
+def _quote_common_reply(run: RunEvidence) -> str:
+    """Say that nearly all tool calls of the last step got one reply, if they did not before; empty otherwise."""
+    reply, fraction = find_common_reply([episode.meta.get("session") for episode in run.list_episodes()])
+    if (
+        fraction < COMMON_REPLY_FRACTION
+        or find_common_reply([answer.record for answer in run.list_best_answers()])[1] >= COMMON_REPLY_FRACTION
+    ):
+        return ""
+    return f"{fraction:.0%} of the tool calls got one and the same reply, {reply[:80]!r}"
+
+
+def _find_blamed_update(run: RunEvidence, step: int) -> Row | None:
+    """Find a large update just before the step in which a trouble begins."""
+    near = [row for row in run.rows if step - BLAMED_STEPS <= row["step"] <= step and is_number(row.get("update_kl"))]
+    largest = max(near, key=lambda row: float(row["update_kl"]), default=None)
+    if largest is None:
+        return None
+    bound = max(LARGE_UPDATE_KL, LARGE_UPDATE_FACTOR * (_measure_usual_update(run, int(largest["step"])) or 0.0))
+    return largest if largest["update_kl"] > bound else None
+
+
+def _measure_usual_update(run: RunEvidence, step: int) -> float | None:
+    """Return the median of the updates before a step; None if there was none."""
+    usual = sorted(float(row["update_kl"]) for row in run.rows if row["step"] < step and is_number(row.get("update_kl")))
+    return usual[len(usual) // 2] if usual else None
+
+
+def _had_time(run: RunEvidence, row: Row) -> bool:
+    """Whether an update is far larger than the usual one, after some steps."""
+    usual = _measure_usual_update(run, int(row["step"]))
+    return usual is not None and row["step"] > WINDOW_STEPS and row["update_kl"] > SUDDEN_FACTOR * usual
+
+
+def _is_sudden(run: RunEvidence, fall: Fall) -> bool:
+    """Whether nearly all of a fall came from one step to the next."""
+    rewards = [float(row["reward"]) for row in run.scored_rows[max(0, fall.since - 1) : fall.since + 1]]
+    return len(rewards) == 2 and rewards[0] - rewards[1] > 0.7 * (fall.best.mean - fall.recent.mean)
