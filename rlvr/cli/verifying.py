@@ -41,7 +41,7 @@ ROW_KEYS = frozenset({"id", "prompt", "reference", "answer", "meta"})
 """The keys of a row of a file of answers."""
 USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "reference": (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS),
-    "answer": ANSWER_COLUMNS,
+    "answer": (*ANSWER_COLUMNS, "text"),  # of the episodes of a run
     "prompt": QUESTION_COLUMNS,
 }
 """Names under which other tools write the same."""

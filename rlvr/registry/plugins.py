@@ -383,6 +383,8 @@ def check_settings(
         if others:
             named = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
             hint += f"; {named} {'has' if len(others) == 1 else 'have'} it"
+        if kind == "env" and "verifier" in known_settings and (verifiers := find_plugins_with_setting("verifier", key)):
+            hint += f"; a setting of a verifier is written verifier={{name: {verifiers[0]}, {key}: {settings[key]}}}"
         found.append(f"{key!r}; {hint}")
     if found:
         raise ConfigError(f"{kind} {name!r} has no setting {'; and no '.join(found)}")
