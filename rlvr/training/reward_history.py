@@ -66,6 +66,9 @@ class RewardHistory:
         self._variances: list[float] = []
         self._first = 0
         """Where the comparison begins: steps before are of other tasks, or of another verifier."""
+        self._best_until: Callable[[int], Steps] | None = None
+        self._step_variance: float | None = None
+        """What `_find_best_by_end` and `_estimate_step_variance` have found for the steps so far; None if they were not asked."""
 
     def __len__(self) -> int:
         return len(self._rewards)
@@ -74,10 +77,12 @@ class RewardHistory:
         """Add the mean reward of a step, and its standard error as its answers show it."""
         self._rewards.append(reward)
         self._variances.append(error**2)
+        self._best_until = self._step_variance = None
 
     def begin_anew(self, place: int) -> None:
         """Compare only the steps from a place on."""
         self._first = place
+        self._best_until = self._step_variance = None
 
     def find_best(self, end: int | None = None) -> Steps | None:
         """Find the steps in a row that are surely the best, of those before a place; the latest of equal ones. None if there are none."""
@@ -130,6 +135,8 @@ class RewardHistory:
 
     def _find_best_by_end(self) -> Callable[[int], Steps]:
         """Return a function that gives the best steps before a place."""
+        if self._best_until is not None:
+            return self._best_until
         count, general = len(self) - self._first, self._estimate_step_variance()
         sums, variances = (np.cumsum([0.0, *values[self._first :]]) for values in (self._rewards, self._variances))
         bounds, lengths = np.full(count + 1, -np.inf), np.zeros(count + 1, dtype=int)
@@ -148,13 +155,17 @@ class RewardHistory:
             end = int(ends[place - self._first])
             return self._measure(self._first + end - int(lengths[end]), self._first + end)
 
+        self._best_until = best_until
         return best_until
 
     def _estimate_step_variance(self) -> float:
         """Estimate the variance of a step's mean reward from all steps: one step whose answers all score the same is no certainty. Steps
         also differ because their tasks do, which the changes from a step to the next show; the largest one may be a collapse.
         """
+        if self._step_variance is not None:
+            return self._step_variance
         rewards, variances = self._rewards[self._first :], self._variances[self._first :]
         changes = np.sort(np.diff(rewards) ** 2)[:-1]
         between = float(changes.mean()) / 2 if len(changes) > 1 else 0.0
-        return max(between, math.fsum(variances) / len(variances))
+        self._step_variance = max(between, math.fsum(variances) / len(variances))
+        return self._step_variance

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def estimate_entropy(episodes: Sequence[Episode]) -> dict[str, float]:
     It needs no pass over the vocabulary and counts the tokens of every episode, also of those without a gradient. An algorithm that
     computes the exact entropy replaces it.
     """
-    sampled = [np.asarray(e.logprobs)[np.asarray(e.action_mask, dtype=bool)] for e in episodes if e.policy_version >= 0]
+    sampled = [np.asarray([*compress(e.logprobs, e.action_mask)]) for e in episodes if e.policy_version >= 0]
     count = sum(map(len, sampled))
     return {"entropy": -math.fsum(float(part.sum()) for part in sampled) / count} if count else {}
 
@@ -83,12 +84,13 @@ def compute_repetition(episodes: Sequence[Episode]) -> float:
     """Compute the share of n-grams of four tokens that an answer has said before, as the mean over answers of at least 16 tokens."""
     shares = []
     for episode in episodes:
-        said = np.asarray(episode.tokens, dtype=np.uint64)[np.asarray(episode.action_mask, dtype=bool)]
-        if len(said) >= 4 * NGRAM:
+        tokens = [*compress(episode.tokens, episode.action_mask)]  # an array of a short list costs more than the list
+        if len(tokens) >= 4 * NGRAM:
+            said = np.asarray(tokens, dtype=np.uint64)
             grams = said[: 1 - NGRAM].copy()
             for k in range(1, NGRAM):
                 grams = grams * HASH_FACTOR + said[k : len(said) - NGRAM + 1 + k]  # wraps around; a collision changes little
-            shares.append(1 - len(np.unique(grams)) / len(grams))
+            shares.append(1 - len(set(grams.tolist())) / len(grams))
     return math.fsum(shares) / len(shares) if shares else 0.0
 
 

@@ -94,10 +94,10 @@ class TaskChanges:
     def have_lost_questions(self, groups: Sequence[Sequence[Episode]]) -> bool:
         """Whether tasks with different references have one and the same prompt now, and had not in an earlier step."""
         first = [group[0] for group in groups if group]
-        references = {json.dumps(episode.meta.get("reference"), default=str) for episode in first}
-        prompts = {tuple(episode.tokens[: (*episode.action_mask, True).index(True)]) for episode in first}
-        if len(references) < NUM_TASKS or len(prompts) > 1:
-            self._had_questions |= len(prompts) > 1
+        if any(_get_prompt(episode) != _get_prompt(first[0]) for episode in first[1:]):  # nearly always the second differs
+            self._had_questions = True
+            return False
+        if len({json.dumps(episode.meta.get("reference"), default=str) for episode in first}) < NUM_TASKS:
             return False
         return self._had_questions
 
@@ -112,6 +112,10 @@ def list_places(groups: Sequence[Sequence[Episode]]) -> list[tuple[str, int]]:
     """List where the tasks of these groups are in the environment: their split and index."""
     metas: list[Mapping[str, object]] = [group[0].meta for group in groups if group]
     return [(str(meta["split"]), int(str(meta["index"]))) for meta in metas if "index" in meta]
+
+
+def _get_prompt(episode: Episode) -> list[int]:
+    return [*episode.tokens[: episode.prompt_length]]
 
 
 def _identify(task: Task | None) -> str:
