@@ -15,7 +15,7 @@ from rlvr.episode import Episode
 from rlvr.registry.plugins import build_from_config
 from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.training.callbacks import Callback, StepRecord
-from rlvr.training.run_health.update_rules import JUMP_MISMATCH_KL, SAMPLER_HAS_OTHER_WEIGHTS, find_last_exact_step
+from rlvr.training.run_health.rules import JUMP_MISMATCH_KL, SAMPLER_HAS_OTHER_WEIGHTS, find_last_exact_step
 from rlvr.training.step_metrics import select_episodes_for_metrics
 from rlvr.training.task_sampling.audit_monitor import MIN_PAIRS
 

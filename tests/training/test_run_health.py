@@ -29,7 +29,7 @@ from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
 from rlvr.training.run_health import RunHealth, Trouble
 from rlvr.training.run_health.causes import describe_penalty, explain_change, find_common_reply
-from rlvr.training.run_health.scoring_rules import MisplacedReferences
+from rlvr.training.run_health.rules import MisplacedReferences
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines

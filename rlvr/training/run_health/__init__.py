@@ -5,16 +5,13 @@ weights that are not finite and a fall of the held-out figure count at once. Fro
 the last step and while steps merely have no gradient. A run that is stopped sets aside the checkpoints since the trouble, or since the update
 that caused it, so that a resume goes on from before.
 
-    run_health.py       the callback, with the list of all rules
-    rule.py             what a rule is, and what it finds
-    evidence.py         what rules look at: the metrics of all steps, and answers that are kept
-    scoring_rules.py    the verifier, the references and the tasks
-    update_rules.py     gradients, the sign of the updates, the penalty, and the weights of the trainer and of the sampler
-    policy_rules.py     the answers, the reward and the held-out figure
-    causes.py           the likely cause, where several rules share it
+    run_health.py   the callback, which asks every rule after each step
+    rules.py        what a rule is, and one class for each
+    evidence.py     what rules look at: the metrics of all steps, and answers that are kept
+    causes.py       the likely cause of a trouble, where several rules share it
 """
 
-from rlvr.training.run_health.rule import HealthRule, Trouble
+from rlvr.training.run_health.causes import Trouble
 from rlvr.training.run_health.run_health import RunHealth
 
-__all__ = ["HealthRule", "RunHealth", "Trouble"]
+__all__ = ["RunHealth", "Trouble"]

@@ -1,4 +1,4 @@
-"""The likely cause of a trouble, where several rules share it."""
+"""A trouble of a run, and its likely cause where several rules share it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr.mdp.records import step_result_from_json
 from rlvr.training.answer_probe import KeptAnswer
 from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS, Fall
 from rlvr.training.run_health.evidence import WINDOW_STEPS, Row, RunEvidence, compute_mean, is_number
-from rlvr.training.run_health.rule import Trouble
+
+if TYPE_CHECKING:
+    from rlvr.training.trainer import Trainer
 
 MAX_FACTOR = 3.0
 """The factor by which length and entropy may change while the reward falls."""
@@ -31,6 +33,35 @@ MIN_ADVANTAGE_FIT = 0.3
 """Advantages that correlate less with the rewards of a group do not follow them."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
 """One reply to this fraction of the calls is a likely cause."""
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a run.
+
+    >>> Trouble("reward", 7, "the reward fell from 0.6 to 0.1", "lower train.learning_rate").since
+    7
+    """
+
+    kind: str
+    since: int
+    """The first step of the trouble."""
+    what: str
+    cause: str
+    """The likely cause, and what to do."""
+    last_good_step: int = -1
+    """The last step whose weights are from before the trouble and its cause; -1: the trouble is not one of the weights."""
+
+    def format_stop(self, trainer: Trainer, step: int) -> str:
+        """Set aside the checkpoints since the trouble; return why the run stops after a step, and how it goes on."""
+        good = self.last_good_step if self.last_good_step >= 0 else trainer.last_saved_step
+        kept = trainer.set_aside_checkpoints_after(good)
+        which = "from before that" if kept <= good else f"the oldest there is, though the weights were surely good only up to step {good}"
+        return (
+            f"the run stopped after step {step}: since step {self.since} {self.what}\n"
+            f"likely cause: {self.cause}\n"
+            f"kept: the checkpoint of step {kept} in {trainer.folder / 'checkpoints'}, {which}. --resume continues there with the same "
+            f"settings, but for those of health; with others, start a new run with model.path={trainer.folder / 'checkpoints' / 'last'}"
+        )
 
 
 def make_weight_trouble(run: RunEvidence, kind: str, since: int, what: str, cause: str) -> Trouble:
@@ -180,10 +211,8 @@ def find_common_reply(sessions: Sequence[Mapping[str, Any] | None]) -> tuple[str
 def _quote_common_reply(run: RunEvidence) -> str:
     """Say that nearly all tool calls of the last step got one reply, if they did not before; empty otherwise."""
     reply, fraction = find_common_reply([episode.meta.get("session") for episode in run.list_episodes()])
-    if (
-        fraction < COMMON_REPLY_FRACTION
-        or find_common_reply([answer.record for answer in run.list_best_answers()])[1] >= COMMON_REPLY_FRACTION
-    ):
+    before = find_common_reply([answer.record for answer in run.list_best_answers()])[1]
+    if fraction < COMMON_REPLY_FRACTION or before >= COMMON_REPLY_FRACTION:
         return ""
     return f"{fraction:.0%} of the tool calls got one and the same reply, {reply[:80]!r}"
 

@@ -29,10 +29,6 @@ T = TypeVar("T")
 
 WINDOW_STEPS = 8
 """The number of steps before and after a change that are compared."""
-FIRST_STEPS = 5
-"""The number of steps that show how a run was at first."""
-PATIENCE_OF_CHECKS = 3
-"""In how many checks in a row at most something must show that is no noise: another verifier, other tasks, a sampler with other weights."""
 SOLVED_REWARD = 0.99
 """Steps without a gradient are no trouble from this mean reward on: every answer is right."""
 KEPT_STEPS = 4
@@ -116,8 +112,6 @@ class RunEvidence:
             self.scored_rows.append(row)
             self.rewards.add(float(row["reward"]), self._estimate_error(row))
 
-    # ---- steps -----------------------------------------------------------------------------------------------------------
-
     def count_last(self, is_bad: Callable[[Row], bool]) -> int:
         """Count the newest steps in a row that are bad."""
         return next((k for k, row in enumerate(reversed(self.rows)) if not is_bad(row)), len(self.rows))
@@ -176,8 +170,6 @@ class RunEvidence:
         with suppress(statistics.StatisticsError):
             self.advantage_fits.append(statistics.correlation(*zip(*pairs, strict=True)))
 
-    # ---- answers ---------------------------------------------------------------------------------------------------------
-
     def list_episodes(self) -> list[Episode]:
         """List the episodes of the newest step; empty if only its metrics are known."""
         return [] if self.record is None else [episode for group in self.record.batch.all_groups for episode in group]
@@ -213,8 +205,6 @@ class RunEvidence:
             found = examine()
             self._examined[name] = (len(self.rows), found)
         return cast("T", found)
-
-    # ---- warnings --------------------------------------------------------------------------------------------------------
 
     def warn(self, words: str) -> None:
         """Print a warning."""

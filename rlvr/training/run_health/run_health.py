@@ -13,32 +13,14 @@ from rlvr.training.answer_probe import AnswerProbe
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
 from rlvr.training.reward_history import LASTING_STEPS
-from rlvr.training.run_health import policy_rules, scoring_rules, update_rules
-from rlvr.training.run_health.evidence import PATIENCE_OF_CHECKS, Row, RunEvidence
-from rlvr.training.run_health.rule import HealthRule, Trouble
+from rlvr.training.run_health.causes import Trouble
+from rlvr.training.run_health.evidence import Row, RunEvidence
+from rlvr.training.run_health.rules import PATIENCE_OF_CHECKS, RULES
 from rlvr.training.train_report import TrainReport
 from rlvr.training.weight_changes import WeightChanges
 
 if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
-
-RULES: tuple[type[HealthRule], ...] = (
-    update_rules.BrokenWeights,
-    scoring_rules.ChangedTasks,
-    scoring_rules.UnscoredAnswers,
-    update_rules.NonfiniteGradients,
-    update_rules.WrongSign,
-    update_rules.MissingGradient,
-    policy_rules.Repetition,
-    update_rules.SamplerJump,
-    update_rules.SamplerMismatch,
-    policy_rules.RewardFall,
-    policy_rules.HeldOutFall,
-    scoring_rules.ChangedVerifier,
-    scoring_rules.MisplacedReferences,
-    update_rules.HeavyPenalty,
-)
-"""All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
 
 
 class RunHealth(Callback):

@@ -1,0 +1,608 @@
+"""The rules of run health, each about one way in which a run can go wrong.
+
+A falling reward alone is no trouble: tasks get harder, and steps differ. So the answers of the best steps are verified again, and their
+tasks are sampled again (`AnswerProbe`). Where that decides nothing, a fall counts if the answers have changed too: their length, their
+entropy, their repetition, or how many are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlvr.config.config import RunConfig
+from rlvr.errors import CheckFailed
+from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, keep_answers
+from rlvr.training.processes import run_and_all_gather, run_on_main
+from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS
+from rlvr.training.run_health import causes
+from rlvr.training.run_health.causes import Trouble
+from rlvr.training.run_health.evidence import MAX_QUOTE, WINDOW_STEPS, Row, RunEvidence, compute_mean, is_number
+from rlvr.training.task_changes import TaskChange, TaskChanges, list_places
+from rlvr.training.train_report import TrainReport
+
+if TYPE_CHECKING:
+    from rlvr.training.trainer import Trainer
+
+FIRST_STEPS = 5
+"""The number of steps that show how a run was at first."""
+PATIENCE_OF_CHECKS = 3
+"""In how many checks in a row at most something must show that is no noise: another verifier, other tasks, a sampler with other weights."""
+EXACT_MISMATCH_KL, JUMP_MISMATCH_KL = 1e-9, 1e-4
+"""Below the first, sampler and trainer have the same weights and compute in float32; a later mismatch above the second is no rounding."""
+SAMPLER_HAS_OTHER_WEIGHTS = (
+    "The sampler samples from other weights than the trainer's: its weights are older, or those of another model. Look at how they reach it"
+)
+
+
+class Doubt:
+    """A step that looks like trouble, while too few steps have. No checkpoint is written of it."""
+
+
+Finding = Trouble | Doubt | None
+"""What a rule finds in the newest step; None: the step is good, or the rule cannot say."""
+
+
+class HealthRule:
+    """One way in which a run can go wrong. A rule looks at the evidence, and has its bounds from the section `health`."""
+
+    checks_if_others_find_nothing: ClassVar[bool] = False
+    """True for a rule that is asked only in steps in which no rule before it has found trouble."""
+
+    def __init__(self, run: RunEvidence) -> None:
+        self.run, self.config, self.bounds = run, run.config, run.config.health
+
+    def begin(self, trainer: Trainer) -> None:
+        """Prepare for the steps of this process. Not called for runs on stored answers, nor if `health.action` is off."""
+
+    def check(self) -> Finding:
+        """Look at the newest step, the last of `self.run.rows`."""
+        raise NotImplementedError
+
+    def check_evaluation(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        """Look at an evaluation on the held-out tasks; `step` is 0 before training."""
+
+    def check_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Raise CheckFailed at the end of a run that must not end as if it had trained. Called only if `health.action` is stop."""
+
+
+class BrokenWeights(HealthRule):
+    """Weights are not finite, in any process: no later step mends them."""
+
+    def check(self) -> Finding:
+        """Ask all processes for what they have seen of their weights."""
+        if self.run.trainer is None:
+            return None
+        found = run_and_all_gather(self.run.trainer.accelerator, lambda: [self.run.weights.broken])
+        broken = next((one for one in found if one is not None), None)
+        return None if broken is None else Trouble("broken", *broken)
+
+
+class ChangedTasks(HealthRule):
+    """The environment's tasks are not those that they were, or questions no longer reach the policy."""
+
+    STORED_TASKS = "first_tasks"
+    """Where a checkpoint's progress has the tasks that are compared after a resume."""
+    _tasks: TaskChanges | None = None
+    _num_changed = 0
+    """For how many steps in a row the tasks have been others than at first."""
+
+    def begin(self, trainer: Trainer) -> None:
+        """Warn if the tasks are others than before a resume. They may be repaired, so that alone is no reason to stop."""
+        self._tasks = tasks = TaskChanges(trainer.environment)
+        rows = trainer.report_values.pop(self.STORED_TASKS, None)
+        change = run_on_main(trainer.accelerator, lambda: tasks.restore(rows)) if rows else None
+        if change is not None and change.breaks_contract:
+            self.run.change_at_resume = (
+                f"The tasks have changed between step {self.run.first_step - 1} and the resume: {change.what}. If that is no repair, a file, a "
+                "template or a service of the environment is not as it was"
+            )
+            self.run.warn(self.run.change_at_resume)
+
+    def check(self) -> Finding:
+        """Ask for the first tasks again, and look at the prompts of the newest step."""
+        tasks, trainer, record = self._tasks, self.run.trainer, self.run.record
+        if tasks is None or trainer is None or record is None:
+            return None
+        groups, step = record.batch.all_groups, record.step
+
+        def look() -> TaskChange | None:
+            tasks.watch(list_places(groups))
+            if tasks.is_watching_all:
+                trainer.report_values.setdefault(self.STORED_TASKS, tasks.to_json())
+            return tasks.find()
+
+        change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_questions(groups)
+        if change is not None and not change.breaks_contract and not are_lost:
+            told = f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only"
+            self.run.warn_once("ids", told)
+            change = None
+        self._num_changed = self._num_changed + 1 if change is not None or are_lost else 0
+        if self._num_changed < min(PATIENCE_OF_CHECKS, self.bounds.patience):
+            return Doubt() if self._num_changed else None
+        since = step - self._num_changed + 1
+        what = change.what if change is not None else "tasks with different references have one and the same prompt"
+        cause = (
+            "The tasks changed, not the policy: a file, a template or a service of the environment is not as it was when the run began, or "
+            "its `task` depends on more than the settings, the split and the index"
+        )
+        return Trouble("tasks", since, what, cause, since - 1)
+
+
+class UnscoredAnswers(HealthRule):
+    """Too many answers have no score: the verifier fails, or its service does."""
+
+    def check(self) -> Finding:
+        """Look at the fraction of answers without a score."""
+        bound, run = self.bounds.max_unscored, self.run
+        if bound is None or not (count := run.count_last(lambda row: _compute_unscored_fraction(row) > bound)):
+            return None
+        if count < self.bounds.patience:
+            return Doubt()
+        since, least = run.get_first_step(count), min(map(_compute_unscored_fraction, run.rows[-count:]))
+        what = f"at least {least:.0%} of the answers of every step have no score (health.max_unscored is {bound:g})"
+        common = run.unscored_reasons.most_common(1)
+        quoted = f" (mostly: {common[0][0]})" if common else ""
+        if "log-probability nan" in quoted:
+            cause = f"The weights or the logits are not numbers{quoted}: a broken checkpoint, or an update that overflowed"
+            return causes.make_weight_trouble(run, "unscored", since, what, cause)
+        cause = (
+            f"Not the answers but the verifier, its sandbox or its service fails{quoted}; the reasons are in episodes.jsonl "
+            "(`error`, `verdict`). Repair it, then continue with --resume"
+        )
+        return Trouble("unscored", since, what, cause)
+
+
+class NonfiniteGradients(HealthRule):
+    """Every gradient is infinite or not a number."""
+
+    def check(self) -> Finding:
+        """Look whether an optimizer step was taken."""
+        run = self.run
+        count = run.count_last(lambda row: bool(row.get("step/nonfinite_minibatches")) and not row.get("optimizer_steps"))
+        if count < self.bounds.patience:
+            return Doubt() if count else None
+        what = "every gradient is infinite or not a number, so nothing is learned"
+        return causes.make_weight_trouble(run, "nonfinite", run.get_first_step(count), what, _explain_nonfinite(run))
+
+
+class WrongSign(HealthRule):
+    """The updates of a run, from the first on, make answers with a positive advantage less likely."""
+
+    def __init__(self, run: RunEvidence) -> None:
+        super().__init__(run)
+        self._gains: list[float] = []
+        """How far the updates so far went along the advantages."""
+        self._first_step = self._num_seen = 0
+
+    def check(self) -> Finding:
+        """Look at the log ratios of all updates."""
+        if self.config.data is not None:
+            return None
+        for row in self.run.rows[self._num_seen :]:
+            if (gain := causes.measure_gain(row)) is not None:
+                self._first_step = self._first_step if self._gains else int(row["step"])
+                self._gains.append(gain)
+        self._num_seen = len(self.run.rows)
+        if len(self._gains) < WINDOW_STEPS // 2 or not causes.are_against(self._gains):
+            return None
+        if len(self._gains) < WINDOW_STEPS:
+            return Doubt()
+        if causes.describe_penalty(self.run, self.run.rows[-WINDOW_STEPS:]):  # it may well outweigh the advantages
+            return None
+        what = f"the updates of {len(self._gains)} steps went against the advantages (update_gain is below 0)"
+        return Trouble("sign", self._first_step, what, causes.explain_wrong_sign(self.run), self._first_step - 1)
+
+
+class MissingGradient(HealthRule):
+    """No step changes the weights, although the tasks are not solved."""
+
+    HIGH_TEMPERATURE = 2.0
+    """From here on tokens are drawn nearly at random."""
+    MIN_ANSWERS_WITHOUT_REWARD = 4096
+    """The number of answers that may score 0 from the first step on: where right answers are rare, a small batch has none for long."""
+    MAX_CHANCE = 1e-3
+    """Steps without a gradient are no accident if, as seldom as such steps were before, so many in a row are less probable than this."""
+
+    def check(self) -> Finding:
+        """Look at the steps without a gradient since the last one with: whether there are more than chance gives."""
+        bound, run = self.bounds.max_steps_without_gradient, self.run
+        if bound is None or self.config.data is not None:  # stored answers are what they are
+            return None
+        count = run.count_last(run.lacks_gradient)
+        if count < bound:
+            return None
+        rows, earlier = run.rows[-count:], run.rows[:-count]
+        had_gradient = sum(not run.lacks_gradient(row) for row in earlier) / len(earlier) if earlier else 1.0
+        if (1 - had_gradient) ** count > self.MAX_CHANCE:  # such steps were as common before
+            return None
+        never_right = not earlier and not any(row.get("reward") for row in rows) and any(row.get("reward") == 0 for row in rows)
+        is_cut = (compute_mean(rows, "completions/clipped_ratio") or 0.0) > 0.5
+        if never_right and not is_cut and sum(row.get("num_completions") or 0 for row in rows) < self.MIN_ANSWERS_WITHOUT_REWARD:
+            return None
+        what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
+        cause, reward, probe, checked = self._explain(rows), compute_mean(rows, "reward"), run.probe, run.checked_answers
+        if probe is not None and reward is not None:
+            if told := run.examine("verifier", lambda: probe.describe_change(checked, probe.verify_again(checked))):
+                cause = causes.explain_verifier(run, checked, f"of step {run.checked_step}", told)
+            elif reward > 0 and run.examine("saturation", lambda: self._is_saturated(probe, rows, reward)):
+                run.solved_reward = reward - SAME_SCORE
+                run.warn(
+                    f"since step {rows[0]['step']} every answer scores {reward:.3g}, and a wrong one would score less: nothing is left to learn"
+                )
+                return None
+        return causes.make_weight_trouble(run, "gradient", run.get_first_step(count), what, cause)
+
+    def check_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Stop a run that never had a gradient. A few steps without may be bad luck, unless no answer has a score."""
+        rows = self.run.rows
+        has_time = len(rows) >= self.bounds.patience or not self.run.scored_rows
+        if rows and has_time and all(map(self.run.lacks_gradient, rows)):
+            raise CheckFailed(f"no step of this run changed the weights\nlikely cause: {self._explain(rows)}")
+
+    def _is_saturated(self, probe: AnswerProbe, rows: Sequence[Row], reward: float) -> bool:
+        """Whether all answers score the same because all are as good as can be: no step was better, and other answers score less."""
+        best = self.run.rewards.find_best()
+        if self.run.record is None or best is None or reward < best.mean - 2 * best.error - SAME_SCORE:
+            return False
+        if max((row.get("reward_std") or 0.0) for row in rows) > SAME_SCORE:
+            return False
+        return probe.tells_apart(self.run.list_step_answers(probe))
+
+    def _explain(self, rows: Sequence[Row]) -> str:
+        """Explain why the newest steps have no gradient."""
+        run, config = self.run, self.config
+        if any(row.get("step/nonfinite_minibatches") for row in rows):
+            return _explain_nonfinite(run)
+        if any((row.get("reward_std") or 0.0) > 0 and row.get("grad_norm") == 0.0 for row in rows):
+            if {row.get("advantage/std") for row in rows} == {0.0}:
+                return "The rewards differ and the advantages do not: look at algorithm.advantage"
+            own = run.own_parts.get("loss", "")
+            own = f"{own} gives 0, or does not depend on the policy; else " if own else ""
+            return f"The rewards differ and the gradient is 0: {own}no weight is trainable, or train.max_grad_norm removes all of it"
+        # a rate that is set between two steps shows in the next one
+        if all(row.get("learning_rate") == 0.0 for row in rows[len(rows) > 1 :]) and config.train.learning_rate:
+            return (
+                f"The learning rate is 0, and train.learning_rate is {config.train.learning_rate:g}: something sets that of the optimizer"
+            )
+        if any(row["step"] in run.weights.undone_steps for row in rows):
+            return "Something other than the optimizer puts the weights back after each step: look for a callback that writes them"
+        if any(row["step"] in run.weights.idle_steps and row.get("grad_norm") for row in rows):
+            dtype = config.model.dtype
+            small = "" if dtype == "float32" else f", or each update is smaller than {dtype} can express; use model.dtype=float32"
+            return f"There is a gradient and the weights stay as they are: the optimizer does not hold these weights{small}"
+        if run.misplaced_references:
+            return run.misplaced_references
+        reward, cut = compute_mean(rows, "reward"), compute_mean(rows, "completions/clipped_ratio") or 0.0
+        if reward is None:
+            reasons = run.unscored_reasons.most_common(1)
+            why = f" Most often: {' '.join(reasons[0][0].split())}" if reasons else ""
+            return f"No answer has a score: the verifier or its sandbox fails, and the reasons are in episodes.jsonl.{why}"
+        earlier = run.rows[: len(run.rows) - len(rows)]
+        if earlier and (changes := causes.describe_changes(earlier[-WINDOW_STEPS:], rows[-WINDOW_STEPS:])):
+            return f"The answers have changed: {'; '.join(changes)}. {causes.explain_change(run, int(rows[0]['step']))}"
+        told = f"All answers of every group score the same, {reward:.3g} in the mean"
+        if (temperature := config.rollout.temperature) > self.HIGH_TEMPERATURE and not reward:
+            return f"{told}: at rollout.temperature={temperature:g} tokens are drawn nearly at random; 1 is usual"
+        if cut > 0.5:
+            return f"{told}, and {cut:.0%} of them are cut at the length limit: raise rollout.max_new_tokens, or check the stop tokens"
+        if reward > 0:
+            return f"{told}: the verifier does not tell answers apart, or each task has one answer for good. Read answers in episodes.jsonl"
+        return (
+            f"{told}: the tasks are too hard, or no answer can be read. Compare an answer in episodes.jsonl with what the verifier expects "
+            "(`rlvr verify --explain`); easier tasks, a longer sft_warmup or more rollout.num_generations help where answers are readable"
+        )
+
+
+class Repetition(HealthRule):
+    """Answers repeat themselves, and did not at first."""
+
+    def check(self) -> Finding:
+        """Look at the fraction of four-token sequences that an answer has said before."""
+        bound, run, key = self.bounds.max_repetition, self.run, "completions/repetition"
+        first = compute_mean(run.rows[:FIRST_STEPS], key)
+        if bound is None or first is None or first > bound / 2:
+            return None
+        count = run.count_last(lambda row: (row.get(key) or 0.0) > bound)
+        if count < self.bounds.patience:
+            return Doubt() if count else None
+        since, now = run.get_first_step(count), compute_mean(run.rows[-count:], key) or 0.0
+        what = f"answers repeat themselves: {now:.0%} of their four-token sequences occur before in the same answer, at first {first:.0%}"
+        trouble = causes.make_weight_trouble(run, "repetition", since, what, causes.explain_change(run, since))
+        good = run.find_last_step_below(key, first + 0.1 * (now - first))
+        return trouble._replace(last_good_step=min(trouble.last_good_step, max(0, good - 1)))
+
+
+class SamplerJump(HealthRule):
+    """Sampler and trainer, which agreed to the last digits, no longer do."""
+
+    def check(self) -> Finding:
+        """Look whether their mismatch has jumped."""
+        run = self.run
+        if self.bounds.max_mismatch_kl is None or run.has_experts:
+            return None
+        count = run.count_last(lambda row: (row.get("mismatch_kl") or 0.0) > JUMP_MISMATCH_KL)
+        if not count or (agreed := find_last_exact_step(run.rows, self.config)) is None:
+            return None
+        if count < min(PATIENCE_OF_CHECKS, self.bounds.patience):
+            return Doubt()
+        least = max(row["mismatch_kl"] for row in run.rows if row["step"] <= agreed and is_number(row.get("mismatch_kl")))
+        now = compute_mean(run.rows[-count:], "mismatch_kl") or 0.0
+        what = f"the sampler and the trainer differ by {now:.2g} nats per token; up to step {agreed} it was {least:.1g}"
+        cause = run.weights.explain_foreign_step(agreed + 1, agreed + 2) or SAMPLER_HAS_OTHER_WEIGHTS
+        return Trouble("mismatch", run.get_first_step(count), what, cause, max(0, agreed - 1))
+
+
+class SamplerMismatch(HealthRule):
+    """Sampler and trainer differ by more than a bound, and by far more than at first."""
+
+    SMALL_MISMATCH_KL = 1e-3
+    """Sampler and trainer may always differ by this much: rounding, and what staleness does to them."""
+
+    def check(self) -> Finding:
+        """Look at their mismatch."""
+        bound, run = self.bounds.max_mismatch_kl, self.run
+        first = min((row["mismatch_kl"] for row in run.rows[:FIRST_STEPS] if is_number(row.get("mismatch_kl"))), default=None)
+        if bound is None or first is None or self.config.data is not None:
+            return None
+        count = run.count_last(lambda row: (row.get("mismatch_kl") or 0.0) > max(bound, 10 * first))
+        if count < self.bounds.patience:
+            return Doubt() if count else None
+        now = compute_mean(run.rows[-count:], "mismatch_kl") or 0.0
+        what = f"the sampler and the trainer differ by {now:.2g} nats per token (health.max_mismatch_kl is {bound:g}), at first {first:.2g}"
+        cause = (
+            "Answers come from weights up to rollout.max_staleness steps older: lower it, or train.learning_rate"
+            if self.config.rollout.max_staleness
+            else "The sampler does not have the weights of the trainer, or computes in another precision: `rlvr doctor` compares them"
+        )
+        good = run.find_last_step_below("mismatch_kl", max(10 * first, self.SMALL_MISMATCH_KL))
+        return Trouble("mismatch", run.get_first_step(count), what, cause, max(0, good - 1))
+
+
+class RewardFall(HealthRule):
+    """The reward has fallen from its best steps, and neither harder tasks nor another scale of scores explain that."""
+
+    EXPECTED_CHANGES = {
+        Change.TASKS: "on the tasks of before the policy is as good as it was, so the tasks are harder now",
+        Change.SCORING: "the verifier gives the same answers lower scores now",
+    }
+    """What a fall of the reward may mean without a fault."""
+
+    def check(self) -> Finding:
+        """Compare the newest rewards with the best ones."""
+        bound, run = self.bounds.max_reward_drop, self.run
+        if bound is None or self.config.data is not None or (fall := run.rewards.find_fall(bound)) is None:
+            return None
+        rows, probe, (best, recent) = run.scored_rows, run.probe, fall[:2]
+        changes = causes.describe_changes(rows[best.start : best.end], rows[recent.start : recent.end])
+        if not fall.is_lasting:
+            return Doubt() if probe is not None or changes else None
+        kept, step = run.list_best_answers(), int(rows[fall.since]["step"])
+        change = run.examine("fall", lambda: probe.explain_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
+        if change in self.EXPECTED_CHANGES:
+            told = f"since step {step} the reward is {recent.mean:.3g}, before {best.mean:.3g}"
+            run.warn_once(f"fall: {change}", f"{told}: {self.EXPECTED_CHANGES[change]}")
+            run.rewards.begin_anew(fall.since)
+            return None
+        if change is Change.UNKNOWN and not changes and not run.is_since_resume(step):
+            return None
+        what = f"the reward has fallen from {best.mean:.3g} to {recent.mean:.3g}"
+        if change is Change.VERIFIER:
+            cause = causes.explain_verifier(run, kept, f"of step {run.best_answers_step}")
+        else:
+            what += f" and the answers have changed: {'; '.join(changes)}" if changes else ""
+            cause = causes.explain_change(run, step, fall)
+        trouble = causes.make_weight_trouble(run, "reward", step, what, cause)
+        good = int(rows[fall.last_good]["step"]) if fall.last_good >= 0 else 0
+        return trouble._replace(last_good_step=min(good, trouble.last_good_step))
+
+
+class HeldOutFall(HealthRule):
+    """The newest held-out figure is far below the best earlier one, or there is none because answers have no score."""
+
+    checks_if_others_find_nothing = True
+    _best_accuracy = -math.inf
+    _best_answers: Sequence[KeptAnswer] = ()
+    """Answers of the best evaluation so far."""
+
+    def check(self) -> Finding:
+        """Compare the figure of the newest step, if it has one, with the best of those before."""
+        rows = self.run.rows
+        if not is_number(rows[-1].get("eval/accuracy")):
+            return None
+        before = self.run.trainer.report_values.get("accuracy_before") if self.run.trainer is not None else None
+        known: list[tuple[int, Any]] = [(0, before), *((int(row["step"]), row.get("eval/accuracy")) for row in rows)]
+        figures = [(at, float(value)) for at, value in known if is_number(value)]
+        if len(figures) < 2:
+            return None
+        (at, high), (_, now) = max(figures[:-1], key=lambda one: one[1]), figures[-1]
+        if not self._has_fallen(high, now, self.config.eval.tasks):
+            return None
+        change = self._explain_fall(high, now, self.config.eval.tasks)
+        if change is Change.SCORING:
+            return None
+        since = next(later for later, value in figures if later > at and value < (high + now) / 2)
+        what = f"the held-out figure is {now:.1%}; at step {at} it was {high:.1%}"
+        return causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, since))._replace(last_good_step=at)
+
+    def check_evaluation(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
+        """Say where a held-out figure is withheld; do not begin a run that cannot score its held-out answers."""
+        if accuracy is not None and accuracy >= self._best_accuracy:
+            self._best_accuracy = accuracy
+            self._best_answers = keep_answers(trainer.environment, trainer.held_out_episodes)
+        if accuracy is not None or not trainer.config.eval.tasks or self.bounds.action == "off":
+            return
+        lost = [str(episode.error) for episode in trainer.held_out_episodes if not episode.is_scored]
+        if not step and self.bounds.action == "stop" and len(lost) == len(trainer.held_out_episodes):
+            raise CheckFailed(
+                f"none of the {len(lost)} held-out answers before training has a score (mostly: {Counter(lost).most_common(1)[0][0][:MAX_QUOTE]})\n"
+                "likely cause: Not the answers but the verifier, its sandbox or the references of the split "
+                f"{trainer.config.eval.split!r}. Repair it, or measure nothing with eval.tasks=0"
+            )
+        if step:
+            self.run.warn_once("withheld", f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
+
+    def check_end(self, trainer: Trainer, report: TrainReport) -> None:
+        """Stop a run whose held-out answers have no score, or whose policy is much worse than before training."""
+        answers, lost = report.held_out_answers, report.held_out_unscored
+        if report.accuracy_after is None and answers and lost > answers * (self.bounds.max_unscored or 1.0):
+            raise CheckFailed(
+                f"the run has finished and is saved, but {lost} of {answers} held-out answers have no score\nlikely cause: Not the answers but "
+                f"the verifier, its sandbox or the references of the split {trainer.config.eval.split!r}; the reasons are in the log"
+            )
+        before, after, count = report.accuracy_before, report.accuracy_after, report.held_out_tasks
+        if before is None or after is None or not self.run.rows or before <= after:
+            return
+        told = f"held-out {before:.1%} -> {after:.1%} on {count} tasks"
+        if not self._has_fallen(before, after, count):
+            is_beyond_chance = self._has_fallen(before, after, count, bound=0.0)
+            if is_beyond_chance and self._explain_fall(before, after, count, bound=0.0) is Change.UNKNOWN:
+                self.run.warn(f"the policy is worse than before training, beyond chance: {told}")
+            return
+        if (change := self._explain_fall(before, after, count)) is Change.SCORING:
+            self.run.warn(f"{told}; the verifier scores the same answers so much lower now, so the policy may be as good as before")
+            return
+        since = max(1, self.run.healthy_step + 1)
+        what = f"the policy has become much worse: {told}"
+        trouble = causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, since))
+        raise CheckFailed(trouble.format_stop(trainer, trainer.num_completed_steps))
+
+    def _explain(self, change: Change, since: int) -> str:
+        is_verifier = change is Change.VERIFIER
+        return causes.explain_verifier(self.run, self._best_answers, "before") if is_verifier else causes.explain_change(self.run, since)
+
+    def _explain_fall(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> Change:
+        """Find what a fall of the held-out figure means, by verifying the answers of the best evaluation again."""
+        probe = self.run.probe
+        if probe is None or not self._best_answers:
+            return Change.UNKNOWN
+        scores = probe.verify_again(self._best_answers)
+        if probe.describe_change(self._best_answers, scores):
+            return Change.VERIFIER
+        pairs = [(answer.score, score) for answer, score in zip(self._best_answers, scores, strict=True) if score is not None]
+        before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+        return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks, bound) else Change.UNKNOWN
+
+    def _has_fallen(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> bool:
+        """Whether one held-out figure is so far below another that it is no accident of the tasks."""
+        bound, count = self.bounds.max_reward_drop if bound is None else bound, max(1, num_tasks)
+        error = math.sqrt((high * (1 - high) + now * (1 - now)) / count) if 0 <= now <= high <= 1 else math.inf
+        return bound is not None and self.config.data is None and high - now > max(bound * high, FALL_SIGMAS * error, 1 / count)
+
+
+class ChangedVerifier(HealthRule):
+    """The verifier no longer tells answers apart as it did: it gives all one score, also the highest, or more to those that had less. So
+    some answers are verified again every some steps.
+    """
+
+    NUM_CHECKED = 16
+    """The number of the worst and of the best answers of a step that are verified again every some steps."""
+    checks_if_others_find_nothing = True
+    _num_doubts = _known_until = 0
+    """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
+
+    def check(self) -> Finding:
+        """Verify the checked answers again, if it is time; choose others while the verifier is as before."""
+        run, probe, step = self.run, self.run.probe, int(self.run.rows[-1]["step"])
+        if probe is None or (run.checked_answers and step % LASTING_STEPS and not self._num_doubts):
+            return None
+        if not run.checked_answers:
+            self._choose_answers(probe, step)
+            return None
+        told = probe.describe_change(run.checked_answers, probe.verify_again(run.checked_answers))
+        if not told:
+            self._num_doubts, self._known_until = 0, step
+            self._choose_answers(probe, step)
+            return None
+        self._num_doubts += 1
+        if self._num_doubts < min(PATIENCE_OF_CHECKS, self.bounds.patience):
+            return Doubt()
+        what = f"the verifier scores answers otherwise than at first (it did not up to step {self._known_until})"
+        cause = causes.explain_verifier(run, run.checked_answers, f"of step {run.checked_step}", told)
+        return Trouble("verifier", step - self._num_doubts + 1, what, cause, max(0, self._known_until - 1))
+
+    def _choose_answers(self, probe: AnswerProbe, step: int) -> None:
+        """Choose answers of this step, the worst and the best; those before stay if all of these score the same."""
+        found = sorted(self.run.list_step_answers(probe), key=lambda answer: answer.score)
+        if found and found[-1].score - found[0].score > SAME_SCORE:
+            if not self.run.checked_answers:
+                probe.measure_repeatability(_select_extremes(found, self.NUM_CHECKED))
+            # where the scores of one answer differ, only many answers show a change
+            self.run.checked_answers = _select_extremes(found, self.NUM_CHECKED if probe.repeatability == 1.0 else MAX_ANSWERS)
+            self.run.checked_step = step
+
+
+class MisplacedReferences(HealthRule):
+    """Answers are right for the tasks of another row, and hardly for their own. It only warns, once in a run."""
+
+    NUM_FIRST_ANSWERS, LOW_REWARD = 64, 0.25
+    """From so many first answers on, of different tasks and with at most this mean reward, is asked whether the references are of other rows."""
+    _first_answers: Sequence[KeptAnswer] | None = ()
+    """Answers of the first steps, one of each task; None once they were examined."""
+
+    def check(self) -> Finding:
+        """Collect answers of the first steps; once there are enough, verify them with the references of other rows."""
+        run, probe, answers = self.run, self.run.probe, self._first_answers
+        if probe is None or answers is None:
+            return None
+        by_task = {answer.task.id: answer for answer in answers}
+        for answer in run.list_step_answers(probe):
+            by_task.setdefault(answer.task.id, answer)
+        self._first_answers = answers = [*by_task.values()]
+        if len(answers) < self.NUM_FIRST_ANSWERS and len(run.rows) < self.NUM_FIRST_ANSWERS:
+            return None
+        answers, self._first_answers = answers[: self.NUM_FIRST_ANSWERS], None
+        if math.fsum(answer.score for answer in answers) <= self.LOW_REWARD * len(answers):
+            run.misplaced_references = probe.find_row_of_references(answers)
+        if run.misplaced_references:
+            run.warn(run.misplaced_references)
+        return None
+
+
+class HeavyPenalty(HealthRule):
+    """The KL to the reference weighs more than the advantages. It only warns, once in a run."""
+
+    def check(self) -> Finding:
+        """Look at the newest steps."""
+        if self.bounds.action != "off" and (told := causes.describe_penalty(self.run, self.run.rows[-WINDOW_STEPS:])):
+            self.run.warn_once("penalty", f"up to step {self.run.rows[-1]['step']} {told}")
+        return None
+
+
+RULES: tuple[type[HealthRule], ...] = (
+    BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, MissingGradient, Repetition, SamplerJump, SamplerMismatch,
+    RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
+)  # fmt: skip
+"""All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
+
+
+def _explain_nonfinite(run: RunEvidence) -> str:
+    """Explain gradients that are infinite or not a number: weights that are not finite would have been found."""
+    if own := " or ".join(run.own_parts.values()):
+        return f"The weights are finite, so {own} or its gradient is infinite or not a number: look for a division, a log or a root"
+    precision = ", or use model.dtype=float32 with train.mixed_precision=bf16 or no" if run.config.model.dtype != "float32" else ""
+    return f"The loss or its gradient overflows, and the weights are finite: lower train.learning_rate{precision}"
+
+
+def find_last_exact_step(rows: Sequence[Row], config: RunConfig) -> int | None:
+    """Find the step up to which sampler and trainer agreed to the last digits, as they do where both compute in float32 with the same
+    weights; None if they never did, or later ones may differ.
+    """
+    if config.data is not None or config.rollout.is_off_policy or config.rollout.top_p < 1 or config.rollout.top_k:
+        return None
+    known = (row for row in rows if is_number(row.get("mismatch_kl")))
+    exact = list(takewhile(lambda row: row["mismatch_kl"] < EXACT_MISMATCH_KL, known))
+    return int(exact[-1]["step"]) if len(exact) > 1 else None
+
+
+def _compute_unscored_fraction(row: Row) -> float:
+    count = row.get("num_completions") or 0
+    return (row.get("unscored") or 0) / count if count else 0.0
+
+
+def _select_extremes(answers: list[KeptAnswer], count: int) -> list[KeptAnswer]:
+    """Select the first and the last of some answers in order."""
+    return [*answers[:count], *answers[max(count, len(answers) - count) :]]
