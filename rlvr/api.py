@@ -732,7 +732,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     Returns:
         The report: `.accuracy`, `.samples`, `.table()`, `.to_pandas()`, `.compare(other)`.
 
-    >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].avg.value
+    >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].mean_score.value
     1.0
     """
     from rich.console import Console

@@ -104,7 +104,7 @@ class Turn:
     """The visible text, without reasoning and calls."""
     reasoning: str = ""
     calls: tuple[Call, ...] = ()
-    finish: Literal["stop", "length"] = "stop"
+    finish_reason: Literal["stop", "length"] = "stop"
 
     @property
     def calls_needing_result(self) -> tuple[Call, ...]:
@@ -134,7 +134,7 @@ class ToolResult:
     text: str
     """The text that the policy receives."""
     ok: bool
-    seconds: float = 0.0
+    duration_s: float = 0.0
     truncated: bool = False
     """True if `text` is shorter than the output of the tool."""
     done: bool = False

@@ -92,12 +92,12 @@ def test_plain_rewards_are_reported_as_a_mean_with_an_interval_of_their_own() ->
         return [-float(len(text)) for text in completions]
 
     report = rlvr.evaluate(rows, lambda prompt: prompt[0] * (1 + int(prompt[0]) % 3), verifier=minus_length)
-    (average,) = [env.avg for env in report.envs.values()]
+    (average,) = [env.mean_score for env in report.envs.values()]
     assert average is not None and not average.is_fraction and average.value == -2.0 and -2.7 < average.low < -2 < average.high < -1.3
     assert str(average) == "-2" and "%" not in str(report).replace("95 %", "")
     single = rlvr.evaluate(rows[:1], lambda prompt: "22", verifier=minus_length)
     (summary,) = single.envs.values()
-    assert summary.to_report_dict()["avg"]["low"] is None  # no number of JSON is infinite
+    assert summary.to_report_dict()["mean_score"]["low"] is None  # no number of JSON is infinite
 
 
 def test_a_verifier_with_a_bounded_score_may_not_go_beyond_it() -> None:
@@ -646,7 +646,7 @@ def test_policies_are_names_models_samplers_and_functions(capsys: pytest.Capture
     by_model.table(width=80)
     assert "arithmetic" in capsys.readouterr().out
     by_function = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], policy=lambda prompt: "4", verifier="numeric")
-    assert by_function.envs["Dataset"].avg.value == 1.0  # type: ignore[union-attr]
+    assert by_function.envs["Dataset"].mean_score.value == 1.0  # type: ignore[union-attr]
     failing = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], policy=lambda prompt: 1 / 0, verifier="numeric")
     assert failing.envs["Dataset"].unscored == 1  # a policy that breaks has no score, not a zero
 

@@ -70,7 +70,7 @@ class Forced(HFSampler):
             tokens = [self.eos + 5 if token == self.eos else token for token in done.tokens]
             if lengths[i] < self.work.cap:
                 tokens[-1] = self.eos
-            yield i, replace(done, tokens=tokens, finish="stop" if lengths[i] < self.work.cap else "length")
+            yield i, replace(done, tokens=tokens, finish_reason="stop" if lengths[i] < self.work.cap else "length")
 
     stream_from_queue = Sampler.stream_from_queue  # which calls `stream_completions`
 

@@ -35,7 +35,7 @@ def compute_no_gradient_mask(
     return ((held >= find_top_fraction_threshold(held, clip_cov_ratio, all_reduce)) & (held > clip_cov_lb)).to(cov.dtype)
 
 
-@declare_traits("old", compute_token_batch_stats=compute_no_gradient_mask)
+@declare_traits("old_logprobs", compute_token_batch_stats=compute_no_gradient_mask)
 def loss(
     x: LossInputs,
     *,

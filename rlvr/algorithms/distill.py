@@ -33,8 +33,8 @@ def loss(
 ) -> SurrogateLoss:
     """PPO's clipped loss on the verifier's plus the teacher's signal; or on the verifier's, plus the divergence from the teacher."""
     if x.divergence is None:
-        assert x.reference is not None
-        x = replace(x, advantages=x.advantages + teacher_weight * (x.reference - x.old))
+        assert x.reference_logprobs is not None
+        x = replace(x, advantages=x.advantages + teacher_weight * (x.reference_logprobs - x.old_logprobs))
     clipped = grpo.loss(x, epsilon=epsilon, epsilon_high=epsilon_high)
     return clipped if x.divergence is None else clipped._replace(loss=clipped.loss + teacher_weight * x.divergence)
 

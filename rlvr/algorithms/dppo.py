@@ -18,11 +18,11 @@ from rlvr.contracts.algorithm import LossInputs
 
 def loss(x: LossInputs, *, dppo_mask_low: float = 0.2, dppo_mask_high: float = 0.2) -> SurrogateLoss:
     """Compute the ratio to the sampler times the advantage, without the tokens that moved too far."""
-    moved = (x.new.exp() - x.sampler.exp()).detach()
+    moved = (x.logprobs.exp() - x.rollout_logprobs.exp()).detach()
     high, low = (x.advantages > 0) & (moved > dppo_mask_high), (x.advantages < 0) & (moved < -dppo_mask_low)
-    kept = (~(high | low)).to(x.new.dtype)
-    ratio = compute_log_ratio(x.new, x.sampler, x.rows, x.num_rows, "token").exp()
-    return SurrogateLoss(-kept * ratio * x.advantages, low.to(x.new.dtype), high.to(x.new.dtype))
+    kept = (~(high | low)).to(x.logprobs.dtype)
+    ratio = compute_log_ratio(x.logprobs, x.rollout_logprobs, x.rows, x.num_rows, "token").exp()
+    return SurrogateLoss(-kept * ratio * x.advantages, low.to(x.logprobs.dtype), high.to(x.logprobs.dtype))
 
 
 make = define_policy_gradient(

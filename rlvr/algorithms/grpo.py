@@ -32,7 +32,7 @@ def loss(
     importance_sampling_level: str = "token",
 ) -> SurrogateLoss:  # fmt: skip
     """PPO's clip of the ratio, at each token or of the whole answer."""
-    ratio = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, importance_sampling_level).exp()
+    ratio = compute_log_ratio(x.logprobs, x.old_logprobs, x.rows, x.num_rows, importance_sampling_level).exp()
     return compute_clipped_loss(ratio, x.advantages, epsilon, epsilon if epsilon_high is None else epsilon_high, delta)
 
 

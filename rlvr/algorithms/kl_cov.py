@@ -37,11 +37,11 @@ def compute_kl_penalty_mask(columns: Mapping[str, Tensor], all_reduce: AllReduce
     return (cov >= find_top_fraction_threshold(cov, kl_cov_ratio, all_reduce)).to(cov.dtype)
 
 
-@declare_traits("old", compute_token_batch_stats=compute_kl_penalty_mask)
+@declare_traits("old_logprobs", compute_token_batch_stats=compute_kl_penalty_mask)
 def loss(x: LossInputs, *, kl_cov_ratio: float = 0.002, kl_cov_coef: float = 1.0) -> Tensor:
     """The unclipped ratio times the advantage, plus a KL penalty at the tokens with the largest covariance."""
     assert x.batch_stats is not None
-    delta = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token")
+    delta = compute_log_ratio(x.logprobs, x.old_logprobs, x.rows, x.num_rows, "token")
     held = x.batch_stats * (delta.detach().abs() > MIN_LOGPROB_CHANGE)
     return -delta.exp() * x.advantages + kl_cov_coef * held * delta.abs()
 

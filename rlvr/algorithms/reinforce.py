@@ -24,7 +24,9 @@ def advantage(answers: AnswerBatch) -> Advantages:
 @declare_traits("noop_on_policy")
 def loss(x: LossInputs, *, ratio_max: float = 5.0) -> SurrogateLoss:
     """-A times the log-probability, weighted by the capped ratio."""
-    return compute_capped_ratio_loss(compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp(), x.advantages, x.new, ratio_max)
+    return compute_capped_ratio_loss(
+        compute_log_ratio(x.logprobs, x.old_logprobs, x.rows, x.num_rows, "token").exp(), x.advantages, x.logprobs, ratio_max
+    )
 
 
 make = define_policy_gradient(__name__, __doc__, advantage, loss, loss_aggregation="seq-mean-token-sum")

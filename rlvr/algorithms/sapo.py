@@ -19,7 +19,7 @@ from rlvr.contracts.algorithm import LossInputs
 @declare_traits("noop_on_policy")
 def loss(x: LossInputs, *, sapo_temperature_pos: float = 1.0, sapo_temperature_neg: float = 1.05) -> SurrogateLoss:
     """Weight the advantage by a sigmoid gate of the ratio instead of a clip; the gate has slope 1 at ratio 1 for every temperature."""
-    ratio = compute_log_ratio(x.new, x.old, x.rows, x.num_rows, "token").exp()
+    ratio = compute_log_ratio(x.logprobs, x.old_logprobs, x.rows, x.num_rows, "token").exp()
     return compute_gated_loss(ratio, x.advantages, sapo_temperature_pos, sapo_temperature_neg)
 
 

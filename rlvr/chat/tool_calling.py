@@ -180,7 +180,7 @@ class ToolFormat:
         """
         text = raw_turn.text + self._stop_marks.get(tokens[-1], "")
         thinking = is_reasoning_open(self.dialect, self.tokenizer, tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start])
-        return self.dialect.parse_turn(text, tools, turn=turn_number, finish=raw_turn.finish, starts_in_reasoning=thinking)
+        return self.dialect.parse_turn(text, tools, turn=turn_number, finish_reason=raw_turn.finish_reason, starts_in_reasoning=thinking)
 
 
 def _prepend_text(about: str, message: Message) -> Message:

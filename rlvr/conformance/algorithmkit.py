@@ -137,9 +137,9 @@ class _AlgorithmChecks:
         weights = algorithm.compute_row_weights(counted, [e.group for e, _ in rows], max_length=MAX_ANSWER_TOKENS)
         leaves = [torch.full((len(a),), -1.0, dtype=torch.float64, requires_grad=True) for _, a in rows]
         columns = {"advantages": torch.tensor([x for _, a in rows for x in a], dtype=torch.float64)}
-        columns["old"] = columns["sampler"] = torch.cat([leaf.detach() for leaf in leaves]) - logprob_shift
+        columns["old_logprobs"] = columns["rollout_logprobs"] = torch.cat([leaf.detach() for leaf in leaves]) - logprob_shift
         columns["batch_stats"] = (
-            algorithm.compute_token_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old"] * 0
+            algorithm.compute_token_batch_stats(columns, list) if algorithm.traits.needs_batch_stats else columns["old_logprobs"] * 0
         )
         total: Any = torch.zeros((), dtype=torch.float64)
         starts = [0, *itertools.accumulate(len(leaf) for leaf in leaves)]
@@ -164,7 +164,7 @@ class _AlgorithmChecks:
         if algorithm.traits.needs_token_context:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
         more |= make_sample_columns(algorithm, new.detach(), {*known, *more})
-        return LossInputs(new=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
+        return LossInputs(logprobs=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
 
     def _skip_unless_score_driven(self) -> None:
         """Skip the check if the algorithm does not follow the scores alone."""

@@ -123,7 +123,7 @@ def iter_hostile_turns(specs: Sequence[ToolSpec]) -> Iterator[Turn]:
     for status in (CallStatus.UNCLOSED, CallStatus.BAD_JSON, CallStatus.MALFORMED, CallStatus.NO_NAME):
         known = "" if status is CallStatus.NO_NAME else name
         call = Call("0.0", known, None, status=status, raw="{", error_detail="it ends here")
-        yield Turn("{" + status.value, calls=(call,), finish="length" if status is CallStatus.UNCLOSED else "stop")
+        yield Turn("{" + status.value, calls=(call,), finish_reason="length" if status is CallStatus.UNCLOSED else "stop")
     yield Turn("unknown", calls=(Call("0.0", "no_such_tool", {}, status=CallStatus.UNKNOWN_TOOL, error_detail="it is unknown"),))
     yield Turn("in a thought", reasoning="{", calls=(Call("0.0", name, None, status=CallStatus.IN_THOUGHT),))
     for spec in specs[:3]:

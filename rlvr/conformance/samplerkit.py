@@ -101,9 +101,9 @@ class _SamplerChecks:
         """Sample the kit's requests, or others; every second token id is a stop id, unless `stop_ids` are given."""
         params = {"stop_ids": frozenset(range(0, self.tokenizer.vocab_size, 2)), **params}
         found = self.sampler.sample(self.requests if requests is None else requests, SamplingParams(temperature, **params))
-        failed = next((completion.error for completion in found if completion.finish == "error"), None)
+        failed = next((completion.error for completion in found if completion.finish_reason == "error"), None)
         if failed is not None:
-            raise RlvrError(f"a completion has finish 'error': {failed}")
+            raise RlvrError(f"a completion has finish_reason 'error': {failed}")
         return found
 
     def require_model(self) -> Any:
@@ -127,7 +127,7 @@ class _SamplerChecks:
                 return ""
             except Exception as error:  # what a user would see instead of a sentence
                 return f"asked to sample before it has weights, it raised {type(error).__name__}: {error}; raise rlvr.SamplerError"
-        invented = [completion for completion in found if completion.finish != "error"]
+        invented = [completion for completion in found if completion.finish_reason != "error"]
         return f"it sampled {invented[0].tokens} before it had weights; raise rlvr.errors.SamplerError" if invented else ""
 
     def check_loading(self) -> str:
@@ -158,8 +158,8 @@ class _SamplerChecks:
             if any(token in stops for token in tokens[:-1]):
                 return f"{tokens} goes on after the stop id {next(token for token in tokens if token in stops)}"
             right = "stop" if last in stops else "length"
-            if completion.finish != right:
-                return f"{tokens} has finish {completion.finish!r}, not {right!r}"
+            if completion.finish_reason != right:
+                return f"{tokens} has finish_reason {completion.finish_reason!r}, not {right!r}"
             return (
                 ""
                 if right == "stop" or len(tokens) == MAX_TOKENS

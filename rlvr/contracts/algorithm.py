@@ -34,9 +34,9 @@ class TokenStats:
     0.7
     """
 
-    old: NestedValues | None = field(default=None, metadata={"sample": -1.0})
+    old_logprobs: NestedValues | None = field(default=None, metadata={"sample": -1.0})
     """Log-probabilities under the current weights."""
-    reference: NestedValues | None = field(default=None, metadata={"sample": -1.0})
+    reference_logprobs: NestedValues | None = field(default=None, metadata={"sample": -1.0})
     """Log-probabilities under the reference model."""
     entropy: NestedValues | None = field(default=None, metadata={"sample": 0.5})
     """The entropy of the distribution that the token was drawn from, in nats: as a number, before the update. `LossInputs.entropy` is that
@@ -45,11 +45,11 @@ class TokenStats:
     values: NestedValues | None = field(default=None, metadata={"sample": 0.0})
     """The critic's value estimate before the token."""
     penalties: NestedValues | None = field(default=None, metadata={"sample": 0.0})
-    """beta * (old - reference), if the KL is subtracted from the reward."""
+    """beta * (old_logprobs - reference_logprobs), if the KL is subtracted from the reward."""
 
 
 EMPTY_TOKEN_STATS = TokenStats()
-DIFFERENTIABLE_INPUTS = frozenset({"new", "entropy", "values", "divergence"})
+DIFFERENTIABLE_INPUTS = frozenset({"logprobs", "entropy", "values", "divergence"})
 """The fields of `LossInputs` that carry a gradient; the loss never gets them from `TokenStats`."""
 SAMPLE_TOKEN_STATS: Mapping[str, float] = {field.name: field.metadata["sample"] for field in fields(TokenStats)}
 """A value of each field, for checks and tests."""
@@ -60,14 +60,14 @@ class LossInputs:
     """The inputs of an algorithm's loss for one micro-batch: flat tensors, one entry per policy token.
 
     >>> LossInputs.__slots__[:3]
-    ('new', 'old', 'sampler')
+    ('logprobs', 'old_logprobs', 'rollout_logprobs')
     """
 
-    new: Tensor
+    logprobs: Tensor
     """Log-probabilities under the policy being trained. Only `DIFFERENTIABLE_INPUTS` carry a gradient."""
-    old: Tensor
+    old_logprobs: Tensor
     """Log-probabilities under the weights at the start of the step, computed by the trainer; with `old_from_sampler` those of the sampler."""
-    sampler: Tensor
+    rollout_logprobs: Tensor
     """Log-probabilities reported by the sampler."""
     advantages: Tensor
     rows: Tensor
@@ -91,7 +91,7 @@ class LossInputs:
     """The index of the turn that each token belongs to."""
 
     @property
-    def reference(self) -> Tensor | None:
+    def reference_logprobs(self) -> Tensor | None:
         """Log-probabilities under the reference model, if there is one."""
         return self.frozen_logprobs.get("reference")
 
@@ -150,14 +150,14 @@ class AlgorithmTraits:
     noop_on_policy: tuple[str, ...] = ()
     """Settings without effect when training is exactly on-policy, because every probability ratio is 1."""
     use_rollout_logprobs: bool = False
-    """True if the sampler's log-probabilities are used as `old`, without a forward pass of the trainer."""
+    """True if the sampler's log-probabilities are used as `old_logprobs`, without a forward pass of the trainer."""
     is_supervised: bool = False
     """True if the loss is the likelihood of selected answers. It is then computed at temperature 1."""
     off_policy_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Default settings for off-policy runs (rollout.max_staleness or rollout.partial_rollout_tokens above 0). Settings given by the user take precedence."""
 
     def __post_init__(self) -> None:
-        taken = {field.name for field in (*fields(LossInputs), *fields(TokenStats))} - {"reference"}
+        taken = {field.name for field in (*fields(LossInputs), *fields(TokenStats))}
         if wrong := [name for name in self.frozen_models if name in taken]:
             raise ConfigError(f"a frozen model cannot be called {wrong[0]!r}, which is an input of the loss; give it another name")
 
@@ -224,7 +224,7 @@ class Algorithm(Plugin, ABC):
     ) -> Tensor:
         """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
 
-        `columns` has one entry (`old`, `sampler`, `advantages`, ...) per token that trains in this process; `all_reduce` sums over all
+        `columns` has one entry (`old_logprobs`, `rollout_logprobs`, `advantages`, ...) per token that trains in this process; `all_reduce` sums over all
         processes. Called only if `traits.needs_batch_stats`.
         """
         raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_token_batch_stats")

@@ -32,7 +32,7 @@ class AnswerAtFault(RlvrError):
 def retry_and_attribute_failure(
     error: Exception,
     control: Callable[[], object],
-    again: Callable[[], T] | None,
+    retry: Callable[[], T] | None,
     *,
     failures: tuple[type[BaseException], ...] = (Exception, SystemExit),
     rounds: int = CONTROL_ROUNDS,
@@ -42,7 +42,7 @@ def retry_and_attribute_failure(
     Args:
         error: the failure.
         control: does the same work without the answer.
-        again: repeats the failed work; None if it is certain to fail again, so that a control that works decides.
+        retry: repeats the failed work; None if it is certain to fail again, so that a control that works decides.
         failures: the exceptions that are failures; others are raised.
         rounds: how often both are done.
 
@@ -59,11 +59,11 @@ def retry_and_attribute_failure(
         control()
 
     async def run_again() -> T:
-        assert again is not None
-        return again()
+        assert retry is not None
+        return retry()
 
     awaited: Coroutine[Any, Any, T] = aretry_and_attribute_failure(
-        error, run_control, None if again is None else run_again, failures=failures, rounds=rounds
+        error, run_control, None if retry is None else run_again, failures=failures, rounds=rounds
     )
     try:
         awaited.send(None)  # nothing in there waits, so the first step is the last one
@@ -76,7 +76,7 @@ def retry_and_attribute_failure(
 async def aretry_and_attribute_failure(
     error: Exception,
     control: Callable[[], Awaitable[object]],
-    again: Callable[[], Awaitable[T]] | None,
+    retry: Callable[[], Awaitable[T]] | None,
     *,
     failures: tuple[type[BaseException], ...] = (Exception, SystemExit),
     rounds: int = CONTROL_ROUNDS,
@@ -89,10 +89,10 @@ async def aretry_and_attribute_failure(
             raise
         except failures:
             raise error from None
-        if again is None:
+        if retry is None:
             break
         try:
-            return await again()
+            return await retry()
         except SandboxUnavailable:
             raise
         except failures:

@@ -87,11 +87,11 @@ class Request:
 class Completion(Hinted):
     """One sampled turn, as token ids that are never re-tokenized. A stop id, if present, is the last token.
 
-    >>> Completion(tokens=[7, 9, 0], logprobs=[-0.5, -0.1, -0.01], finish="stop").finish
+    >>> Completion(tokens=[7, 9, 0], logprobs=[-0.5, -0.1, -0.01], finish_reason="stop").finish_reason
     'stop'
     """
 
-    _synonyms = {"token_ids": "tokens", "finish_reason": "finish", "stop_reason": "finish"}
+    _synonyms = {"token_ids": "tokens", "stop_reason": "finish_reason"}
     _hints = {
         **dict.fromkeys(
             ("text", "content", "outputs", "message"),
@@ -100,20 +100,20 @@ class Completion(Hinted):
     }
     tokens: list[int]
     logprobs: list[float]
-    finish: Literal["stop", "length", "error"]
+    finish_reason: Literal["stop", "length", "error"]
     error: str = ""
     usage: tuple[int, int] | None = None  # the endpoint's own count of input and output tokens, if `tokens` only encodes its text
     turn: Turn | None = None  # the turn with its calls, if the endpoint parsed them
-    seconds: float = 0.0  # the sampling time without queueing; 0 if the sampler does not know it
+    duration_s: float = 0.0  # the sampling time without queueing; 0 if the sampler does not know it
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.logprobs) or (self.finish != "error" and not self.tokens):
+        if len(self.tokens) != len(self.logprobs) or (self.finish_reason != "error" and not self.tokens):
             raise self._build_error()
 
     def _build_error(self) -> ValueError:
         if len(self.tokens) != len(self.logprobs):
             return ValueError(f"{len(self.tokens)} tokens but {len(self.logprobs)} log-probabilities")
-        return ValueError("a completion without tokens must have finish='error'")
+        return ValueError("a completion without tokens must have finish_reason='error'")
 
 
 NumberedRequests = list[tuple[int, Request]]

@@ -1,6 +1,6 @@
 """Evaluate a policy: sample answers to held-out tasks, verify and store each one, and compute the metrics from the stored samples.
 
->>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].avg.value
+>>> evaluate("arithmetic", "scripted:gold", tasks=100).envs["arithmetic"].mean_score.value
 1.0
 
 A killed evaluation resumes where it stopped: the same call samples the missing answers, and ends with the same metrics.

@@ -50,7 +50,7 @@ TRAINING_COLUMNS = (
     "index",
     "score",
     "advantage",
-    "finish",
+    "stop_reason",
     "fault",
     "reason",
     "tokens",
@@ -66,7 +66,7 @@ EVAL_COLUMNS = (
     "sample",
     "task_id",
     "score",
-    "finish",
+    "stop_reason",
     "fault",
     "reason",
     "tokens",
@@ -134,7 +134,7 @@ def flatten_row(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any
     """Flatten a sample or an episode into one row of a table."""
     verdict, (read, written) = row["verdict"] or {}, count_tokens(row)
     values = {"score": verdict.get("score"), "fault": verdict.get("fault", ""), "reason": row["error"] or verdict.get("reason", "")}
-    values |= {"finish": row.get("finish", row["stop_reason"]), "tokens": written, "prompt_tokens": read}
+    values |= {"stop_reason": row.get("finish", row["stop_reason"]), "tokens": written, "prompt_tokens": read}
     values |= {"calls": count_turns_and_calls(row["turns"], row.get("session")).calls}
     values |= {"prompt": _join_prompt(row.get("prompt", [])), "reference": _to_text(row.get("reference"))}
     line = {name: values.get(name, row.get(name)) for name in columns}
@@ -255,9 +255,9 @@ def _write_markdown(run: Path, out: Path) -> None:
     lines = [f"**{shorten_plugin_files(plan.policy)}** on **{plan.suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
     lines += [f"| environment | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
     for name, env in envs.items():
-        avg = env["avg"]
+        avg = env["mean_score"]
         cells = ["refused", ""] if env["refused"] or not avg else [str(Estimate.from_dict(avg)), Estimate.from_dict(avg).format_interval()]
-        cells += ["" if env["refused"] else _format_at_n(env["at"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
+        cells += ["" if env["refused"] else _format_at_n(env["metrics_at_k"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
         cells += [str(env[key]) for key in ("tasks", "scored", "unscored", "truncated", "failed")]
         cells += ["" if env.get(key) is None else f"{env[key]:.3g}" for key in conversation_columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -338,7 +338,7 @@ def _build_inspect_sample(model: str, scorer: str, row: Mapping[str, Any]) -> di
     sample = parse_sample(row)
     said = [_to_inspect_message(message) for message in row["said"]]
     last = [message for message in said if message["role"] == "assistant"][-1]
-    stopped = {"terminated": "stop", "truncated": "max_tokens"}.get(sample.finish, "unknown")
+    stopped = {"terminated": "stop", "truncated": "max_tokens"}.get(sample.stop_reason, "unknown")
     score = {"value": float("nan") if sample.score is None else sample.score, "answer": sample.text, "explanation": sample.reason}
     error = {"message": sample.reason, "traceback": "", "traceback_ansi": ""}
     usage = {"input_tokens": sample.prompt_tokens, "output_tokens": sample.tokens, "total_tokens": sample.prompt_tokens + sample.tokens}
@@ -350,7 +350,7 @@ def _build_inspect_sample(model: str, scorer: str, row: Mapping[str, Any]) -> di
         "messages": [*row["prompt"], *said],
         "output": {"model": model, "choices": [{"message": last, "stop_reason": stopped}], "usage": usage},
         "scores": {scorer: score},
-        **({"error": error} if sample.finish == "failed" else {}),
+        **({"error": error} if sample.stop_reason == "failed" else {}),
     }
 
 

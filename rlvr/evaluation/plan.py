@@ -43,7 +43,7 @@ class EvalPlan(Section):
     envs: list[SuiteItem]
     verifiers: dict[str, str] = Field(default_factory=dict)
     """Name in the suite to verifier and version."""
-    before: dict[str, list[list[int]]] = Field(default_factory=dict)
+    earlier_stages: dict[str, list[list[int]]] = Field(default_factory=dict)
     """Name in the suite to its earlier sizes (tasks, answers for each), one entry for each extension of the evaluation."""
     rescored_from: str = ""
     """The run whose samples were rescored, if nothing was sampled."""
@@ -91,15 +91,15 @@ class EvalPlan(Section):
             for item in self.envs
         ]
         known = {name: getattr(self, name) if getattr(other, name) else "" for name in ("policy_folder", "policy_weights")}
-        return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "before": {}, **known})
+        return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "earlier_stages": {}, **known})
 
     def find_extension_stage(self, name: str, index: int, sample: int) -> int:
         """Return the stage of a sample: 0 is the first plan, 1 the first extension, and so on.
 
-        >>> EvalPlan(suite="s", policy="p", envs=[], before={"e": [[40, 4]]}).find_extension_stage("e", 40, 0)
+        >>> EvalPlan(suite="s", policy="p", envs=[], earlier_stages={"e": [[40, 4]]}).find_extension_stage("e", 40, 0)
         1
         """
-        sizes = self.before.get(name, [])
+        sizes = self.earlier_stages.get(name, [])
         return next((place for place, (tasks, n) in enumerate(sizes) if index < tasks and sample < n), len(sizes))
 
     def to_yaml(self) -> str:
@@ -126,5 +126,5 @@ def merge_plans(old: EvalPlan, new: EvalPlan, folder: str) -> EvalPlan:
                 "shrinks; ask for as many, or choose another --out"
             )
     grew = {item.name: [[*sizes[item.name]]] for item in kept if (item.tasks, item.n or 1) != sizes[item.name]}
-    before = {name: [*old.before.get(name, []), *grew.get(name, [])] for name in sizes}
-    return new.model_copy(update={"before": {name: sizes for name, sizes in before.items() if sizes}})
+    stages = {name: [*old.earlier_stages.get(name, []), *grew.get(name, [])] for name in sizes}
+    return new.model_copy(update={"earlier_stages": {name: sizes for name, sizes in stages.items() if sizes}})

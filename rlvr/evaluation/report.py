@@ -60,9 +60,9 @@ class EvalReport(Hinted):
         "summary": "write .table(), or .to_dict()",
         "to_json": "write json.dumps(report.to_dict())",
         "status": "what is returned is finished; a sample without a score says why in .reason",
-        **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].avg, which has value, low and high of the 95 % interval"),
-        "stderr": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
-        "ci": "write .envs[NAME].avg, which has value, low and high of the 95 % interval",
+        **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval"),
+        "stderr": "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval",
+        "ci": "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval",
         "errors": "write [sample.reason for sample in report.samples if sample.score is None]",
         "unscored": "write [sample for sample in report.samples if sample.score is None]",
         "retry": "give out= to rlvr.evaluate, and call it again with retry=True",
@@ -78,7 +78,7 @@ class EvalReport(Hinted):
     """Tokens that the policy generated in that time."""
     num_new_samples: int = 0
     """Number of samples that this call added; the others were already stored."""
-    torn_bytes: int = 0
+    incomplete_line_bytes: int = 0
     """Bytes of an unfinished last line that a killed process left."""
     samples: Sequence[EvalSample] = ()
     """Every sample, in the order of the tasks: prompt, answer, score and reason."""
@@ -93,7 +93,7 @@ class EvalReport(Hinted):
         """The mean score, averaged over the environments; None if it is withheld, because too many samples have no score."""
         if len(self.envs) == 1:
             (env,) = self.envs.values()
-            return env.avg.value if env.avg and not env.is_headline_withheld else None
+            return env.mean_score.value if env.mean_score and not env.is_headline_withheld else None
         mean = self.compute_mean_over_envs()
         return mean.value if mean else None
 
@@ -108,8 +108,8 @@ class EvalReport(Hinted):
         for name, env in self.envs.items():
             place = "" if len(self.envs) == 1 else f"{name}/"
             if place:
-                found[f"{place}accuracy"] = env.avg.value if env.avg and not env.is_headline_withheld else None
-            estimates = env.at.get("pass_at", {}).items()
+                found[f"{place}accuracy"] = env.mean_score.value if env.mean_score and not env.is_headline_withheld else None
+            estimates = env.metrics_at_k.get("pass_at", {}).items()
             found |= {f"{place}pass_at_{k}": None if found_at_k is None else found_at_k.value for k, found_at_k in estimates if k > 1}
         return found
 
@@ -121,7 +121,7 @@ class EvalReport(Hinted):
         """
         if wrong := [env for env in self.envs.values() if not 1 <= k <= env.n]:
             raise ConfigError(f"pass@{k} of {wrong[0].name} needs n={k} answers for each task, and {wrong[0].n} were sampled; raise n")
-        found = {name: env.avg if k == 1 else env.at["pass_at"].get(k) for name, env in self.envs.items()}
+        found = {name: env.mean_score if k == 1 else env.metrics_at_k["pass_at"].get(k) for name, env in self.envs.items()}
         return {name: estimate.value if estimate else None for name, estimate in found.items()}
 
     def table(self, *, width: int | None = None) -> None:
@@ -160,7 +160,7 @@ class EvalReport(Hinted):
 
     def compute_mean_over_envs(self, *, allow_unscored: bool = False) -> Estimate | None:
         """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
-        shown = [env.avg for env in self.envs.values() if env.avg and (allow_unscored or not env.is_headline_withheld)]
+        shown = [env.mean_score for env in self.envs.values() if env.mean_score and (allow_unscored or not env.is_headline_withheld)]
         return average_estimates(shown) if len(shown) == len(self.envs) > 1 else None
 
     def compute_cost(self, price: TokenPrice) -> float:
@@ -172,7 +172,7 @@ class EvalReport(Hinted):
         envs = {name: env.to_dict(allow_unscored=allow_unscored) for name, env in self.envs.items()}
         cost = {"cost": self.compute_cost(price)} if price else {}
         mean = self.compute_mean_over_envs(allow_unscored=allow_unscored)
-        told = {"mean": {"avg": mean.value, "ci95": [mean.low, mean.high]}} if mean else {}
+        told = {"mean": {"mean_score": mean.value, "ci95": [mean.low, mean.high]}} if mean else {}
         return {"suite": self.suite, "run": str(self.run_folder) if self.run_folder else None, "envs": envs, **told, **cost}
 
 
@@ -184,7 +184,7 @@ def print_report(console: Console, report: EvalReport, *, allow_unscored: bool =
     )
     console.print()
     console.print(build_headline_table(envs, allow_unscored, report.compute_mean_over_envs(allow_unscored=allow_unscored)))
-    if several := [env for env in envs if env.n > 1 and env.avg and (allow_unscored or not env.is_headline_withheld)]:
+    if several := [env for env in envs if env.n > 1 and env.mean_score and (allow_unscored or not env.is_headline_withheld)]:
         console.print()
         console.print(build_metrics_table(several, console.width))
     lines = [line for env in envs for line in list_warnings(env, allow_unscored)]
@@ -204,14 +204,14 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
     ]
     for env in envs:
         refused = env.is_headline_withheld and not allow_unscored
-        avg = Text("refused", style="yellow") if refused else Text(format_estimate(env.avg), style="bold")
+        avg = Text("refused", style="yellow") if refused else Text(format_estimate(env.mean_score), style="bold")
         counts = [str(count) for count in (env.tasks, env.scored)]
         apart = [Text(str(count), style="yellow" if count else "dim") for count in (env.unscored, env.truncated, env.failed)]
         rows.append(
             [
                 env.name,
                 avg,
-                "" if refused else format_interval(env.avg),
+                "" if refused else format_interval(env.mean_score),
                 *counts,
                 *apart,
                 *(_format_mean(getattr(env, name)) for name in conversation_columns),
@@ -241,8 +241,8 @@ def build_metrics_table(envs: Sequence[EnvSummary], width: int) -> Table:
     ks = ks[-max((width - name - 8) // 19, 1) :]
     rows: list[list[str | Text]] = []
     for env in envs:
-        for place, (key, label) in enumerate((key, label) for key, label in METRIC_LABELS.items() if key in env.at):
-            cells = [_format_cell(env.at[key].get(k)) for k in ks]
+        for place, (key, label) in enumerate((key, label) for key, label in METRIC_LABELS.items() if key in env.metrics_at_k):
+            cells = [_format_cell(env.metrics_at_k[key].get(k)) for k in ks]
             rows.append([env.name if place == 0 else "", label, *cells])
     return align_numbers(make_table(("environment", "metric", *(f"k = {k}" for k in ks)), rows), first_column=2)
 
@@ -261,9 +261,9 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
         lines.append(f"{env.name}: {rest} unscored for {len(env.reasons) - len(shown)} other reasons")
     if env.missing:
         lines.append(f"{env.name}: {env.missing} samples are missing; run the same `rlvr eval` again to sample them")
-    for what, count in env.cut.items():
+    for what, count in env.truncated_by.items():
         if count > MAX_TRUNCATED_FRACTION * env.samples:
-            told = f"about {env.cap} tokens (--max-new-tokens)"
+            told = f"about {env.suggested_max_new_tokens} tokens (--max-new-tokens)"
             advice = (
                 f"; {told} would leave 1 in 100 truncated"
                 if env.is_suggested_cap_sufficient
@@ -279,10 +279,10 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
         )
     if env.repeated:
         lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
-    short = [k for k, found in env.at["pass_at"].items() if found and env.avg and found.tasks < env.avg.tasks]
+    short = [k for k, found in env.metrics_at_k["pass_at"].items() if found and env.mean_score and found.tasks < env.mean_score.tasks]
     if short:
         lines.append(f"{env.name}: the metrics at k = {', '.join(map(str, short))} leave out tasks with fewer scored samples")
-    if env.scored and not any(env.at.get("best_at", {1: True}).values()):
+    if env.scored and not any(env.metrics_at_k.get("best_at", {1: True}).values()):
         lines.append(f"{env.name}: no best@k by confidence: there are no log-probabilities (from an endpoint, or with greedy sampling)")
     return lines
 
@@ -294,10 +294,9 @@ def _to_one_line(text: str) -> str:
 
 def format_untruncated_score(env: EnvSummary) -> str:
     """Format the mean score of the answers that were not truncated."""
-    if env.completed is not None:
-        return (
-            f"{format_mean(env.completed, is_fraction=env.avg is None or env.avg.is_fraction)} is the mean of those that were not truncated"
-        )
+    if env.untruncated_score is not None:
+        is_fraction = env.mean_score is None or env.mean_score.is_fraction
+        return f"{format_mean(env.untruncated_score, is_fraction=is_fraction)} is the mean of those that were not truncated"
     return "none was complete" if env.truncated == env.samples else "no answer that was not truncated has a score"
 
 
@@ -313,8 +312,8 @@ def format_closing_line(report: EvalReport, price: TokenPrice | None) -> str:
         line += f", {report.timed_tokens / report.duration_s:,.0f} tokens/s"
     if price:
         line += f", cost {format_cost(report.compute_cost(price))} at {price.input_price:g},{price.output_price:g} for a million tokens"
-    if report.torn_bytes:
-        line += f"\nan unfinished last line ({report.torn_bytes} bytes), left by a killed process, was removed and sampled again"
+    if report.incomplete_line_bytes:
+        line += f"\nan unfinished last line ({report.incomplete_line_bytes} bytes), left by a killed process, was removed and sampled again"
     return line + (f"\nwritten to {report.run_folder}" if report.run_folder else "")
 
 

@@ -108,9 +108,9 @@ def _check_envs_can_be_built(plan: EvalPlan) -> None:
 def _is_already_rescored(row: Mapping[str, Any], plan: EvalPlan, environments: Mapping[str, Environment], file: SampleStore) -> bool:
     """Whether this answer already has a verdict against the current reference."""
     sample = file.samples.get(_get_row_key(row))
-    if sample is None or (sample.text, sample.finish) != (row["text"], row["finish"]):
+    if sample is None or (sample.text, sample.stop_reason) != (row["text"], row["finish"]):
         return False
-    if sample.finish == StopReason.FAILED.value:
+    if sample.stop_reason == StopReason.FAILED.value:
         return True
     return sample.score is not None and sample.question_digest == digest_prompt_and_reference(_load_task(row, plan, environments))
 

@@ -71,7 +71,7 @@ class EvalSample(Hinted):
     task_id: str
     score: float | None
     """None: not scored, with the reason in `reason`."""
-    finish: str
+    stop_reason: str
     """How the conversation ended: `terminated`, `truncated`, or `failed` if the policy gave no answer."""
     reason: str
     """Why the score is what it is, or why there is none."""
@@ -120,7 +120,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             key=(row["env"], row["index"], row["sample"]),
             task_id=row["task_id"],
             score=None if row["finish"] == StopReason.FAILED.value else verdict.get("score"),
-            finish=row["finish"],
+            stop_reason=row["finish"],
             reason=row["error"] or verdict.get("reason", ""),
             text=row["text"],
             tokens=written,
@@ -269,7 +269,7 @@ def samples_to_frame(samples: Iterable[EvalSample]) -> Any:
         import pandas
     except ModuleNotFoundError as error:
         raise MissingExtra("pandas", "train") from error
-    columns = ("env", "task_id", "sample", "score", "reason", "text", "prompt", "reference", "finish", "tokens", "prompt_tokens")
+    columns = ("env", "task_id", "sample", "score", "reason", "text", "prompt", "reference", "stop_reason", "tokens", "prompt_tokens")
     rows = [[sample.key[2] if name == "sample" else getattr(sample, name) for name in columns] for sample in samples]
     return pandas.DataFrame(
         [[replace_surrogates(value) if isinstance(value, str) else value for value in row] for row in rows], columns=columns

@@ -55,17 +55,18 @@ class EnvSummary:
     """Number of truncated samples; they are verified as they are."""
     empty: int
     """Number of scored samples with an empty answer; they are verified like any other answer."""
-    avg: Estimate | None
-    at: dict[str, dict[int, Estimate | None]]
+    mean_score: Estimate | None
+    """The mean over tasks of the mean score of their samples."""
+    metrics_at_k: dict[str, dict[int, Estimate | None]]
     """`pass_at`, `pass_all`, `maj_at`, `best_at`: estimates by k. None if no task has k samples, or there is nothing to select by."""
-    completed: float | None
+    untruncated_score: float | None
     """The mean score of the scored samples that were not truncated."""
-    cap: int | None
-    """A length cap to try, if the current one truncates more than 2 in 100."""
+    suggested_max_new_tokens: int | None
+    """The `max_new_tokens` to try, if the current one truncates more than 2 in 100."""
     repeated: int
     """Number of tasks that repeat the question of another task and form one cluster with it."""
-    cut: dict[str, int] = field(default_factory=dict)
-    """Number of truncated samples by the limit: `tokens`, `turns` or `window`."""
+    truncated_by: dict[str, int] = field(default_factory=dict)
+    """Number of truncated samples by the limit that truncated them: `tokens`, `turns` or `window`."""
     reasons: dict[str, int] = field(default_factory=dict)
     """The reasons for missing scores, with their counts."""
     tokens: int = 0
@@ -90,28 +91,32 @@ class EnvSummary:
     def is_suggested_cap_sufficient(self) -> bool:
         """Whether the suggested cap is estimated to truncate only 1 in 100."""
         told: float = TARGET_TRUNCATED_FRACTION ** (1 / MAX_CAP_FACTOR)
-        return self.cut.get("tokens", 0) <= told * self.samples
+        return self.truncated_by.get("tokens", 0) <= told * self.samples
 
     def to_dict(self, *, allow_unscored: bool = False) -> dict[str, Any]:
         """Convert the summary to JSON for programs, with `selected_at_k` if requested; metrics are null if the headline is withheld."""
         shown = not self.is_headline_withheld or allow_unscored
-        avg = self.avg if shown else None
+        avg = self.mean_score if shown else None
 
         def values(name: str) -> dict[str, float | None]:
-            return {str(k): found.value if found and shown else None for k, found in self.at.get(name, {}).items()}
+            return {str(k): found.value if found and shown else None for k, found in self.metrics_at_k.get(name, {}).items()}
 
         counts = {name: getattr(self, name) for name in ("tasks", "samples", "scored", "unscored", "truncated", "failed")}
         interval = [avg.to_dict()["low"], avg.to_dict()["high"]] if avg else None
-        at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.at else []))}
+        at = {name: values(name) for name in ("pass_at", "maj_at", *(["best_at"] if "best_at" in self.metrics_at_k else []))}
         conversation_figures = {
             name: getattr(self, name) for name in ("turns", "calls", "errors") if self.has_conversations and getattr(self, name) is not None
         }
-        return {"avg": avg and avg.value, "ci95": interval, **at, **counts, **conversation_figures}
+        return {"mean_score": avg and avg.value, "ci95": interval, **at, **counts, **conversation_figures}
 
     def to_report_dict(self) -> dict[str, Any]:
         """Convert all fields to JSON: the content of `report.json`."""
-        at = {name: {k: found and found.to_dict() for k, found in figures.items()} for name, figures in self.at.items()}
-        return asdict(self) | {"avg": self.avg and self.avg.to_dict(), "at": at, "refused": self.is_headline_withheld}
+        at = {name: {k: found and found.to_dict() for k, found in figures.items()} for name, figures in self.metrics_at_k.items()}
+        return asdict(self) | {
+            "mean_score": self.mean_score and self.mean_score.to_dict(),
+            "metrics_at_k": at,
+            "refused": self.is_headline_withheld,
+        }
 
 
 def summarize_env(
@@ -120,8 +125,8 @@ def summarize_env(
     """Count and average the samples of one environment, grouped by task, in the order of their keys."""
     samples = [sample for group in groups.values() for sample in group]
     scored = [sample for sample in samples if sample.score is not None]
-    completed = [sample.score for sample in scored if sample.finish != "truncated" and sample.score is not None]
-    cut = Counter(sample.truncated_by for sample in samples if sample.finish == "truncated")
+    completed = [sample.score for sample in scored if sample.stop_reason != "truncated" and sample.score is not None]
+    cut = Counter(sample.truncated_by for sample in samples if sample.stop_reason == "truncated")
     called = [sample.conversation_stats for sample in samples if sample.conversation_stats.calls is not None]
     return EnvSummary(
         name=name,
@@ -131,15 +136,17 @@ def summarize_env(
         missing=tasks * n - len(samples),
         scored=len(scored),
         unscored=len(samples) - len(scored),
-        failed=sum(sample.finish == "failed" for sample in samples),
+        failed=sum(sample.stop_reason == "failed" for sample in samples),
         truncated=cut.total(),
         empty=sum(not sample.text.strip() for sample in scored),
-        avg=estimate_mean([_mean_score(group) for group in groups.values()], _question_digests(groups)),
-        at=_compute_metrics(groups, n, votes, select),
-        completed=mean(completed) if completed else None,
-        cap=_suggest_token_cap(samples, cut["tokens"]) if cut["tokens"] > MAX_TRUNCATED_FRACTION * len(samples) else None,
+        mean_score=estimate_mean([_mean_score(group) for group in groups.values()], _question_digests(groups)),
+        metrics_at_k=_compute_metrics(groups, n, votes, select),
+        untruncated_score=mean(completed) if completed else None,
+        suggested_max_new_tokens=_suggest_token_cap(samples, cut["tokens"])
+        if cut["tokens"] > MAX_TRUNCATED_FRACTION * len(samples)
+        else None,
         repeated=len(groups) - len(set(_question_digests(groups))),
-        cut=dict(cut.most_common()),
+        truncated_by=dict(cut.most_common()),
         reasons=dict(Counter(sample.reason for sample in samples if sample.score is None).most_common()),
         tokens=sum(sample.tokens for sample in samples),
         prompt_tokens=sum(sample.prompt_tokens for sample in samples),

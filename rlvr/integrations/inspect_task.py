@@ -106,7 +106,7 @@ def _make_turn(message: Any, number: int, *, truncated: bool) -> Turn:
              error_detail=str(call.parse_error or ""))
         for place, call in enumerate(message.tool_calls or [])
     )  # fmt: skip
-    return Turn(message.text, content=message.text, calls=calls, finish="length" if truncated else "stop")
+    return Turn(message.text, content=message.text, calls=calls, finish_reason="length" if truncated else "stop")
 
 
 def _convert_replies(messages: Sequence[Message], calls: Sequence[Any]) -> list[Any]:

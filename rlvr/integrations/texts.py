@@ -226,10 +226,10 @@ class TextConversation:
 
     def step_text(self, text: str, *, truncated: bool = False) -> list[Message]:
         """Handle a text turn of the policy; return the reply messages, with tool results as labelled user messages."""
-        turn = Turn(text, content=text, finish="length" if truncated else "stop")
+        turn = Turn(text, content=text, finish_reason="length" if truncated else "stop")
         if self.tools:
-            finish: Literal["stop", "length"] = "length" if truncated else "stop"
-            turn = self.runner.dialect.parse_turn(text, self.tools, turn=len(self.turns), finish=finish)
+            finish_reason: Literal["stop", "length"] = "length" if truncated else "stop"
+            turn = self.runner.dialect.parse_turn(text, self.tools, turn=len(self.turns), finish_reason=finish_reason)
         return [self._label_tool_result(message) for message in self.step(turn)]
 
     def step(self, turn: Turn) -> list[Message]:
@@ -249,7 +249,7 @@ class TextConversation:
         if not self._session.is_idle:
             raise EnvError(f"the conversation about {self.task.id!r} is closed; begin another")
         self.turns.append(turn)
-        if turn.finish == "length":
+        if turn.finish_reason == "length":
             self.done, self.truncation_reason = True, "tokens"
             return []
         heard = self._call_session(lambda: self._session.step(turn), is_step=True)

@@ -79,7 +79,7 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
 def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, stop_ids: Iterable[int]) -> Completion:
     """Make the completion of one turn. The tokens must include the stop token. Missing log-probabilities become 0.0.
 
-    >>> make_completion([7, 2], None, {2}).finish
+    >>> make_completion([7, 2], None, {2}).finish_reason
     'stop'
     """
     said = list(tokens)

@@ -112,10 +112,10 @@ def resolve_failed_verdict(
     num_steps: int,
     *,
     seed: int = 0,
-    again: Callable[[], Verdict] | None = None,
+    retry: Callable[[], Verdict] | None = None,
 ) -> Verdict:
-    """Return the verdict, or, if something raised, the answer's own 0 where the rule says so. The arguments are those of
-    `verify_conversation`, and `again`: repeats what raised, if that was neither the session nor the verifier.
+    """Return the verdict unchanged, or, if something raised and the rule says that the answer is to blame, its own 0. The arguments are
+    those of `verify_conversation`, and `retry`: repeats what raised, if that was neither the session nor the verifier.
 
     A verdict without a score that a verifier returned is its own decision, and stays as it is.
     """
@@ -134,7 +134,7 @@ def resolve_failed_verdict(
         for played in _iter_controls(environment, task, turns):
             _score(environment, task, play_turns(environment, task, played, len(played), seed=seed))
 
-    decided = _apply_rule(environment, verdict, control, again or (verify_again if isinstance(ending, Transcript) else play_again))
+    decided = _apply_rule(environment, verdict, control, retry or (verify_again if isinstance(ending, Transcript) else play_again))
     if decided.fault is Fault.ANSWER and not environment.verifier.has_bounded_score:
         return replace(decided, score=_find_lowest_reward(environment, task))
     return decided
@@ -149,10 +149,10 @@ def _find_lowest_reward(environment: Environment, task: Task) -> float:
     return min(0.0, *(score for score in found if score is not None))
 
 
-def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[], object], again: Callable[[], Verdict]) -> Verdict:
+def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[], object], retry: Callable[[], Verdict]) -> Verdict:
     """Return the verdict that a failure gets by the rule: an own 0, the failed verdict itself, or that of a repetition."""
     try:
-        return retry_and_attribute_failure(_ControlFailed(failed.reason), control, again)
+        return retry_and_attribute_failure(_ControlFailed(failed.reason), control, retry)
     except _ControlFailed:
         return failed
     except AnswerAtFault:

@@ -265,7 +265,7 @@ class TokenMDP:
         """Append the reply of the session, or end the conversation. Uses the tokenizer, so it runs in its thread."""
         if state.step_results[-1].done:
             state.stop_reason, state.truncation_reason = (
-                (StopReason.TRUNCATED, "turn") if state.turns[-1].finish == "length" else (StopReason.TERMINATED, "")
+                (StopReason.TRUNCATED, "turn") if state.turns[-1].finish_reason == "length" else (StopReason.TERMINATED, "")
             )
             return
         if spent := self._find_exhausted_limit(state):  # no turn can follow the reply, so it is not appended
@@ -312,7 +312,7 @@ class TokenMDP:
     def _close_turn(self, state: ConversationState, *, truncated: bool = False) -> bool:
         """Close the policy's turn; return whether the session must be stepped. Without a session, the conversation ends."""
         text = self.tokenizer.decode(state.tokens[state.turn_start :])
-        turn = Turn(text, content=text, finish="length" if truncated else "stop")
+        turn = Turn(text, content=text, finish_reason="length" if truncated else "stop")
         tools = state.session_handle.tools if state.session_handle else ()
         state.turns.append(self.tool_format.parse_turn(turn, len(state.turns), tools, state.tokens, state.turn_start) if tools else turn)
         if not truncated and state.session_handle is None:
@@ -370,7 +370,7 @@ class TokenMDP:
             state.turns,
             len(state.step_results),
             seed=handle.seed if handle else 0,
-            again=again,
+            retry=again,
         )
         if decided is not verdict and isinstance(ending, Verdict):
             state.collected = decided

@@ -99,7 +99,7 @@ class Conversation:
 
     def append_completion(self, completion: Completion) -> None:
         """Append a completion. If it is invalid, set `error`."""
-        if completion.finish == "error" or not all(-math.inf < p <= LOGPROB_EPS for p in completion.logprobs):
+        if completion.finish_reason == "error" or not all(-math.inf < p <= LOGPROB_EPS for p in completion.logprobs):
             self.error = _describe_bad_completion(completion)
             return
         try:
@@ -124,7 +124,7 @@ class Conversation:
     def _append_text_turn(self, completion: Completion, usage: tuple[int, int]) -> bool:
         """Append the text of an endpoint that counts its own tokens."""
         self.usage = [before + more for before, more in zip(self.usage, usage, strict=True)]
-        cut = completion.finish == "length"
+        cut = completion.finish_reason == "length"
         return self.mdp.append_text_turn(self.state, completion.tokens, num_endpoint_tokens=usage[1], truncated=cut, turn=completion.turn)
 
     def append_reply(self) -> None:
@@ -207,7 +207,7 @@ class Conversation:
 
 
 def _describe_bad_completion(completion: Completion) -> str:
-    if completion.finish == "error":
+    if completion.finish_reason == "error":
         return completion.error or "the sampler gave no answer and no reason"
     bad = next(p for p in completion.logprobs if not -math.inf < p <= LOGPROB_EPS)
     return f"the sampler gave a token the log-probability {bad}; it must be a finite number of at most 0"

@@ -66,11 +66,11 @@ class PartialSampler(Sampler):
 
     def _join_completion(self, request: Request, completion: Completion) -> Completion:
         """Return an error that marks an interrupted completion, or all its parts joined if it has ended."""
-        if self.partial_by_seed is None or completion.finish == "error":
+        if self.partial_by_seed is None or completion.finish_reason == "error":
             return completion
         before, room = self._find_part_budget(request, self.partial_by_seed)
         part = before.extend(completion, self.version)
-        full = completion.finish == "length" and len(completion.tokens) == room and len(part.tokens) < request.max_tokens
+        full = completion.finish_reason == "length" and len(completion.tokens) == room and len(part.tokens) < request.max_tokens
         ended = not (full and self._can_continue(part))
         self.partial_by_seed[request.seed] = part
         return replace(completion, tokens=part.tokens, logprobs=part.logprobs) if ended else Completion([], [], "error", CONTINUES_ERROR)

@@ -93,7 +93,7 @@ class SessionRolloutScheduler(RolloutScheduler):
         return asked
 
     def _on_completion(self, number: int, completion: Completion) -> None:
-        self._add_elapsed(self.conversations[number], completion.seconds or perf_counter() - self.conversations[number].requested_at)
+        self._add_elapsed(self.conversations[number], completion.duration_s or perf_counter() - self.conversations[number].requested_at)
         super()._on_completion(number, completion)
 
     def _on_job_done(self, conversation: Conversation, job: Future[Any], end_time: float) -> None:

@@ -46,7 +46,7 @@ def count_turns_and_calls(num_turns: int, record: Mapping[str, Any] | None) -> C
     failed = [call for call in calls if call.status is not CallStatus.OK or (call.id in results and not results[call.id].ok)]
     named = Counter(call.name for call in calls)
     by_tool = {tool["name"]: named[tool["name"]] for tool in record["tools"]}
-    return ConversationStats(num_turns, len(calls), len(failed), sum((result.seconds for result in results.values()), 0.0), by_tool)
+    return ConversationStats(num_turns, len(calls), len(failed), sum((result.duration_s for result in results.values()), 0.0), by_tool)
 
 
 def compute_conversation_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -36,8 +36,8 @@ def parse_text_turn(reply: ChatReply, request: Request, dialect: Dialect) -> Tur
         first = bisect_left(ends, True, key=lambda end: dialect.has_complete_call(text[:end], tools))
         whole_call = text if first == len(ends) else text[: ends[first]]
         text, cut = whole_call, cut and first == len(ends)
-    turn = dialect.parse_turn(text, tools, turn=request.turn, finish="length" if cut else "stop")
-    return Turn(turn.text, turn.content, reply.reasoning or turn.reasoning, turn.calls, turn.finish)
+    turn = dialect.parse_turn(text, tools, turn=request.turn, finish_reason="length" if cut else "stop")
+    return Turn(turn.text, turn.content, reply.reasoning or turn.reasoning, turn.calls, turn.finish_reason)
 
 
 def format_messages_as_text(chat_prompt: ChatPrompt, dialect: Dialect) -> list[dict[str, Any]]:

@@ -377,7 +377,7 @@ def has_turn_ended(output: Any, request: Request) -> bool:
 
 
 def convert_vllm_output(output: Any, sampling: SamplingParams, *, ended_early: bool = False) -> Completion:
-    """Convert a vLLM output to a Completion. The finish is `error` unless it ended by a stop id, by the limit, or `ended_early`."""
+    """Convert a vLLM output to a Completion. The finish reason is `error` unless it ended by a stop id, by the limit, or `ended_early`."""
     tokens, flat = list(output.token_ids), output.logprobs
     if list(flat.token_ids) != tokens:
         return Completion([], [], "error", f"the engine returned {len(tokens)} tokens, and log-probabilities of others")

@@ -201,7 +201,7 @@ class OpenAISampler(Sampler):
         began = time.monotonic()
         try:
             made = self._complete_as_text(request, sampling) if self.tokenizer is None else self._complete_as_tokens(request, sampling)
-            return replace(made, seconds=time.monotonic() - began)
+            return replace(made, duration_s=time.monotonic() - began)
         except NoReply as error:
             return Completion([], [], "error", str(error))
 
@@ -224,7 +224,7 @@ class OpenAISampler(Sampler):
         said, turn = self._request_turn(body, request, tools)
         if said.finish_reason not in STOP_REASONS | LENGTH_REASONS:
             return Completion([], [], "error", f"the endpoint ended an answer of {len(said.text)} characters by {said.finish_reason!r}")
-        cut = turn.finish == "length" if turn else said.truncated
+        cut = turn.finish_reason == "length" if turn else said.truncated
         tokens = self._tokenizer.encode(turn.text if turn else said.text)
         if not cut or not tokens:  # truncated before any text, for example by hidden reasoning
             tokens.append(self._tokenizer.eos_id)

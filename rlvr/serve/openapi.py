@@ -57,7 +57,7 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
     opens = {"env": env, "split": {"type": "string"}, "index": {"type": "integer"}, "seed": {"type": "integer"}}
     opens["dialect"] = {"type": "string", "description": "How calls are written in the text of a turn: fenced, hermes, ..."}
     calls = {"type": "array", "items": {"type": "object"}, "description": "Calls in OpenAI's format, instead of calls in the text."}
-    turn = {"text": {"type": "string"}, "tool_calls": calls, "finish": {"enum": ["stop", "length"]}}
+    turn = {"text": {"type": "string"}, "tool_calls": calls, "finish_reason": {"enum": ["stop", "length"]}}
     texts = {"type": "array", "items": {"type": "string"}}
     theirs = {"query": texts, "prompts": texts, "labels": {"type": "array"}}
     code = {"code": {"type": "string"}, "language": {"type": "string"}, "stdin": {"type": "string"}, "run_timeout": {"type": "number"}}

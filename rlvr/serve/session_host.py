@@ -116,7 +116,7 @@ class SessionHost:
         if held.done:
             raise ConfigError("this conversation is over; close the session to get its verdict")
         turn = _parse_turn(held, request)
-        cut = turn.finish
+        cut = turn.finish_reason
         held.turns.append(turn)
         if cut == "length":
             held.done = True
@@ -198,12 +198,14 @@ def _parse_turn(held: WorkerSession, request: Mapping[str, Any]) -> Turn:
         text = ""
     if not isinstance(text, str):
         raise ConfigError(f"text is {text!r:.60}; it must be the policy's turn as a string, or the body must have 'tool_calls'")
-    cut: Literal["length", "stop"] = "length" if request.get("finish") == "length" else "stop"
+    cut: Literal["length", "stop"] = "length" if request.get("finish_reason") == "length" else "stop"
     tools = held.session_handle.tools
     if len(names) == 2:
         raise ConfigError("the body has 'calls' and 'tool_calls', which are the same; give one of them")
     if not names:
-        return held.dialect.parse_turn(text, tools, turn=len(held.turns), finish=cut) if tools else Turn(text, text, finish=cut)
+        return (
+            held.dialect.parse_turn(text, tools, turn=len(held.turns), finish_reason=cut) if tools else Turn(text, text, finish_reason=cut)
+        )
     if not tools:
         raise ConfigError(f"the body has {names[0]!r}, but this environment has no tools; give the turn as 'text'")
     try:

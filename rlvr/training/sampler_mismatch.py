@@ -295,7 +295,7 @@ def compute_logprob_gaps(
     model: Any, requests: Sequence[Request], completions: Sequence[Completion], precision: str, temperature: float
 ) -> Iterator[LogprobGap]:
     """Compute the differences of one precision and temperature, by range of positions; empty ranges are omitted."""
-    pairs = [(request, said) for request, said in zip(requests, completions, strict=True) if said.finish != "error"]
+    pairs = [(request, said) for request, said in zip(requests, completions, strict=True) if said.finish_reason != "error"]
     if not pairs:
         raise ConfigError(f"the sampler gave no answer at temperature {temperature:g}: {completions[0].error}")
     tokens = [[*request.prompt, *said.tokens] for request, said in pairs]

@@ -40,7 +40,7 @@ def _format_turn(turn: Turn, step_result: StepResult) -> dict[str, Any]:
     shown = {
         "said": turn.content if turn.calls or turn.reasoning else turn.text,
         "reasoning": turn.reasoning,
-        "cut": turn.finish == "length",
+        "cut": turn.finish_reason == "length",
         "calls": [_format_call(call, results.get(call.id), was_run=call in turn.calls_needing_result) for call in turn.calls],
         "replies": [
             _format_message(message) for message in step_result.messages if message["role"] != "tool" or not step_result.tool_results
@@ -64,7 +64,7 @@ def _format_call(call: Call, result: ToolResult | None, *, was_run: bool) -> dic
         [[str(name), _to_text(value)] for name, value in call.arguments.items()] if call.arguments is not None else call.raw
     )
     if result is not None:
-        shown |= {"output": result.text, "seconds": round(result.seconds, 4), "cut": result.truncated, "over": result.done}
+        shown |= {"output": result.text, "duration_s": round(result.duration_s, 4), "cut": result.truncated, "over": result.done}
     return {name: value for name, value in shown.items() if value}
 
 

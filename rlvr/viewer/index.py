@@ -100,7 +100,7 @@ def _make_training_entry(run: Path) -> dict[str, Any]:
 def _make_evaluation_entry(run: Path) -> dict[str, Any]:
     """Summarize an evaluation: its suite, its policy, and the mean of its environments."""
     plan, envs = load_plan(run), load_report(run).get("envs", {})
-    scores = [env["avg"]["value"] for env in envs.values() if env["avg"] and not env["refused"]]
+    scores = [env["mean_score"]["value"] for env in envs.values() if env["mean_score"] and not env["refused"]]
     found: dict[str, Any] = {
         "kind": "evaluation",
         "what": plan.suite,

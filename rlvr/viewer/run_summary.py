@@ -121,9 +121,9 @@ def _build_evaluation_summary(run: Path) -> dict[str, Any]:
         "seed": plan.seed,
     } | get_unfinished_fact(run)
     bars = [
-        {"label": name, "value": env["avg"]["value"], "low": env["avg"]["low"], "high": env["avg"]["high"]}
+        {"label": name, "value": env["mean_score"]["value"], "low": env["mean_score"]["low"], "high": env["mean_score"]["high"]}
         for name, env in envs.items()
-        if env["avg"] and not env["refused"] and Estimate.from_dict(env["avg"]).is_fraction  # the bars are in per cent
+        if env["mean_score"] and not env["refused"] and Estimate.from_dict(env["mean_score"]).is_fraction  # the bars are in per cent
     ]
     figures = {"head": [*TABLE_HEAD, *conversation_columns], "lines": lines, "bars": bars} if lines else None
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.to_yaml()}
@@ -135,10 +135,10 @@ def get_unfinished_fact(run: Path) -> dict[str, str]:
 
 
 def _format_env_row(name: str, env: Mapping[str, Any]) -> list[str]:
-    avg = None if env["refused"] else env["avg"]
+    avg = None if env["refused"] else env["mean_score"]
     shown = [str(Estimate.from_dict(avg)), Estimate.from_dict(avg).format_interval()] if avg else ["refused", ""]
     for key in ("pass_at", "maj_at"):
-        found = env["at"].get(key, {}).get(str(env["n"]))
+        found = env["metrics_at_k"].get(key, {}).get(str(env["n"]))
         shown.append(f"{found['value']:.1%}" if found and avg else "")
     return [name, str(env["n"]), *shown, *(str(env[key]) for key in ("tasks", "samples", "scored", "unscored", "truncated", "failed"))]
 

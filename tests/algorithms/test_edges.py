@@ -110,7 +110,7 @@ def test_an_algorithm_in_a_file_chooses_its_groups_and_declares_what_its_loss_do
 
     @declare_traits("backprop_zero_advantage", noop_on_policy=("clip",))
     def loss(x: LossInputs, *, clip: float = 0.2, pull: float = 1.0) -> Any:
-        return -x.advantages * x.new + pull * x.new
+        return -x.advantages * x.logprobs + pull * x.logprobs
 
     make = define_policy_gradient("mine", "An example.", grpo.advantage, loss, select_groups=keep_long)
     groups = [[make_episode([1, 2], 1.0), make_episode([1], 0.0)], [make_episode([1, 2, 3], 1.0), make_episode([1, 2], 0.0)]]
@@ -254,7 +254,7 @@ def test_where_the_clip_or_the_cap_held_is_told() -> None:
 def test_the_figures_of_a_loss() -> None:
     new, old = tensor(-1.0, -1.0, -1.0, -1.0), tensor(-0.5, -1.5, -0.5, -1.0)
     inputs = LossInputs(
-        new=new, old=old, sampler=old, advantages=tensor(-1, 1, 1, 1), rows=torch.zeros(4, dtype=torch.long), num_rows=1,
+        logprobs=new, old_logprobs=old, rollout_logprobs=old, advantages=tensor(-1, 1, 1, 1), rows=torch.zeros(4, dtype=torch.long), num_rows=1,
         frozen_logprobs={"reference": tensor(-1.0, -1.5, -1.0, -0.5)}, entropy=tensor(1, 2, 3, 4),
     )  # fmt: skip
     loss, figures = factory("grpo")(entropy_coef=0.5, beta=0.1).compute_token_losses(inputs)

@@ -29,9 +29,9 @@ def slope(name: str, *, values: Any = None, **overrides: Any) -> Tensor:
     rows = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))
     flat = torch.tensor([a for row in advantages for a in row[1:]], dtype=torch.float64)
     inputs = LossInputs(
-        new=new,
-        old=new.detach(),
-        sampler=new.detach(),
+        logprobs=new,
+        old_logprobs=new.detach(),
+        rollout_logprobs=new.detach(),
         advantages=flat,
         rows=rows,
         num_rows=4,

@@ -91,7 +91,7 @@ def expected_gradient(world: Tabular, algorithm: Any, size: int, *, off_policy: 
         old = torch.cat([olds[k] for k in members])
         flat = [a for row, n in zip(advantages, lengths, strict=False) for a in row[1 : n + 1]]
         inputs = LossInputs(
-            new=torch.cat([logs[k] for k in members]), old=old, sampler=old, advantages=torch.tensor(flat, dtype=torch.float64),
+            logprobs=torch.cat([logs[k] for k in members]), old_logprobs=old, rollout_logprobs=old, advantages=torch.tensor(flat, dtype=torch.float64),
             rows=rows, num_rows=size,
         )  # fmt: skip
         losses, _ = algorithm.compute_token_losses(inputs)

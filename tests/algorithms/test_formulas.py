@@ -101,15 +101,17 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
         [credit] = algorithm.compute_advantages([group], scores)
         pick = torch.tensor(members)
         columns: dict[str, Any] = {
-            "old": old[pick],
-            "sampler": old[pick],
+            "old_logprobs": old[pick],
+            "rollout_logprobs": old[pick],
             "advantages": torch.tensor([row[1] for row in credit[:size]], dtype=torch.float64),
         }
         more: dict[str, Any] = {} if reference is None else {"frozen_logprobs": {"reference": reference[pick]}}
         more |= make_sample_columns(algorithm, old[pick], {*columns, *more})
         if algorithm.traits.needs_batch_stats:
             more["batch_stats"] = algorithm.compute_token_batch_stats(columns)
-        losses, _ = algorithm.compute_token_losses(LossInputs(new=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more))
+        losses, _ = algorithm.compute_token_losses(
+            LossInputs(logprobs=logs[pick], rows=torch.arange(size), num_rows=size, **columns, **more)
+        )
         weights = torch.tensor(algorithm.compute_row_weights([1] * size, ["0"] * size, max_length=1), dtype=torch.float64)
         total = total - math.exp(float(old[pick].sum())) * (losses * weights).sum()
     [gradient] = torch.autograd.grad(total, theta)

@@ -52,9 +52,9 @@ class World:
         m = self.mask
         rows = torch.arange(m.shape[0])[:, None].expand(m.shape)[m]
         return LossInputs(
-            new=self.new[m],
-            old=self.old[m],
-            sampler=self.sampler[m],
+            logprobs=self.new[m],
+            old_logprobs=self.old[m],
+            rollout_logprobs=self.sampler[m],
             advantages=self.advantages[m],
             rows=rows,
             num_rows=m.shape[0],

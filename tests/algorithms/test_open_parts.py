@@ -40,7 +40,7 @@ def median(answers, *, scale: float = 1.0):
     return [[scale * (r - statistics.median(group)) for r in group] for group in answers.rewards]
 
 
-@declare_traits("entropy", "old", "reference", "per_token")
+@declare_traits("entropy", "old_logprobs", "reference_logprobs", "per_token")
 def looking(answers):
     SEEN.append(answers.token_stats)
     return [[np.full(len(e.tokens), r or 0.0) for e, r in zip(g, rs)] for g, rs in zip(answers.groups, answers.rewards)]
@@ -54,12 +54,12 @@ def counted(columns, all_reduce, *, share):
 @declare_traits("needs_token_context", compute_token_batch_stats=counted)
 def weighed(x, *, share: float = 0.5):
     SEEN.append((x.tokens, x.episodes, x.turns, x.batch_stats, x.advantages))
-    return -x.batch_stats * x.advantages * x.new
+    return -x.batch_stats * x.advantages * x.logprobs
 
 
 @declare_traits(frozen_models=("expert", "amateur"))
 def contrast(x, *, pull: float = 0.5):
-    return -(x.new - x.old).exp() * (x.advantages + pull * (x.frozen_logprobs["expert"] - x.frozen_logprobs["amateur"]))
+    return -(x.logprobs - x.old_logprobs).exp() * (x.advantages + pull * (x.frozen_logprobs["expert"] - x.frozen_logprobs["amateur"]))
 """
 
 
@@ -116,8 +116,8 @@ def test_a_model_that_is_named_and_not_given_is_said(mine: str, tmp_path: Path) 
     algorithm = {"name": "grpo", "loss": f"{mine}:contrast"}
     with pytest.raises(ConfigError, match=r"compares with a model 'amateur'; give frozen_models=\{'amateur': model\}"):
         Learner(tiny_model(), algorithm, accelerator=Accelerator(cpu=True), frozen_models={"expert": tiny_model(1)})
-    (tmp_path / "wrong.py").write_text(MINE.replace('("expert", "amateur")', '("sampler",)'))
-    with pytest.raises(ConfigError, match="a frozen model cannot be called 'sampler', which is an input of the loss"):
+    (tmp_path / "wrong.py").write_text(MINE.replace('("expert", "amateur")', '("entropy",)'))
+    with pytest.raises(ConfigError, match="a frozen model cannot be called 'entropy', which is an input of the loss"):
         build("algorithm", "grpo", loss=f"{tmp_path / 'wrong.py'}:contrast")
 
 
@@ -179,8 +179,8 @@ def test_an_advantage_sees_old_reference_and_entropy_of_every_token(mine: str) -
                 if not on or not e.is_scored:
                     continue
                 logs = expected["old"][g][i][t - 1]
-                assert scores.old[g][i][t] == pytest.approx(float(logs[e.tokens[t]]), abs=1e-5)
-                assert scores.reference[g][i][t] == pytest.approx(float(expected["reference"][g][i][t - 1][e.tokens[t]]), abs=1e-5)
+                assert scores.old_logprobs[g][i][t] == pytest.approx(float(logs[e.tokens[t]]), abs=1e-5)
+                assert scores.reference_logprobs[g][i][t] == pytest.approx(float(expected["reference"][g][i][t - 1][e.tokens[t]]), abs=1e-5)
                 assert scores.entropy[g][i][t] == pytest.approx(float(-(logs.exp() * logs).sum()), abs=1e-5)
 
 
@@ -198,8 +198,8 @@ def test_a_loss_sees_each_token_and_the_whole_batch_before_each_step(mine: str) 
             assert tokens[own].tolist() == [t for t, on in zip(e.tokens, e.action_mask, strict=True) if on]
             wanted = [k for k, (start, stop) in enumerate(e.turn_spans) for _ in range(start, stop)]
             assert turns[own].tolist() == wanted
-    moved = sum(len(s["old"]) for s in whole)
-    assert moved == sum(len(p[0]) for p in parts) and all(s["old"].abs().min() > 0 for s in whole)
+    moved = sum(len(s["old_logprobs"]) for s in whole)
+    assert moved == sum(len(p[0]) for p in parts) and all(s["old_logprobs"].abs().min() > 0 for s in whole)
 
 
 COVARIANT: dict[str, dict[str, Any]] = {"clip_cov": {"clip_cov_lb": -1.0, "clip_cov_ratio": 0.3}, "kl_cov": {"kl_cov_ratio": 0.3}}
@@ -219,7 +219,7 @@ def test_old_from_the_sampler_where_the_credit_needs_the_trainers_too(name: str,
     losses = subject.algorithm.compute_token_losses
     vars(subject.algorithm)["compute_token_losses"] = lambda x: (taken.append(x), losses(x))[1]  # type: ignore[func-returns-value]
     metrics = subject.update(groups)
-    assert taken and all(torch.equal(x.old, x.sampler) for x in taken)
+    assert taken and all(torch.equal(x.old_logprobs, x.rollout_logprobs) for x in taken)
     assert metrics["mismatch_kl"] > 0 and math.isfinite(metrics["loss"])
 
 
@@ -327,16 +327,16 @@ def tensor(*values: float) -> torch.Tensor:
 
 
 def inputs(**columns: torch.Tensor) -> LossInputs:
-    rows: Any = {"rows": torch.zeros(len(columns["new"]), dtype=torch.long), "num_rows": 1}
-    return LossInputs(**{"sampler": columns["old"], **rows, **columns})
+    rows: Any = {"rows": torch.zeros(len(columns["logprobs"]), dtype=torch.long), "num_rows": 1}
+    return LossInputs(**{"rollout_logprobs": columns["old_logprobs"], **rows, **columns})
 
 
 def test_the_covariance_is_over_all_processes() -> None:
     a, logs = [1.0, -1.0, 0.5], [-1.0, -2.0, -0.5]
-    cov = compute_covariance({"advantages": tensor(*a), "old": tensor(*logs)}, list)
+    cov = compute_covariance({"advantages": tensor(*a), "old_logprobs": tensor(*logs)}, list)
     mean_a, mean_l = statistics.fmean(a), statistics.fmean(logs)
     assert cov.tolist() == pytest.approx([(x - mean_a) * (y - mean_l) for x, y in zip(a, logs, strict=True)])
-    doubled = compute_covariance({"advantages": tensor(*a), "old": tensor(*logs)}, lambda sums: [2 * s for s in sums])
+    doubled = compute_covariance({"advantages": tensor(*a), "old_logprobs": tensor(*logs)}, lambda sums: [2 * s for s in sums])
     assert doubled.tolist() == pytest.approx(cov.tolist())
 
 
@@ -356,13 +356,13 @@ def test_the_largest_are_taken_over_all_processes() -> None:
 def test_clip_cov_takes_the_gradient_of_the_chosen_tokens_only() -> None:
     new = tensor(-1.0, -1.0, -1.0).requires_grad_()
     old, advantages = tensor(-1.1, -1.1, -1.1), tensor(1.0, -1.0, 1.0)
-    x = inputs(new=new, old=old, advantages=advantages, batch_stats=tensor(0.0, 1.0, 0.0))
+    x = inputs(logprobs=new, old_logprobs=old, advantages=advantages, batch_stats=tensor(0.0, 1.0, 0.0))
     loss, _ = build("algorithm", "clip_cov").compute_token_losses(x)
     plain, _ = build("algorithm", "grpo").compute_token_losses(x)
     assert torch.equal(loss.detach(), plain.detach())
     [g], [p] = torch.autograd.grad(loss.sum(), new), torch.autograd.grad(plain.sum(), new)
     assert g.tolist() == [float(p[0]), 0.0, float(p[2])] and p[1] != 0
-    columns = {"advantages": tensor(3.0, -3.0, 0.1, 1.0), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
+    columns = {"advantages": tensor(3.0, -3.0, 0.1, 1.0), "old_logprobs": tensor(-0.1, -3.0, -1.0, -2.0)}
     cov = compute_covariance(columns, list)
     wanted = max(c for c in cov.tolist() if 1.0 < c < 5.0)
     assert build("algorithm", "clip_cov").compute_token_batch_stats(columns).tolist() == [float(c == wanted) for c in cov.tolist()]
@@ -370,7 +370,7 @@ def test_clip_cov_takes_the_gradient_of_the_chosen_tokens_only() -> None:
 
 
 def test_clip_cov_chooses_between_its_bounds_and_not_at_them() -> None:
-    columns = {"advantages": tensor(3.0, -3.0, 1.0, -1.0), "old": tensor(-1.0, -3.0, -1.0, -3.0)}
+    columns = {"advantages": tensor(3.0, -3.0, 1.0, -1.0), "old_logprobs": tensor(-1.0, -3.0, -1.0, -3.0)}
     assert compute_covariance(columns, list).tolist() == [3.0, 3.0, 1.0, 1.0]
     assert build("algorithm", "clip_cov", clip_cov_lb=0.5, clip_cov_ub=3.0).compute_token_batch_stats(columns).tolist() == [
         0.0,
@@ -383,11 +383,13 @@ def test_clip_cov_chooses_between_its_bounds_and_not_at_them() -> None:
 
 def test_kl_cov_holds_the_tokens_that_vary_most() -> None:
     algorithm = build("algorithm", "kl_cov", kl_cov_ratio=0.5, kl_cov_coef=2.0)
-    columns = {"advantages": tensor(3.0, -3.0, 0.1, -0.1), "old": tensor(-0.1, -3.0, -1.0, -2.0)}
+    columns = {"advantages": tensor(3.0, -3.0, 0.1, -0.1), "old_logprobs": tensor(-0.1, -3.0, -1.0, -2.0)}
     cov = compute_covariance(columns, list)
     assert algorithm.compute_token_batch_stats(columns).tolist() == [float(c in sorted(cov.tolist())[-2:]) for c in cov.tolist()]
     new, old = tensor(-1.0, -2.0), tensor(-1.5, -1.5)
-    loss, _ = algorithm.compute_token_losses(inputs(new=new, old=old, advantages=tensor(1.0, 1.0), batch_stats=tensor(0.0, 1.0)))
+    loss, _ = algorithm.compute_token_losses(
+        inputs(logprobs=new, old_logprobs=old, advantages=tensor(1.0, 1.0), batch_stats=tensor(0.0, 1.0))
+    )
     assert loss.tolist() == pytest.approx([-math.exp(0.5), -math.exp(-0.5) + 2.0 * 0.5])
 
 
@@ -395,7 +397,9 @@ def test_dppo_leaves_out_what_moved_too_far_in_the_direction_of_its_advantage() 
     sampler, moved = tensor(*[math.log(0.4)] * 6), [0.65, 0.55, 0.65, 0.15, 0.25, 0.15]
     advantages = tensor(1.0, 1.0, -0.5, -1.0, -1.0, 0.5)
     new = tensor(*map(math.log, moved)).requires_grad_()
-    loss, figures = build("algorithm", "dppo").compute_token_losses(inputs(new=new, old=sampler, sampler=sampler, advantages=advantages))
+    loss, figures = build("algorithm", "dppo").compute_token_losses(
+        inputs(logprobs=new, old_logprobs=sampler, rollout_logprobs=sampler, advantages=advantages)
+    )
     kept = [0, 1, 1, 0, 1, 1]
     wanted = [-k * p / 0.4 * float(a) for k, p, a in zip(kept, moved, advantages, strict=True)]
     assert loss.tolist() == pytest.approx(wanted)
@@ -411,14 +415,23 @@ def test_kl_cov_does_not_hold_a_token_by_a_rounding_error() -> None:
     new = (old + torch.tensor([3e-7, -3e-7, 0.0, 1e-2], dtype=torch.float64)).requires_grad_()
     prepared, rows = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.long)
     inputs = LossInputs(
-        new=new, old=old, sampler=old, advantages=torch.zeros(4, dtype=torch.float64), rows=rows, num_rows=1, batch_stats=prepared
+        logprobs=new,
+        old_logprobs=old,
+        rollout_logprobs=old,
+        advantages=torch.zeros(4, dtype=torch.float64),
+        rows=rows,
+        num_rows=1,
+        batch_stats=prepared,
     )
     [found] = torch.autograd.grad(algorithm.compute_token_losses(inputs)[0].sum(), new)
     assert found.tolist() == [0.0, 0.0, 0.0, 100.0]
 
 
 def test_the_covariance_is_about_the_mean_of_all_processes() -> None:
-    mine, theirs = {"advantages": tensor(3.0, -1.0), "old": tensor(-0.5, -3.0)}, {"advantages": tensor(10.0), "old": tensor(-7.0)}
+    mine, theirs = (
+        {"advantages": tensor(3.0, -1.0), "old_logprobs": tensor(-0.5, -3.0)},
+        {"advantages": tensor(10.0), "old_logprobs": tensor(-7.0)},
+    )
     whole = {name: torch.cat([mine[name], theirs[name]]) for name in mine}
     other = [1.0, 10.0, -7.0]  # how many tokens the other process has, and their sums
     found = compute_covariance(mine, lambda numbers: [a + b for a, b in zip(numbers, other, strict=True)])
@@ -465,14 +478,14 @@ def test_an_advantage_with_a_number_that_is_not_finite_is_named(tmp_path: Path, 
     [
         ("None", "None"),
         ("3.0", "3.0"),
-        ("(x.new * x.advantages).mean()", r"a tensor of shape \(\)"),
-        ("x.new[:1]", r"a tensor of shape \(1,\)"),
+        ("(x.logprobs * x.advantages).mean()", r"a tensor of shape \(\)"),
+        ("x.logprobs[:1]", r"a tensor of shape \(1,\)"),
     ],
 )
 def test_a_loss_that_is_not_one_number_for_each_token_is_named(tmp_path: Path, result: str, got: str) -> None:
     (tmp_path / "own.py").write_text(f"def wrong(x):\n    return {result}\n", "utf-8")
     algorithm: Any = build("algorithm", "grpo", loss=f"{tmp_path / 'own.py'}:wrong")
-    x = inputs(new=tensor(-1.0, -2.0), old=tensor(-1.0, -2.0), advantages=tensor(1.0, -1.0))
+    x = inputs(logprobs=tensor(-1.0, -2.0), old_logprobs=tensor(-1.0, -2.0), advantages=tensor(1.0, -1.0))
     with pytest.raises(
         ConfigError, match=rf"the loss .*own.py:wrong returned {got} for 2 tokens; it must return a tensor with the loss of each token"
     ):

@@ -165,7 +165,7 @@ class Stand:
             on = torch.tensor(self.groups[g][i].action_mask)
             new = self.logs[g][i][on]
             inputs = LossInputs(
-                new=new, old=new.detach(), sampler=new.detach(), num_rows=1, rows=torch.zeros(len(new), dtype=torch.long),
+                logprobs=new, old_logprobs=new.detach(), rollout_logprobs=new.detach(), num_rows=1, rows=torch.zeros(len(new), dtype=torch.long),
                 advantages=torch.tensor(advantages[g][i], dtype=torch.float64)[on],
             )  # fmt: skip
             loss = loss + weights[r] * algorithm.compute_token_losses(inputs)[0].sum()

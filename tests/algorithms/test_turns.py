@@ -106,9 +106,9 @@ class TwoTurns:
             rows = torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)])
             new = torch.cat(logs)
             inputs = LossInputs(
-                new=new,
-                old=new.detach(),
-                sampler=new.detach(),
+                logprobs=new,
+                old_logprobs=new.detach(),
+                rollout_logprobs=new.detach(),
                 advantages=torch.tensor(flat, dtype=torch.float64),
                 rows=rows,
                 num_rows=size,

@@ -111,7 +111,7 @@ def outcome(dialect: Dialect, name: str) -> list[CallStatus]:
     text = OUTCOMES[name](dialect)
     if (dialect.name, name) == ("harmony", "text before"):
         text = "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant" + good(dialect)
-    turn = dialect.parse_turn(text, TOOLS, finish="length" if name.startswith("cut off") else "stop")
+    turn = dialect.parse_turn(text, TOOLS, finish_reason="length" if name.startswith("cut off") else "stop")
     return [call.status for call in turn.calls]
 
 
@@ -145,7 +145,7 @@ def test_harmony_messages() -> None:
     turn = get_dialect("harmony").parse_turn(text, TOOLS)
     assert (turn.reasoning, turn.content, turn.calls[0].arguments) == ("Hm.", "I look.", {"query": "rain"})
     assert get_dialect("harmony").parse_turn(text.removesuffix("<|call|>"), TOOLS).calls[0].status is S.OK, "the stop token is not decoded"
-    assert get_dialect("harmony").parse_turn(text.removesuffix("<|call|>"), TOOLS, finish="length").calls[0].status is S.UNCLOSED
+    assert get_dialect("harmony").parse_turn(text.removesuffix("<|call|>"), TOOLS, finish_reason="length").calls[0].status is S.UNCLOSED
     assert get_dialect("harmony").parse_turn("<|channel|>final<|message|>It rains.<|return|>", TOOLS).content == "It rains."
     assert get_dialect("harmony").parse_turn("just words", TOOLS).content == "just words"
 

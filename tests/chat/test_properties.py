@@ -102,7 +102,7 @@ def test_what_is_written_is_read_back(dialect: Dialect, calls: list[tuple[str, d
     finish=st.sampled_from(["stop", "length"]),
 )
 def test_no_text_is_an_error(dialect: Dialect, text: str, thinking: bool, finish: Any) -> None:
-    turn = dialect.parse_turn(text, TOOLS, starts_in_reasoning=thinking, finish=finish)
+    turn = dialect.parse_turn(text, TOOLS, starts_in_reasoning=thinking, finish_reason=finish)
     assert turn.text == text
     for number, call in enumerate(turn.calls):
         assert call.id == f"0.{number}" and call.raw and call.raw in text

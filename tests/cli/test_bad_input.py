@@ -310,7 +310,7 @@ def test_a_broken_verifier_is_not_a_zero_in_an_evaluation(desk: Path, capsys: py
         run_command(["eval", "digit_sum", "--policy", "scripted:gold", "--set", "verifier=broken.py:Raises", "--tasks", "3", "--json"]) == 1
     )
     said = capsys.readouterr().out
-    assert '"avg": null' in said and '"unscored": 3' in said
+    assert '"mean_score": null' in said and '"unscored": 3' in said
 
 
 @pytest.mark.parametrize(

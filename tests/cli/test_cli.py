@@ -243,7 +243,7 @@ def test_check_counts_and_fails(tmp_path: Path, capsys: Said) -> None:
 def test_eval_reports_and_writes(tmp_path: Path, capsys: Said) -> None:
     for script, accuracy in (("gold", 1.0), ("noop", 0.0), ("random", 0.0)):
         row = parsed(["eval", "arithmetic", "--policy", f"scripted:{script}", "--tasks", "20"], capsys)["envs"]["arithmetic"]
-        assert (row["avg"], row["tasks"], row["unscored"]) == (accuracy, 20, 0)
+        assert (row["mean_score"], row["tasks"], row["unscored"]) == (accuracy, 20, 0)
     out = tmp_path / "results"
     said = obey(["eval", "guess_number", "--policy", "scripted:gold", "--tasks", "5", "-n", "2", "--out", str(out)], capsys)
     assert "100.0%" in said and "10 samples" in said and str(out) in said

@@ -78,7 +78,7 @@ def test_a_new_package_is_installed_found_checked_and_trained_on(desk: Path) -> 
     assert {"name": "my_doubling", "source": "rlvr-my-doubling"}.items() <= next(r for r in envs if r["name"] == "my_doubling").items()
     assert "my_words" in {row["name"] for row in verifiers}
     assert env["ok"] and verifier["ok"] and verdict["score"] == 1.0
-    assert (evaluated["envs"]["my_doubling"]["avg"], evaluated["envs"]["my_doubling"]["samples"]) == (1.0, 20)
+    assert (evaluated["envs"]["my_doubling"]["mean_score"], evaluated["envs"]["my_doubling"]["samples"]) == (1.0, 20)
     assert (trained["status"], trained["steps"]) == ("finished", 1)
     own = [sys.executable, "-m", "pytest", "-q", "rlvr-my-words"]
     done = subprocess.run(own, capture_output=True, text=True, timeout=120, env=variables, cwd=desk)

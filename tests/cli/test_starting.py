@@ -92,7 +92,7 @@ def test_a_data_file_is_evaluated_whole(desk: Path, capsys: Said) -> None:
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert "sums.jsonl: 30 rows, question = {question}, reference = {answer}" in said.err
-    assert report["envs"]["sums"]["tasks"] == 30 and report["envs"]["sums"]["avg"] == 1.0
+    assert report["envs"]["sums"]["tasks"] == 30 and report["envs"]["sums"]["mean_score"] == 1.0
     assert run_command(["eval", "sums.jsonl", "--policy", "scripted:gold", "--limit", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["envs"]["sums"]["tasks"] == 4
 

@@ -547,7 +547,7 @@ LIES: dict[str, Any] = {
                     "turns": [{"text": "4"}],
                     "answer": "4",
                     "step_results": [
-                        {"messages": [], "done": True, "tool_results": [{"call": "0", "text": "", "ok": True, "seconds": "x"}]}
+                        {"messages": [], "done": True, "tool_results": [{"call": "0", "text": "", "ok": True, "duration_s": "x"}]}
                     ],
                 },
             ),

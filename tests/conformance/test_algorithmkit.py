@@ -46,7 +46,7 @@ make = of(Mine)
 """,
     "the gradient does not depend on the micro-batches": """
 def loss(x):
-    return -x.advantages * x.new * x.rows.max()
+    return -x.advantages * x.logprobs * x.rows.max()
 
 make = define_policy_gradient("mine", "About.", grpo.advantage, loss)
 """,
@@ -59,7 +59,7 @@ make = of(Mine)
 """,
     "answers that are far from the old policy give finite numbers": """
 def loss(x):
-    return -(20 * (x.new - x.old)).exp() * x.advantages
+    return -(20 * (x.logprobs - x.old_logprobs)).exp() * x.advantages
 
 make = define_policy_gradient("mine", "About.", grpo.advantage, loss)
 """,

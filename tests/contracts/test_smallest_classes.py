@@ -98,5 +98,5 @@ def test_the_smallest_environment_verifier_and_tool_work() -> None:
 def test_the_smallest_sandbox_sampler_and_algorithm_work() -> None:
     assert rlvr.make_sandbox(make_smallest("Sandbox")).run("print(1)").ok
     (completion,) = rlvr.make_sampler(make_smallest("Sampler")).sample([rlvr.Request([5], 4)], rlvr.SamplingParams())
-    assert completion.finish == "stop"
+    assert completion.finish_reason == "stop"
     assert isinstance(make_smallest("Algorithm"), rlvr.Algorithm)

@@ -92,7 +92,7 @@ def test_what_cannot_be_mixed_is_refused(envs: dict[str, Any], words: str) -> No
 
 def test_an_evaluation_of_a_mixture_has_a_figure_for_each() -> None:
     report = evaluate("mixture", "scripted:gold", settings={"envs": ENDLESS}, tasks=5)
-    assert {name: env.avg.value for name, env in report.envs.items() if env.avg} == {"sums": 1.0, "digits": 1.0}
+    assert {name: env.mean_score.value for name, env in report.envs.items() if env.mean_score} == {"sums": 1.0, "digits": 1.0}
 
 
 @pytest.mark.slow

@@ -171,4 +171,4 @@ def test_python_in_a_box_keeps_its_variables_within_a_conversation() -> None:
             found = rollout.collect([RolloutRequest(task, "g", number) for number in range(2)], SamplingParams(stop_ids=tokenizer.stop_ids))
     for one in found:
         results = [heard["tool_results"][0] for heard in one.meta["session"]["step_results"][:2]]
-        assert one.reward == 1.0 and results[1]["text"] == task.reference and results[1]["seconds"] > 0, (one.error, results)
+        assert one.reward == 1.0 and results[1]["text"] == task.reference and results[1]["duration_s"] > 0, (one.error, results)

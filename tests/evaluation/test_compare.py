@@ -225,7 +225,7 @@ def test_judged_again_by_another_verifier(tmp_path: Path, capsys: pytest.Capture
     evaluate("arithmetic", "scripted:gold", tasks=9, settings={"verifier": "tests/fixtures/worlds.py:Unable"}, out=tmp_path / "a")
     assert run_command(["eval", "--rescore", str(tmp_path / "a"), "--set", "verifier=numeric", "--out", str(tmp_path / "b"), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["envs"]["arithmetic"]
-    assert (shown["avg"], shown["scored"], shown["unscored"]) == (1.0, 9, 0)
+    assert (shown["mean_score"], shown["scored"], shown["unscored"]) == (1.0, 9, 0)
     assert [row["stop_reason"] for row in iter_rows(tmp_path / "b")] == ["terminated"] * 9
     with pytest.raises(ConfigError, match="has changed since it was sampled"):
         rescore(tmp_path / "a", out=tmp_path / "c", settings={"levels": ["3+3"]})
@@ -283,7 +283,7 @@ def test_a_training_run_becomes_a_table_and_nothing_else(tmp_path: Path) -> None
     (trained / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     with write_export(trained, "csv").path.open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
-    assert len(table) == 60 and table[0]["step"] == "0" and table[0]["score"] == "1.0" and table[0]["finish"] == "terminated"
+    assert len(table) == 60 and table[0]["step"] == "0" and table[0]["score"] == "1.0" and table[0]["stop_reason"] == "terminated"
     for folder, to, told in ((trained, "inspect", "is a training run, and inspect needs an evaluation"), (tmp_path, "csv", "is not a run")):
         with pytest.raises(ConfigError, match=told):
             write_export(folder, to)

@@ -52,7 +52,7 @@ def only(report: EvalReport) -> EnvSummary:
 
 
 def value(report: EvalReport) -> float | None:
-    avg = only(report).avg
+    avg = only(report).mean_score
     return avg.value if avg else None
 
 
@@ -92,9 +92,9 @@ def test_what_has_no_score_is_counted_apart_and_never_as_wrong() -> None:
     found = only(report := evaluate(Numbers(), "scripted:gold", tasks=30))
     assert (found.samples, found.scored, found.unscored, found.failed, value(report)) == (30, 20, 10, 0, 0.5)
     assert found.reasons == {"the engine is away": 10}
-    assert report.withheld_envs == ["Numbers"] and report.to_dict()["envs"]["Numbers"]["avg"] is None
+    assert report.withheld_envs == ["Numbers"] and report.to_dict()["envs"]["Numbers"]["mean_score"] is None
     shown = report.to_dict(allow_unscored=True)["envs"]["Numbers"]
-    assert shown["avg"] == shown["pass_at"]["1"] == 0.5 and shown["ci95"][0] < 0.5 < shown["ci95"][1]
+    assert shown["mean_score"] == shown["pass_at"]["1"] == 0.5 and shown["ci95"][0] < 0.5 < shown["ci95"][1]
 
 
 def test_a_model_in_a_folder_is_evaluated_with_its_own_tokenizer(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_json_of_the_command_has_just_what_is_promised(tmp_path: Path) -> No
         "run": str(tmp_path / "e"),
         "envs": {
             "Sums": {
-                "avg": 1.0,
+                "mean_score": 1.0,
                 "ci95": row["envs"]["Sums"]["ci95"],
                 "pass_at": {"1": 1.0, "2": 1.0},
                 "maj_at": {"1": 1.0, "2": 1.0},
@@ -137,7 +137,7 @@ def test_json_says_what_else_was_asked_for_and_warns_beside(tmp_path: Path, caps
     assert said.err == ""
     assert run_command([*line, "--set", "verifier=tests/fixtures/worlds.py:Unable"]) == 1
     said = capsys.readouterr()
-    assert "no headline, " in said.err and " unscored: " in said.err and json.loads(said.out)["envs"]["arithmetic"]["avg"] is None
+    assert "no headline, " in said.err and " unscored: " in said.err and json.loads(said.out)["envs"]["arithmetic"]["mean_score"] is None
 
 
 def results(folder: Path) -> tuple[bytes, list[str]]:
@@ -152,7 +152,7 @@ def test_an_evaluation_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (cut / "episodes.jsonl").write_text("".join(lines[:10]) + lines[10][:50], "utf-8")
     (cut / "report.json").unlink()
     again = evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut)
-    assert (again.num_new_samples, again.torn_bytes) == (14, 50) and results(cut) == results(whole)
+    assert (again.num_new_samples, again.incomplete_line_bytes) == (14, 50) and results(cut) == results(whole)
     assert evaluate(SUMS, "scripted:random", tasks=8, n=3, out=cut).num_new_samples == 0 and results(cut) == results(whole)
 
 
@@ -211,7 +211,7 @@ def test_what_failed_is_counted_and_asked_again_when_told_to(tmp_path: Path, mon
     monkeypatch.setattr("rlvr.samplers.scripted.make", Moody)
     first = only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e"))
     assert (first.samples, first.scored, first.unscored, first.failed) == (12, 8, 4, 4)
-    assert first.avg is not None and first.avg.value == 1.0 and first.reasons == {"the endpoint answered 500": 4}
+    assert first.mean_score is not None and first.mean_score.value == 1.0 and first.reasons == {"the endpoint answered 500": 4}
     Moody.down, Moody.asked = False, 0
     assert only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e")).failed == 4 and Moody.asked == 0
     mended = only(evaluate(SUMS, "scripted:gold", tasks=12, out=tmp_path / "e", retry=True))
@@ -404,13 +404,13 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     report = evaluate(str(file), "scripted:gold", n=3, settings={"arithmetic.levels": ["1+1"], "small.below": 2}, out=tmp_path / "e")
     assert report.suite == "mine" and list(report.envs) == ["small", "arithmetic"]
     assert [(env.tasks, env.samples) for env in report.envs.values()] == [(4, 12), (4, 12)]
-    assert json.loads((tmp_path / "e" / "report.json").read_text("utf-8"))["envs"]["small"]["avg"]["value"] == 1.0
+    assert json.loads((tmp_path / "e" / "report.json").read_text("utf-8"))["envs"]["small"]["mean_score"]["value"] == 1.0
 
 
 @pytest.mark.parametrize("name", ["quick", "reasoning", pytest.param("agents", marks=pytest.mark.docker)])
 def test_the_shipped_suites_that_need_no_data(name: str) -> None:
     report = evaluate(name, "scripted:gold", tasks=3)
-    assert {env.avg and env.avg.value for env in report.envs.values()} == {1.0}
+    assert {env.mean_score and env.mean_score.value for env in report.envs.values()} == {1.0}
 
 
 @pytest.mark.docker
@@ -422,7 +422,7 @@ def test_the_suite_of_mathematics_with_tools(tmp_path: Path) -> None:
     report = evaluate(
         "tools_math", "scripted:gold", settings={"gsm8k.path": str(gsm8k), "competition_math.path": str(math)}, out=tmp_path / "x"
     )
-    assert {env.avg and env.avg.value for env in report.envs.values()} == {1.0}
+    assert {env.mean_score and env.mean_score.value for env in report.envs.values()} == {1.0}
     tools = [row["session"]["tools"] for row in read_jsonl(tmp_path / "x" / "episodes.jsonl")]
     assert [[tool["name"] for tool in one] for one in tools] == [["python"]] * 2
 
@@ -459,7 +459,11 @@ def test_a_recipe_stands_for_its_held_out_tasks(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"env": env, "model": {"path": "nowhere"}, "rollout": rollout}), "utf-8")
     report = evaluate(str(tmp_path / "recipe.yaml"), "scripted:gold", out=tmp_path / "run")
     found = only(report)
-    assert (report.suite, found.name, found.tasks) == ("recipe", "dataset", 120) and found.avg is not None and found.avg.value == 1.0
+    assert (
+        (report.suite, found.name, found.tasks) == ("recipe", "dataset", 120)
+        and found.mean_score is not None
+        and found.mean_score.value == 1.0
+    )
     assert {row["task_id"].split("/")[1] for row in read_jsonl(tmp_path / "run" / "episodes.jsonl")} == {"test"}
     (item,) = load_suite(str(tmp_path / "recipe.yaml")).items
     assert (item.max_new_tokens, item.max_turn_tokens, item.max_length) == (7, None, None)
@@ -532,7 +536,7 @@ def test_an_evaluation_grows_without_sampling_again(tmp_path: Path) -> None:
     assert [*asked, last.num_new_samples] == [12, 18, 45, 75] and (grown / "episodes.jsonl").read_bytes().startswith(first)
     whole = measure(n=5, tasks=15, out=tmp_path / "whole")
     assert (grown / "report.json").read_bytes() == (tmp_path / "whole" / "report.json").read_bytes() and whole.envs == last.envs
-    assert load_plan(grown).before == {"arithmetic": [[6, 2], [15, 2]]}
+    assert load_plan(grown).earlier_stages == {"arithmetic": [[6, 2], [15, 2]]}
     for tasks, n in ((14, 5), (15, 4)):
         with pytest.raises(ConfigError, match="an evaluation grows, and never shrinks; ask for as many"):
             measure(tasks=tasks, n=n, out=grown)

@@ -49,7 +49,7 @@ def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def accuracy(report: Any) -> float:
     (env,) = report.envs.values()
-    return float(env.avg.value)
+    return float(env.mean_score.value)
 
 
 def test_a_function_in_a_file_plays_a_conversation(player: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from rlvr.task import Task, make_user_prompt
 
 def sample(index: int, k: int, score: float | None = 0.0, text: str = "#### 1", **rest: Any) -> EvalSample:
     values: dict[str, Any] = {
-        "finish": "terminated",
+        "stop_reason": "terminated",
         "reason": "",
         "tokens": 10,
         "prompt_tokens": 5,
@@ -55,35 +55,37 @@ def test_where_nothing_can_stand_for_the_reference_words_vote() -> None:
 def test_groups_of_unequal_size_count_what_arrived() -> None:
     groups = {0: [sample(0, k, 1.0) for k in range(4)], 1: [sample(1, 0, 1.0), sample(1, 1, 0.0), sample(1, 2, None), sample(1, 3, None)]}
     found = summary(groups, 4, votes={0: [0] * 4, 1: [0, 1, 2, 3]})
-    assert found.avg is not None and found.avg.value == 0.75 and (found.scored, found.unscored) == (6, 2)
-    two, four = found.at["pass_at"][2], found.at["pass_at"][4]
+    assert found.mean_score is not None and found.mean_score.value == 0.75 and (found.scored, found.unscored) == (6, 2)
+    two, four = found.metrics_at_k["pass_at"][2], found.metrics_at_k["pass_at"][4]
     assert two is not None and (two.value, two.tasks) == (1.0, 2)
     assert four is not None and (four.value, four.tasks) == (1.0, 1)
     assert any("leave out tasks with fewer scored samples" in line for line in list_warnings(found, True))
 
 
 def test_an_answer_that_was_cut_off_is_counted_and_a_cap_suggested() -> None:
-    ends = [{"finish": "truncated", "truncated_by": "tokens"} if i % 10 == 0 else {"finish": "terminated"} for i in range(100)]
+    ends = [{"stop_reason": "truncated", "truncated_by": "tokens"} if i % 10 == 0 else {"stop_reason": "terminated"} for i in range(100)]
     groups = {i: [sample(i, 0, float(i % 2), tokens=100, **end)] for i, end in enumerate(ends)}
     found = summary(groups, 1)
-    assert found.truncated == 10 and found.completed == pytest.approx(50 / 90) and found.cap == 208  # ln(0.01) / ln(0.1) = 2 times 100
+    assert (
+        found.truncated == 10 and found.untruncated_score == pytest.approx(50 / 90) and found.suggested_max_new_tokens == 208
+    )  # ln(0.01) / ln(0.1) = 2 times 100
     (line,) = list_warnings(found, False)
     assert "10 of 100 samples (10.0%) ran into the length cap; 55.6% is the mean of those that were not truncated; about 208 tokens" in line
-    assert summary({0: [sample(0, 0, 1.0)]}, 1).cap is None
+    assert summary({0: [sample(0, 0, 1.0)]}, 1).suggested_max_new_tokens is None
 
 
 def test_where_most_are_cut_no_cap_is_promised_to_do() -> None:
-    end = {"finish": "truncated", "truncated_by": "tokens"}
+    end = {"stop_reason": "truncated", "truncated_by": "tokens"}
     for cut, promised in ((56, True), (57, False)):
-        groups = {i: [sample(i, 0, 0.0, tokens=100, **(end if i < cut else {"finish": "terminated"}))] for i in range(100)}
+        groups = {i: [sample(i, 0, 0.0, tokens=100, **(end if i < cut else {"stop_reason": "terminated"}))] for i in range(100)}
         (line,) = list_warnings(summary(groups, 1), False)
         assert ("would leave 1 in 100 truncated" in line, "try about 832 tokens" in line) == (promised, not promised)
 
 
 def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
-    ends = [{"finish": "truncated", "truncated_by": cut} for cut in ("turns", "turns", "window")] + [{"finish": "terminated"}]
+    ends = [{"stop_reason": "truncated", "truncated_by": cut} for cut in ("turns", "turns", "window")] + [{"stop_reason": "terminated"}]
     found = summary({i: [sample(i, 0, 1.0, **end)] for i, end in enumerate(ends)}, 1)
-    assert (found.truncated, found.cap, found.cut) == (3, None, {"turns": 2, "window": 1})
+    assert (found.truncated, found.suggested_max_new_tokens, found.truncated_by) == (3, None, {"turns": 2, "window": 1})
     turns, window = list_warnings(found, False)
     assert turns == "e: 2 of 4 samples (50.0%) used up their turns; 100.0% is the mean of those that were not truncated"
     assert window.startswith("e: 1 of 4 samples (25.0%) filled the context window (--max-length)")
@@ -92,14 +94,14 @@ def test_who_used_up_the_turns_is_not_told_to_raise_the_cap() -> None:
 def test_best_of_n_chooses_by_what_it_is_told() -> None:
     groups = {0: [sample(0, 0, 0.0, tokens=9, mean_logprob=-0.1), sample(0, 1, 1.0, tokens=3, mean_logprob=-2.0)]}
     for select, score in (("shortest", 1.0), ("longest", 0.0), ("confident", 0.0)):
-        best = summary(groups, 2, select=select).at["best_at"][2]
+        best = summary(groups, 2, select=select).metrics_at_k["best_at"][2]
         assert best is not None and best.value == score
 
 
 def test_without_log_probabilities_nobody_is_the_most_confident() -> None:
     groups = {0: [sample(0, 0, 1.0, mean_logprob=0.0), sample(0, 1, 0.0, mean_logprob=0.0)]}
     found = summary(groups, 2, select="confident")
-    assert found.at["best_at"] == {1: None, 2: None} and found.to_dict()["best_at"] == {"1": None, "2": None}
+    assert found.metrics_at_k["best_at"] == {1: None, 2: None} and found.to_dict()["best_at"] == {"1": None, "2": None}
     assert any("no best@k by confidence" in line for line in list_warnings(found, False))
     assert not any("best@k" in line for line in list_warnings(summary(groups, 2, select="longest"), False))
 
@@ -124,15 +126,15 @@ def test_a_headline_stands_at_two_in_a_hundred_and_falls_above() -> None:
         found = summary(groups, 1)
         assert (
             found.is_headline_withheld is refused
-            and (found.to_dict()["avg"] is None) is refused
-            and found.to_dict(allow_unscored=True)["avg"] == 1.0
+            and (found.to_dict()["mean_score"] is None) is refused
+            and found.to_dict(allow_unscored=True)["mean_score"] == 1.0
         )
         assert any("--allow-unscored" in line for line in list_warnings(found, False)) is refused
 
 
 def test_a_policy_that_says_nothing_is_wrong_and_said_to_be_silent() -> None:
     found = summary({0: [sample(0, 0), sample(0, 1, text=" ")], 1: [sample(1, 0, None, text=""), sample(1, 1)]}, 2)
-    assert (found.scored, found.empty, found.avg and found.avg.value) == (3, 1, 0.0)
+    assert (found.scored, found.empty, found.mean_score and found.mean_score.value) == (3, 1, 0.0)
     assert any("1 of 4 samples (25.0%) the answer is empty" in line for line in list_warnings(found, True))
 
 
@@ -142,7 +144,10 @@ def test_samples_that_have_not_arrived_are_missing() -> None:
 
 
 def test_an_endpoint_that_counts_no_token_of_a_cut_answer_does_not_end_the_report() -> None:
-    assert summary({0: [sample(0, 0, text="", finish="truncated", truncated_by="tokens", tokens=0)]}, 1).cap is not None
+    assert (
+        summary({0: [sample(0, 0, text="", stop_reason="truncated", truncated_by="tokens", tokens=0)]}, 1).suggested_max_new_tokens
+        is not None
+    )
 
 
 def test_turns_and_calls_are_means_over_the_samples_and_left_out_where_there_are_none() -> None:

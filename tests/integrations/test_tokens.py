@@ -106,5 +106,5 @@ def test_a_conversation_that_is_cancelled_closes_its_session() -> None:
 
 
 def test_log_probabilities_of_another_length_are_refused() -> None:
-    assert make_completion([7, 2], [-0.1], {2}).finish == "error"
-    assert make_completion([7], None, {2}).finish == "length"
+    assert make_completion([7, 2], [-0.1], {2}).finish_reason == "error"
+    assert make_completion([7], None, {2}).finish_reason == "length"

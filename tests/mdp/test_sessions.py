@@ -63,7 +63,7 @@ def test_a_turn_that_was_cut_off_is_not_heard_and_may_be_the_answer() -> None:
     assert (
         state.stop_reason is StopReason.TRUNCATED
         and boards.opened[0].total == 1
-        and [turn.finish for turn in state.turns] == ["stop", "length"]
+        and [turn.finish_reason for turn in state.turns] == ["stop", "length"]
     )
     assert mdp.verify(state).score == 1.0 and mdp.get_verified_answer(state) == "5" and boards.settled
 

@@ -70,7 +70,7 @@ def test_a_file_that_needs_names_is_relative_to_the_file_of_the_class(project: P
 
 def test_a_recipe_and_a_suite_name_files_relative_to_themselves(project: Path) -> None:
     assert load_config(project / "recipe.yaml").env["name"] == f"{project}/worlds.py:Twice"
-    assert evaluate(str(project / "suite.yaml"), "scripted:gold").envs["Twice"].avg.value == 1.0  # type: ignore[union-attr]
+    assert evaluate(str(project / "suite.yaml"), "scripted:gold").envs["Twice"].mean_score.value == 1.0  # type: ignore[union-attr]
 
 
 def test_then_a_name_is_relative_to_the_current_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

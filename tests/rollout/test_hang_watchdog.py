@@ -28,7 +28,7 @@ def waits(answer, reference):
 
 env = rlvr.make_env([{"prompt": "2+2=", "answer": "4"}], verifier=globals()[sys.argv[1]])
 report = rlvr.evaluate(env, policy=lambda prompt: "x", split="train", call_timeout_s=1.5 if sys.argv[1] == "blocks" else 20)
-print(report.envs["Dataset"].avg.value)
+print(report.envs["Dataset"].mean_score.value)
 """
 
 

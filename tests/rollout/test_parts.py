@@ -63,7 +63,7 @@ def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
             part = known[5]
         cuts += completion.error == CONTINUES_ERROR
         begun = {5: part}
-    assert cuts == 2 and completion.tokens == GOAL and completion.finish == "stop"
+    assert cuts == 2 and completion.tokens == GOAL and completion.finish_reason == "stop"
     assert completion.logprobs == [-0.1 * token for token in GOAL] and part.version_spans == [[3, 2], [4, 2], [5, 1]]
     assert len(set(inner.seeds)) == 3 and inner.seeds[0] == 5
 
@@ -77,7 +77,7 @@ def test_the_limit_of_the_answer_ends_it() -> None:
     parts = PartialSampler(Counting(), 2, WORDS)
     with parts.interrupt_completions({5: PartialCompletion([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
         [completion] = given(parts, Request([1], 3, seed=5))
-    assert completion.finish == "length" and completion.tokens == [7, 8, 9] == known[5].tokens
+    assert completion.finish_reason == "length" and completion.tokens == [7, 8, 9] == known[5].tokens
 
 
 def test_a_failure_is_no_part() -> None:

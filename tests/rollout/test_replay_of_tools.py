@@ -67,7 +67,7 @@ def test_the_record_holds_all_that_a_verifier_may_look_at() -> None:
     assert [call.status for turn in ending.turns for call in turn.calls] == [CallStatus.OK, CallStatus.BAD_ARGUMENTS, CallStatus.OK]
     results = [result for heard in ending.step_results for result in heard.tool_results]
     assert [(result.text, result.ok, result.truncated) for result in results][::2] == [("8", True, False), ("12", True, False)]
-    assert results[0].seconds > 0 and not results[1].ok
+    assert results[0].duration_s > 0 and not results[1].ok
     assert desks.verifier.verify_transcript(desks.task("train", 5), ending).score == 1.0
 
 

@@ -116,7 +116,7 @@ def test_waiting_for_other_requests_is_not_the_conversation_s_time() -> None:
 
     with endpoint(talks) as seen:  # eight conversations of three turns, one request at a time: 2 s, of which each has 0.25 s
         report = evaluate(Talk(), f"openai:{seen.url}/v1#m", tasks=8, concurrency=1, episode_timeout_s=1.0)
-    assert report.envs["Talk"].cut == {"turns": 8}
+    assert report.envs["Talk"].truncated_by == {"turns": 8}
 
 
 def test_a_reply_that_takes_too_long_leaves_its_sample_without_a_score() -> None:

@@ -192,11 +192,11 @@ def test_a_longer_cap_does_not_change_what_comes_before_it(model: Any) -> None:
 
 def test_finish_tells_a_stop_from_a_cap(model: Any) -> None:
     found = hf(model).sample(requests(200, max_tokens=6), SamplingParams(stop_ids=STOPS))
-    assert {c.finish for c in found} == {"stop", "length"}
+    assert {c.finish_reason for c in found} == {"stop", "length"}
     for completion in found:
-        assert (completion.tokens[-1] in STOPS) == (completion.finish == "stop")
+        assert (completion.tokens[-1] in STOPS) == (completion.finish_reason == "stop")
         assert not STOPS.intersection(completion.tokens[:-1])
-        assert len(completion.tokens) == 6 or completion.finish == "stop"
+        assert len(completion.tokens) == 6 or completion.finish_reason == "stop"
 
 
 class Ends:
@@ -218,7 +218,7 @@ def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(mo
     for full, cut in zip(plain, ended, strict=True):
         length = next((n for n in range(2, 13) if full.tokens[n - 1] == 7), 12)
         assert cut.tokens == full.tokens[:length] and cut.logprobs == pytest.approx(full.logprobs[:length], abs=1e-5)
-        assert cut.finish == ("stop" if cut.tokens[-1] == 7 and length > 1 else "length")
+        assert cut.finish_reason == ("stop" if cut.tokens[-1] == 7 and length > 1 else "length")
         early += length < 12
     assert early > 5
 
@@ -274,8 +274,8 @@ def test_scripted_says_the_gold_and_stops() -> None:
     sampler.setup(environment, tokenizer)
     task = environment.task("train", 7)
     long, short = (sampler.sample([Request([1], n, task=task)], SamplingParams())[0] for n in (9, 1))
-    assert tokenizer.decode(long.tokens) == task.reference and long.finish == "stop"
-    assert short.finish == "length" and len(short.tokens) == 1
+    assert tokenizer.decode(long.tokens) == task.reference and long.finish_reason == "stop"
+    assert short.finish_reason == "length" and len(short.tokens) == 1
 
 
 def test_scripted_random_is_seeded_and_inside_the_vocabulary() -> None:
@@ -323,8 +323,8 @@ def test_answers_do_not_depend_on_how_often_the_sampler_looks_which_have_ended(
     every = len(seen)
     monkeypatch.setattr(defaults, "CPU_DEFAULTS", replace(defaults.CPU_DEFAULTS, stop_check_interval_tokens=looks))
     found = hf(model, batch_size=6).sample(asked, SamplingParams(stop_ids=STOPS))
-    assert [(c.tokens, c.finish) for c in found] == [(c.tokens, c.finish) for c in expected]
-    assert {c.finish for c in found} == {"stop", "length"}
+    assert [(c.tokens, c.finish_reason) for c in found] == [(c.tokens, c.finish_reason) for c in expected]
+    assert {c.finish_reason for c in found} == {"stop", "length"}
     for one, other in zip(found, expected, strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     assert len(seen) - every < every  # and it waited for the device less often

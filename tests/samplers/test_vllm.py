@@ -151,7 +151,7 @@ def test_a_turn_that_no_stop_id_ends_is_a_prefix_of_what_would_have_been_said(vl
     lengths = [full.tokens.index(7) + 1 if 7 in full.tokens else 12 for full in plain]
     assert [cut.tokens for cut in ended] == [full.tokens[:length] for full, length in zip(plain, lengths, strict=True)]
     assert [len(cut.logprobs) for cut in ended] == lengths and min(lengths) < 12
-    assert {(cut.tokens[-1] == 7, cut.finish) for cut in ended} <= {(True, "stop"), (False, "length")}
+    assert {(cut.tokens[-1] == 7, cut.finish_reason) for cut in ended} <= {(True, "stop"), (False, "length")}
 
 
 def largest_difference(model: Any, asked: list[Request], found: list[Completion], temperature: float = 1.0) -> float:
@@ -198,12 +198,12 @@ def test_the_same_seed_gives_the_same_tokens_whatever_is_sampled_beside_it(vllm:
 def test_the_whole_stop_set_ends_an_answer_and_nothing_else_does(vllm: VLLMSampler) -> None:
     for stops in (STOPS, frozenset({0, 5, 9}), frozenset({7}), frozenset[int]()):
         found = vllm.sample(requests(80, max_tokens=6), SamplingParams(stop_ids=stops))
-        ends = Counter(completion.finish for completion in found)
+        ends = Counter(completion.finish_reason for completion in found)
         assert ends["length"] and bool(ends["stop"]) == bool(stops) and not ends["error"]
         for completion in found:
-            assert (completion.tokens[-1] in stops) == (completion.finish == "stop")
+            assert (completion.tokens[-1] in stops) == (completion.finish_reason == "stop")
             assert not stops.intersection(completion.tokens[:-1])
-            assert len(completion.tokens) == 6 or completion.finish == "stop"
+            assert len(completion.tokens) == 6 or completion.finish_reason == "stop"
 
 
 def test_greedy_is_the_argmax(vllm: VLLMSampler, model: Any) -> None:

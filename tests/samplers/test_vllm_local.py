@@ -175,7 +175,7 @@ def test_an_engine_with_long_answers_is_not_killed_and_one_without_a_token_is(mo
     with beside(**timeouts) as slow:
         slow.update_from_model(fresh(), 0)
         before, began = pids(slow), time.monotonic()
-        assert all(completion.finish != "error" for completion in slow.sample(asked, SamplingParams()))
+        assert all(completion.finish_reason != "error" for completion in slow.sample(asked, SamplingParams()))
         assert pids(slow) == before and time.monotonic() - began > 5
     monkeypatch.setenv("STAND", "idles")
     monkeypatch.setattr(local, "MAX_DEATHS", 1)
@@ -209,7 +209,7 @@ def framed(message: Any) -> bytes:
     [
         framed("x")[:4] + b"\xff",
         framed({"told": "sings"}),
-        framed({"told": "ended", "id": 0, "tokens": [1, 2], "logprobs": [0.0], "finish": "stop", "error": ""}),
+        framed({"told": "ended", "id": 0, "tokens": [1, 2], "logprobs": [0.0], "finish_reason": "stop", "error": ""}),
     ],
     ids=["no JSON", "an unknown word", "fewer log-probabilities"],
 )
@@ -521,7 +521,7 @@ def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:
     with ours, theirs:
         subject.serve(SamplingParams())
         told = MessageSocket(theirs).receive()
-    assert left == [1, -1] and told is not None and (told["id"], told["tokens"], told["finish"]) == (0, [1], "stop")
+    assert left == [1, -1] and told is not None and (told["id"], told["tokens"], told["finish_reason"]) == (0, [1], "stop")
 
 
 def test_what_vllm_names_after_its_files_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

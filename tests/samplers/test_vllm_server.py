@@ -111,7 +111,7 @@ class Stand:
             said = sampler.sample([Request(ids, params["max_tokens"], params.get("seed", 0))], sampling)[0]
         spans = [{"version": self.name, "start": 0, "end": len(said.tokens)}]
         content = [{"token_id": token, "logprob": score} for token, score in zip(said.tokens, said.logprobs, strict=True)]
-        choice = {"token_ids": said.tokens, "logprobs": {"content": content}, "finish_reason": said.finish, "weight_versions": spans}
+        choice = {"token_ids": said.tokens, "logprobs": {"content": content}, "finish_reason": said.finish_reason, "weight_versions": spans}
         return {"choices": [choice]}
 
 
@@ -635,7 +635,7 @@ def test_a_real_server_samples_from_the_trainer_s_weights_and_its_faults_are_tol
             for temperature in (0.7, 1.0):
                 found = sampler.sample(asked, SamplingParams(temperature, stop_ids=STOPS))
                 assert largest_difference(model, asked, found, temperature) < 1e-4
-        assert {completion.finish for completion in found} == {"stop", "length"}
+        assert {completion.finish_reason for completion in found} == {"stop", "length"}
         assert [c.tokens for c in sampler.sample(asked[::-1], SamplingParams(stop_ids=STOPS))][::-1] == [c.tokens for c in found]
         # the first answer is the only short one: the others are in progress when the server dies
         stream = sampler.stream_completions([Request([2, 5], 100 if seed else 1, seed) for seed in range(64)], SamplingParams())

@@ -458,7 +458,7 @@ def test_a_wrong_sign_stops_a_run_after_eight_steps_and_comes_before_the_learnin
     assert "the sign of the loss" in explain_change(found.run, 8)
 
     def wrong(x: Any) -> Any:
-        return (x.new - x.old).exp() * x.advantages
+        return (x.logprobs - x.old_logprobs).exp() * x.advantages
 
     env = Sums(below=5)
     with (
@@ -501,7 +501,7 @@ def test_one_weight_that_is_not_a_number_is_named_at_once_and_never_kept(tmp_pat
 @pytest.mark.parametrize("factor", [0.0, float("nan")])
 def test_a_loss_of_ones_own_that_is_0_or_no_number_is_named(tmp_path: Path, factor: float) -> None:
     def mine(x: Any) -> Any:
-        return -(x.new - x.old).exp() * x.advantages * factor
+        return -(x.logprobs - x.old_logprobs).exp() * x.advantages * factor
 
     words = r"mine \(algorithm.loss\) gives 0" if factor == 0 else r"The weights are finite, so .*mine \(algorithm.loss\)"
     with (

@@ -85,7 +85,7 @@ def test_an_algorithm_has_models_of_its_own(tmp_path: Path, teacher: Path) -> No
     (tmp_path / "mine.py").write_text(
         "from rlvr.algorithms.base.algorithm_spec import declare_traits\n\n\n"
         '@declare_traits(frozen_models=("expert",))\n'
-        'def loss(x):\n    return -(x.new - x.old).exp() * (x.advantages + x.frozen_logprobs["expert"])\n'
+        'def loss(x):\n    return -(x.logprobs - x.old_logprobs).exp() * (x.advantages + x.frozen_logprobs["expert"])\n'
     )
     algorithm = {"name": "grpo", "loss": f"{tmp_path}/mine.py:loss"}
     other = saved(tmp_path / "other", hidden_size=32)

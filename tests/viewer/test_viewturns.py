@@ -16,7 +16,7 @@ def test_each_call_has_its_state_in_words_its_output_and_what_was_cut() -> None:
         "state": "ok",
         "arguments": [["code", "print(6 * 7)\n"], ["seconds", "3"]],
         "output": "42",
-        "seconds": 0.25,
+        "duration_s": 0.25,
     }
     assert [call.get("cut", False) for call in calls] == [False, False, False, True, False]
     assert calls[2]["arguments"] == "{broken", "what cannot be read is shown as it was written"

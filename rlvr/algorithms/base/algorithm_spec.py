@@ -46,7 +46,7 @@ def declare_traits(
     - a field of `AlgorithmTraits`, which becomes true (`FLAG_TRAITS`): requires_group, skips_zero_variance, requires_multi_turn,
       needs_greedy_sample, needs_kl_samples, needs_token_context; backprop_zero_advantage, for a loss that has a gradient where the
       advantage is 0
-    - a field of `TokenStats` (`DECLARABLE_INPUTS`), such as old, reference, entropy or values: an advantage gets it in its `AnswerBatch`;
+    - a field of `TokenStats` (`DECLARABLE_INPUTS`), such as old_logprobs, reference_logprobs, entropy or values: an advantage gets it in its `AnswerBatch`;
       a loss gets it if `LossInputs` has a field of that name
     - per_token: the advantage returns one number per token, not one per answer
     - noop_on_policy: all settings of this loss do nothing where every ratio is 1; the keyword `noop_on_policy` names some of them

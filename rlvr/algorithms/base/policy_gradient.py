@@ -64,11 +64,11 @@ def _check_finite(found: Any, answers: AnswerBatch, shown_name: str) -> None:
 def _check_loss(found: Any, inputs: LossInputs, shown_name: str) -> None:
     """Raise ConfigError unless there is one number for each token: the mean of a batch would be added once for each token, in silence."""
     shape = getattr(found, "shape", None)
-    if shape != inputs.new.shape:
+    if shape != inputs.logprobs.shape:
         got = repr(found)[:80] if shape is None else f"a tensor of shape {tuple(shape)}"
         raise ConfigError(
-            f"the loss {shown_name} returned {got} for {len(inputs.new)} tokens; it must return a tensor with the loss of each token, such as "
-            "-x.advantages * x.new; algorithm.loss_aggregation says how they become one number"
+            f"the loss {shown_name} returned {got} for {len(inputs.logprobs)} tokens; it must return a tensor with the loss of each token, such as "
+            "-x.advantages * x.logprobs; algorithm.loss_aggregation says how they become one number"
         )
 
 
@@ -250,14 +250,14 @@ class PolicyGradient(Algorithm):
         s = self.settings
         cap, floor = s.importance_sampling_cap, s.importance_sampling_floor
         return mismatch.compute_mismatch_correction(
-            x.old, x.sampler, x.rows, x.num_rows, s.importance_sampling_correction, max_ratio=cap, min_ratio=floor
+            x.old_logprobs, x.rollout_logprobs, x.rows, x.num_rows, s.importance_sampling_correction, max_ratio=cap, min_ratio=floor
         )
 
     def _add_loss_terms(self, x: LossInputs, loss: Tensor, metrics: dict[str, Tensor]) -> Tensor:
         """Add the KL, entropy and critic terms to the policy loss; each is logged if its inputs are available."""
         s = self.settings
-        if x.reference is not None:
-            metrics["kl"] = kl.estimate_kl(x.new.detach(), x.reference, "k3")
+        if x.reference_logprobs is not None:
+            metrics["kl"] = kl.estimate_kl(x.logprobs.detach(), x.reference_logprobs, "k3")
             if s.kl_in == "loss" and self.beta:
                 loss = loss + terms.compute_kl_term(x, self.beta, s.kl_estimator)
         if x.entropy is not None:
@@ -310,7 +310,7 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
     s, traits = settings, spec.traits
     divergence = getattr(s, "divergence", "sampled")
     needs_value, needs_entropy, has_models = "values" in traits, s.entropy_coef != 0, bool(spec.frozen_models)
-    needs_reference = s.beta > 0 or "reference" in traits or "reference" in spec.frozen_models
+    needs_reference = s.beta > 0 or "reference_logprobs" in traits or "reference" in spec.frozen_models
     penalties = {"penalties"} if s.beta > 0 and s.kl_in == "reward" else set[str]()
     flags, loss = {name: name in traits for name in FLAG_TRAITS}, spec.components["loss"]
     flags["skips_zero_variance"] &= not has_models
@@ -340,7 +340,7 @@ def define_policy_gradient(
     """Define a policy-gradient algorithm: its `__name__`, docstring, advantage, loss, and changed defaults. `select_groups` chooses the
     groups of a step, as `Algorithm.select_groups`; its keyword parameters are settings, too.
 
-    >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.new).default_settings["beta"]
+    >>> define_policy_gradient("mine", "An example.", lambda answers: answers.rewards, lambda x: -x.advantages * x.logprobs).default_settings["beta"]
     0.0
     """
     components = {"advantage": advantage, "loss": loss} | ({"select_groups": select_groups} if select_groups is not None else {})

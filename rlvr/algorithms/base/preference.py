@@ -56,8 +56,10 @@ class WholeAnswerAlgorithm(Algorithm):
 
     def compute_token_losses(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
         """Return minus the log-probability times the advantage of each token; the KL to the reference is only logged."""
-        figures = {} if inputs.reference is None else {"kl": kl.estimate_kl(inputs.new.detach(), inputs.reference, "k3")}
-        return -inputs.advantages * inputs.new, figures
+        figures = (
+            {} if inputs.reference_logprobs is None else {"kl": kl.estimate_kl(inputs.logprobs.detach(), inputs.reference_logprobs, "k3")}
+        )
+        return -inputs.advantages * inputs.logprobs, figures
 
     def get_selectable_rewards(self, groups: Groups) -> list[list[float | None]]:
         """Return the rewards of the answers that may be selected; None for the others."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def compute_covariance(columns: Mapping[str, Tensor], all_reduce: AllReduce) -> Tensor:
     """Compute each token's contribution to the covariance: (A - mean A) (l - mean l), with means over the optimizer step."""
-    advantages, logs = columns["advantages"].double(), columns["old"].double()
+    advantages, logs = columns["advantages"].double(), columns["old_logprobs"].double()
     count, added, summed = all_reduce([float(advantages.numel()), float(advantages.sum()), float(logs.sum())])
     return (advantages - added / max(count, 1.0)) * (logs - summed / max(count, 1.0))
 

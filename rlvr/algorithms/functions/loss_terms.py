@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def compute_kl_term(x: LossInputs, beta: float, estimator: str) -> Tensor:
     """Compute beta times the KL to the reference at each token."""
-    assert x.reference is not None
-    ratio = (x.new - x.old).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
-    return beta * kl.estimate_kl(x.new, x.reference, estimator, ratio)
+    assert x.reference_logprobs is not None
+    ratio = (x.logprobs - x.old_logprobs).clamp(-surrogate.LOG_RATIO_LIMIT, surrogate.LOG_RATIO_LIMIT).exp()
+    return beta * kl.estimate_kl(x.logprobs, x.reference_logprobs, estimator, ratio)
 
 
 def compute_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, epsilon: float | None) -> Tensor:

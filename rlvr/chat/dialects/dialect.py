@@ -106,7 +106,7 @@ class Dialect(ABC):
         tools: Sequence[ToolSpec] = (),
         *,
         turn: int = 0,
-        finish: Literal["stop", "length"] = "stop",
+        finish_reason: Literal["stop", "length"] = "stop",
         starts_in_reasoning: bool = False,
     ) -> Turn:
         """Parse a turn. Never raises; each call has a status.
@@ -115,7 +115,7 @@ class Dialect(ABC):
             text: everything that the policy wrote.
             tools: the tools that it was given.
             turn: the number of the turn, for the ids of the calls.
-            finish: why it ended; the last call of a truncated turn is not executed unless its closing mark is present.
+            finish_reason: why it ended; the last call of a truncated turn is not executed unless its closing mark is present.
             starts_in_reasoning: whether the prompt already opened the reasoning.
         """
         content: list[str] = []
@@ -125,7 +125,7 @@ class Dialect(ABC):
         parts = [piece for piece in self.split_turn(text, tools, starts_in_reasoning) if piece.text]
         for piece in parts:
             if piece.kind == "calls":
-                cut = finish == "length" and piece is parts[-1] and not piece.text.rstrip().endswith(self.close_marks)
+                cut = finish_reason == "length" and piece is parts[-1] and not piece.text.rstrip().endswith(self.close_marks)
                 for found in piece.raw_calls:
                     calls.append(
                         validate_call(
@@ -141,7 +141,7 @@ class Dialect(ABC):
             else:
                 content.append(piece.text)
         said = self._strip_ignored_marks("".join(content)).strip()
-        return Turn(text, said, "".join(reasoning).strip(), tuple(calls), finish)
+        return Turn(text, said, "".join(reasoning).strip(), tuple(calls), finish_reason)
 
     def split_turn(self, text: str, tools: Sequence[ToolSpec], starts_in_reasoning: bool) -> Iterator[TurnPiece]:
         """Split a turn into its parts, in order and in linear time."""

@@ -221,7 +221,10 @@ def _is_readable(record: Mapping[str, Any], turns: int) -> bool:
 def _is_turn(row: Any) -> bool:
     texts = all(isinstance(row.get(name, ""), str) for name in ("content", "reasoning"))
     return (
-        _has_texts(row, "text") and texts and row.get("finish", "stop") in ("stop", "length") and _is_list(row.get("calls", []), _is_call)
+        _has_texts(row, "text")
+        and texts
+        and row.get("finish_reason", "stop") in ("stop", "length")
+        and _is_list(row.get("calls", []), _is_call)
     )
 
 
@@ -235,8 +238,8 @@ def _is_step_result(row: Any) -> bool:
 
 
 def _is_result(row: Any) -> bool:
-    seconds = row.get("seconds", 0.0)
-    return _has_texts(row, "call", "text") and not isinstance(seconds, str) and 0 <= seconds < math.inf
+    duration_s = row.get("duration_s", 0.0)
+    return _has_texts(row, "call", "text") and not isinstance(duration_s, str) and 0 <= duration_s < math.inf
 
 
 def _has_texts(row: Any, *names: str) -> bool:

@@ -160,7 +160,10 @@ class LocalEngines:
                 if message is None or message["told"] != "ended" or message["id"] not in numbers:
                     yield None
                     continue
-                yield numbers.pop(message["id"]), Completion(message["tokens"], message["logprobs"], message["finish"], message["error"])
+                yield (
+                    numbers.pop(message["id"]),
+                    Completion(message["tokens"], message["logprobs"], message["finish_reason"], message["error"]),
+                )
         finally:
             queue.on_requests_ready = None
             self._waiting.clear()

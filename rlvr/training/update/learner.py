@@ -255,8 +255,8 @@ class Learner(Hinted):
         if not has_advantage_inputs:
             self._compute_frozen_logprobs(step, chosen, skip="reference" if self.algorithm.traits.divergence_kind else "")
         if self.algorithm.traits.use_rollout_logprobs:
-            columns["first"] = columns["old"] if has_advantage_inputs else torch.full_like(columns["sampler"], math.nan)
-            columns["old"] = columns["sampler"]
+            columns["first"] = columns["old_logprobs"] if has_advantage_inputs else torch.full_like(columns["rollout_logprobs"], math.nan)
+            columns["old_logprobs"] = columns["rollout_logprobs"]
         elif not self.is_on_policy and not has_advantage_inputs:  # otherwise the training pass fills the column
             self._compute_old_outputs(step, chosen)
 
@@ -275,7 +275,7 @@ class Learner(Hinted):
     def _compute_old_outputs(self, step: StepData, row_indices: Sequence[int]) -> None:
         """Compute log-probabilities, and values and entropies if needed, under the weights before the update."""
         asked = {"values": self.algorithm.traits.needs_value, "entropy": "entropy" in self.algorithm.traits.advantage_inputs}
-        wanted = {"logprobs": "old"} | {name: f"old_{name}" for name, needed in asked.items() if needed}
+        wanted = {"logprobs": "old_logprobs"} | {name: f"old_{name}" for name, needed in asked.items() if needed}
         for column in wanted.values():
             step.add_zero_column(column)
         for batch, real, _ in self._iter_microbatches(step.rows, row_indices):
@@ -329,7 +329,13 @@ class Learner(Hinted):
         algorithm, columns, take = self.algorithm, step.columns, batch.entry_positions
         scores = self.policy(batch, entropy=algorithm.traits.needs_entropy, values=algorithm.traits.needs_value)
         new = scores.logprobs
-        noted = "old" if self.is_on_policy else "first" if algorithm.traits.use_rollout_logprobs and not step.has_optimizer_stepped else ""
+        noted = (
+            "old_logprobs"
+            if self.is_on_policy
+            else "first"
+            if algorithm.traits.use_rollout_logprobs and not step.has_optimizer_stepped
+            else ""
+        )
         if noted and has_rows:
             step.defer_column_write(noted, take, new)
 
@@ -342,10 +348,10 @@ class Learner(Hinted):
 
         known = get_columns(LOSS_COLUMNS) | {"frozen_logprobs": get_columns(self.frozen_models)}
         if self.is_on_policy:
-            known["old"] = new.detach()
+            known["old_logprobs"] = new.detach()
         if algorithm.traits.needs_token_context:
             known |= step.get_token_context(batch, has_rows)
-        inputs = LossInputs(new=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_inputs())
+        inputs = LossInputs(logprobs=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_inputs())
         losses, figures = algorithm.compute_token_losses(inputs)
         mean_metrics.add(
             figures,
@@ -407,7 +413,11 @@ class Learner(Hinted):
         """
         if not step.has_optimizer_stepped:
             return {}
-        before, chosen, left = step.columns.get("first", step.columns["old"]), list[int](), step.rows.num_policy_tokens / UPDATE_KL_SHARE
+        before, chosen, left = (
+            step.columns.get("first", step.columns["old_logprobs"]),
+            list[int](),
+            step.rows.num_policy_tokens / UPDATE_KL_SHARE,
+        )
         for row in (r for r, moves in enumerate(step.has_grad) if moves):
             if left <= 0:
                 break
@@ -523,15 +533,15 @@ class Learner(Hinted):
 
 def compute_kl_penalties(learner: Learner, step: StepData) -> Tensor:
     """Compute beta * (old - reference) of each policy token."""
-    penalties: Tensor = learner.algorithm.beta * (step.columns["old"] - step.columns["reference"])
+    penalties: Tensor = learner.algorithm.beta * (step.columns["old_logprobs"] - step.columns["reference"])
     return penalties
 
 
 TOKEN_INPUTS: Mapping[str, tuple[str, Callable[[Learner, StepData], Tensor] | None]] = {
-    "old": ("old", None),
+    "old_logprobs": ("old_logprobs", None),
     "values": ("old_values", None),
     "entropy": ("old_entropy", None),
-    "reference": ("reference", None),
+    "reference_logprobs": ("reference", None),
     "penalties": ("penalties", compute_kl_penalties),
 }
 """The inputs of advantages, by the field of `TokenStats`: the column of the step, and what computes it, a number for each policy token.

@@ -44,7 +44,7 @@ class StepData:
         self.has_optimizer_stepped = False
         """True if an optimizer step was already taken on this data."""
         sampler = self.rows.flatten_policy_tokens([e.logprobs for e in self.episodes])
-        self.columns = {"sampler": sampler, "old": torch.zeros_like(sampler)}
+        self.columns = {"rollout_logprobs": sampler, "old_logprobs": torch.zeros_like(sampler)}
         self.deferred: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def add_zero_column(self, name: str) -> Tensor:
@@ -153,11 +153,11 @@ class StepData:
         """Return two rows: the log-probabilities of trained tokens by the trainer (before any optimizer step) and by the sampler."""
         trainer = self._get_trainer_logprobs()
         known = trainer.isfinite()
-        return torch.stack([trainer[known], self.columns["sampler"][known]])
+        return torch.stack([trainer[known], self.columns["rollout_logprobs"][known]])
 
     def compute_log_ratios(self) -> list[list[list[float] | None]]:
         """Compute the trainer's minus the sampler's log-probability of each token; None for episodes that were not scored."""
-        ratios = self._get_trainer_logprobs() - self.columns["sampler"]
+        ratios = self._get_trainer_logprobs() - self.columns["rollout_logprobs"]
         out: list[list[list[float] | None]] = [[None for _ in group] for group in self.groups]
         for (g, i), row in zip(self.row_positions, self.rows.unflatten_policy_tokens(ratios), strict=True):
             out[g][i] = row if are_finite(row) else None
@@ -165,7 +165,7 @@ class StepData:
 
     def _get_trainer_logprobs(self) -> Tensor:
         """Return the trainer's log-probabilities before any optimizer step; NaN if not scored or not sampled by a policy."""
-        trainer = self.columns["first" if "first" in self.columns else "old"]
+        trainer = self.columns["first" if "first" in self.columns else "old_logprobs"]
         looked_at = [
             self.has_sampling_temperature and moves and e.policy_version >= 0 for e, moves in zip(self.episodes, self.has_grad, strict=True)
         ]
@@ -183,7 +183,7 @@ class StepData:
         sums = dict.fromkeys(("chosen", "rejected"), (0.0, 0.0))
         for advantage, old in zip(
             self.rows.unflatten_policy_tokens(self.columns["advantages"]),
-            self.rows.unflatten_policy_tokens(self.columns["old"]),
+            self.rows.unflatten_policy_tokens(self.columns["old_logprobs"]),
             strict=True,
         ):
             push = sum(advantage)

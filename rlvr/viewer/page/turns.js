@@ -96,7 +96,7 @@ function callOf(call) {
   if (told) head.append(make("code", "", glance(told)));
   head.append(make("b", stateTone(call.state), call.state));
   if (call.output !== undefined) head.append(make("code", "gave", `→ ${glance(call.output)}`));
-  if (call.seconds !== undefined) head.append(make("span", "quiet", `${short(call.seconds)} s`));
+  if (call.duration_s !== undefined) head.append(make("span", "quiet", `${short(call.duration_s)} s`));
   if (call.cut) head.append(make("span", "warn", "output was cut"));
   if (call.over) head.append(make("span", "quiet", "ended the conversation"));
   card.append(head);

@@ -57,7 +57,7 @@ def ask(seen: Endpoint, count: int = 1, **settings: Any) -> list[Any]:
 def test_text_comes_back_as_tokens_that_say_it() -> None:
     with endpoint(lambda path, body, before: said("π is 3")) as seen:
         (completion,) = ask(seen)
-    assert WORDS.decode(completion.tokens) == "π is 3" and completion.finish == "stop"
+    assert WORDS.decode(completion.tokens) == "π is 3" and completion.finish_reason == "stop"
     path, body = seen.asked[0]
     assert path == "/v1/chat/completions" and body["messages"] == [{"role": "user", "content": "1+1="}]
     wanted = {"model": "tiny", "temperature": 0.5, "top_p": 0.9, "max_tokens": 20, "seed": 7}
@@ -73,12 +73,12 @@ def test_a_reply_that_is_no_answer_is_asked_for_again_and_is_never_an_empty_answ
     """As gateways send it when their provider fails."""
     with endpoint(lambda path, body, before: said("2") if before >= 2 else nothing) as seen:
         (completion,) = ask(seen, retries=3)
-        assert completion.finish == "stop" and WORDS.decode(completion.tokens) == "2" and len(seen.asked) == 3
+        assert completion.finish_reason == "stop" and WORDS.decode(completion.tokens) == "2" and len(seen.asked) == 3
     with endpoint(lambda *_: nothing) as seen:
         (completion,) = ask(seen, retries=1)
-        assert completion.finish == "error" and "not a chat completion" in completion.error and len(seen.asked) == 2
+        assert completion.finish_reason == "error" and "not a chat completion" in completion.error and len(seen.asked) == 2
     with endpoint(lambda *_: said("", usage={"completion_tokens": 1})) as seen:  # a policy that says nothing
-        assert ask(seen)[0].finish == "stop"
+        assert ask(seen)[0].finish_reason == "stop"
 
 
 def test_a_conversation_is_read_back_turn_by_turn() -> None:
@@ -114,7 +114,7 @@ def test_a_conversation_is_read_back_turn_by_turn() -> None:
 def test_what_passes_is_asked_again(trouble: Any) -> None:
     with endpoint(lambda path, body, before: trouble if before < 2 else said("2")) as seen:
         found = ask(seen, 3, concurrency=1)
-    assert [c.finish for c in found] == ["stop"] * 3 and len(seen.asked) == 5
+    assert [c.finish_reason for c in found] == ["stop"] * 3 and len(seen.asked) == 5
 
 
 @pytest.mark.parametrize("trouble", [silent, drip], ids=["silent", "a byte at a time"])
@@ -123,14 +123,14 @@ def test_a_slow_endpoint_is_given_up_at_the_deadline(trouble: Any) -> None:
         began = time.monotonic()
         (completion,) = ask(seen, attempt_timeout_s=0.4, completion_timeout_s=1.0, retries=5)
         took = time.monotonic() - began
-    assert completion.finish == "error" and "did not respond in time" in completion.error and len(seen.asked) >= 2
+    assert completion.finish_reason == "error" and "did not respond in time" in completion.error and len(seen.asked) >= 2
     assert took < 10  # generous: the drip alone would take half an hour
 
 
 def test_nobody_at_home_is_a_failed_answer_and_not_a_wrong_one() -> None:
     with sampler(closed_port(), retries=1) as asked:
         (completion,) = asked.sample([request()], SamplingParams())
-    assert completion.finish == "error" and "no answer after 2 attempts: nothing listens at" in completion.error
+    assert completion.finish_reason == "error" and "no answer after 2 attempts: nothing listens at" in completion.error
 
 
 def test_retry_after_is_obeyed_and_pauses_grow_out_of_step() -> None:
@@ -143,7 +143,7 @@ def test_retry_after_is_obeyed_and_pauses_grow_out_of_step() -> None:
     assert max(pauses[0]) < min(pauses[1]) and max(pauses[2]) <= openai.MAX_RETRY_DELAY_S and len(set(pauses[1])) == 50
     with endpoint(lambda path, body, before: (429, {}, {"Retry-After": "3600"})) as seen:
         (completion,) = ask(seen, completion_timeout_s=5.0)  # an hour is more than there is: not even begun
-    assert completion.finish == "error" and len(seen.asked) == 1
+    assert completion.finish_reason == "error" and len(seen.asked) == 1
 
 
 def test_no_more_are_under_way_than_were_asked_for() -> None:
@@ -179,7 +179,7 @@ def test_the_newer_name_of_the_limit_is_learned() -> None:
         return (400, {"error": {"message": "use max_completion_tokens"}}) if "max_tokens" in body else said("2")
 
     with endpoint(newer) as seen:
-        assert [c.finish for c in ask(seen, 3, concurrency=1, retries=0)] == ["stop"] * 3
+        assert [c.finish_reason for c in ask(seen, 3, concurrency=1, retries=0)] == ["stop"] * 3
     assert len(seen.asked) == 4 and seen.asked[-1][1]["max_completion_tokens"] == 20
 
 
@@ -193,7 +193,7 @@ def test_the_newer_name_of_the_limit_is_learned_by_all_who_used_the_old_one_at_o
         return 400, {"error": {"message": "use max_completion_tokens"}}
 
     with endpoint(newer) as seen:
-        assert [c.finish for c in ask(seen, 4, concurrency=4)] == ["stop"] * 4
+        assert [c.finish_reason for c in ask(seen, 4, concurrency=4)] == ["stop"] * 4
 
 
 def test_a_long_text_is_whole_and_the_endpoint_says_whether_it_was_cut() -> None:
@@ -203,10 +203,10 @@ def test_a_long_text_is_whole_and_the_endpoint_says_whether_it_was_cut() -> None
     with endpoint(lambda path, body, before: told[before]) as seen:
         whole, cut, nothing, empty, filtered, unsaid = ask(seen, 6, concurrency=1)
     assert WORDS.decode(whole.tokens) == WORDS.decode(cut.tokens) == long
-    assert (whole.finish, whole.usage) == ("stop", (0, 0)) and (cut.finish, cut.usage) == ("length", (9, 20))
-    assert [(c.finish, WORDS.decode(c.tokens)) for c in (nothing, empty)] == [("length", ""), ("stop", "")]
-    assert (unsaid.finish, WORDS.decode(unsaid.tokens)) == ("stop", "hm"), "some endpoints say no finish_reason"
-    assert filtered.finish == "error" and "ended an answer of 10 characters by 'content_filter'" in filtered.error
+    assert (whole.finish_reason, whole.usage) == ("stop", (0, 0)) and (cut.finish_reason, cut.usage) == ("length", (9, 20))
+    assert [(c.finish_reason, WORDS.decode(c.tokens)) for c in (nothing, empty)] == [("length", ""), ("stop", "")]
+    assert (unsaid.finish_reason, WORDS.decode(unsaid.tokens)) == ("stop", "hm"), "some endpoints say no finish_reason"
+    assert filtered.finish_reason == "error" and "ended an answer of 10 characters by 'content_filter'" in filtered.error
 
 
 def test_more_fields_go_with_each_request() -> None:
@@ -254,11 +254,11 @@ def test_token_ids_go_in_and_come_out_where_the_endpoint_gives_them() -> None:
     with endpoint(lambda path, body, before: (200, {"choices": [texts[before]]})) as seen:
         asked = OpenAISampler(url=seen.url, model="tiny", tokenizer="somewhere")
         (completion,) = asked.sample([Request([2, 5], 4, seed=3)], SamplingParams(stop_ids=frozenset({0})))
-        assert (completion.tokens, completion.logprobs, completion.finish) == ([7, 0], [-0.5, -0.1], "stop")
+        assert (completion.tokens, completion.logprobs, completion.finish_reason) == ([7, 0], [-0.5, -0.1], "stop")
         (certain,) = asked.sample([Request([2, 5], 4)], SamplingParams(temperature=0, stop_ids=frozenset({0})))
         assert (certain.tokens, certain.logprobs) == ([7, 0], [0.0, 0.0])  # no chance was in it
         (contrary,) = asked.sample([Request([2, 5], 4)], SamplingParams(stop_ids=frozenset({0})))
-        assert contrary.finish == "error" and "by 'stop' with the token [5]" in contrary.error
+        assert contrary.finish_reason == "error" and "by 'stop' with the token [5]" in contrary.error
         with pytest.raises(ConfigError, match="returns no token ids; remove the tokenizer"):
             asked.sample([Request([2, 5], 4)], SamplingParams())
         asked.close()
@@ -311,7 +311,7 @@ def test_a_refusal_of_one_request_among_others_is_that_request_s_alone(status: i
 
     with endpoint(picky) as seen:
         found = ask(seen, 3, concurrency=1)
-    assert [c.finish for c in found] == ["stop", "error", "stop"] and len(seen.asked) == 3
+    assert [c.finish_reason for c in found] == ["stop", "error", "stop"] and len(seen.asked) == 3
     assert f"returned {status}: the response was filtered" in found[1].error
     with endpoint(lambda path, body, before: (status, {"error": "no such parameter"})) as seen, pytest.raises(ConfigError, match="no such"):
         ask(seen, 3, concurrency=1)

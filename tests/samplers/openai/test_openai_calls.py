@@ -31,7 +31,7 @@ def said(content: str | None, *calls: tuple[str, str], reason: str = "stop") -> 
 
 
 def average(report: EvalReport) -> float | None:
-    found = report.envs["Desks"].avg
+    found = report.envs["Desks"].mean_score
     return found.value if found else None
 
 

@@ -97,7 +97,7 @@ def test_what_can_be_measured_is(name: str, tmp_path: Path) -> None:
     with endpoint(lambda path, body, before: does(body, before)) as seen:
         run = evaluate(SUMS, f"openai:{seen.url}{path}#m", tasks=2, max_new_tokens=8, concurrency=1, sampler=settings, out=tmp_path / "r")
     summary = run.envs["Sums"]
-    assert summary.avg and (summary.avg.value, summary.truncated, summary.unscored) == (average, truncated * 2, 0)
+    assert summary.mean_score and (summary.mean_score.value, summary.truncated, summary.unscored) == (average, truncated * 2, 0)
     for row in read_jsonl(tmp_path / "r" / "episodes.jsonl"):
         assert row.get("reasoning", ["hm"] if "parts" in name or "reasoning" in name else None) in (["hm"], None)
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_measured_has_no_score_and_a_reason(name: str) -> None:
     with endpoint(lambda path, body, before: does(body, before)) as seen:
         summary = evaluate(SUMS, f"openai:{seen.url}/v1#m", tasks=1, max_new_tokens=8, sampler=settings).envs["Sums"]
     (reason,) = summary.reasons
-    assert summary.unscored == 1 and summary.avg is None
+    assert summary.unscored == 1 and summary.mean_score is None
     assert all(part in reason for part in words.split("*")), reason
 
 
@@ -206,7 +206,7 @@ def test_calls_in_the_text_of_an_endpoint_without_tools_end_the_turn(tmp_path: P
     desks = "tests/tools/desks.py:Desks"
     with endpoint(script) as seen:
         report = evaluate(desks, f"openai:{seen.url}/v1#m", tasks=1, sampler={"dialect": "fenced"}, out=tmp_path / "run")
-    assert report.envs["Desks"].avg and report.envs["Desks"].avg.value == 1.0
+    assert report.envs["Desks"].mean_score and report.envs["Desks"].mean_score.value == 1.0
     first, last = seen.asked[0][1], seen.asked[-1][1]
     assert "tools" not in first and "You can call these tools" in first["messages"][0]["content"]
     assert last["messages"][-4] == {"role": "assistant", "content": 'I look.\n```add\n{"amount": 3}\n```'}

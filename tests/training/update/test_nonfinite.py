@@ -40,8 +40,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
         if calls[0] != 2:
             return losses(self, inputs)
         if request.param == "scores":
-            return losses(self, replace(inputs, new=inputs.new * math.nan))
-        inputs.new.register_hook(lambda gradient: gradient * math.inf)
+            return losses(self, replace(inputs, logprobs=inputs.logprobs * math.nan))
+        inputs.logprobs.register_hook(lambda gradient: gradient * math.inf)
         return losses(self, inputs)
 
     monkeypatch.setattr(PolicyGradient, "compute_token_losses", spoilt)
