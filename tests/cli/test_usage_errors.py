@@ -174,7 +174,7 @@ def test_usual_columns_are_read_and_said_once(tmp_path: Path, capsys: pytest.Cap
         ({"gold": "4", "completion": "4", "response": "5"}, "the answer may be 'completion' or 'response'; the columns are 'gold',"),
         ({"target": "4", "gold": "4", "answer": "4"}, "the reference may be 'target' or 'gold'"),
         ({"answer": "4", "completion": "4"}, "'answer' is what was answered: rename it to 'reference' if it is the right answer"),
-        ({"text": "4"}, "'reference' and 'answer' are missing; the columns are 'text';"),
+        ({"words": "4"}, "'reference' and 'answer' are missing; the columns are 'words';"),
     ],
 )
 def test_unclear_columns_are_listed(row: dict[str, str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,9 @@ FILLER_ROWS = TokenRows([[0, 0]], [[False, True]])
 """A filler micro-batch of one token, for a process that has fewer micro-batches than another."""
 
 UPDATE_KL_SHARE = 16
-"""One in this many of a step's tokens measures how far the update moved the policy."""
+"""One in this many of a step's tokens with a gradient measures how far the update moved the policy."""
+MIN_MEASURED_ROWS = 32
+"""As many rows measure it at least: of fewer, the sign of what it finds would be chance."""
 MAX_UPDATE_KL = 1e6
 """What is logged where a token has become impossible, since the log has no infinity."""
 
@@ -413,13 +415,11 @@ class Learner(Hinted):
         """
         if not step.has_optimizer_stepped:
             return {}
-        before, chosen, left = (
-            step.columns.get("first", step.columns["old_logprobs"]),
-            list[int](),
-            step.rows.num_policy_tokens / UPDATE_KL_SHARE,
-        )
-        for row in (r for r, moves in enumerate(step.has_grad) if moves):
-            if left <= 0:
+        before = step.columns.get("first", step.columns["old_logprobs"])
+        moving = [row for row, moves in enumerate(step.has_grad) if moves]
+        left, chosen = sum(int(step.rows.num_acted[row]) for row in moving) / UPDATE_KL_SHARE, list[int]()
+        for row in moving:
+            if left <= 0 and len(chosen) >= MIN_MEASURED_ROWS:
                 break
             chosen.append(row)
             left -= int(step.rows.num_acted[row])
