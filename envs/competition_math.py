@@ -58,7 +58,7 @@ class CompetitionMath(Environment):
             raise ConfigError(f"competition_math has no {split} problem {index}; it has 0 to {len(rows) - 1}")
         row = rows[index]
         prompt = make_user_prompt(f"{row['problem']}\n\n{self.instruction}" if self.instruction else row["problem"])
-        meta: dict[str, Any] = {key: row[key] for key in ("subject", "level", "solution", "policy") if key in row}
+        meta: dict[str, Any] = {key: row[key] for key in ("subject", "level", "solution", "conventions") if key in row}
         return Task(prompt, row["answer"], id=f"competition_math/{split}/{row.get('unique_id', index)}", meta=meta)
 
     def num_tasks(self, split: str) -> int:

@@ -369,7 +369,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
     "evaluate": {
         "score_range": _SCORE_RANGE,
-        "api_key": "the key is read from the variable OPENAI_API_KEY; sampler={'key_variable': 'MY_KEY'} names another",
+        "api_key": "the key is read from the variable OPENAI_API_KEY; sampler={'api_key_env': 'MY_KEY'} names another",
         "base_url": "policy='openai:URL#MODEL'",
         "batch_size": "sampler={'batch_size': 8}",
         "best_of": _NUM_ANSWERS,
@@ -517,11 +517,11 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
     "make_sampler": {
         **dict.fromkeys(("base_url", "api_base", "endpoint"), "url="),
-        **dict.fromkeys(("api_key_var", "api_key_env"), "key_variable="),
+        "api_key_var": "api_key_env=",
         **dict.fromkeys(("max_retries", "num_retries"), "retries="),
         **dict.fromkeys(("max_connections", "max_workers", "num_workers"), "concurrency="),
         **dict.fromkeys(("max_tokens", "max_new_tokens", "temperature", "top_p", "top_k"), _SAMPLED_LATER),
-        "api_key": "key_variable=, the name of the environment variable with the key",
+        "api_key": "api_key_env=, the name of the environment variable with the key",
         "gpu_memory_utilization": "memory_fraction=",
         "tp": "tensor_parallel_size=",
     },

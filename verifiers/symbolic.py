@@ -1,8 +1,8 @@
 r"""Verify a mathematical answer: exactly where possible, by computer algebra where needed, never by evaluating text.
 
 The extracted answer is parsed by a dedicated grammar, and compared with the gold by the gold's kind: number, expression, list, tuple,
-set, interval, equation, matrix, words, choice. Conventions (units, percent, order, form) are a comparison policy that a task can set:
-`meta={"policy": {"units": "required"}}`.
+set, interval, equation, matrix, words, choice. Conventions (units, percent, order, form) can be set by a task:
+`meta={"conventions": {"units": "required"}}`.
 
 A gold that cannot be parsed, or does not compare equal to itself, gives no score (score None, fault task).
 """
@@ -34,11 +34,11 @@ from rlvr.verifiers.math.compare.question_units import (
 )
 from rlvr.verifiers.math.compare.scalars import CompareContext, Comparison, compare_integers, explain_invalid_value
 from rlvr.verifiers.math.compare.worked_out import explain_open_step
+from rlvr.verifiers.math.conventions import ALLOWED_VALUES, MathConventions
 from rlvr.verifiers.math.parsing.notation import iter_alternative_readings
 from rlvr.verifiers.math.parsing.parser import parse_answer, rewrite_for_parser
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, format_tree_indented, has_op, list_nodes
 from rlvr.verifiers.math.parsing.units import describe_unit_reading
-from rlvr.verifiers.math.policy import ALLOWED_VALUES, MathConventions
 from rlvr.verifiers.math.values.algebra_pool import AlgebraPool
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
@@ -60,12 +60,12 @@ class Symbolic(Verifier):
 
     version = "11"  # 11: ratios, powers of ten, complex numbers and `formula = n` are worked out
     setting_hints: ClassVar = {
-        **{name: f"write policy={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
+        **{name: f"write conventions={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
         **{
-            name: f"write policy={{{name!r}: {values[1]!r}}}; allowed: {', '.join(map(repr, values))}"
+            name: f"write conventions={{{name!r}: {values[1]!r}}}; allowed: {', '.join(map(repr, values))}"
             for name, values in ALLOWED_VALUES.items()
         },
-        "tolerance": "write policy={'tolerance': 0.005} for how far an exact value may lie from a rounded gold; other decimals are exact",
+        "tolerance": "write conventions={'tolerance': 0.005} for how far an exact value may lie from a rounded gold; other decimals are exact",
     }
     instruction = r"Reason step by step, and put your final answer within \boxed{}."
     examples = (
@@ -84,7 +84,7 @@ class Symbolic(Verifier):
         self,
         *,
         extractor: str = "auto",
-        policy: Mapping[str, Any] | None = None,
+        conventions: Mapping[str, Any] | None = None,
         workers: int = 2,
         cpu_s: float = 0.6,
         memory_mb: int = 1024,
@@ -94,7 +94,7 @@ class Symbolic(Verifier):
 
         Args:
             extractor: where the answer is declared, one of `rlvr.extraction`; a task's `meta["extractor"]` overrides it.
-            policy: fields of the policy that differ from the default; a task's `meta["policy"]` overrides them.
+            conventions: the conventions that differ from the default; a task's `meta["conventions"]` overrides them.
             workers: the maximum number of algebra processes; the first starts when an answer needs it, another one when an
                 answer would have to wait, and all of them when `ready` is called.
             cpu_s: CPU seconds that one answer may use for algebra.
@@ -106,11 +106,11 @@ class Symbolic(Verifier):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number above 0")
         if not isinstance(cpu_s, int | float) or isinstance(cpu_s, bool) or not 0 < cpu_s <= 60:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number of seconds from 0 to 60")
-        self._settings: dict[str, Any] = {"extractor": extractor, "policy": policy, "workers": workers}
+        self._settings: dict[str, Any] = {"extractor": extractor, "conventions": conventions, "workers": workers}
         self._settings |= {"cpu_s": cpu_s, "memory_mb": memory_mb, "cache": cache}
         self.extractor = _check_extractor(extractor)
-        self.policy = MathConventions().override(policy)
-        self._policy_changes = self.policy.get_non_default_fields()
+        self.conventions = MathConventions().override(conventions)
+        self._convention_changes = self.conventions.get_non_default_fields()
         self.pool = AlgebraPool(workers, cpu_s=cpu_s, memory_mb=memory_mb)
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._cache_size = cache
@@ -138,8 +138,8 @@ class Symbolic(Verifier):
         """Say whether an answer of the right value was worked out; nothing for a wrong value."""
         if verdict.passed or NOT_WORKED_OUT in verdict.reason:
             why = verdict.reason.partition(f"{NOT_WORKED_OUT}: ")[2]
-            setting = self.policy.override(task.meta.get("policy")).worked_out
-            yield "worked out", f"{'no: ' + why if why else 'yes'} (policy worked_out={setting})"
+            setting = self.conventions.override(task.meta.get("conventions")).worked_out
+            yield "worked out", f"{'no: ' + why if why else 'yes'} (convention worked_out={setting})"
 
     def _iter_parsing_steps(self, task: Task, answer: str) -> Iterator[tuple[str, str]]:
         """List what gold and answer were read as."""
@@ -162,51 +162,51 @@ class Symbolic(Verifier):
                 yield f"{name}, as a tree", f"none: {error}"
 
     def _extract(self, task: Task, answer: str) -> Extraction | None:
-        """Extract the answer as `verify` does; None if the task has an invalid policy."""
+        """Extract the answer as `verify` does; None if the task has invalid conventions."""
         with contextlib.suppress(ConfigError):
-            policy = self.policy.override(task.meta.get("policy"))
+            conventions = self.conventions.override(task.meta.get("conventions"))
             extractor = _check_extractor(task.meta.get("extractor", self.extractor))
-            return extract_answer(answer, extractor, multiple_answers=policy.multiple_answers)
+            return extract_answer(answer, extractor, multiple_answers=conventions.multiple_answers)
         return None
 
     def _verify(self, task: Task, answer: str, call_or_cache: Callable[..., Any]) -> Verdict:
         """Verify an answer; `call_or_cache` calls a function, or takes its result from the cache."""
         try:
-            policy = self.policy.override(task.meta.get("policy"))
+            conventions = self.conventions.override(task.meta.get("conventions"))
             channel = _check_extractor(task.meta.get("extractor", self.extractor))
         except ConfigError as error:
-            return Verdict(None, f"the task's policy is invalid: {error}", fault=Fault.TASK)
+            return Verdict(None, f"the task's conventions are invalid: {error}", fault=Fault.TASK)
         gold = _get_gold_text(task.reference)
         if gold is None:
             return _invalid_gold_verdict(
                 repr(task.reference), "a reference must be a text (in quotes, if it starts with a bracket) or a finite number"
             )
         try:
-            why = call_or_cache(self._find_gold_flaw, gold, None, policy)
+            why = call_or_cache(self._find_gold_flaw, gold, None, conventions)
             if why:
                 return _invalid_gold_verdict(gold, why)
-            found = extract_answer(answer, channel, multiple_answers=policy.multiple_answers)
+            found = extract_answer(answer, channel, multiple_answers=conventions.multiple_answers)
             if found.text is None and not 1 < len(found.candidates) <= MAX_CANDIDATES:
                 return Verdict(0.0, f"no answer: {found.reason}")
             if found.text is not None and "=" in found.text and (ordered := order_named_values(gold, found.text, _join_prompt(task))):
                 found = Extraction(ordered, found.reason)
-            verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, policy)
+            verdict: Verdict = call_or_cache(self._verify_extraction, gold, found, conventions)
             for reading in _iter_question_readings(gold, found.text, _join_prompt(task)) if not verdict.passed and found.text else ():
-                second: Verdict = call_or_cache(self._verify_extraction, gold, Extraction(reading, found.reason), policy)
+                second: Verdict = call_or_cache(self._verify_extraction, gold, Extraction(reading, found.reason), conventions)
                 if second.passed:
                     found, verdict = Extraction(reading, found.reason), second
                     break
-            if verdict.passed and (why := self._explain_question_conflict(task, gold, found, policy)):
+            if verdict.passed and (why := self._explain_question_conflict(task, gold, found, conventions)):
                 verdict = Verdict(0.0, why)
         except WorkersFailed as error:
             return Verdict(None, f"the algebra workers failed: {error}", fault=Fault.INFRA)
-        changes = self._policy_changes if policy is self.policy else policy.get_non_default_fields()
-        return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"policy": changes}) if changes else verdict
+        changes = self._convention_changes if conventions is self.conventions else conventions.get_non_default_fields()
+        return Verdict(verdict.score, verdict.reason, fault=verdict.fault, detail={"conventions": changes}) if changes else verdict
 
-    def lint(self, gold: str, policy: MathConventions | None = None) -> Verdict:
+    def lint(self, gold: str, conventions: MathConventions | None = None) -> Verdict:
         """Check a gold: it must parse completely, be finite, not be a bare letter, and compare equal to itself."""
         try:
-            why = self._find_gold_flaw(gold, policy or self.policy)
+            why = self._find_gold_flaw(gold, conventions or self.conventions)
         except WorkersFailed as error:
             return Verdict(None, f"the gold could not be checked: {error}", fault=Fault.INFRA)
         return _invalid_gold_verdict(gold, why) if why else Verdict(1.0, f"parsed as {describe_tree(parse_answer(gold))}")
@@ -219,18 +219,18 @@ class Symbolic(Verifier):
         """Close the worker processes."""
         self.pool.close()
 
-    def _find_gold_flaw(self, gold: str, policy: MathConventions) -> str:
+    def _find_gold_flaw(self, gold: str, conventions: MathConventions) -> str:
         """Explain why a gold cannot be used; "" if it can."""
         try:
             tree = parse_answer(gold)
-            if tree[0] == "sym" and " " not in tree[1] and not policy.allow_symbol:
+            if tree[0] == "sym" and " " not in tree[1] and not conventions.allow_symbol:
                 return "it is a bare letter; set the policy symbol=true if that is meant"
-            if tree[0] == "num" and tree[2] == 1 and not policy.form:
+            if tree[0] == "num" and tree[2] == 1 and not conventions.form:
                 return ""
             why = explain_invalid_value(tree)
             if has_op(tree, *UNEVALUATED_OPS):
-                self._compare_trees(tree, ("num", 0, 1), policy)  # to check that it can be evaluated in time
-            judged = Comparison(False, why) if why else self._compare_trees(tree, tree, policy)
+                self._compare_trees(tree, ("num", 0, 1), conventions)  # to check that it can be evaluated in time
+            judged = Comparison(False, why) if why else self._compare_trees(tree, tree, conventions)
         except (ParseError, LimitExceeded, NotFinite) as error:
             return str(error)
         except WorkersFailed:
@@ -239,30 +239,30 @@ class Symbolic(Verifier):
             return f"comparing it failed: {type(error).__name__}"
         return "" if judged.is_equal else f"the reference does not compare equal to itself: {judged.reason}"
 
-    def _verify_extraction(self, gold: str, found: Extraction, policy: MathConventions) -> Verdict:
+    def _verify_extraction(self, gold: str, found: Extraction, conventions: MathConventions) -> Verdict:
         if found.text is None:  # several answers: right only if every one is right
-            verdicts = [self._verify_text(gold, text, policy) for text in found.candidates]
+            verdicts = [self._verify_text(gold, text, conventions) for text in found.candidates]
             if all(verdict.passed for verdict in verdicts):
                 return verdicts[-1]
             return Verdict(0.0, f"ambiguous: {found.reason}")
-        return self._verify_text(gold, found.text, policy)
+        return self._verify_text(gold, found.text, conventions)
 
-    def _explain_question_conflict(self, task: Task, gold: str, extraction: Extraction, policy: MathConventions) -> str:
+    def _explain_question_conflict(self, task: Task, gold: str, extraction: Extraction, conventions: MathConventions) -> str:
         """Explain why a right value does not answer the question: it is copied from it, or has another unit; "" if it does."""
         texts = [text for text in ([extraction.text] if extraction.text is not None else extraction.candidates) if text != gold]
         prompt = _join_prompt(task) if texts else ""
         for text in texts:
-            why = explain_prompt_copy(gold, text, prompt) if policy.worked_out != "off" else ""
+            why = explain_prompt_copy(gold, text, prompt) if conventions.worked_out != "off" else ""
             if why or (why := explain_unit_conflict(gold, text, prompt) or explain_option_conflict(gold, text, prompt)):
                 return why
         return ""
 
-    def _verify_text(self, gold: str, text: str, policy: MathConventions) -> Verdict:
+    def _verify_text(self, gold: str, text: str, conventions: MathConventions) -> Verdict:
         same = text == gold or ("".join(text.split()) == "".join(gold.split()) and _can_drop_spaces(text))
-        if same and not policy.form:
+        if same and not conventions.form:
             return Verdict(1.0, "it is the gold, word for word")
         try:
-            judged = self._compare_readings(gold, text, policy)
+            judged = self._compare_readings(gold, text, conventions)
         except ParseError as error:
             return Verdict(0.0, f"the answer cannot be read: {error}")
         except NotFinite as error:
@@ -275,39 +275,39 @@ class Symbolic(Verifier):
             return Verdict(0.0, f"the answer broke the comparison: {type(error).__name__}", fault=Fault.ANSWER)
         return Verdict(1.0 if judged.is_equal else 0.0, judged.reason)
 
-    def _compare_readings(self, gold: str, answer: str, policy: MathConventions) -> Comparison:
+    def _compare_readings(self, gold: str, answer: str, conventions: MathConventions) -> Comparison:
         """Compare the first reading of gold and answer, and then alternative readings until one is equal."""
         unreadable, judged = None, Comparison(False, "")
         try:
-            judged = self._compare_trees(parse_answer(gold), parse_answer(answer), policy)
+            judged = self._compare_trees(parse_answer(gold), parse_answer(answer), conventions)
         except ParseError as error:
             unreadable = error
         for want, have in iter_alternative_readings(gold, answer) if not judged.is_equal else ():
             with contextlib.suppress(ParseError):
-                if (second := self._compare_trees(parse_answer(want), parse_answer(have), policy)).is_equal:
+                if (second := self._compare_trees(parse_answer(want), parse_answer(have), conventions)).is_equal:
                     return second
         if unreadable is not None:
             raise unreadable
         return judged
 
-    def _compare_trees(self, gold: Tree, answer: Tree, policy: MathConventions) -> Comparison:
-        if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not policy.form:
+    def _compare_trees(self, gold: Tree, answer: Tree, conventions: MathConventions) -> Comparison:
+        if gold[0] == answer[0] == "num" and gold[2] == answer[2] == 1 and not conventions.form:
             return compare_integers(gold, answer)
         reset_budget()
         budget = self.pool.new_budget()
         if has_op(gold, *UNEVALUATED_OPS):
             budget.cpu_s_left *= GOLD_CPU_FACTOR
-        judged = compare_trees(gold, answer, CompareContext(policy, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
-        if judged.is_equal and policy.worked_out == "strict" and (why := explain_open_step(gold, answer)):
+        judged = compare_trees(gold, answer, CompareContext(conventions, algebra=lambda a, b: self.pool.is_equal(a, b, budget)))
+        if judged.is_equal and conventions.worked_out == "strict" and (why := explain_open_step(gold, answer)):
             return Comparison(False, f"it has the right value, but {NOT_WORKED_OUT}: {why}")
         return judged
 
-    def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, policy: MathConventions) -> Any:
+    def _get_or_compute(self, work: Callable[..., Any], gold: str, extraction: Extraction | None, conventions: MathConventions) -> Any:
         """Return the cached result, or compute and cache it. The oldest entries are evicted; infrastructure failures are not cached."""
-        key = (gold, extraction, None if policy is self.policy else policy)  # hashing a policy takes longer than the rest
+        key = (gold, extraction, None if conventions is self.conventions else conventions)  # hashing a policy takes longer than the rest
         known = self._cache.get(key)
         if known is None:
-            known = work(gold, extraction, policy) if extraction is not None else work(gold, policy)
+            known = work(gold, extraction, conventions) if extraction is not None else work(gold, conventions)
             with self._lock:
                 self._cache[key] = known
                 if len(self._cache) > self._cache_size:

@@ -88,8 +88,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "online_dpo": ("online_dpo", {}, DPO),
     "online_ipo": ("online_ipo", {}, DPO | {"preference_loss": "ipo"}),
     "kto": ("kto", {"desirable_weight": 1.5, "undesirable_weight": 0.7}, {"beta": 0.1, "desirable_threshold": 0.5}),
-    "sft": ("sft", {}, {"loss_aggregation": "token-mean", "min_score": 0.0}),
-    "best_of_n": ("best_of_n", {}, {"loss_aggregation": "token-mean", "min_score": 0.0}),
+    "sft": ("sft", {}, {"loss_aggregation": "token-mean", "score_threshold": 0.0}),
+    "best_of_n": ("best_of_n", {}, {"loss_aggregation": "token-mean", "score_threshold": 0.0}),
 }  # fmt: skip
 
 

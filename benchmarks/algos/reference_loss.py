@@ -253,11 +253,11 @@ def desirable(groups: Groups, news: dict[int, New], settings: Settings) -> Tenso
 
 
 def imitated(groups: Groups, news: dict[int, New], settings: Settings) -> Tensor:
-    """SFT and best-of-N: the first of the best answers of each group, if its score is above `min_score`."""
+    """SFT and best-of-N: the first of the best answers of each group, if its score is above `score_threshold`."""
     kept = []
     for group in groups:
         best = max(scored(group), key=lambda a: a.reward)
-        if best.reward > settings["min_score"]:
+        if best.reward > settings["score_threshold"]:
             kept.append((best.group, -news[id(best)].logprobs))
     return combined(kept, settings["loss_aggregation"], 0)
 

@@ -28,7 +28,7 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--only", default="", help="a part of a name")
     args = parser.parse_args()
-    tools = [build("tool", "bash", timeout=2.0), build("tool", "python", timeout=2.0), build("tool", "files")]
+    tools = [build("tool", "bash", call_timeout_s=2.0), build("tool", "python", call_timeout_s=2.0), build("tool", "files")]
     scores: list[float | None] = []
     with build_sandbox(args, max_sessions=1) as sandbox:
         for one in BREAKAGES:

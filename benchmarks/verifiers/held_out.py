@@ -4,7 +4,7 @@
 
 A line of `held_out/math.jsonl` is {"id", "family", "reference", "answer", "label", "question"?}; a line of `held_out/programs.jsonl` has
 the families honest, wrong and cheat. Each mistake is printed. The exit code is 1 if a wrong answer is paid, if more than 1.5 % of the
-right answers are refused, or if an answer gets no score. A right value with "worked_out": false is a wrong answer of `symbolic`: its policy
+right answers are refused, or if an answer gets no score. A right value with "worked_out": false is a wrong answer of `symbolic`: its convention
 worked_out was made after these answers were labelled, and the mark was added then.
 """
 

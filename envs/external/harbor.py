@@ -62,7 +62,7 @@ class Harbor(Environment):
         max_turns: int | None = None,
         partial: bool = False,
         disk_mb: int = 128,
-        skip_refused: bool = False,
+        skip_unsupported: bool = False,
         instruction: str = "",
     ) -> None:
         """Read the folders.
@@ -75,7 +75,7 @@ class Harbor(Environment):
             max_turns: the most turns of the policy, turns with tool calls included.
             partial: whether a reward between 0 and 1 is the score; false: it is worth 0.
             disk_mb: disk space for the files of a conversation.
-            skip_refused: leave out unsupported folders; by default they are an error.
+            skip_unsupported: leave out unsupported folders; by default they are an error.
             instruction: a system message.
         """
         self.tools, self.sandbox, self.disk_mb, self.instruction = tuple(tools), sandbox, disk_mb, instruction
@@ -84,7 +84,7 @@ class Harbor(Environment):
             raise ConfigError(f"max_turns is {max_turns!r}; at least 2 are needed, a call and the answer")
         if isinstance(disk_mb, bool) or not isinstance(disk_mb, int) or not 8 <= disk_mb <= 4096:
             raise ConfigError(f"disk_mb is {disk_mb!r}; a whole number from 8 to 4096 is needed")
-        self._folders = {name: _load_folders(where, skip_refused) for name, where in (("", path), ("test", test)) if where}
+        self._folders = {name: _load_folders(where, skip_unsupported) for name, where in (("", path), ("test", test)) if where}
         if not self._folders:
             raise ConfigError("path is empty; give a folder of task folders, each with a task.toml or a task.yaml")
         self.warnings = tuple(note for _, notes in self._folders.values() for note in notes)
@@ -164,7 +164,7 @@ def is_held_out(name: str) -> bool:
     return hashlib.blake2b(name.encode(), digest_size=4).digest()[0] % 4 == 0
 
 
-def _load_folders(where: str, skip_refused: bool) -> tuple[list[TaskFolder], list[str]]:
+def _load_folders(where: str, skip_unsupported: bool) -> tuple[list[TaskFolder], list[str]]:
     root = Path(where).expanduser()
     if not root.is_dir():
         raise ConfigError(f"there is no folder {where!r}; give a folder of task folders")
@@ -176,8 +176,10 @@ def _load_folders(where: str, skip_refused: bool) -> tuple[list[TaskFolder], lis
             refused.append(f"{path.name}: {why}")
     more = f"\n  and {len(refused) - MAX_LISTED_FOLDERS} more" if len(refused) > MAX_LISTED_FOLDERS else ""
     listed = "\n  " + "\n  ".join(refused[:MAX_LISTED_FOLDERS]) + more
-    if refused and not skip_refused:
-        raise ConfigError(f"{len(refused)} of the task folders in {where} cannot be played; leave them out with skip_refused=true:{listed}")
+    if refused and not skip_unsupported:
+        raise ConfigError(
+            f"{len(refused)} of the task folders in {where} cannot be played; leave them out with skip_unsupported=true:{listed}"
+        )
     if not rows:
         raise ConfigError(
             f"{where} has no task folder that can be played; each has a task.toml or a task.yaml" + (listed if refused else "")

@@ -1,4 +1,4 @@
-"""Best-of-N: supervised learning on the best answer of each group, if its score is above min_score.
+"""Best-of-N: supervised learning on the best answer of each group, if its score is above score_threshold.
 
     L = -(1/N) sum l over the kept answers' tokens, l at temperature 1
 
@@ -15,14 +15,14 @@ from rlvr.algorithms.functions.preferences import select_best, select_best_answe
 from rlvr.episode import Episode
 
 
-def choose(rewards: Rewards, *, min_score: float = 0.0) -> int | None:
-    """Select the first answer with the highest score, if that is above `min_score`."""
-    return select_best(rewards, min_score=min_score)
+def choose(rewards: Rewards, *, score_threshold: float = 0.0) -> int | None:
+    """Select the first answer with the highest score, if that is above `score_threshold`."""
+    return select_best(rewards, score_threshold=score_threshold)
 
 
-def select_offline(groups: Groups, *, min_score: float = 0.0) -> list[list[Episode]]:
+def select_offline(groups: Groups, *, score_threshold: float = 0.0) -> list[list[Episode]]:
     """Select the best answer of each group."""
-    return select_best_answers(groups, min_score)
+    return select_best_answers(groups, score_threshold)
 
 
 make = define_imitation(__name__, __doc__, choose, select_offline)

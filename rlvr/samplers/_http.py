@@ -66,7 +66,7 @@ class HttpResponse:
 class HttpClient:
     """Connections to one server, kept open and shared by any number of threads."""
 
-    def __init__(self, url: str, *, key_variable: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, url: str, *, api_key_env: str = "", headers: Mapping[str, str] | None = None) -> None:
         try:
             parts = urlsplit(url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -80,7 +80,7 @@ class HttpClient:
         self.path = parts.path.rstrip("/")
         self._host, self._port = parts.hostname, port
         self._context = ssl.create_default_context() if parts.scheme == "https" else None
-        self.key_variable, self.headers = key_variable, {name: str(value) for name, value in (headers or {}).items()}
+        self.api_key_env, self.headers = api_key_env, {name: str(value) for name, value in (headers or {}).items()}
         """Additional headers; a value $NAME is read from the environment at each request."""
         if wrong := next((name for name in self.headers if not HEADER_NAME.fullmatch(name) or name.lower() in RESERVED_HEADERS), None):
             raise ConfigError(f"headers has {wrong!r}, which cannot be set; write a header such as {{api-key: $MY_KEY}}")
@@ -230,7 +230,7 @@ class HttpClient:
         connection.close()
 
     def _read_key(self) -> str:
-        name = self.key_variable
+        name = self.api_key_env
         return _check_header_value(os.environ.get(name, "").strip(), f"the environment variable {name}") if name else ""
 
     def _resolve_headers(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ truncated, and token counts come from `usage`. Reasoning that the endpoint retur
 ids (`rlvr eval --policy openai:URL#MODEL#TOKENIZER`), the server must return them with the log-probabilities of the sampling
 distribution: `vllm serve DIR --logprobs-mode processed_logprobs`.
 
-The key is read from the environment (OPENAI_API_KEY, or the variable named by `key_variable`) at every request and is never
+The key is read from the environment (OPENAI_API_KEY, or the variable named by `api_key_env`) at every request and is never
 written. A request to a busy endpoint (408, 409, 425, 429, 5xx, no response) is retried with exponential backoff and jitter;
 `Retry-After` is respected. A completion that times out is a failed episode; a permanently rejected request stops the run.
 """
@@ -72,7 +72,7 @@ class OpenAISampler(Sampler):
         runs_model=False,
         text_only=True,
         cli_syntax="openai:URL#MODEL[#TOKENIZER]",
-        non_semantic_settings=frozenset(("key_variable", "headers", "concurrency", "retries", "attempt_timeout_s", "completion_timeout_s")),
+        non_semantic_settings=frozenset(("api_key_env", "headers", "concurrency", "retries", "attempt_timeout_s", "completion_timeout_s")),
     )
 
     @classmethod
@@ -90,7 +90,7 @@ class OpenAISampler(Sampler):
         url: str,
         model: str,
         tokenizer: str | None = None,
-        key_variable: str = "OPENAI_API_KEY",
+        api_key_env: str = "OPENAI_API_KEY",
         concurrency: int = 16,
         retries: int = 6,
         extra_body: Mapping[str, Any] | None = None,
@@ -107,7 +107,7 @@ class OpenAISampler(Sampler):
             url: the endpoint, up to and with /v1.
             model: the name of the model at the endpoint.
             tokenizer: a folder: use token ids and log-probabilities; None: use text.
-            key_variable: the environment variable with the key.
+            api_key_env: the environment variable with the key.
             concurrency: most requests in progress at a time.
             retries: most retries of a request while the endpoint is busy.
             extra_body: additional fields of each request, such as {reasoning_effort: low}; they replace ours of the same name.
@@ -135,7 +135,7 @@ class OpenAISampler(Sampler):
         if unknown := [name for name in ([omit] if isinstance(omit, str) else omit) if name not in REQUEST_FIELDS]:
             raise ConfigError(f"omit has {unknown[0]!r}, which is not sent; {format_suggestion(str(unknown[0]), REQUEST_FIELDS)}")
         url = url.rstrip("/").removesuffix("/chat/completions")
-        self.http, self.model, self.tokenizer = HttpClient(url, key_variable=key_variable, headers=headers), model, tokenizer
+        self.http, self.model, self.tokenizer = HttpClient(url, api_key_env=api_key_env, headers=headers), model, tokenizer
         self.extra_body = ({"stop": stops} if stops else {}) | dict(extra_body or {})
         self.omit, self.dialect = frozenset([omit] if isinstance(omit, str) else omit), get_dialect(dialect) if dialect else None
         self.concurrency, self.retries, self.attempt_timeout_s, self.completion_timeout_s = (
@@ -298,7 +298,7 @@ class OpenAISampler(Sampler):
                 if reply.status in REQUEST_ERROR_STATUSES and self._has_succeeded:
                     raise NoReply(told)
                 if reply.status not in RETRY_STATUSES:
-                    raise ConfigError(format_rejection(reply, told, self.model, self.http.key_variable))
+                    raise ConfigError(format_rejection(reply, told, self.model, self.http.api_key_env))
             pause, attempts = compute_retry_delay(reply, attempts), attempts + 1
             if attempts > self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
@@ -318,10 +318,10 @@ def compute_retry_delay(reply: HttpResponse | None, attempt: int) -> float:
     return min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2**attempt) * random.uniform(0.5, 1.0)
 
 
-def format_rejection(reply: HttpResponse, error: str, model: str, key_variable: str) -> str:
+def format_rejection(reply: HttpResponse, error: str, model: str, api_key_env: str) -> str:
     """Format the message for a permanent rejection, with advice."""
     if reply.status in (401, 403):
-        return f"{error}; set the key in the environment variable {key_variable}, or name another one with --sampler key_variable=NAME"
+        return f"{error}; set the key in the environment variable {api_key_env}, or name another one with --sampler api_key_env=NAME"
     if reply.status == 404:
         return f"{error}; check that the URL ends before /chat/completions (often in /v1) and that the endpoint has a model {model!r}"
     if place := reply.headers.get("location", ""):

@@ -91,7 +91,7 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
         },
         "/sessions/{session}/step": {"post": _post_operation("Step a session with a turn.", _object_schema(turn), said)},
         "/sessions/{session}/close": {
-            "post": _post_operation("Close a session and verify it.", _object_schema({"judge": {"type": "boolean"}}), VERDICT_SCHEMA)
+            "post": _post_operation("Close a session and verify it.", _object_schema({"verify": {"type": "boolean"}}), VERDICT_SCHEMA)
         },
         "/healthz": {"get": {"summary": "Whether a worker is ready; needs no token.", "responses": {"200": {"description": "Ready."}}}},
         "/metrics": {"get": {"summary": "Counters for Prometheus.", "responses": {"200": {"description": "Text."}}}},

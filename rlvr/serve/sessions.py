@@ -69,7 +69,7 @@ class SessionManager:
         held = self._get_session(session_id)
         self._check_call_limit(held.worker)
         del self.sessions[session_id]
-        what = "drop" if body.get("judge") is False else "close"
+        what = "drop" if body.get("verify") is False else "close"
         return await self._call_worker(held.worker, {"what": what, "session": session_id})
 
     async def call_any_worker(self, body: Mapping[str, Any]) -> dict[str, Any]:

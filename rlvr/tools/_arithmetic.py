@@ -39,7 +39,7 @@ class CalculatorNumber:
 def evaluate(expression: str) -> CalculatorNumber:
     """Evaluate an expression. ToolError if it is invalid.
 
-    >>> format_value(evaluate("2 * (3 + 4)"))
+    >>> format_as_decimal_or_fraction(evaluate("2 * (3 + 4)"))
     '14'
     """
     if len(expression) > MAX_EXPRESSION_CHARS:
@@ -52,10 +52,10 @@ def evaluate(expression: str) -> CalculatorNumber:
     return value
 
 
-def format_value(value: CalculatorNumber) -> str:
+def format_as_decimal_or_fraction(value: CalculatorNumber) -> str:
     """Format a number: exact if its decimals end, otherwise as a fraction.
 
-    >>> format_value(CalculatorNumber(Fraction(22, 7))), format_value(CalculatorNumber(Fraction(-5, 4)))
+    >>> format_as_decimal_or_fraction(CalculatorNumber(Fraction(22, 7))), format_as_decimal_or_fraction(CalculatorNumber(Fraction(-5, 4)))
     ('22/7 (about 3.142857142857142857142857142857143)', '-1.25')
     """
     number = value.number
@@ -252,9 +252,9 @@ def _compute_sqrt(given: Sequence[CalculatorNumber]) -> CalculatorNumber:
 def _require_integers(given: Sequence[CalculatorNumber], name: str, max_value: int = 0) -> list[int]:
     for one in given:
         if one.number.denominator != 1 or one.number < 0:
-            raise ToolError(f"{name} takes whole numbers from 0, got {format_value(one)[:40]}")
+            raise ToolError(f"{name} takes whole numbers from 0, got {format_as_decimal_or_fraction(one)[:40]}")
         if max_value and one.number > max_value:
-            raise ToolError(f"{name} takes numbers up to {max_value}, got {format_value(one)[:40]}")
+            raise ToolError(f"{name} takes numbers up to {max_value}, got {format_as_decimal_or_fraction(one)[:40]}")
     return [int(one.number) for one in given]
 
 

@@ -24,25 +24,25 @@ MAX_PAGES = 64
 class McpConnection:
     """Start, call and stop an MCP server, each with a timeout."""
 
-    def __init__(self, target: Sequence[str] | str, env: Mapping[str, str], cwd: str, timeout: float) -> None:
-        self.target, self.env, self.cwd, self.timeout = target, dict(env), cwd, timeout
+    def __init__(self, target: Sequence[str] | str, env: Mapping[str, str], cwd: str, call_timeout_s: float) -> None:
+        self.target, self.env, self.cwd, self.call_timeout_s = target, dict(env), cwd, call_timeout_s
         self.loop: asyncio.AbstractEventLoop | None = None
         self.stop_event: asyncio.Event | None = None
         self.client: Any = None
         self.thread: threading.Thread | None = None
         self.stderr = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in stop)
 
-    def start(self, timeout: float) -> list[ToolSpec]:
+    def start(self, timeout_s: float) -> list[ToolSpec]:
         """Connect, and return the tools of the server. ToolInfrastructureError if it does not start."""
         sdk = _import_sdk()
         ready: Future[list[ToolSpec]] = Future()
         self.thread = threading.Thread(target=self._run_loop, args=(sdk, ready), name="rlvr-mcp", daemon=True)
         self.thread.start()
         try:
-            return ready.result(timeout)
+            return ready.result(timeout_s)
         except TimeoutError as error:
             raise ToolInfrastructureError(
-                f"the MCP server {self._describe_server()} did not answer within {timeout:g} s{self._read_last_error_line()}"
+                f"the MCP server {self._describe_server()} did not answer within {timeout_s:g} s{self._read_last_error_line()}"
             ) from error
         except ConfigError:
             raise
@@ -56,9 +56,9 @@ class McpConnection:
         if self.loop is None or self.thread is None or not self.thread.is_alive():
             raise ToolInfrastructureError(f"the MCP server {self._describe_server()} exited{self._read_last_error_line()}")
         asked = asyncio.run_coroutine_threadsafe(self._call_tool(name, dict(arguments)), self.loop)
-        late = f"the call took longer than {self.timeout:g} s and was cancelled"
+        late = f"the call took longer than {self.call_timeout_s:g} s and was cancelled"
         try:
-            found = asked.result(self.timeout + SDK_GRACE_S)
+            found = asked.result(self.call_timeout_s + SDK_GRACE_S)
         except TimeoutError as error:
             asked.cancel()
             raise ToolError(late) from error
@@ -113,7 +113,7 @@ class McpConnection:
             await self.stop_event.wait()
 
     async def _call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
-        return await asyncio.wait_for(self.client.call_tool(name, arguments), self.timeout)
+        return await asyncio.wait_for(self.client.call_tool(name, arguments), self.call_timeout_s)
 
     # ---- error messages
 

@@ -50,5 +50,5 @@ def validate_timeout(timeout: float) -> float:
     10.0
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise ValueError(f"timeout is {timeout!r}; it must be a number of seconds above 0")
+        raise ValueError(f"a timeout is {timeout!r}; it must be a number of seconds above 0")
     return float(timeout)

@@ -9,19 +9,19 @@ from rlvr.tools._sandbox_run import run_in_sandbox, validate_timeout
 class Bash(Tool):
     """Run commands in the sandbox. A command that exceeds its timeout is stopped, and the session stays usable.
 
-    >>> Bash().timeout
+    >>> Bash().call_timeout_s
     30.0
     """
 
     needs_sandbox = True
 
-    def __init__(self, *, timeout: float = 30.0) -> None:
+    def __init__(self, *, call_timeout_s: float = 30.0) -> None:
         """Keyword arguments are the settings.
 
         Args:
-            timeout: timeout of one command, in seconds.
+            call_timeout_s: timeout of one command, in seconds.
         """
-        self.timeout = validate_timeout(timeout)
+        self.call_timeout_s = validate_timeout(call_timeout_s)
 
     @tool
     def bash(self, command: str) -> str:
@@ -30,7 +30,7 @@ class Bash(Tool):
         Args:
             command: one command or several lines.
         """
-        return run_in_sandbox(self.sandbox_session, command, "bash", self.timeout)
+        return run_in_sandbox(self.sandbox_session, command, "bash", self.call_timeout_s)
 
 
 make = Bash

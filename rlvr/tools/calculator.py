@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts.tool import Tool, ToolExample, tool
-from rlvr.tools._arithmetic import evaluate, format_value
+from rlvr.tools._arithmetic import evaluate, format_as_decimal_or_fraction
 
 
 class Calculator(Tool):
@@ -29,7 +29,7 @@ class Calculator(Tool):
         Args:
             expression: for example (3 + 4) * 12 / 5.
         """
-        return format_value(evaluate(expression))
+        return format_as_decimal_or_fraction(evaluate(expression))
 
 
 make = Calculator

@@ -31,8 +31,8 @@ class Mcp(Tool):
         cwd: str = "",
         prefix: str = "",
         only: Sequence[str] = (),
-        timeout: float = 30.0,
-        start_timeout: float = 60.0,
+        call_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
     ) -> None:
         """Keyword arguments are the settings.
 
@@ -43,8 +43,8 @@ class Mcp(Tool):
             cwd: the working folder of the program.
             prefix: prefix of the name of each tool, for servers with equal tool names.
             only: the names of the tools that are used; empty means all.
-            timeout: timeout of one call, in seconds.
-            start_timeout: timeout of the start, in seconds.
+            call_timeout_s: timeout of one call, in seconds.
+            start_timeout_s: timeout of the start, in seconds.
         """
         if bool(command) == bool(url):
             raise ValueError("give either command or url")
@@ -54,7 +54,7 @@ class Mcp(Tool):
             raise ValueError(f"cwd is {cwd!r}; there is no such folder")
         self.command, self.url, self.env, self.cwd = tuple(command), url, dict(env or {}), cwd
         self.prefix, self.only = prefix, tuple(only)
-        self.timeout, self.start_timeout = validate_timeout(timeout), validate_timeout(start_timeout)
+        self.call_timeout_s, self.start_timeout_s = validate_timeout(call_timeout_s), validate_timeout(start_timeout_s)
         self.connection: McpConnection | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._known_specs: list[tuple[ToolSpec, ...]] = []
@@ -62,8 +62,8 @@ class Mcp(Tool):
 
     def setup(self) -> None:
         """Start the server or connect to it, and list its tools."""
-        self.connection = McpConnection(self.command or self.url, self.env, self.cwd, self.timeout)
-        offered = self.connection.start(self.start_timeout)
+        self.connection = McpConnection(self.command or self.url, self.env, self.cwd, self.call_timeout_s)
+        offered = self.connection.start(self.start_timeout_s)
         if missing := sorted(set(self.only) - {spec.name for spec in offered}):
             raise ConfigError(f"the server has no tool {missing[0]!r}; it has {', '.join(spec.name for spec in offered) or 'none'}")
         used = [spec for spec in offered if not self.only or spec.name in self.only]

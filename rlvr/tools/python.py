@@ -9,19 +9,19 @@ from rlvr.tools._sandbox_run import run_in_sandbox, validate_timeout
 class Python(Tool):
     """Run code in a Python session of the sandbox. Code that exceeds its timeout is stopped, and the session stays usable.
 
-    >>> Python(timeout=5).timeout
+    >>> Python(call_timeout_s=5).call_timeout_s
     5.0
     """
 
     needs_sandbox = True
 
-    def __init__(self, *, timeout: float = 10.0) -> None:
+    def __init__(self, *, call_timeout_s: float = 10.0) -> None:
         """Keyword arguments are the settings.
 
         Args:
-            timeout: timeout of one call, in seconds.
+            call_timeout_s: timeout of one call, in seconds.
         """
-        self.timeout = validate_timeout(timeout)
+        self.call_timeout_s = validate_timeout(call_timeout_s)
 
     @tool
     def python(self, code: str) -> str:
@@ -30,7 +30,7 @@ class Python(Tool):
         Args:
             code: the code; print what you want to see.
         """
-        return run_in_sandbox(self.sandbox_session, code, "python", self.timeout)
+        return run_in_sandbox(self.sandbox_session, code, "python", self.call_timeout_s)
 
 
 make = Python

@@ -38,7 +38,7 @@ class Sql(Tool):
         path: str = "",
         script: str = "",
         mode: Literal["read", "scratch"] = "read",
-        timeout: float = 5.0,
+        call_timeout_s: float = 5.0,
         max_rows: int = 100,
     ) -> None:
         """Keyword arguments are the settings.
@@ -47,7 +47,7 @@ class Sql(Tool):
             path: the database file. A task may provide its own, as `database` in the data for its tools.
             script: SQL that creates the database, instead of a file. A task may provide its own, as `script`.
             mode: read denies changes; scratch gives each conversation a copy in memory that it may change.
-            timeout: timeout of one statement, in seconds of processor time.
+            call_timeout_s: timeout of one statement, in seconds of processor time.
             max_rows: maximum rows of a result.
         """
         if mode not in ("read", "scratch"):
@@ -57,7 +57,7 @@ class Sql(Tool):
         if path and script:
             raise ValueError("path and script are both given; give one of them")
         self.path, self.script, self.mode, self.max_rows = path, script, mode, max_rows
-        self.timeout = validate_timeout(timeout)
+        self.call_timeout_s = validate_timeout(call_timeout_s)
         self._database: dict[str, str] = {}
         """The database that the process opens."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,8 +90,8 @@ class Sql(Tool):
         """
         if self._process is None:
             raise ToolInfrastructureError("the database is not open")
-        asked = {"query": query, "timeout": self.timeout, "max_rows": self.max_rows}
-        reply = self._request(asked, START_TIMEOUT_S + 10 * self.timeout)
+        asked = {"query": query, "timeout": self.call_timeout_s, "max_rows": self.max_rows}
+        reply = self._request(asked, START_TIMEOUT_S + 10 * self.call_timeout_s)
         if reply is None:
             raise self._restart_process()
         if "names" in reply:
@@ -153,7 +153,7 @@ class Sql(Tool):
 
     def _build_late_error(self, *, was_reset: bool = False) -> ToolError:
         note = f".{RESET_NOTE}" if was_reset else ""
-        return ToolError(f"the statement took longer than {self.timeout:g} s and was stopped{note}")
+        return ToolError(f"the statement took longer than {self.call_timeout_s:g} s and was stopped{note}")
 
     def _convert_error(self, error: str) -> Exception:
         if "not authorized" in error or "readonly" in error or "query_only" in error:

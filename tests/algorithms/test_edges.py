@@ -70,7 +70,7 @@ def test_the_defaults_are_those_of_the_papers() -> None:
         "kl_horizon": 10_000, "ref_model_mixup_alpha": 0.6, "beta": 0.0, "entropy_coef": 0.0, "num_iterations": 1,
         "value_pretraining_steps": 0, "ref_model_sync_steps": 0, "overlong_buffer": 0, "overlong_penalty": 0.5, "max_new_tokens": 0,
         "advantage_epsilon": 1e-4, "label_smoothing": 0.0, "desirable_threshold": 0.5, "desirable_weight": 1.0, "undesirable_weight": 1.0,
-        "pairs_per_group": 1, "min_score": 0.0, "turn_weight": 1.0, "malformed_call_penalty": 0.0, "whiten": "none",
+        "pairs_per_group": 1, "score_threshold": 0.0, "turn_weight": 1.0, "malformed_call_penalty": 0.0, "whiten": "none",
     }  # fmt: skip
     for setting, value in wanted.items():
         assert usual(having(setting))[setting] == value, setting
@@ -316,7 +316,7 @@ def test_lists_of_unlike_lengths_are_refused() -> None:
 
 def test_a_tie_is_a_tie_up_to_the_tolerance() -> None:
     assert preferences.find_best_worst_pair([0.0, 1e-6]) is None and preferences.find_best_worst_pair([0.0, 1.1e-6]) == (1, 0)
-    assert preferences.select_best([0.0, None]) is None and preferences.select_best([0.0, None], min_score=-1.0) == 0
+    assert preferences.select_best([0.0, None]) is None and preferences.select_best([0.0, None], score_threshold=-1.0) == 0
     assert (
         preferences.find_best_worst_pair([]) is None
         and preferences.find_best_worst_pair([1.0]) is None

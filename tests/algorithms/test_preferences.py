@@ -249,14 +249,14 @@ def test_kto_is_the_naive_loop(seed: int, beta: float, wanted: float, unwanted: 
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), min_score=st.sampled_from([0.0, 0.4]))
-def test_best_of_n_is_the_mean_over_the_best_answers_tokens(seed: int, min_score: float) -> None:
+@given(seed=st.integers(0, 10**6), score_threshold=st.sampled_from([0.0, 0.4]))
+def test_best_of_n_is_the_mean_over_the_best_answers_tokens(seed: int, score_threshold: float) -> None:
     stand = Stand(seed)
     chosen = []
     for g, group in enumerate(stand.groups):
-        here = [i for gg, i in stand.answers() if gg == g and group[i].reward > min_score]
+        here = [i for gg, i in stand.answers() if gg == g and group[i].reward > score_threshold]
         chosen += [(g, next(i for i in here if group[i].reward == max(group[k].reward for k in here)))] if here else []
-    algorithm = factory("best_of_n")(min_score=min_score)
+    algorithm = factory("best_of_n")(score_threshold=score_threshold)
     got = stand.learned(algorithm)
     assert algorithm.metrics == {"imitation/selected_answers": len(chosen)}
     logs = [x for g, i in chosen for x, on in zip(stand.logs[g][i], stand.groups[g][i].action_mask, strict=True) if on]

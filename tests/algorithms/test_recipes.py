@@ -113,7 +113,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         for name, key in (
             ("grpo", "lam"),
             ("grpo", "ratio_max"),
-            ("grpo", "min_score"),
+            ("grpo", "score_threshold"),
             ("grpo", "label_smoothing"),
             ("grpo", "turn_discount"),
             ("grpo", "reward_weights"),

@@ -136,8 +136,8 @@ def test_a_wrong_name_or_setting_is_answered_with_the_right_one(kind: str, name:
     [
         ("verifier", "numeric", "rubric", r"allowed: .*; `llm_judge` has it$"),
         ("verifier", "exact", "tolerance", r"`numeric`, `quantity` and `table` have it$"),
-        ("verifier", "symbolic", "tolerance", r"policy=\{'tolerance': .*`numeric`, `quantity` and `table` have it$"),
-        ("verifier", "symbolic", "worked_out", r"write policy=\{'worked_out': 'lenient'\}; allowed: 'strict', 'lenient', 'off'$"),
+        ("verifier", "symbolic", "tolerance", r"conventions=\{'tolerance': .*`numeric`, `quantity` and `table` have it$"),
+        ("verifier", "symbolic", "worked_out", r"write conventions=\{'worked_out': 'lenient'\}; allowed: 'strict', 'lenient', 'off'$"),
         ("verifier", "llm_judge", "judge", r"write model=.*url=.*or a function"),
         ("verifier", "llm_judge", "api_key", r"api_key_env='OPENAI_API_KEY'"),
         ("verifier", "exact", "extractors", r"did you mean 'extractor'\? Allowed: [\w, ]+$"),  # the nearest name is the answer

@@ -139,7 +139,7 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
 
 def test_a_key_loses_its_line_break_and_one_that_cannot_be_sent_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with endpoint(lambda path, body, before: (200, {})) as seen:
-        asked = HttpClient(seen.url, key_variable="SOME_KEY")
+        asked = HttpClient(seen.url, api_key_env="SOME_KEY")
         monkeypatch.setenv("SOME_KEY", "sk-secret\r\n")
         asked.request("GET", "/", deadline=soon())
         for key in ("sk-secret\nmore", "sk-secret\u201d"):

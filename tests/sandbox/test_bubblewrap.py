@@ -93,7 +93,7 @@ with build("sandbox", "bubblewrap", max_sessions=4) as sandbox:
         for one in BOX_CORPUS[::5]:
             wrong += attack(sandbox, one)
         wrong += [line for line in [disturbed(box)] if line]
-    tools = [build("tool", "bash", timeout=5.0), build("tool", "python", timeout=5.0), build("tool", "files")]
+    tools = [build("tool", "bash", call_timeout_s=5.0), build("tool", "python", call_timeout_s=5.0), build("tool", "files")]
     for one in BREAKAGES:
         if one.name in QUICK[::2]:
             verdict = judged(sandbox, tools, one)[0]

@@ -45,6 +45,6 @@ def test_the_corpus_is_large_and_every_breakage_is_another() -> None:
 
 
 def test_a_policy_that_breaks_its_own_box_gets_a_score_of_0(sandbox: Sandbox) -> None:
-    tools = [build("tool", "bash", timeout=5.0), build("tool", "python", timeout=5.0), build("tool", "files")]
+    tools = [build("tool", "bash", call_timeout_s=5.0), build("tool", "python", call_timeout_s=5.0), build("tool", "files")]
     scores = {one.name: judged(sandbox, tools, one)[0].score for one in BREAKAGES if one.name in QUICK}
     assert scores == dict.fromkeys(QUICK, 0.0)

@@ -298,7 +298,7 @@ def test_two_sessions_do_not_meet_and_one_has_one_call_at_a_time(server: Server)
     assert server.ask(f"{two}/step", {"text": "end"})[1]["done"] is True
     assert server.ask(f"{two}/step", {"text": "end"})[0] == 422
     assert server.ask(f"{two}/close", {})[1]["verdict"]["score"] == 1.0
-    assert server.ask(f"{one}/close", {"judge": False})[1] == {"closed": True}
+    assert server.ask(f"{one}/close", {"verify": False})[1] == {"closed": True}
 
 
 def test_a_call_that_is_refused_leaves_its_session_as_it_was(server: Server) -> None:
@@ -371,5 +371,5 @@ def test_a_session_for_which_there_is_no_box_is_refused_at_once_and_the_others_g
         assert all(headers["retry-after"] == "5" for *_, headers in refused)
         status, said = server.ask(f"/sessions/{opened[0][1]['session']}/step", {"text": "no call"})
         assert status == 200 and said["done"] and time.monotonic() - began < 10  # in vain they had waited for 20 s each, with both threads
-        assert server.ask(f"/sessions/{opened[0][1]['session']}/close", {"judge": False})[0] == 200
+        assert server.ask(f"/sessions/{opened[0][1]['session']}/close", {"verify": False})[0] == 200
         assert server.ask("/sessions", {"index": 9})[0] == 201

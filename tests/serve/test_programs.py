@@ -102,4 +102,4 @@ def test_two_sessions_have_their_own_boxes(server: Server) -> None:
     server.ask(f"{paths[0]}/step", {"text": called("python", code="open('mine', 'w').write('secret')")})
     heard = server.ask(f"{paths[1]}/step", {"text": called("python", code="print(open('mine').read())")})[1]
     assert "FileNotFoundError" in heard["messages"][0]["content"] and "secret" not in heard["messages"][0]["content"]
-    assert [server.ask(f"{path}/close", {"judge": False})[1] for path in paths] == [{"closed": True}] * 2
+    assert [server.ask(f"{path}/close", {"verify": False})[1] for path in paths] == [{"closed": True}] * 2

@@ -30,7 +30,7 @@ def said(opened: Mcp, name: str, **given: Any) -> tuple[str, bool]:
 
 @pytest.fixture
 def server() -> Iterator[Mcp]:
-    with Mcp(command=[sys.executable, SERVER], timeout=30, start_timeout=120).session() as opened:
+    with Mcp(command=[sys.executable, SERVER], call_timeout_s=30, start_timeout_s=120).session() as opened:
         yield opened
 
 
@@ -44,12 +44,12 @@ def test_a_server_over_stdio(server: Mcp) -> None:
     text, ok = said(server, "fail", reason="no such day")
     assert not ok and "fail" in text
     assert not said(server, "add", x="1", y=2)[1]
-    server.timeout = 0.2
+    server.call_timeout_s = 0.2
     assert server.connection is not None
-    server.connection.timeout = 0.2
+    server.connection.call_timeout_s = 0.2
     text, ok = said(server, "wait", seconds=2)
     assert not ok and "longer than 0.2 s" in text, "a slow call is told, so that slowness buys nothing"
-    server.connection.timeout = 30
+    server.connection.call_timeout_s = 30
     assert said(server, "add", x=2, y=2) == ("4", True), "the server lives on"
     with pytest.raises(ToolInfrastructureError, match="failed"):
         said(server, "die")
@@ -58,7 +58,7 @@ def test_a_server_over_stdio(server: Mcp) -> None:
 
 
 def test_the_server_ends_with_the_conversation() -> None:
-    opened = Mcp(command=[sys.executable, SERVER], prefix="demo_", only=["add"], start_timeout=120).start()
+    opened = Mcp(command=[sys.executable, SERVER], prefix="demo_", only=["add"], start_timeout_s=120).start()
     assert [spec.name for spec in opened.specs()] == ["demo_add"] and said(opened, "demo_add", x=1, y=1) == ("2", True)
     connection = opened.connection
     opened.teardown()
@@ -79,7 +79,7 @@ def test_a_server_over_http() -> None:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.1)
-        with Mcp(url=f"http://127.0.0.1:{port}/mcp", start_timeout=60).session() as opened:
+        with Mcp(url=f"http://127.0.0.1:{port}/mcp", start_timeout_s=60).session() as opened:
             assert said(opened, "add", x=20, y=22) == ("42", True)
     finally:
         process.terminate()
@@ -88,15 +88,15 @@ def test_a_server_over_http() -> None:
 
 def test_a_server_that_does_not_come_up_is_not_waited_for() -> None:
     with pytest.raises(ToolInfrastructureError, match=r"did not start|did not answer"):
-        Mcp(command=[sys.executable, "-c", "import sys; sys.exit('no config')"], start_timeout=60).start()
+        Mcp(command=[sys.executable, "-c", "import sys; sys.exit('no config')"], start_timeout_s=60).start()
     with pytest.raises(ToolInfrastructureError, match="did not answer within 1 s"):
-        Mcp(command=[sys.executable, "-c", "import time; time.sleep(60)"], start_timeout=1).start()
+        Mcp(command=[sys.executable, "-c", "import time; time.sleep(60)"], start_timeout_s=1).start()
     with pytest.raises(ToolInfrastructureError):
-        Mcp(command=["/no/such/program"], start_timeout=60).start()
+        Mcp(command=["/no/such/program"], start_timeout_s=60).start()
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
-    for settings, words in (({}, "either"), ({"command": ["a"], "url": "b"}, "either"), ({"command": "a b"}, "a list"), ({"url": "u", "timeout": 0}, "timeout")):  # fmt: skip
+    for settings, words in (({}, "either"), ({"command": ["a"], "url": "b"}, "either"), ({"command": "a b"}, "a list"), ({"url": "u", "call_timeout_s": 0}, "timeout")):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             Mcp(**settings)
 

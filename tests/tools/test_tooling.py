@@ -186,7 +186,7 @@ def test_a_tool_in_a_box_says_what_it_needs() -> None:
 
     with pytest.raises(ConfigError, match="needs a sandbox"):
         Python().start()
-    with Python(timeout=3).session(ToolContext(sandbox_session=(box := FakeBox()))) as python:
+    with Python(call_timeout_s=3).session(ToolContext(sandbox_session=(box := FakeBox()))) as python:
         assert run_tool_call(python, call("python", code="print(1)")).text == "print(1)"
     assert box.asked == [("print(1)", "python", 3.0)]
 

@@ -99,7 +99,7 @@ def test_a_box_that_fails_is_nobodys_answer(make: Any, name: str, key: str) -> N
     with make().session(ToolContext(sandbox_session=box)) as opened, pytest.raises(ToolInfrastructureError, match="the daemon is gone"):
         said(opened, name, **{key: "1"})
     with pytest.raises(ValueError, match="timeout"):
-        make(timeout=0)
+        make(call_timeout_s=0)
 
 
 def test_files_are_read_written_and_edited() -> None:
@@ -184,7 +184,7 @@ def test_sql_scratch_copies_are_each_conversations_own(tmp_path: Path) -> None:
 
 
 def test_sql_has_limits_on_time_rows_and_sizes() -> None:
-    with Sql(script=SCRIPT, timeout=0.3, max_rows=3).session() as sql:
+    with Sql(script=SCRIPT, call_timeout_s=0.3, max_rows=3).session() as sql:
         costly = "select sum(instr(x, substr(x, 1, 24000) || 'b')) from c, (select replace(hex(zeroblob(24000)), '0', 'a') as x)"
         for query in (f"{ENDLESS} select count(*) from c", ENDLESS + costly):
             start = time.monotonic()
@@ -207,7 +207,7 @@ def build_straight_query(columns: int) -> str:
 
 @pytest.mark.parametrize("mode", ["read", "scratch"])
 def test_sql_stops_a_statement_that_never_jumps(mode: Any) -> None:
-    with Sql(script=SCRIPT, mode=mode, timeout=0.3).session() as sql:
+    with Sql(script=SCRIPT, mode=mode, call_timeout_s=0.3).session() as sql:
         if mode == "scratch":
             assert said(sql, "sql", query="delete from t").ok
         start = time.monotonic()

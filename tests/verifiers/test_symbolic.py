@@ -58,7 +58,7 @@ def test_every_labelled_pair_is_judged_as_labelled(verifier: Symbolic, family: s
 
 def test_rows_that_are_not_worked_out_have_the_right_value() -> None:
     marked = [row for family in FAMILIES for row in rows(family) if not row.get("worked_out", True)]
-    with Symbolic(policy={"worked_out": "lenient"}) as lenient:
+    with Symbolic(conventions={"worked_out": "lenient"}) as lenient:
         verdicts = [ask(lenient, row["reference"], row["answer"], **row.get("meta", {})) for row in marked]
     assert len(marked) > 80 and all(verdict.score == 1.0 for verdict in verdicts)
 
@@ -84,18 +84,18 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize(("reference", "answer", "policy", "score"), POLICIES)
+@pytest.mark.parametrize(("reference", "answer", "conventions", "score"), POLICIES)
 def test_the_policy_of_a_task_decides_and_is_echoed(
-    verifier: Symbolic, reference: str, answer: str, policy: dict[str, Any], score: float
+    verifier: Symbolic, reference: str, answer: str, conventions: dict[str, Any], score: float
 ) -> None:
-    verdict = ask(verifier, reference, answer, policy=policy)
+    verdict = ask(verifier, reference, answer, conventions=conventions)
     assert verdict.score == score, verdict.reason
-    assert verdict.detail.get("policy", {}) == policy
+    assert verdict.detail.get("conventions", {}) == conventions
 
 
-@pytest.mark.parametrize("policy", [{"percnt": "strict"}, {"percent": "sometimes"}, "strict", {"tolerance": 2}])
-def test_a_policy_that_does_not_exist_is_the_tasks_fault(verifier: Symbolic, policy: Any) -> None:
-    assert ask(verifier, "1", "1", policy=policy).fault is Fault.TASK
+@pytest.mark.parametrize("conventions", [{"percnt": "strict"}, {"percent": "sometimes"}, "strict", {"tolerance": 2}])
+def test_a_policy_that_does_not_exist_is_the_tasks_fault(verifier: Symbolic, conventions: Any) -> None:
+    assert ask(verifier, "1", "1", conventions=conventions).fault is Fault.TASK
 
 
 @pytest.mark.parametrize(

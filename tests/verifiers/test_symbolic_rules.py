@@ -124,7 +124,7 @@ def test_the_rule_about_the_question_can_be_turned_off(verifier: Symbolic) -> No
     task = Task(make_user_prompt("What is $6 \\cdot 7$?"), id="t", reference="42")
     assert verifier.verify(task, r"\boxed{6 \cdot 7}").score == 0.0
     assert verifier.verify(task, r"\boxed{42}").score == 1.0
-    free = Task(make_user_prompt("What is $6 \\cdot 7$?"), id="t", reference="42", meta={"policy": {"worked_out": "off"}})
+    free = Task(make_user_prompt("What is $6 \\cdot 7$?"), id="t", reference="42", meta={"conventions": {"worked_out": "off"}})
     assert verifier.verify(free, r"\boxed{6 \cdot 7}").score == 1.0
 
 

@@ -106,7 +106,7 @@ def test_killing_workers_changes_no_verdict() -> None:
 
 def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
     with (
-        Symbolic(policy={"units": "required"}) as verifier,
+        Symbolic(conventions={"units": "required"}) as verifier,
         concurrent.futures.ProcessPoolExecutor(1, mp.get_context("spawn")) as processes,
     ):
         assert ask(verifier, *PAIRS[0]).score == 1.0
@@ -114,7 +114,7 @@ def test_a_spawned_process_gets_a_verifier_with_workers_of_its_own() -> None:
         answers = [*(answer for _, answer in PAIRS[:2]), "5"]
         there = list(processes.map(verifier.verify, tasks, answers))
         assert [verdict.score for verdict in there] == [1.0, 1.0, 0.0]
-        assert there[2].detail == {"policy": {"units": "required"}}
+        assert there[2].detail == {"conventions": {"units": "required"}}
 
 
 def test_too_much_algebra_is_the_answers_fault_and_the_next_question_is_answered(pool: AlgebraPool) -> None:

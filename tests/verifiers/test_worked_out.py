@@ -1,4 +1,4 @@
-"""An answer of the right value scores only if it was worked out: the policy `worked_out` of the verifier symbolic."""
+"""An answer of the right value scores only if it was worked out: the convention `worked_out` of the verifier symbolic."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlvr.errors import ConfigError
 from rlvr.task import Task, make_user_prompt
 from rlvr.verifiers.math.compare.scalars import is_numeral
 from rlvr.verifiers.math.compare.worked_out import list_remaining_steps
+from rlvr.verifiers.math.conventions import MathConventions
 from rlvr.verifiers.math.parsing.parser import parse_answer
-from rlvr.verifiers.math.policy import MathConventions
 from rlvr.verifiers.symbolic import Symbolic
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +28,8 @@ def verifier() -> Iterator[Symbolic]:
         yield plugin
 
 
-def score(verifier: Symbolic, gold: str, answer: str, question: str = "?", **policy: str) -> float | None:
-    task = Task(make_user_prompt(question), gold, id="t", meta={"policy": policy} if policy else {})
+def score(verifier: Symbolic, gold: str, answer: str, question: str = "?", **conventions: str) -> float | None:
+    task = Task(make_user_prompt(question), gold, id="t", meta={"conventions": conventions} if conventions else {})
     return verifier.verify(task, f"\\boxed{{{answer}}}").score
 
 
@@ -102,8 +102,8 @@ def test_the_reason_says_what_is_left_to_do_and_which_policy_says_so(verifier: S
     explained = verifier.explain(task, r"\boxed{48+48/2}")
     assert explained.verdict.score == 0.0
     assert explained.verdict.reason == "it has the right value, but it is not worked out: the sum 48 + (48/2) is left to do"
-    assert ("worked out", "no: the sum 48 + (48/2) is left to do (policy worked_out=strict)") in explained.steps
-    assert ("worked out", "yes (policy worked_out=strict)") in verifier.explain(task, r"\boxed{72}").steps
+    assert ("worked out", "no: the sum 48 + (48/2) is left to do (convention worked_out=strict)") in explained.steps
+    assert ("worked out", "yes (convention worked_out=strict)") in verifier.explain(task, r"\boxed{72}").steps
 
 
 @pytest.mark.parametrize(

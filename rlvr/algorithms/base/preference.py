@@ -147,7 +147,7 @@ class Imitation(WholeAnswerAlgorithm):
     """Supervised learning on the best answer of each group.
 
     >>> from rlvr.algorithms.best_of_n import make
-    >>> make(min_score=0.5).traits.is_supervised
+    >>> make(score_threshold=0.5).traits.is_supervised
     True
     """
 

@@ -167,7 +167,7 @@ SETTINGS: Mapping[str, Setting] = {
     "desirable_threshold": Setting("An answer with at least this score is desirable."),
     "desirable_weight": Setting("The weight of a desirable answer.", 0.0),
     "undesirable_weight": Setting("The weight of an undesirable answer.", 0.0),
-    "min_score": Setting("The best answer of a group is trained on if its score is above this."),
+    "score_threshold": Setting("The best answer of a group is trained on if its score is above this."),
 }  # fmt: skip
 
 UNKNOWN_SETTING = Setting("")

@@ -146,13 +146,13 @@ def compute_kto_advantages(
     return PreferenceAdvantages(advantages, figures)
 
 
-def select_best(rewards: Rewards, *, min_score: float = 0.0) -> int | None:
-    """Return the index of the best answer of a group: the first with the highest score, if that is above `min_score`.
+def select_best(rewards: Rewards, *, score_threshold: float = 0.0) -> int | None:
+    """Return the index of the best answer of a group: the first with the highest score, if that is above `score_threshold`.
 
-    >>> select_best([0.0, 1.0, None, 1.0]), select_best([0.0, None]), select_best([0.0, 0.4], min_score=0.5)
+    >>> select_best([0.0, 1.0, None, 1.0]), select_best([0.0, None]), select_best([0.0, 0.4], score_threshold=0.5)
     (1, None, None)
     """
-    scored = [(reward, -i) for i, reward in enumerate(rewards) if reward is not None and reward > min_score]
+    scored = [(reward, -i) for i, reward in enumerate(rewards) if reward is not None and reward > score_threshold]
     return -max(scored)[1] if scored else None
 
 
@@ -185,12 +185,14 @@ def require_desirable_and_undesirable(groups: Sequence[Sequence[Episode]], desir
     return [list(group) for group in groups]
 
 
-def select_best_answers(groups: Sequence[Sequence[Episode]], min_score: float) -> list[list[Episode]]:
-    """Return the best answer of each group that has one above `min_score`."""
-    found = [select_best([e.reward for e in group], min_score=min_score) for group in groups]
+def select_best_answers(groups: Sequence[Sequence[Episode]], score_threshold: float) -> list[list[Episode]]:
+    """Return the best answer of each group that has one above `score_threshold`."""
+    found = [select_best([e.reward for e in group], score_threshold=score_threshold) for group in groups]
     kept = [[group[i]] for group, i in zip(groups, found, strict=True) if i is not None]
     if not kept:
-        raise ConfigError(f"none of the {len(groups)} groups has an answer with a score above {min_score:g}; lower algorithm.at_least")
+        raise ConfigError(
+            f"none of the {len(groups)} groups has an answer with a score above {score_threshold:g}; lower algorithm.at_least"
+        )
     return kept
 
 

@@ -33,7 +33,7 @@ Price = Annotated[
 ]
 SamplerSettings = Annotated[
     list[str] | None,
-    typer.Option("--sampler", metavar="KEY=VALUE", help="A setting of the policy's sampler, such as key_variable=MY_KEY; value in YAML."),
+    typer.Option("--sampler", metavar="KEY=VALUE", help="A setting of the policy's sampler, such as api_key_env=MY_KEY; value in YAML."),
 ]
 
 

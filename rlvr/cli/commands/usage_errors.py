@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, str] = {
 """Commands of other tools, and what does it here."""
 
 _OUT = dict.fromkeys(("o", "output", "output-dir", "output-path", "output-file", "log-dir", "save-dir", "save-path", "save-to"), "--out")
-_API_KEY = "the key is read from the variable OPENAI_API_KEY; --sampler key_variable=NAME names another"
+_API_KEY = "the key is read from the variable OPENAI_API_KEY; --sampler api_key_env=NAME names another"
 _STORED = "--out DIR stores every answer"
 _POLICY = "--policy"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -81,7 +81,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("M", "model-arg", "sampler-args"), "--sampler"),
         **dict.fromkeys(("T", "a", "env-args", "task-arg"), "--set"),
         **dict.fromkeys(("api-key",), _API_KEY),
-        **dict.fromkeys(("api-key-env", "api-key-var"), "--sampler key_variable="),
+        **dict.fromkeys(("api-key-env", "api-key-var"), "--sampler api_key_env="),
         **dict.fromkeys(("log-samples", "s", "save-results", "write-out"), _STORED),
         **dict.fromkeys(("max-gen-toks", "max-completion-tokens", "max-response-tokens", "t"), "--max-new-tokens"),
         **dict.fromkeys(

@@ -195,9 +195,9 @@ def test_what_cannot_be_played_is_refused_in_one_sentence(tmp_path: Path, files:
 def test_refused_folders_are_an_error_or_left_out(tmp_path: Path) -> None:
     written(tmp_path, "hello", "sorted")
     lay(tmp_path / "steps", {**FOLDERS["hello"], "task.toml": "[[steps]]\nname = 'a'\n"})
-    with pytest.raises(ConfigError, match=r"1 of the task folders .* skip_refused=true:\n  steps: it has several steps"):
+    with pytest.raises(ConfigError, match=r"1 of the task folders .* skip_unsupported=true:\n  steps: it has several steps"):
         build("env", "harbor", path=str(tmp_path))
-    env = build("env", "harbor", path=str(tmp_path), skip_refused=True)
+    env = build("env", "harbor", path=str(tmp_path), skip_unsupported=True)
     assert sum(env.num_tasks(split) for split in env.splits) == 2 and "left out" in env.warnings[0]
 
 

@@ -171,7 +171,7 @@ def test_a_refusal_for_good_stops_the_run_and_says_what_to_do(status: int, told:
 
 def test_a_refused_key_is_looked_for_in_the_variable_that_was_named() -> None:
     with endpoint(lambda path, body, before: (401, "who are you?")) as seen, pytest.raises(ConfigError, match="variable THEIR_KEY"):
-        ask(seen, key_variable="THEIR_KEY")
+        ask(seen, api_key_env="THEIR_KEY")
 
 
 def test_the_newer_name_of_the_limit_is_learned() -> None:

@@ -52,7 +52,7 @@ def compare_trees(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
         convert_mod_to_residue(gold),
         drop_repeated_sum_or_limit(convert_mod_to_residue(answer) if convert_mod_to_residue(gold)[0] == "mod" else answer),
     )
-    if context.policy.worked_out != "off" and describe_unevaluated_operation(answer) and not describe_unevaluated_operation(gold):
+    if context.conventions.worked_out != "off" and describe_unevaluated_operation(answer) and not describe_unevaluated_operation(gold):
         return Comparison(False, f"it is not evaluated: it still contains {describe_unevaluated_operation(answer)}")
     wrong = explain_invalid_value(answer)
     if wrong:
@@ -71,7 +71,7 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
     context.steps_left -= 1
     if context.steps_left < 0:
         raise LimitExceeded("it needs too many comparisons")
-    if gold == answer and not context.policy.form:
+    if gold == answer and not context.conventions.form:
         return Comparison(True, f"{describe_tree(answer)} is the gold")
     rule = COMPARERS.get(gold[0])
     if rule is None and gold[0] == "const" and gold[1] in "RZNQC":
@@ -150,7 +150,7 @@ def _compare_base(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
     if value[0] == "base":
         right = value[2] == gold[2] and value[1].lstrip("0") == gold[1].lstrip("0")
         return Comparison(right, f"{format_tree(value)} {'is' if right else 'is not'} {format_tree(gold)}")
-    if value[0] == "num" and context.policy.base == "optional":
+    if value[0] == "num" and context.conventions.base == "optional":
         right = str(value[1]) == gold[1]
         return Comparison(right, f"the digits {value[1]} {'are' if right else 'are not'} those of {format_tree(gold)}")
     return Comparison(False, f"parsed as {describe_tree(value)}; the gold is a numeral in base {gold[2]}")
@@ -598,8 +598,8 @@ def match_members(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
         return Comparison(empty, f"{describe_tree(value)} {'is' if empty else 'is not'} the empty set")
     if gold[0] == "set" and value[0] in ("union", "inter", "minus", "builder"):
         return compare_number_sets(gold, value, context)
-    strict = context.policy.brackets == "strict"
-    ordered = context.policy.order == "strict" and gold[0] == "list"
+    strict = context.conventions.brackets == "strict"
+    ordered = context.conventions.order == "strict" and gold[0] == "list"
     if value[0] == "tuple" and gold[0] == "list" and not strict:
         ordered = True
     elif value[0] not in ("list", "set") or (strict and value[0] != gold[0]):
@@ -683,7 +683,7 @@ def compare_tuples(gold: Tree, answer: Tree, context: CompareContext) -> Compari
             value = answer
         else:
             return Comparison(False, why)
-    strict = context.policy.brackets == "strict"
+    strict = context.conventions.brackets == "strict"
     if value[0] == "mul" and len(value) == 3 and value[1][0] == "sym" and value[2][0] == "tuple":
         value = value[2]  # a point with its name: A(1, 2)
     if value[0] == "matrix" and (len(value[1]) == 1 or len(value[1][0]) == 1) and not strict:

@@ -13,9 +13,9 @@ from functools import lru_cache
 from rlvr.verifiers.math.compare.compare import find_assigned_name, split_assignment
 from rlvr.verifiers.math.compare.scalars import CompareContext
 from rlvr.verifiers.math.compare.worked_out import contains_tree, list_remaining_steps
+from rlvr.verifiers.math.conventions import MathConventions
 from rlvr.verifiers.math.parsing.parser import parse_answer
 from rlvr.verifiers.math.parsing.tree import LimitExceeded, ParseError, Tree, describe_tree, get_free_symbols, has_op, sort_terms
-from rlvr.verifiers.math.policy import MathConventions
 from rlvr.verifiers.math.values.cost import reset_budget
 from rlvr.verifiers.math.values.rational import NotFinite
 

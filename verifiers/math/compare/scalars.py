@@ -11,6 +11,7 @@ from typing import Any
 
 from rlvr.verifiers._scientific import is_scientific_notation
 from rlvr.verifiers._units import parse_prefixed_unit
+from rlvr.verifiers.math.conventions import MathConventions
 from rlvr.verifiers.math.parsing.tree import (
     LimitExceeded,
     Tree,
@@ -35,7 +36,6 @@ from rlvr.verifiers.math.parsing.units import (
     is_unit,
     parse_unit_label,
 )
-from rlvr.verifiers.math.policy import MathConventions
 from rlvr.verifiers.math.values.normal_form import is_equal_normal_form
 from rlvr.verifiers.math.values.numeric import differs_at_sample_points, evaluate_real, get_mp_context
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
@@ -77,11 +77,11 @@ class Comparison:
 class CompareContext:
     """The context of a comparison: the policy, the algebra system for hard cases, and the remaining steps.
 
-    >>> CompareContext(MathConventions()).policy.percent
+    >>> CompareContext(MathConventions()).conventions.percent
     'lenient'
     """
 
-    policy: MathConventions
+    conventions: MathConventions
     algebra: Algebra | None = None
     steps_left: int = 400
 
@@ -175,7 +175,7 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     if not gold_unit and not unit:
         return compare_unitless_values(gold, answer, context)
     if any(is_money(parse_unit_label(label)) for label in (gold_unit, unit) if label):  # a price is not rounded
-        context = replace(context, policy=replace(context.policy, tolerance=0, min_answer_digits=100))
+        context = replace(context, conventions=replace(context.conventions, tolerance=0, min_answer_digits=100))
     if get_free_symbols(answer) | get_free_symbols(gold):  # in a formula, ml^2 is m times l^2
         known = get_free_symbols(answer) | get_free_symbols(gold)
         spelled = (
@@ -189,7 +189,7 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     if gold_unit:
         if is_degree(gold_unit) and has_op(value, "const"):
             return compare_unitless_values(gold_value, ("div", ("mul", value, ("num", 180, 1)), ("const", "pi")), context)
-        if context.policy.units == "required":
+        if context.conventions.units == "required":
             return Comparison(False, f"the unit is missing; the gold is {describe_tree(gold)}")
         return compare_unitless_values(gold_value, value, context)
     if parse_unit_label(unit) is None:
@@ -260,7 +260,7 @@ def _drop_label_of_percentage(tree: Tree, other: Tree) -> Tree:
 
 
 def _compare_percentages(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
-    lenient = context.policy.percent == "lenient"
+    lenient = context.conventions.percent == "lenient"
     label = next((unit for _, unit in (split_unit(gold), split_unit(answer)) if unit and unit.lower() not in PERCENT_WORDS), "")
     if label:
         return Comparison(False, f"the units conflict: percent and {label}")
@@ -301,7 +301,7 @@ def _get_percent_value(tree: Tree) -> Tree | None:
 
 
 def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
-    """Compare two values without units: equal, or a decimal that rounds as the policy allows; then the required form."""
+    """Compare two values without units: equal, or a decimal that rounds as the conventions allow; then the required form."""
     if has_op(answer, "unit", "percent") and not has_op(gold, "unit", "percent") and not has_op(answer, "fun"):
         return Comparison(False, f"{describe_tree(answer)} mixes units")
     extra = get_free_symbols(answer) - get_free_symbols(gold)
@@ -312,14 +312,14 @@ def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -
     if has_op(gold, "fun") and has_op(answer, "fun"):
         gold, answer = _write_maximum_as_formula(gold, answer), _write_maximum_as_formula(answer, gold)
     if context.is_same_value(gold, answer):
-        wrong = find_form_violation(answer, context.policy.form, gold)
+        wrong = find_form_violation(answer, context.conventions.form, gold)
         return (
             Comparison(False, f"it has the right value, but {wrong}")
             if wrong
             else Comparison(True, f"{describe_tree(answer)} equals {format_tree(gold)}")
         )
     if not get_free_symbols(gold) and not get_free_symbols(answer):
-        why = _explain_rounding(gold, answer, context.policy)
+        why = _explain_rounding(gold, answer, context.conventions)
         if why:
             return Comparison(True, why)
     if _find_integration_constant(gold, answer) and _differs_only_by_number(gold, answer, context):
@@ -360,7 +360,7 @@ def count_written_digits(tree: Tree) -> tuple[int, int] | None:
     return None
 
 
-def _explain_rounding(gold: Tree, answer: Tree, policy: MathConventions) -> str:
+def _explain_rounding(gold: Tree, answer: Tree, conventions: MathConventions) -> str:
     """Explain why an unequal value is accepted as a rounding of the gold; "" if it is not accepted."""
     of_gold, of_answer = count_written_digits(gold), count_written_digits(answer)
     if of_gold is None and of_answer is None:
@@ -369,16 +369,16 @@ def _explain_rounding(gold: Tree, answer: Tree, policy: MathConventions) -> str:
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    close = of_gold is not None and gap <= min(_place_value(of_gold[1]) / 2, Fraction(policy.tolerance) * abs(y))
+    close = of_gold is not None and gap <= min(_place_value(of_gold[1]) / 2, Fraction(conventions.tolerance) * abs(y))
     if (
-        close and of_gold is not None and of_gold[0] >= policy.min_gold_digits and of_answer is None
+        close and of_gold is not None and of_gold[0] >= conventions.min_gold_digits and of_answer is None
     ):  # not another decimal: 1.25 is not 1.2499
         return f"{format_tree(answer)} rounds to {format_tree(gold)}"
     whole = compute_exact_value(gold)
     computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE_DIGITS)  # more digits of a root claim another value
     if (
         of_answer is not None
-        and of_answer[0] >= policy.min_answer_digits
+        and of_answer[0] >= conventions.min_answer_digits
         and computed
         and not (whole is not None and whole.denominator == 1)
     ):

@@ -1,4 +1,4 @@
-"""The comparison policy: every convention of the math verifier is a field here, set per task or per environment."""
+"""The conventions of comparing: every convention of the math verifier is a field here, set per task or per environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALLOWED_VALUES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class MathConventions:
-    """How two answers are compared where conventions differ. A task overrides it with `meta["policy"]`.
+    """How two answers are compared where conventions differ. A task overrides it with `meta["conventions"]`.
 
     >>> MathConventions().override({"percent": "strict"}).percent
     'strict'
@@ -63,27 +63,27 @@ class MathConventions:
     def __post_init__(self) -> None:
         for name, allowed in ALLOWED_VALUES.items():
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"policy {name} is {getattr(self, name)!r}; {format_suggestion(str(getattr(self, name)), allowed)}")
+                raise ConfigError(f"convention {name} is {getattr(self, name)!r}; {format_suggestion(str(getattr(self, name)), allowed)}")
         for name in ("allow_symbol", "case_sensitive"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"policy {name} is {getattr(self, name)!r}; it must be true or false")
+                raise ConfigError(f"convention {name} is {getattr(self, name)!r}; it must be true or false")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 0.1:
-            raise ConfigError(f"policy tolerance is {self.tolerance!r}; it must be a number from 0 to 0.1")
+            raise ConfigError(f"convention tolerance is {self.tolerance!r}; it must be a number from 0 to 0.1")
         for name in ("min_gold_digits", "min_answer_digits"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
-                raise ConfigError(f"policy {name} is {value!r}; it must be a whole number from 1 to 100")
+                raise ConfigError(f"convention {name} is {value!r}; it must be a whole number from 1 to 100")
 
     def override(self, overrides: Any) -> MathConventions:
         """Return the policy with some fields replaced."""
         if not overrides:
             return self
         if not isinstance(overrides, Mapping):
-            raise ConfigError(f"a policy must be a mapping, got {overrides!r}; write {{'percent': 'strict'}}")
+            raise ConfigError(f"conventions must be a mapping, got {overrides!r}; write {{'percent': 'strict'}}")
         known = [field.name for field in fields(self)]
         for key in overrides:
             if key not in known:
-                raise ConfigError(f"there is no policy {key!r}; {format_suggestion(str(key), known)}")
+                raise ConfigError(f"there is no convention {key!r}; {format_suggestion(str(key), known)}")
         return replace(self, **overrides)
 
     def get_non_default_fields(self) -> dict[str, Any]:
