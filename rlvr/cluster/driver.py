@@ -105,7 +105,7 @@ class Driver:
         self.transport, self.settings, self.log, self.limits = transport, settings, log, limits
         self.metrics, self.event_log = ClusterMetrics(settings.rollout_workers), record or EventLog(None)
         self.scheduler = WorkScheduler(
-            group_timeout_s=settings.task_timeout_s,
+            task_timeout_s=settings.task_timeout_s,
             load_timeout_s=settings.startup_timeout_s,
             max_failures=settings.max_lost_workers_per_task,
             backup_task_fraction=settings.backup_task_fraction,
@@ -301,12 +301,12 @@ class Driver:
 
     def _handle_task_ended(self, command: DispatchTask, encoded_episodes: bytes, verify_s: float) -> None:
         """Handle the end of a rollout task: store its episodes. If they cannot be read, the worker is replaced and the task is retried."""
-        name = str(command.group)
+        name = str(command.task_name)
         unit = self._pending[name].tasks[name] if name in self._pending else None
         try:
             has_nothing = isinstance(encoded_episodes, bytes) and not encoded_episodes
             if unit is not None and has_nothing:
-                raise CorruptData(f"task {command.group} came back without episodes, although it was not cancelled")
+                raise CorruptData(f"task {command.task_name} came back without episodes, although it was not cancelled")
             found = [] if has_nothing else _decode_task(name, encoded_episodes)
             if unit is not None:
                 batch = self._pending[name]
@@ -361,8 +361,8 @@ class Driver:
         for order in orders:
             match order:
                 case DispatchTask():
-                    batch = self._pending[str(order.group)]
-                    unit = batch.tasks[str(order.group)]
+                    batch = self._pending[str(order.task_name)]
+                    unit = batch.tasks[str(order.task_name)]
                     self.metrics.set_state(order.worker, "sampling")
                     self._current_groups[order.worker] = unit[0].group
                     self.transport.start_task(order, unit, batch.sampling, batch.policy_version)

@@ -84,16 +84,16 @@ MAX_LOCATION_CHARACTERS = 4096
 """The longest text in the location of a worker: a path."""
 
 
-def check_location(said: object) -> dict[str, Any]:
+def check_location(location: object) -> dict[str, Any]:
     """Return the location that a worker says it has; raise ValueError if it cannot be one. Whether it is true is not checked.
 
     >>> check_location({"pid": 7, "host": "here", "pids": "", "born": "1"})
     {'pid': 7, 'host': 'here', 'pids': '', 'born': '1', 'node': '', 'log': ''}
     """
-    if not isinstance(said, dict):
-        raise ValueError(f"its location is {type(said).__name__}, not a mapping")
-    texts = {name: said.get(name, None if name in LOCATION_FIELDS[:3] else "") for name in LOCATION_FIELDS}
-    if type(pid := said.get("pid")) is not int or not 0 < pid < 2**31:
+    if not isinstance(location, dict):
+        raise ValueError(f"its location is {type(location).__name__}, not a mapping")
+    texts = {name: location.get(name, None if name in LOCATION_FIELDS[:3] else "") for name in LOCATION_FIELDS}
+    if type(pid := location.get("pid")) is not int or not 0 < pid < 2**31:
         raise ValueError("its pid is not the number of a process")
     for name, text in texts.items():
         if not isinstance(text, str) or len(text) > MAX_LOCATION_CHARACTERS:

@@ -175,9 +175,9 @@ class RayTransport:
                 "free some of the disk, then continue with --resume"
             ) from error
 
-    def free_other_versions(self, versions: Set[int]) -> None:
+    def free_other_versions(self, needed_versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
-        self._weight_history.free_other_versions(versions)
+        self._weight_history.free_other_versions(needed_versions)
 
     def send_stored_weights(self, command: LoadWeights) -> int:
         """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
@@ -243,9 +243,9 @@ class RayTransport:
             except ValueError as error:
                 return WorkerLost(worker, f"the result of its task is damaged: {error}")
             self._has_sampled = True
-            return TaskEnded(expected_event.order, data, seconds)
+            return TaskEnded(expected_event.command, data, seconds)
         else:
-            self._loaded_versions[worker] = expected_event.order.version
+            self._loaded_versions[worker] = expected_event.command.version
         return expected_event
 
     def _is_permanent_failure(self, expected_event: WorkerStarted | WeightsLoaded | TaskEnded, cause: Exception) -> bool:
@@ -358,7 +358,7 @@ def read_message(error: BaseException) -> str:
 
 
 def _get_worker(meant: WorkerStarted | WeightsLoaded | TaskEnded) -> str:
-    return meant.worker if isinstance(meant, WorkerStarted) else meant.order.worker
+    return meant.worker if isinstance(meant, WorkerStarted) else meant.command.worker
 
 
 def choose_object_store_bytes(weight_bytes: int, memory_bytes: int) -> int:

@@ -33,14 +33,14 @@ SINGLES_PER_TASK = 64
 RolloutTask = list[RolloutRequest]
 
 
-def choose_groups_per_task(asked: int | None, traits: SamplerTraits, num_generations: int) -> int:
+def choose_groups_per_task(requested: int | None, traits: SamplerTraits, num_generations: int) -> int:
     """Return the number of groups in a task: `asked`, or as many as an engine of its own samples at a time; 1 for the trainer's model.
 
     >>> choose_groups_per_task(None, SamplerTraits(runs_model=False), 8)
     8
     """
     has_engine = traits.loads_weights and not traits.runs_model
-    return asked or (math.ceil(SINGLES_PER_TASK / num_generations) if has_engine else 1)
+    return requested or (math.ceil(SINGLES_PER_TASK / num_generations) if has_engine else 1)
 
 
 def split_into_tasks(requests: Sequence[RolloutRequest], groups_per_task: int | None = 1) -> list[RolloutTask]:

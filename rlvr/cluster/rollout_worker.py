@@ -169,15 +169,15 @@ class RolloutWorker:
 class EvalWorker(RolloutWorker):
     """Rollout worker of an evaluation. Its sampler has its own policy and is used in one environment after the other."""
 
-    def __init__(self, exam: EvalWorkerSettings) -> None:
-        self._set_up(exam.threads)
+    def __init__(self, settings: EvalWorkerSettings) -> None:
+        self._set_up(settings.threads)
         self.verifier_client = VerifierClient(0.0)
-        self.items = {item.name: item for item in exam.items}
+        self.items = {item.name: item for item in settings.items}
         self.environments = dict[str, Environment]()
-        for item in exam.items:
+        for item in settings.items:
             self.environments[item.name] = self._resources.enter_context(build_from_config("env", item.env))
             self.environments[item.name].check_ready()
-        self.sampler = self._resources.enter_context(exam.sampler.build())
+        self.sampler = self._resources.enter_context(settings.sampler.build())
         self.sampler.check_ready()
         self._env_name, self._env_resources = "", self._resources.enter_context(ExitStack())
         """The environment of the current rollout, and the resources to close with that rollout."""

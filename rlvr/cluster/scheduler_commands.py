@@ -15,7 +15,7 @@ class DispatchTask:
     """
 
     worker: str
-    group: Hashable
+    task_name: Hashable
     version: int
     attempt: int
     """Number of this copy of the task."""
@@ -39,11 +39,11 @@ class LoadWeights:
 class AcceptResult:
     """Accept the result of this command: it is the first copy of its task that ended.
 
-    >>> AcceptResult(DispatchTask("c0", "1:7", 0, 1)).order.group
+    >>> AcceptResult(DispatchTask("c0", "1:7", 0, 1)).command.task_name
     '1:7'
     """
 
-    order: DispatchTask
+    command: DispatchTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CountRetry:
     'killed'
     """
 
-    group: Hashable
+    task_name: Hashable
     reason: str
 
 
@@ -62,11 +62,11 @@ class CountRetry:
 class AbandonTask:
     """Give up the task, which has lost too many workers: its episodes fail with an infrastructure fault.
 
-    >>> AbandonTask("1:7", "killed").group
+    >>> AbandonTask("1:7", "killed").task_name
     '1:7'
     """
 
-    group: Hashable
+    task_name: Hashable
     reason: str
 
 
@@ -74,11 +74,11 @@ class AbandonTask:
 class CancelCopy:
     """Cancel this copy, since another one has ended. The worker reports its end, cancelled or complete.
 
-    >>> CancelCopy(DispatchTask("c0", "1:7", 0, 1)).order.worker
+    >>> CancelCopy(DispatchTask("c0", "1:7", 0, 1)).command.worker
     'c0'
     """
 
-    order: DispatchTask
+    command: DispatchTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,25 +27,25 @@ class WorkerStarted:
 class WeightsLoaded:
     """A worker has loaded weights.
 
-    >>> WeightsLoaded(LoadWeights("c0.0", 1, 1)).order.version
+    >>> WeightsLoaded(LoadWeights("c0.0", 1, 1)).command.version
     1
     """
 
-    order: LoadWeights
+    command: LoadWeights
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
     """A worker has finished a task, or has cancelled it.
 
-    >>> TaskEnded(DispatchTask("c0.0", "0:1", 0, 1), b"").seconds
+    >>> TaskEnded(DispatchTask("c0.0", "0:1", 0, 1), b"").verification_s
     0.0
     """
 
-    order: DispatchTask
+    command: DispatchTask
     data: bytes
     """The episodes as columns; empty if it was cancelled."""
-    seconds: float = 0.0
+    verification_s: float = 0.0
     """Duration of the verification."""
 
 
@@ -83,7 +83,7 @@ class Transport(Protocol):
         """Store weights for the workers; from any thread. The buckets are read now, since the trainer changes its weights later."""
         ...
 
-    def free_other_versions(self, versions: Set[int]) -> None:
+    def free_other_versions(self, needed_versions: Set[int]) -> None:
         """Free the weights that none of these versions needs."""
         ...
 

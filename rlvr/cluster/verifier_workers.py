@@ -252,8 +252,8 @@ def _check_verdict(given: object) -> Verdict:
 class RemoteVerifier(Verifier):
     """Replaces the verifier of an environment: verifier workers give the verdicts on completions."""
 
-    def __init__(self, inner: Verifier, desk: VerifierClient) -> None:
-        self.inner, self.client = inner, desk
+    def __init__(self, inner: Verifier, client: VerifierClient) -> None:
+        self.inner, self.client = inner, client
         self.instruction, self.needs_reference, self.columns = inner.instruction, inner.needs_reference, inner.columns
         self.has_bounded_score = inner.has_bounded_score
         self.traits = VerifierTraits(is_async=True, takes_transcript=True)

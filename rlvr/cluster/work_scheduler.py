@@ -80,17 +80,17 @@ class WorkScheduler:
     >>> scheduler.add_version(0), scheduler.enqueue(["1:0", "1:1"], version=0), scheduler.add_worker("c0", None)
     ([], [], [LoadWeights(worker='c0', version=0, attempt=1)])
     >>> scheduler.handle_weights_loaded(LoadWeights("c0", 0, 1))
-    [DispatchTask(worker='c0', group='1:0', version=0, attempt=1)]
+    [DispatchTask(worker='c0', task_name='1:0', version=0, attempt=1)]
     >>> for command in scheduler.handle_task_ended(DispatchTask("c0", "1:0", 0, 1)):
     ...     print(command)
-    AcceptResult(order=DispatchTask(worker='c0', group='1:0', version=0, attempt=1))
-    DispatchTask(worker='c0', group='1:1', version=0, attempt=1)
+    AcceptResult(command=DispatchTask(worker='c0', task_name='1:0', version=0, attempt=1))
+    DispatchTask(worker='c0', task_name='1:1', version=0, attempt=1)
     """
 
     def __init__(
         self,
         *,
-        group_timeout_s: float = math.inf,
+        task_timeout_s: float = math.inf,
         load_timeout_s: float = math.inf,
         max_failures: int = 2,
         backup_task_fraction: float = 0.1,
@@ -99,14 +99,14 @@ class WorkScheduler:
         """Set the limits.
 
         Args:
-            group_timeout_s: timeout of a group, on the clock of `kill_late_workers`.
+            task_timeout_s: timeout of a task, on the clock of `kill_late_workers`.
             load_timeout_s: timeout of loading weights.
             max_failures: lost workers after which a group is quarantined.
             backup_task_fraction: idle workers get second copies when at most this share of the groups of a version is left; 0: never.
             num_older_versions: how many versions before the newest may still be used.
         """
-        self.group_timeout_s, self.load_timeout_s, self.max_failures, self.backup_task_fraction, self.num_older_versions = (
-            group_timeout_s,
+        self.task_timeout_s, self.load_timeout_s, self.max_failures, self.backup_task_fraction, self.num_older_versions = (
+            task_timeout_s,
             load_timeout_s,
             max_failures,
             backup_task_fraction,
@@ -130,15 +130,15 @@ class WorkScheduler:
 
     # ---- work
 
-    def enqueue(self, groups: Iterable[Hashable], version: int) -> list[Command]:
+    def enqueue(self, task_names: Iterable[Hashable], version: int) -> list[Command]:
         """Add groups for a version of the weights, which may not exist yet. They come after all earlier groups."""
         if version < self._newest and version not in self.needed_versions:
             raise ValueError(f"version {version} of the weights is gone; new groups must have version {self._newest} or a later one")
-        groups = list(groups)
-        for name, times in Counter(groups).items():
+        task_names = list(task_names)
+        for name, times in Counter(task_names).items():
             if times > 1 or name in self._items:
                 raise ValueError(f"group {name!r} was already added")
-        for name in groups:
+        for name in task_names:
             self._items[name] = _WorkItem(name, self._next_order_number, version)
             heapq.heappush(self._waiting[version], (self._next_order_number, name))
             self._next_order_number += 1
@@ -207,7 +207,7 @@ class WorkScheduler:
         worker.is_exclusive = False
         self._start_times.pop(command, None)
         before = self._may_copy_last_groups(command.version)
-        if (work := self._items.get(command.group)) is not None and command in work.copies:
+        if (work := self._items.get(command.task_name)) is not None and command in work.copies:
             self._commands.append(AcceptResult(command))
             self._finish(work, except_for=command)
         copies_begin = self._may_copy_last_groups(command.version) and not before  # now idle workers can take copies
@@ -226,7 +226,7 @@ class WorkScheduler:
             self._start_times.pop(gone.load_order, None)
         for order in gone.orders:
             self._start_times.pop(order, None)
-        held = [work for order in gone.orders if (work := self._items.get(order.group)) is not None and order in work.copies]
+        held = [work for order in gone.orders if (work := self._items.get(order.task_name)) is not None and order in work.copies]
         for work in sorted(held, key=lambda work: work.order_number):
             work.copies = [order for order in work.copies if order.worker != worker]
             self._retry_or_abandon(work, reason, may_be_cause=may_be_cause, ran_alone=len(gone.orders) == 1)
@@ -237,8 +237,8 @@ class WorkScheduler:
         over = dict[str, str]()
         for name, worker in self._workers.items():
             for order in worker.orders:
-                if now - self._start_times.setdefault(order, now) > self.group_timeout_s:
-                    over[name] = f"task {order.group} did not end in {self.group_timeout_s:g} s (cluster.task_timeout_s)"
+                if now - self._start_times.setdefault(order, now) > self.task_timeout_s:
+                    over[name] = f"task {order.task_name} did not end in {self.task_timeout_s:g} s (cluster.task_timeout_s)"
             if worker.load_order is not None and now - self._start_times.setdefault(worker.load_order, now) > self.load_timeout_s:
                 over[name] = f"version {worker.load_order.version} was not loaded in {self.load_timeout_s:g} s (cluster.startup_timeout_s)"
         said: list[Command] = []

@@ -275,7 +275,9 @@ class Haunted(Harmed):
         self.ghosts, self.heard = dict[Any, TaskEnded](), 0
 
     def give_up(self, worker: str) -> None:
-        self.ghosts |= {call: meant for call, meant in self._calls.items() if isinstance(meant, TaskEnded) and meant.order.worker == worker}
+        self.ghosts |= {
+            call: meant for call, meant in self._calls.items() if isinstance(meant, TaskEnded) and meant.command.worker == worker
+        }
         self.kept = self._actors.pop(worker)
         self._locations.pop(worker)
 
@@ -283,7 +285,7 @@ class Haunted(Harmed):
         events = super().poll(timeout_s)
         for call in self.ray.wait(list(self.ghosts), num_returns=len(self.ghosts), timeout=0)[0] if self.ghosts else []:
             self.heard += 1
-            events.append(TaskEnded(self.ghosts.pop(call).order, *self.ray.get(call, timeout=5)))
+            events.append(TaskEnded(self.ghosts.pop(call).command, *self.ray.get(call, timeout=5)))
         return events
 
     def close(self) -> None:

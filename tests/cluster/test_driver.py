@@ -74,9 +74,9 @@ class Pretended:
         with self.lock:
             self.held[version] = update
 
-    def free_other_versions(self, versions: Set[int]) -> None:
+    def free_other_versions(self, needed_versions: Set[int]) -> None:
         with self.lock:
-            self.held = {version: parcel for version, parcel in self.held.items() if version >= min(versions)}
+            self.held = {version: parcel for version, parcel in self.held.items() if version >= min(needed_versions)}
 
     def send_stored_weights(self, command: LoadWeights) -> int:
         assert command.worker in self.alive and command.version in self.held
@@ -89,7 +89,7 @@ class Pretended:
         self.work.append(WorkerLost(command.worker, "killed by it") if rollout_task[0].group in self.bad else TaskEnded(command, data, 0.1))
 
     def cancel_task(self, command: DispatchTask) -> None:
-        self.work = [TaskEnded(command, b"") if getattr(event, "order", None) == command else event for event in self.work]
+        self.work = [TaskEnded(command, b"") if getattr(event, "command", None) == command else event for event in self.work]
 
     def describe_worker(self, worker: str) -> dict[str, Any]:
         return {"host": "here", "pid": 1, "words": ["the last line"]}
@@ -102,9 +102,9 @@ class Pretended:
         if not isinstance(event, WorkerLost) and self.draw.random() < self.deaths:
             return [WorkerLost(worker, "killed", may_be_cause=False)]
         if isinstance(event, WeightsLoaded):
-            self.loaded[worker] = event.order.version
+            self.loaded[worker] = event.command.version
         if isinstance(event, TaskEnded) and event.data and self.broken:
-            return [TaskEnded(event.order, self.broken.pop())]
+            return [TaskEnded(event.command, self.broken.pop())]
         return [event]
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Pretended:
 
 
 def worker_of(event: Any) -> str:
-    return str(event.order.worker if hasattr(event, "order") else event.worker)
+    return str(event.command.worker if hasattr(event, "command") else event.worker)
 
 
 def driven(transport: Pretended, told: list[str] | None = None, record: EventLog | None = None, **settings: Any) -> Driver:
@@ -620,7 +620,7 @@ def test_a_worker_that_lies_is_replaced_and_nothing_of_it_is_taken(name: str) ->
             events = super().poll(timeout_s)
             if events and isinstance(events[0], TaskEnded) and events[0].data and not self.has_lied:
                 self.has_lied = True
-                return [TaskEnded(events[0].order, LIES[name](decode_episodes(EncodedEpisodes.from_bytes(events[0].data))))]
+                return [TaskEnded(events[0].command, LIES[name](decode_episodes(EncodedEpisodes.from_bytes(events[0].data))))]
             return events
 
     config = ClusterConfig(rollout_workers=2, max_restarts_per_worker=1000)

@@ -43,7 +43,7 @@ def given(orders: Sequence[Command], kind: type = DispatchTask) -> list[Any]:
 
 def test_groups_are_dealt_in_order_to_whoever_has_least() -> None:
     orders = given(ready("a", "b", room=2).enqueue(range(5), 0))
-    assert [(order.group, order.worker) for order in orders] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
+    assert [(order.task_name, order.worker) for order in orders] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
 
 
 def test_a_worker_gets_nothing_before_it_has_the_version() -> None:
@@ -51,7 +51,7 @@ def test_a_worker_gets_nothing_before_it_has_the_version() -> None:
     pool.enqueue([0], 0)
     [load] = given(pool.add_worker("a", None), LoadWeights)
     assert load == LoadWeights("a", 0, 1) and pool.enqueue([1], 0) == []
-    assert given(pool.handle_weights_loaded(load))[0].group == 0
+    assert given(pool.handle_weights_loaded(load))[0].task_name == 0
     pool.remove_worker("a", "killed")
     [again] = given(pool.add_worker("a", None), LoadWeights)
     assert pool.handle_weights_loaded(load) == []  # said by the earlier worker of this name
@@ -72,14 +72,14 @@ def test_a_lost_group_comes_before_all_others() -> None:
     pool = ready("a", "b")
     first, _ = given(pool.enqueue(range(4), 0))
     pool.remove_worker("a", "killed")
-    assert given(pool.handle_task_ended(DispatchTask("b", 1, 0, 1)))[0].group == first.group
+    assert given(pool.handle_task_ended(DispatchTask("b", 1, 0, 1)))[0].task_name == first.task_name
 
 
 def test_a_group_that_ends_its_worker_twice_is_given_up() -> None:
     pool = ready("a", "b")
     pool.enqueue(["bad", "good"], 0)
     assert given(pool.remove_worker("a", "killed"), CountRetry)
-    assert given(pool.handle_task_ended(DispatchTask("b", "good", 0, 1)))[0].group == "bad"
+    assert given(pool.handle_task_ended(DispatchTask("b", "good", 0, 1)))[0].task_name == "bad"
     assert pool.remove_worker("b", "out of memory") == [AbandonTask("bad", "out of memory")] and pool.num_unfinished == 0
 
 
@@ -88,7 +88,7 @@ def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
     pool.enqueue(["g"], 0)
     for _ in range(5):
         assert given(pool.remove_worker("a", "its machine is gone", may_be_cause=False), CountRetry)
-        assert given(pool.add_worker("a", 0))[0].group == "g"
+        assert given(pool.add_worker("a", 0))[0].task_name == "g"
 
 
 def test_the_company_of_a_bad_group_is_not_given_up() -> None:
@@ -96,15 +96,15 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
     pool.enqueue(["bad", *range(7)], 0)
     for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
         running = given(pool.add_worker("a", 0, capacity=4))
-        while not any(order.group == "bad" for order in running):
+        while not any(order.task_name == "bad" for order in running):
             said = pool.handle_task_ended(running.pop(0))
-            kept += [keep.order.group for keep in given(said, AcceptResult)]
+            kept += [keep.command.task_name for keep in given(said, AcceptResult)]
             running += given(said)
-        up += [order.group for order in given(pool.remove_worker("a", "killed"), AbandonTask)]
+        up += [order.task_name for order in given(pool.remove_worker("a", "killed"), AbandonTask)]
     running = given(pool.add_worker("a", 0, capacity=4))
     while running:
         said = pool.handle_task_ended(running.pop(0))
-        kept += [keep.order.group for keep in given(said, AcceptResult)]
+        kept += [keep.command.task_name for keep in given(said, AcceptResult)]
         running += given(said)
     assert up == ["bad"] and sorted(kept, key=str) == list(range(7))
 
@@ -113,12 +113,12 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
 def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> None:
     pool = ready("a", *others, room=2, max_failures=1)
     running = [order for order in given(pool.enqueue(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
-    lost = {again.group for again in given(pool.remove_worker("a", "killed"), CountRetry)}
+    lost = {again.task_name for again in given(pool.remove_worker("a", "killed"), CountRetry)}
     begun = list[Hashable]()
     for place in range(60):  # there is always more to do
         said = [*pool.enqueue([f"more {place}"], 0), *pool.handle_task_ended(running.pop(0))]
         running += given(said)
-        begun += [order.group for order in given(said)]
+        begun += [order.task_name for order in given(said)]
     assert len(lost) == 2 and lost <= set(begun[:20]) and len(begun) > 50, begun
 
 
@@ -130,7 +130,7 @@ def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work
         AcceptResult(DispatchTask("a", "0:0", 0, 1))
     ]  # version 1 does not exist yet
     [load] = given(pool.add_version(1), LoadWeights)
-    assert load == LoadWeights("a", 1, 1) and given(pool.handle_weights_loaded(load))[0].group == "1:0"
+    assert load == LoadWeights("a", 1, 1) and given(pool.handle_weights_loaded(load))[0].task_name == "1:0"
     assert pool.needed_versions == {0, 1}
 
 
@@ -139,14 +139,14 @@ def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_ve
     pool.add_version(0)
     for group, version in (("first", 0), ("newer", 2), ("one", 0), ("two", 0)):
         pool.enqueue([group], version)
-    assert [order.group for order in given(pool.add_worker("a", 0))] == ["first"]
-    assert [order.group for order in given(pool.add_worker("b", 0, capacity=2))] == ["one", "two"]
+    assert [order.task_name for order in given(pool.add_worker("a", 0))] == ["first"]
+    assert [order.task_name for order in given(pool.add_worker("b", 0, capacity=2))] == ["one", "two"]
     pool.remove_worker("b", "its groups may have ended it")
     pool.remove_worker("a", "its machine is gone", may_be_cause=False)
     orders = [*pool.add_version(1), *pool.add_version(2), *pool.add_worker("c", 0)]
     done = list[Hashable]()
     for order in orders:
-        done += [order.order.group] if isinstance(order, AcceptResult) else []
+        done += [order.command.task_name] if isinstance(order, AcceptResult) else []
         orders += (
             pool.handle_weights_loaded(order)
             if isinstance(order, LoadWeights)
@@ -169,7 +169,7 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
     while pool.num_unfinished:
         for order in orders:
             if isinstance(order, DispatchTask):
-                assert order.version == seen[-1] == int(str(order.group)[0])
+                assert order.version == seen[-1] == int(str(order.task_name)[0])
                 orders = pool.handle_task_ended(order)
                 break
             if isinstance(order, LoadWeights):
@@ -194,7 +194,7 @@ def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None
     pool = ready("a", "b", "c", "d", backup_task_fraction=0.5)
     orders = given(pool.enqueue(range(4), 0))
     assert given(pool.handle_task_ended(orders[3])) == []  # three of four are left
-    assert {(order.worker, order.group) for order in given(pool.handle_task_ended(orders[2]))} == {("c", 0), ("d", 1)}
+    assert {(order.worker, order.task_name) for order in given(pool.handle_task_ended(orders[2]))} == {("c", 0), ("d", 1)}
 
 
 def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
@@ -206,7 +206,7 @@ def test_a_copy_whose_worker_is_lost_costs_nothing() -> None:
 
 
 def test_a_worker_that_has_had_its_time_is_dropped() -> None:
-    pool = ready("a", group_timeout_s=10, load_timeout_s=5)
+    pool = ready("a", task_timeout_s=10, load_timeout_s=5)
     pool.enqueue(["g"], 0)
     assert pool.kill_late_workers(100) == [] and pool.kill_late_workers(110) == []
     drop, again = pool.kill_late_workers(110.1)
@@ -242,7 +242,7 @@ def test_no_version_can_be_left_out_while_groups_of_it_are_asked() -> None:
     with pytest.raises(ValueError, match="version 6 of the weights came before version 5, which has waiting groups"):
         pool.add_version(6)
     [load] = given(pool.add_version(5), LoadWeights)
-    assert given(pool.handle_weights_loaded(load))[0].group == "g"
+    assert given(pool.handle_weights_loaded(load))[0].task_name == "g"
 
 
 def test_a_version_that_is_needed_no_more_cannot_be_asked() -> None:
@@ -262,16 +262,16 @@ def test_an_ask_that_is_refused_changes_nothing() -> None:
     pool = ready("a")
     with pytest.raises(ValueError, match="'g' was already added"):
         pool.enqueue(["f", "g", "g"], 0)
-    assert pool.num_unfinished == 0 and [order.group for order in given(pool.enqueue(["f"], 0))] == ["f"]
+    assert pool.num_unfinished == 0 and [order.task_name for order in given(pool.enqueue(["f"], 0))] == ["f"]
 
 
 def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_it() -> None:
-    pool = ready("a", "b", "c", room=4, group_timeout_s=10)
+    pool = ready("a", "b", "c", room=4, task_timeout_s=10)
     pool.enqueue(["f", "g", "h"], 0)
     pool.kill_late_workers(0)
     said = pool.kill_late_workers(11)
     assert [order.worker for order in given(said, KillWorker)] == ["a", "b", "c"] and not given(said)
-    assert [order.group for order in given(said, CountRetry)] == ["f", "g", "h"]
+    assert [order.task_name for order in given(said, CountRetry)] == ["f", "g", "h"]
 
 
 # ---- ten thousand random histories --------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ class History:
         self.early = self.draw.random() < 0.5  # asks before the version exists
         self.rooms = self.draw.choice([(1,), (1, 2, 3)])
         self.killers = {(step, place) for step in range(self.steps) for place in range(self.size) if self.draw.random() < 0.03}
-        self.pool = WorkScheduler(group_timeout_s=20, load_timeout_s=20, backup_task_fraction=self.draw.choice([0.0, 0.1, 0.5]))
+        self.pool = WorkScheduler(task_timeout_s=20, load_timeout_s=20, backup_task_fraction=self.draw.choice([0.0, 0.1, 0.5]))
         self.workers = dict[str, dict[str, Any]]()
         self.said = list[tuple[str, Any]]()  # what lost workers may still say
         self.kept, self.given_up, self.losses = Counter[Hashable](), Counter[Hashable](), Counter[Hashable]()
@@ -299,23 +299,24 @@ class History:
                 case DispatchTask(name, tuple() as group, version, _):
                     worker = self.workers[name]
                     assert worker["version"] == version == max(0, group[0] - self.k) <= self.made and worker["loading"] is None
-                    assert sum(order.group == other.group for w in self.workers.values() for other in w["holds"]) <= 1
+                    assert sum(order.task_name == other.task_name for w in self.workers.values() for other in w["holds"]) <= 1
                     worker["holds"].add(order)
                     assert len(worker["holds"]) <= worker["room"]
-                    assert order.group not in self.kept and order.group not in self.given_up
+                    assert order.task_name not in self.kept and order.task_name not in self.given_up
                 case LoadWeights(name, version, _):
                     assert (
                         not self.workers[name]["holds"] and self.workers[name]["loading"] is None and version in self.pool.needed_versions
                     )
                     self.workers[name]["loading"] = order
                 case AcceptResult(kept):
-                    self.kept[kept.group] += 1
+                    self.kept[kept.task_name] += 1
                 case AbandonTask(group, _):
                     self.given_up[group] += 1
                     assert self.losses[group] >= 2
                 case CancelCopy(cancelled):
                     assert (
-                        cancelled in self.workers[cancelled.worker]["holds"] and self.kept[cancelled.group] + self.given_up[cancelled.group]
+                        cancelled in self.workers[cancelled.worker]["holds"]
+                        and self.kept[cancelled.task_name] + self.given_up[cancelled.task_name]
                     )
                     self.workers[cancelled.worker]["cancelled"].add(cancelled)
                 case KillWorker(name, _):
@@ -329,7 +330,7 @@ class History:
             [("handle_weights_loaded", gone["loading"])] if gone["loading"] else []
         )
         if blame:
-            self.losses.update(order.group for order in gone["holds"])
+            self.losses.update(order.task_name for order in gone["holds"])
 
     def join(self) -> None:
         name = self.draw.choice("abcd")
@@ -355,9 +356,9 @@ class History:
         if (load := worker["loading"]) is not None:
             worker["loading"], worker["version"] = None, load.version
             self.follow(self.pool.handle_weights_loaded(load))
-        elif bad := [order for order in worker["holds"] if order.group in self.killers and order not in worker["cancelled"]]:
+        elif bad := [order for order in worker["holds"] if order.task_name in self.killers and order not in worker["cancelled"]]:
             self.bury(name, blame=True)
-            self.follow(self.pool.remove_worker(name, f"{bad[0].group} is bad"))
+            self.follow(self.pool.remove_worker(name, f"{bad[0].task_name} is bad"))
         elif worker["holds"]:
             order = self.draw.choice(sorted(worker["holds"], key=str))
             worker["holds"].remove(order)

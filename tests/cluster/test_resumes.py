@@ -32,8 +32,8 @@ class Mortal(InThisProcess):
 
     def poll(self, timeout_s: float) -> list[Event]:
         event = self.work.pop()
-        if isinstance(event, TaskEnded) and event.order.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
-            return [WorkerLost(event.order.worker, "killed", may_be_cause=False)]
+        if isinstance(event, TaskEnded) and event.command.version + Mortal.runs > 1 and Mortal.runs <= Mortal.bad:
+            return [WorkerLost(event.command.worker, "killed", may_be_cause=False)]
         return [event]
 
 

@@ -59,13 +59,13 @@ class InThisProcess:
     def kill_worker(self, worker: str) -> None:
         if (gone := self.rollout_workers.pop(worker, None)) is not None:
             gone.close()
-        self.work = [event for event in self.work if (event.worker if isinstance(event, WorkerStarted) else event.order.worker) != worker]
+        self.work = [event for event in self.work if (event.worker if isinstance(event, WorkerStarted) else event.command.worker) != worker]
 
     def store_weights(self, version: int, update: WeightUpdate) -> None:
         self.weights.add(version, carried(update))
 
-    def free_other_versions(self, versions: Set[int]) -> None:
-        self.weights.free_other_versions(versions)
+    def free_other_versions(self, needed_versions: Set[int]) -> None:
+        self.weights.free_other_versions(needed_versions)
 
     def send_stored_weights(self, command: LoadWeights) -> int:
         collector = self.rollout_workers[command.worker]
@@ -77,9 +77,9 @@ class InThisProcess:
 
     def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:
         if rollout_task[0].meta.get("split") == "train":
-            self.steps[command.group] = int(rollout_task[0].group.split(":")[0])
-            before = [self.steps.get(event.order.group, 99) for event in self.work if isinstance(event, TaskEnded)]
-            InThisProcess.early += any(step < self.steps[command.group] for step in before)
+            self.steps[command.task_name] = int(rollout_task[0].group.split(":")[0])
+            before = [self.steps.get(event.command.task_name, 99) for event in self.work if isinstance(event, TaskEnded)]
+            InThisProcess.early += any(step < self.steps[command.task_name] for step in before)
         self.work.append(
             TaskEnded(command, *self.rollout_workers[command.worker].run_task(command.version, rollout_task, sampling, policy_version))
         )
@@ -94,7 +94,7 @@ class InThisProcess:
         event = self.work.pop(CHANCE.randrange(len(self.work)))
         if isinstance(event, TaskEnded) and CHANCE.random() < 0.2:
             InThisProcess.lost += 1
-            return [WorkerLost(event.order.worker, "killed", may_be_cause=False)]
+            return [WorkerLost(event.command.worker, "killed", may_be_cause=False)]
         return [event]
 
     def close(self) -> None:

@@ -99,11 +99,11 @@ class WeightHistory:
         with self._lock:
             self._updates[version] = update
 
-    def free_other_versions(self, versions: Collection[int]) -> None:
+    def free_other_versions(self, needed_versions: Collection[int]) -> None:
         """Free the versions that neither these nor later versions need."""
         with self._lock:
             first = min(
-                (self._find_full_version(version) for version in versions if version in self._updates),
+                (self._find_full_version(version) for version in needed_versions if version in self._updates),
                 default=max(self._updates, default=0),
             )
             self._updates = {version: parcel for version, parcel in self._updates.items() if version >= first}
