@@ -77,12 +77,12 @@ def ranking(text):
         Bug("ranking", "counts.get(word, 0) + 1", "counts.get(word, 1) + 1", "wrong default"),
     ),
     {
-        "words": lambda draw: [" ".join(draw.choice(WORDS) + draw.choice(("", ",", "!", " ..")) for _ in range(draw.randint(1, 6)))],
-        "shorten": lambda draw: [
-            text := "".join(draw.choices("abcdef ", k=draw.randint(5, 14))),
-            len(text) - draw.choice((0, 0, 1, 2, -1)),
+        "words": lambda rng: [" ".join(rng.choice(WORDS) + rng.choice(("", ",", "!", " ..")) for _ in range(rng.randint(1, 6)))],
+        "shorten": lambda rng: [
+            text := "".join(rng.choices("abcdef ", k=rng.randint(5, 14))),
+            len(text) - rng.choice((0, 0, 1, 2, -1)),
         ],
-        "ranking": lambda draw: [" ".join(draw.choices(WORDS, k=draw.randint(5, 12)))],
+        "ranking": lambda rng: [" ".join(rng.choices(WORDS, k=rng.randint(5, 12)))],
     },
 )
 
@@ -142,10 +142,10 @@ def rotated(items, count):
         Bug("rotated", "    count %= len(items)\n", "", "missing case"),
     ),
     {
-        "chunks": lambda draw: [draw.choices(range(9), k=draw.randint(3, 11)), draw.randint(2, 4)],
-        "merged": lambda draw: [sorted(draw.choices(range(30), k=5)), sorted(draw.choices(range(30), k=draw.randint(3, 8)))],
-        "uniques": lambda draw: [draw.choices(range(12), k=draw.randint(5, 12))],
-        "rotated": lambda draw: [draw.sample(range(20), draw.randint(3, 6)), draw.randint(1, 17)],
+        "chunks": lambda rng: [rng.choices(range(9), k=rng.randint(3, 11)), rng.randint(2, 4)],
+        "merged": lambda rng: [sorted(rng.choices(range(30), k=5)), sorted(rng.choices(range(30), k=rng.randint(3, 8)))],
+        "uniques": lambda rng: [rng.choices(range(12), k=rng.randint(5, 12))],
+        "rotated": lambda rng: [rng.sample(range(20), rng.randint(3, 6)), rng.randint(1, 17)],
     },
 )
 
@@ -180,9 +180,9 @@ def day_of_year(year, month, day):
         Bug("day_of_year", "range(1, month)", "range(2, month)", "off by one"),
     ),
     {
-        "is_leap": lambda draw: [draw.choice((draw.randrange(1800, 2200), draw.randrange(10, 30) * 100, draw.randrange(3, 8) * 400))],
-        "days_in": lambda draw: [draw.randrange(1990, 2030), draw.choice((2, 2, draw.randint(1, 12)))],
-        "day_of_year": lambda draw: [draw.randrange(1990, 2030), draw.randint(2, 12), draw.randint(1, 28)],
+        "is_leap": lambda rng: [rng.choice((rng.randrange(1800, 2200), rng.randrange(10, 30) * 100, rng.randrange(3, 8) * 400))],
+        "days_in": lambda rng: [rng.randrange(1990, 2030), rng.choice((2, 2, rng.randint(1, 12)))],
+        "day_of_year": lambda rng: [rng.randrange(1990, 2030), rng.randint(2, 12), rng.randint(1, 28)],
     },
 )
 
@@ -229,10 +229,10 @@ def digits(number, base):
         Bug("digits", "    if number == 0:\n        return [0]\n", "", "missing case"),
     ),
     {
-        "gcd": lambda draw: [draw.choice((1, -1)) * draw.randint(2, 60), draw.choice((1, -1)) * draw.randint(2, 60)],
-        "lcm": lambda draw: [draw.choice((0, draw.randint(2, 40))), draw.choice((draw.randint(1, 9) * 2, draw.randint(2, 40)))],
-        "primes": lambda draw: [draw.choice((draw.choice((5, 7, 11, 13, 17, 19, 23, 29, 31, 37)), draw.randint(4, 60)))],
-        "digits": lambda draw: [draw.choice((0, draw.randint(1, 5000))), draw.randint(2, 16)],
+        "gcd": lambda rng: [rng.choice((1, -1)) * rng.randint(2, 60), rng.choice((1, -1)) * rng.randint(2, 60)],
+        "lcm": lambda rng: [rng.choice((0, rng.randint(2, 40))), rng.choice((rng.randint(1, 9) * 2, rng.randint(2, 40)))],
+        "primes": lambda rng: [rng.choice((rng.choice((5, 7, 11, 13, 17, 19, 23, 29, 31, 37)), rng.randint(4, 60)))],
+        "digits": lambda rng: [rng.choice((0, rng.randint(1, 5000))), rng.randint(2, 16)],
     },
 )
 
@@ -281,13 +281,13 @@ def numbers(text):
         Bug("numbers", "range(int(first), ", "range(int(first) + 1, ", "off by one"),
     ),
     {
-        "pairs": lambda draw: [
-            draw.choice(("; ", ";;")).join(
-                f"{name}{draw.choice(('=', ' = '))}{draw.randrange(99)}{draw.choice(('', '=x'))}" for name in draw.sample("abcdefgh", 3)
+        "pairs": lambda rng: [
+            rng.choice(("; ", ";;")).join(
+                f"{name}{rng.choice(('=', ' = '))}{rng.randrange(99)}{rng.choice(('', '=x'))}" for name in rng.sample("abcdefgh", 3)
             )
         ],
-        "seconds": lambda draw: [f"{draw.randint(1, 9)}h{draw.randint(1, 59)}m{draw.randint(1, 59)}s"],
-        "numbers": lambda draw: [f"{(a := draw.randint(1, 40))}-{a + draw.randint(1, 6)},{draw.randint(1, 99)}"],
+        "seconds": lambda rng: [f"{rng.randint(1, 9)}h{rng.randint(1, 59)}m{rng.randint(1, 59)}s"],
+        "numbers": lambda rng: [f"{(a := rng.randint(1, 40))}-{a + rng.randint(1, 6)},{rng.randint(1, 99)}"],
     },
 )
 

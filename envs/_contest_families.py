@@ -27,19 +27,19 @@ class ContestProblem:
     draw_input: Callable[[random.Random], str]
     compute_output: Callable[[str], str]
 
-    def make_cases(self, draw: random.Random, count: int) -> list[dict[str, str]]:
+    def make_cases(self, rng: random.Random, count: int) -> list[dict[str, str]]:
         """Return `count` tests, all different if the task has that many."""
         seen: dict[str, str] = {}
         for _ in range(20 * count):
-            stdin = self.draw_input(draw)
+            stdin = self.draw_input(rng)
             seen.setdefault(stdin, self.compute_output(stdin))
             if len(seen) == count:
                 break
         return [{"stdin": stdin, "stdout": stdout + "\n"} for stdin, stdout in seen.items()]
 
 
-def _draw_numbers(draw: random.Random, low: int = -50, high: int = 50) -> str:
-    numbers = [draw.randint(low, high) for _ in range(draw.randint(1, 12))]
+def _draw_numbers(rng: random.Random, low: int = -50, high: int = 50) -> str:
+    numbers = [rng.randint(low, high) for _ in range(rng.randint(1, 12))]
     return f"{len(numbers)}\n{' '.join(map(str, numbers))}\n"
 
 
@@ -50,9 +50,9 @@ def _parse_numbers(stdin: str) -> list[int]:
 READ_NUMBERS_CODE = "n = int(input())\nxs = list(map(int, input().split()))\n"
 
 
-def make_weighted_sum_problem(draw: random.Random) -> ContestProblem:
+def make_weighted_sum_problem(rng: random.Random) -> ContestProblem:
     """A sum with one weight for even positions and another for odd positions."""
-    even, odd = draw.randint(2, 30), draw.randint(-30, -2)
+    even, odd = rng.randint(2, 30), rng.randint(-30, -2)
     return ContestProblem(
         f"The first line holds n, the second n whole numbers. Add up the numbers, those at places 0, 2, 4, ... multiplied by {even} "
         f"and those at places 1, 3, 5, ... multiplied by {odd}. Print the sum.",
@@ -62,10 +62,10 @@ def make_weighted_sum_problem(draw: random.Random) -> ContestProblem:
     )
 
 
-def make_count_in_range_problem(draw: random.Random) -> ContestProblem:
+def make_count_in_range_problem(rng: random.Random) -> ContestProblem:
     """How many numbers lie in a range and have a given remainder."""
-    low, high, modulus = draw.randint(-40, -1), draw.randint(1, 40), draw.randint(2, 7)
-    rest = draw.randrange(modulus)
+    low, high, modulus = rng.randint(-40, -1), rng.randint(1, 40), rng.randint(2, 7)
+    rest = rng.randrange(modulus)
     return ContestProblem(
         f"The first line holds n, the second n whole numbers. Print how many of them lie from {low} to {high}, both included, and leave "
         f"the remainder {rest} (from 0 to {modulus - 1}) when divided by {modulus}.",
@@ -75,9 +75,9 @@ def make_count_in_range_problem(draw: random.Random) -> ContestProblem:
     )
 
 
-def make_rotated_list_problem(draw: random.Random) -> ContestProblem:
+def make_rotated_list_problem(rng: random.Random) -> ContestProblem:
     """The numbers, sorted and rotated by some places."""
-    places, down = draw.randint(1, 20), draw.random() < 0.5
+    places, down = rng.randint(1, 20), rng.random() < 0.5
     order = "falling" if down else "rising"
     return ContestProblem(
         f"The first line holds n, the second n whole numbers. Sort them in {order} order, then move the first of them to the end, "
@@ -94,9 +94,9 @@ def _rotate_left(numbers: list[int], places: int) -> str:
     return " ".join(map(str, numbers))
 
 
-def make_longest_run_problem(draw: random.Random) -> ContestProblem:
+def make_longest_run_problem(rng: random.Random) -> ContestProblem:
     """The longest run of neighbours that differ by at most a given amount."""
-    most = draw.randint(3, 60)
+    most = rng.randint(3, 60)
     solution = (
         f"{READ_NUMBERS_CODE}best = run = 1\nfor a, b in zip(xs, xs[1:]):\n    run = run + 1 if abs(a - b) <= {most} else 1\n"
         "    best = max(best, run)\nprint(best)"
@@ -117,9 +117,9 @@ def make_longest_run_problem(draw: random.Random) -> ContestProblem:
     )
 
 
-def make_caesar_problem(draw: random.Random) -> ContestProblem:
+def make_caesar_problem(rng: random.Random) -> ContestProblem:
     """Letters shifted along the alphabet, every n-th one made a capital."""
-    shift, step = draw.randint(1, 25), draw.randint(2, 9)
+    shift, step = rng.randint(1, 25), rng.randint(2, 9)
     solution = (
         f"out = ''.join(chr((ord(c) - 97 + {shift}) % 26 + 97) if c != ' ' else c for c in input())\n"
         f"print(''.join(c.upper() if i % {step} == {step - 1} else c for i, c in enumerate(out)))"
@@ -134,14 +134,14 @@ def make_caesar_problem(draw: random.Random) -> ContestProblem:
         f"The input is one line of small letters and spaces. Replace every letter by the one {shift} places further in the alphabet (after "
         f"z comes a), then make every {step}th character of the line a capital, spaces counted. Print the line.",
         solution,
-        lambda draw: " ".join(draw.choices(WORDS, k=draw.randint(1, 6))) + "\n",
+        lambda rng: " ".join(rng.choices(WORDS, k=rng.randint(1, 6))) + "\n",
         answer,
     )
 
 
-def make_grid_path_problem(draw: random.Random) -> ContestProblem:
+def make_grid_path_problem(rng: random.Random) -> ContestProblem:
     """The cheapest path through a grid, right or down, with a toll for each step down."""
-    toll = draw.randint(1, 40)
+    toll = rng.randint(1, 40)
     solution = (
         "r, c = map(int, input().split())\ng = [list(map(int, input().split())) for _ in range(r)]\n"
         "d = [[0] * c for _ in range(r)]\nfor i in range(r):\n    for j in range(c):\n        ways = []\n"
@@ -149,9 +149,9 @@ def make_grid_path_problem(draw: random.Random) -> ContestProblem:
         "        d[i][j] = g[i][j] + (min(ways) if ways else 0)\nprint(d[-1][-1])"
     )
 
-    def given(draw: random.Random) -> str:
-        rows, columns = draw.randint(1, 5), draw.randint(1, 5)
-        lines = [" ".join(str(draw.randint(0, 30)) for _ in range(columns)) for _ in range(rows)]
+    def given(rng: random.Random) -> str:
+        rows, columns = rng.randint(1, 5), rng.randint(1, 5)
+        lines = [" ".join(str(rng.randint(0, 30)) for _ in range(columns)) for _ in range(rows)]
         return "\n".join([f"{rows} {columns}", *lines]) + "\n"
 
     def answer(stdin: str) -> str:

@@ -54,11 +54,11 @@ class SandboxEnvironment(Environment):
         self.max_prompt_tokens += len(instruction.encode())
 
 
-def draw_name_for_split(draw: random.Random, split: str, draw_name: Callable[[], str]) -> str:
+def draw_name_for_split(rng: random.Random, split: str, draw_name: Callable[[], str]) -> str:
     """Draw names until one belongs to the split: one name in five is held out, so that no question is in two splits.
 
-    >>> draw = random.Random(0)
-    >>> draw_name_for_split(draw, "train", lambda: str(draw.randrange(100)))
+    >>> rng = random.Random(0)
+    >>> draw_name_for_split(rng, "train", lambda: str(rng.randrange(100)))
     '5'
     """
     while True:

@@ -197,28 +197,28 @@ class DatabaseLayout:
             f"{d.amount_column} INTEGER NOT NULL, state TEXT NOT NULL, {d.date_column} TEXT NOT NULL)",
         ]
 
-    def draw_database_script(self, dice: random.Random) -> str:
+    def draw_database_script(self, rng: random.Random) -> str:
         """Draw a database of this layout as an SQL script. Some people have no event."""
         d = self.domain
-        people = [f"{first} {last}" for first, last in zip(dice.sample(FIRST_NAMES, 14), dice.sample(LAST_NAMES, 14), strict=True)]
-        towns = dice.sample(TOWNS, len(TOWNS))
+        people = [f"{first} {last}" for first, last in zip(rng.sample(FIRST_NAMES, 14), rng.sample(LAST_NAMES, 14), strict=True)]
+        towns = rng.sample(TOWNS, len(TOWNS))
         lines = [f"{statement};" for statement in self.build_schema()]
         if self.num_tables > 3:
             lines += [f"INSERT INTO towns VALUES ({n}, '{town}');" for n, town in enumerate(towns, start=1)]
         for n, name in enumerate(people, start=1):
-            place = dice.randrange(len(towns))
+            place = rng.randrange(len(towns))
             lines.append(f"INSERT INTO {d.person}s VALUES ({n}, '{name}', {place + 1 if self.num_tables > 3 else repr(towns[place])});")
-        things = dice.sample(d.thing_names, len(d.thing_names))
+        things = rng.sample(d.thing_names, len(d.thing_names))
         if self.num_tables > 2:
-            prices = dice.sample(range(5, 400), len(things))
+            prices = rng.sample(range(5, 400), len(things))
             lines += [
-                f"INSERT INTO {d.thing}s VALUES ({n}, '{name}', '{dice.choice(d.categories)}', {price});"
+                f"INSERT INTO {d.thing}s VALUES ({n}, '{name}', '{rng.choice(d.categories)}', {price});"
                 for n, (name, price) in enumerate(zip(things, prices, strict=True), start=1)
             ]
-        active = dice.sample(range(1, len(people) + 1), 11)
-        for n in range(1, dice.randint(70, 90)):
-            what = dice.randrange(len(things)) + 1 if self.num_tables > 2 else repr(dice.choice(d.categories))
-            day = FIRST_DAY + timedelta(days=dice.randrange(NUM_DAYS))
-            values = f"{n}, {dice.choice(active)}, {what}, {dice.randint(1, 40)}, '{dice.choice(d.states)}', '{day}'"
+        active = rng.sample(range(1, len(people) + 1), 11)
+        for n in range(1, rng.randint(70, 90)):
+            what = rng.randrange(len(things)) + 1 if self.num_tables > 2 else repr(rng.choice(d.categories))
+            day = FIRST_DAY + timedelta(days=rng.randrange(NUM_DAYS))
+            values = f"{n}, {rng.choice(active)}, {what}, {rng.randint(1, 40)}, '{rng.choice(d.states)}', '{day}'"
             lines.append(f"INSERT INTO {d.event}s VALUES ({values});")
         return "\n".join(lines)

@@ -31,9 +31,9 @@ class SqlQuestion:
         return bool(self.tie_check_query)
 
 
-def make_count_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_count_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask how many events have two properties."""
-    d, state, most = layout.domain, dice.choice(layout.domain.states), dice.randint(5, 30)
+    d, state, most = layout.domain, rng.choice(layout.domain.states), rng.randint(5, 30)
     base = f"SELECT count(*) FROM {d.event}s AS e WHERE e.state = '{state}'"
     return SqlQuestion(
         f"How many {d.event}s have the state '{state}' and a value of {d.amount_column} above {most}?",
@@ -42,9 +42,9 @@ def make_count_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuest
     )
 
 
-def make_sum_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_sum_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for a sum over the larger events of one category."""
-    d, kind, state, most = layout.domain, dice.choice(layout.domain.categories), dice.choice(layout.domain.states), dice.randint(5, 20)
+    d, kind, state, most = layout.domain, rng.choice(layout.domain.categories), rng.choice(layout.domain.states), rng.randint(5, 20)
     rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}'"
     left = f"AND e.state <> '{state}' AND e.{d.amount_column} > {most}"
     return SqlQuestion(
@@ -60,9 +60,9 @@ def make_sum_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestio
     )
 
 
-def make_names_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_names_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for the distinct names of people with some event; it needs a join that repeats people."""
-    d, kind, least = layout.domain, dice.choice(layout.domain.categories), dice.randint(20, 32)
+    d, kind, least = layout.domain, rng.choice(layout.domain.categories), rng.randint(20, 32)
     rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}' AND e.{d.amount_column} >= {least}"
     return SqlQuestion(
         f"Which {d.person}s have at least one {d.event} in the category '{kind}' with a value of {d.amount_column} of {least} or more? "
@@ -75,10 +75,10 @@ def make_names_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuest
     )
 
 
-def make_group_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_group_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for two numbers for each group of at least some size."""
-    d, day, least = layout.domain, _draw_day(dice), dice.randint(2, 4)
-    by, name, words = dice.choice(
+    d, day, least = layout.domain, _draw_day(rng), rng.randint(2, 4)
+    by, name, words = rng.choice(
         [
             (layout.category_column, "category", "category"),
             (layout.town_column, "town", f"town of the {d.person}s"),
@@ -97,9 +97,9 @@ def make_group_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuest
     )
 
 
-def make_top_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_top_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Make a question for the few people with the largest sum, in order; the reference is an ordered query."""
-    d, places, state, day = layout.domain, dice.randint(2, 4), dice.choice(layout.domain.states), _draw_day(dice)
+    d, places, state, day = layout.domain, rng.randint(2, 4), rng.choice(layout.domain.states), _draw_day(rng)
     where = f"WHERE e.state <> '{state}' AND e.{d.date_column} < '{day}'"
     base = (
         f"SELECT w.name, sum(e.{d.amount_column}) FROM {layout.joined_from_clause} {where} GROUP BY w.id ORDER BY sum(e.{d.amount_column})"
@@ -117,12 +117,12 @@ def make_top_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestio
     )
 
 
-def make_date_range_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_date_range_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for numbers over a range of dates."""
     d = layout.domain
-    start = dice.randrange(NUM_DAYS - 200)
-    first, last = (FIRST_DAY + timedelta(days=start + more) for more in (0, dice.randint(60, 200)))
-    town = dice.choice(TOWNS)
+    start = rng.randrange(NUM_DAYS - 200)
+    first, last = (FIRST_DAY + timedelta(days=start + more) for more in (0, rng.randint(60, 200)))
+    town = rng.choice(TOWNS)
     between = f"e.{d.date_column} BETWEEN '{first}' AND '{last}'"
     return SqlQuestion(
         f"How many {d.event}s of {d.person}s who do not live in {town} have a date ({d.date_column}) from {first} to {last}, both days included, "
@@ -135,10 +135,10 @@ def make_date_range_question(layout: DatabaseLayout, dice: random.Random) -> Sql
     )
 
 
-def make_absence_question(layout: DatabaseLayout, dice: random.Random) -> SqlQuestion:
+def make_absence_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for people without some event, including those without any event."""
-    d, state = layout.domain, dice.choice(layout.domain.states)
-    day = _draw_day(dice)
+    d, state = layout.domain, rng.choice(layout.domain.states)
+    day = _draw_day(rng)
     having = f"EXISTS (SELECT 1 FROM {d.event}s AS e WHERE e.{d.person}_id = w.id AND e.state = '{state}' AND e.{d.date_column} >= '{day}')"
     return SqlQuestion(
         f"Which {d.person}s have no {d.event} with the state '{state}' on or after {day} ({d.date_column})? "
@@ -152,8 +152,8 @@ def make_absence_question(layout: DatabaseLayout, dice: random.Random) -> SqlQue
     )
 
 
-def _draw_day(dice: random.Random) -> date:
-    return FIRST_DAY + timedelta(days=dice.randrange(200, NUM_DAYS - 200))
+def _draw_day(rng: random.Random) -> date:
+    return FIRST_DAY + timedelta(days=rng.randrange(200, NUM_DAYS - 200))
 
 
 QUESTION_KINDS: dict[str, Callable[[DatabaseLayout, random.Random], SqlQuestion]] = {

@@ -58,10 +58,10 @@ class Arithmetic(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index` of an endless stream."""
-        draw = random.Random(f"arithmetic/{self.seed}/{split}/{index}")
+        rng = random.Random(f"arithmetic/{self.seed}/{split}/{index}")
         for _ in range(MAX_DRAWS):
-            left_digits, sign, right_digits = draw.choice(self.levels)
-            left, right = _draw_number(draw, left_digits), _draw_number(draw, right_digits)
+            left_digits, sign, right_digits = rng.choice(self.levels)
+            left, right = _draw_number(rng, left_digits), _draw_number(rng, right_digits)
             if compute_split(left, sign, right) == split:
                 question = f"{left}{sign}{right}="
                 meta = {"level": f"{left_digits}{sign}{right_digits}", "left": left, "sign": sign, "right": right}
@@ -127,8 +127,8 @@ def _parse_level(text: object) -> tuple[int, str, int]:
     return int(found[1]), found[2], int(found[3])
 
 
-def _draw_number(draw: random.Random, digits: int) -> int:
-    return draw.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
+def _draw_number(rng: random.Random, digits: int) -> int:
+    return rng.randrange(10 ** (digits - 1) if digits > 1 else 0, 10**digits)
 
 
 def _compute(left: int, sign: str, right: int) -> int:

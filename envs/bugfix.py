@@ -58,9 +58,9 @@ class Bugfix(SandboxEnvironment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`. One package name in five is held out, so that no question is in two splits."""
-        draw = random.Random(f"bugfix/{self.seed}/{split}/{index}")
-        kind = draw.choice(self.kinds)
-        name = draw_name_for_split(draw, split, lambda: f"{draw.choice(NAME_STEMS)}_{draw.randrange(16**4):04x}")
+        rng = random.Random(f"bugfix/{self.seed}/{split}/{index}")
+        kind = rng.choice(self.kinds)
+        name = draw_name_for_split(rng, split, lambda: f"{rng.choice(NAME_STEMS)}_{rng.randrange(16**4):04x}")
         posed = _build_package(f"bugfix/{self.seed}", kind, name)
         question = (
             f"The Python package {name} in this folder has a bug: {posed.failing_call} Find it and correct it. The docstrings are right. "
@@ -103,13 +103,13 @@ class Bugfix(SandboxEnvironment):
 @lru_cache(maxsize=4096)
 def _build_package(seed: str, kind: str, name: str) -> BuggyPackage:
     """Build the package, its bug and its hidden calls."""
-    draw = random.Random(f"{seed}/{kind}/{name}")
-    bug = draw.choice(FAMILIES[kind].bugs)
-    beside = draw.choice([other for other in KINDS if other != kind])
+    rng = random.Random(f"{seed}/{kind}/{name}")
+    bug = rng.choice(FAMILIES[kind].bugs)
+    beside = rng.choice([other for other in KINDS if other != kind])
     right = {f"{name}/{one}.py": FAMILIES[one].source for one in (kind, beside)}
     right[f"{name}/__init__.py"] = f'"""The package {name}."""\n'
     files = right | {f"{name}/{kind}.py": FAMILIES[kind].source.replace(bug.correct_code, bug.buggy_code, 1)}
-    failing, passing = _draw_inputs(draw, kind, bug)
+    failing, passing = _draw_inputs(rng, kind, bug)
     shown, hidden = failing[0], failing[1:] + passing
     expected = _run_function(kind, None, bug.function, [shown])[0]
     call = f"{name}.{kind}.{bug.function}({', '.join(map(repr, shown))})"
@@ -118,16 +118,16 @@ def _build_package(seed: str, kind: str, name: str) -> BuggyPackage:
     for one in (kind, beside):
         for function, inputs in FAMILIES[one].input_generators.items():
             if (one, function) != (kind, bug.function):
-                cases += [_make_case(f"{name}.{one}", one, function, inputs(draw)) for _ in range(NUM_OTHER_CASES)]
+                cases += [_make_case(f"{name}.{one}", one, function, inputs(rng)) for _ in range(NUM_OTHER_CASES)]
     return BuggyPackage(name, files, right, f"{again}{call} must return {expected!r}, and it does not.", cases)
 
 
-def _draw_inputs(draw: random.Random, kind: str, bug: Bug) -> tuple[list[list[Any]], list[list[Any]]]:
+def _draw_inputs(rng: random.Random, kind: str, bug: Bug) -> tuple[list[list[Any]], list[list[Any]]]:
     """Draw arguments for which the bug shows (at least four different ones), and others."""
     failing: list[list[Any]] = []
     passing: list[list[Any]] = []
     for _ in range(5_000):
-        args = FAMILIES[kind].input_generators[bug.function](draw)
+        args = FAMILIES[kind].input_generators[bug.function](rng)
         if args in failing or args in passing:
             continue
         before = [args] if bug.kind == "mutable default" else []  # the second call is the one that fails

@@ -79,9 +79,9 @@ class CalculatorSums(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index` of an endless stream."""
-        draw = random.Random(f"calculator_sums/{self.seed}/{split}/{index}")
+        rng = random.Random(f"calculator_sums/{self.seed}/{split}/{index}")
         for _ in range(MAX_DRAWS):
-            left, right = (_draw_number(draw, draw.randint(self.min_digits, self.max_digits)) for _ in range(2))
+            left, right = (_draw_number(rng, rng.randint(self.min_digits, self.max_digits)) for _ in range(2))
             if compute_split(left, right) == split:
                 prompt = make_user_prompt(f"{left}+{right}=", system=self.instruction)
                 return Task(
@@ -120,8 +120,8 @@ def _parse_digit_range(digits: object) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _draw_number(draw: random.Random, digits: int) -> int:
-    return draw.randrange(10 ** (digits - 1), 10**digits)
+def _draw_number(rng: random.Random, digits: int) -> int:
+    return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
 make = CalculatorSums

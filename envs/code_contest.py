@@ -73,11 +73,11 @@ class CodeContest(Environment):
                 raise ConfigError(f"code_contest has no {split} problem {index}; it has 0 to {len(mine) - 1}")
             row = mine[index]
             return self._make_task(f"{split}/{index}", row["statement"], row["cases"], row["shown"], row["solution"])
-        draw = random.Random(f"code_contest/{self.seed}/{split}/{index}")
+        rng = random.Random(f"code_contest/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            problem: ContestProblem = FAMILIES[draw.choice(self.families)](draw)
+            problem: ContestProblem = FAMILIES[rng.choice(self.families)](rng)
             if _is_held_out(problem.statement) == (split == "test"):
-                cases = problem.make_cases(draw, self.shown + self.hidden)
+                cases = problem.make_cases(rng, self.shown + self.hidden)
                 return self._make_task(f"{split}/{self.seed}.{index}", problem.statement, cases, self.shown, problem.solution)
         raise ConfigError(f"there is no {split!r} task in families {', '.join(self.families)}; name more families")
 

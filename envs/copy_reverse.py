@@ -41,9 +41,9 @@ class CopyReverse(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the word at `index`; one word in five is held out, for any seed."""
-        draw = random.Random(f"copy_reverse/{self.seed}/{split}/{index}")
+        rng = random.Random(f"copy_reverse/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            word = "".join(draw.choice(self.letters) for _ in range(self.length))
+            word = "".join(rng.choice(self.letters) for _ in range(self.length))
             held_out = hashlib.blake2b(word.encode(), digest_size=4).digest()[0] % 5 == 0
             if word != word[::-1] and split == ("test" if held_out else "train"):
                 return Task(

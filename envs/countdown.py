@@ -40,9 +40,9 @@ class Countdown(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the puzzle at `index`, built from a solution, so it has one; one puzzle in ten is held out."""
-        draw = random.Random(f"countdown/{self.seed}/{split}/{index}")
+        rng = random.Random(f"countdown/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            expression, target = self._draw_expression(draw)
+            expression, target = self._draw_expression(rng)
             numbers = sorted(int(part) for part in expression.replace("(", " ").replace(")", " ").translate(OPERATORS_TO_SPACES).split())
             question = f"Make {target} from {', '.join(map(str, numbers))}."
             held_out = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % 10 == 0
@@ -56,14 +56,14 @@ class Countdown(Environment):
         """Return the expression that the puzzle was built from."""
         return str(task.meta["solution"])
 
-    def _draw_expression(self, draw: random.Random) -> tuple[str, int]:
+    def _draw_expression(self, rng: random.Random) -> tuple[str, int]:
         """Draw a random expression and its value, always a whole number: only divisions without a remainder are drawn."""
-        value = draw.randint(1, self.max_number)
+        value = rng.randint(1, self.max_number)
         expression = str(value)
         for _ in range(self.numbers - 1):
-            number = draw.randint(1, self.max_number)
+            number = rng.randint(1, self.max_number)
             signs = "+-*" + ("/" if value % number == 0 and number > 1 else "")
-            sign = draw.choice(signs)
+            sign = rng.choice(signs)
             if sign in "*/" and not expression.isdigit():
                 expression = f"({expression})"
             expression = f"{expression}{sign}{number}"

@@ -44,9 +44,9 @@ class DigitSum(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; one question in five is held out, for any seed."""
-        draw = random.Random(f"digit_sum/{self.seed}/{split}/{index}")
+        rng = random.Random(f"digit_sum/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            drawn = [draw.randint(0, self.max_digit) for _ in range(self.digits)]
+            drawn = [rng.randint(0, self.max_digit) for _ in range(self.digits)]
             question = "".join(map(str, drawn)) + "="
             held_out = hashlib.blake2b(question.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):

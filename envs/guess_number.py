@@ -76,9 +76,9 @@ class GuessNumber(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the secret at `index`; one number in five is held out, for any seed."""
-        draw = random.Random(f"guess_number/{self.seed}/{split}/{index}")
+        rng = random.Random(f"guess_number/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            secret = draw.randint(1, self.max_number)
+            secret = rng.randint(1, self.max_number)
             held_out = hashlib.blake2b(str(secret).encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(

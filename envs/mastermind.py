@@ -75,9 +75,9 @@ class Mastermind(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the code at `index`; one code in five is held out, for any seed."""
-        draw = random.Random(f"mastermind/{self.seed}/{split}/{index}")
+        rng = random.Random(f"mastermind/{self.seed}/{split}/{index}")
         for _ in range(10_000):
-            code = "".join(draw.choices(self.symbols, k=self.length))
+            code = "".join(rng.choices(self.symbols, k=self.length))
             held_out = hashlib.blake2b(code.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
                 return Task(

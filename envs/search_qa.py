@@ -108,11 +108,11 @@ class SearchQa(Environment):
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; one question in five is held out, for any seed."""
         name = f"{split}/{self.seed}.{index}"
-        dice = random.Random(f"search_qa/{name}")
+        rng = random.Random(f"search_qa/{name}")
         named = build_entities(name, self.num_entities)
         for _ in range(MAX_DRAWS):
-            hops = dice.choice(self.hops)
-            walk = _draw_question(named, hops, dice)
+            hops = rng.choice(self.hops)
+            walk = _draw_question(named, hops, rng)
             if walk is None:
                 continue
             question, path, answer = walk
@@ -166,12 +166,12 @@ def build_entities(seed_name: str, count: int) -> dict[str, Entity]:
     >>> sorted({entity.kind for entity in build_entities("train/0.0", 60).values()})
     ['company', 'person', 'town', 'work']
     """
-    dice = random.Random(f"world/{seed_name}")
+    rng = random.Random(f"world/{seed_name}")
     used: set[str] = set()
 
     def word() -> str:
         while True:
-            made = "".join(dice.choice(ONSETS) + dice.choice(VOWELS) for _ in range(2)) + dice.choice(WORD_ENDS)
+            made = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(2)) + rng.choice(WORD_ENDS)
             if made not in used:
                 used.add(made)
                 return made.capitalize()
@@ -183,29 +183,29 @@ def build_entities(seed_name: str, count: int) -> dict[str, Entity]:
     things = []
     for kind, titles in names.items():
         for title in titles:
-            others = {of: dice.choice([other for other in names[of] if other != title]) for of in names}
+            others = {of: rng.choice([other for other in names[of] if other != title]) for of in names}
             facts = {of: others[to] for of, (start, to, _, _) in RELATIONS.items() if start == kind and to}
             facts |= {"river": word(), "mayor": f"{word()} {word()}"} if kind == "town" else {}
-            facts |= {of: str(dice.randint(1_001, 99_999)) for of in ("population", "employees") if RELATIONS[of][0] == kind}
-            words = {"form": dice.choice(WORK_FORMS), "job": dice.choice(JOBS), "trade": dice.choice(TRADES)}
-            moved = dice.choice([town for town in names["town"] if town != facts.get("home")])
+            facts |= {of: str(rng.randint(1_001, 99_999)) for of in ("population", "employees") if RELATIONS[of][0] == kind}
+            words = {"form": rng.choice(WORK_FORMS), "job": rng.choice(JOBS), "trade": rng.choice(TRADES)}
+            moved = rng.choice([town for town in names["town"] if town != facts.get("home")])
             text = PASSAGE_TEMPLATES[kind].format(name=title, other=others[kind], moved=moved, **words, **facts)
             things.append(Entity("", kind, title, text, facts))
-    dice.shuffle(things)
+    rng.shuffle(things)
     return {thing.title: Entity(str(n), thing.kind, thing.title, thing.text, thing.facts) for n, thing in enumerate(things)}
 
 
-def _draw_question(entities: Mapping[str, Entity], num_hops: int, dice: random.Random) -> tuple[str, list[str], list[str]] | None:
+def _draw_question(entities: Mapping[str, Entity], num_hops: int, rng: random.Random) -> tuple[str, list[str], list[str]] | None:
     """Draw a question, the path of entities to its answer, and the accepted answers; None if the path has a loop."""
-    kind = dice.choice(["work", "person", "company"])
-    thing = dice.choice([thing for thing in entities.values() if thing.kind == kind])
+    kind = rng.choice(["work", "person", "company"])
+    thing = rng.choice([thing for thing in entities.values() if thing.kind == kind])
     path, phrase = [thing.title], thing.title
     for hop in range(num_hops):
         last = hop == num_hops - 1
         choices = [of for of, (start, to, _, _) in RELATIONS.items() if start == thing.kind and (to or last)]
         if not choices:
             return None
-        relation = dice.choice(choices)
+        relation = rng.choice(choices)
         found = thing.facts[relation]
         if found in path:
             return None

@@ -40,9 +40,9 @@ class ShellTask:
     executable: tuple[str, ...] = ()
 
 
-def make_count_log_lines_task(draw: random.Random, root: str) -> ShellTask:
+def make_count_log_lines_task(rng: random.Random, root: str) -> ShellTask:
     """How many lines of all logs have a level."""
-    files, level = _draw_logs(draw, root), draw.choice(LEVELS)
+    files, level = _draw_logs(rng, root), rng.choice(LEVELS)
     total = sum(line.split()[1] == level for text in files.values() for line in text.splitlines())
     question = f"How many lines have the level {level} (the second word), in all .log files below {root} together? Answer with the number."
     other = {f"{root}/old/notes.txt": f"09:00:00 {level} this is not a log\n"}
@@ -50,30 +50,30 @@ def make_count_log_lines_task(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files | other, command, (str(total),))
 
 
-def make_find_word_task(draw: random.Random, root: str) -> ShellTask:
+def make_find_word_task(rng: random.Random, root: str) -> ShellTask:
     """Which file contains a word."""
-    files = _draw_logs(draw, root)
-    token, path = f"req-{draw.randrange(16**6):06x}", draw.choice(sorted(files))
+    files = _draw_logs(rng, root)
+    token, path = f"req-{rng.randrange(16**6):06x}", rng.choice(sorted(files))
     lines = files[path].splitlines()
-    lines.insert(draw.randrange(len(lines)), f"12:00:00 INFO request {token} was slow")
+    lines.insert(rng.randrange(len(lines)), f"12:00:00 INFO request {token} was slow")
     files[path] = "\n".join(lines) + "\n"
     question = f"Which file below {root} mentions {token}? Answer with its path, which begins with {root}/."
     return ShellTask(question, files, f"grep -rl {token} {root}", (path, f"./{path}"))
 
 
-def make_sum_column_task(draw: random.Random, root: str) -> ShellTask:
+def make_sum_column_task(rng: random.Random, root: str) -> ShellTask:
     """The sum of a column over some rows."""
-    rows, region = _draw_sales(draw), draw.choice(REGIONS)
+    rows, region = _draw_sales(rng), rng.choice(REGIONS)
     answer = sum(amount for _, where, amount in rows if where == region)
     question = f"What is the sum of the column amount in {root}/sales.csv, over the rows of the region {region}? Answer with the number."
     command = f"awk -F, '$2 == \"{region}\" {{s += $3}} END {{print s + 0}}' {root}/sales.csv"
     return ShellTask(question, {f"{root}/sales.csv": _format_table(rows)}, command, (str(answer),))
 
 
-def make_list_executables_task(draw: random.Random, root: str) -> ShellTask:
+def make_list_executables_task(rng: random.Random, root: str) -> ShellTask:
     """Which files may be executed."""
-    paths = [f"{root}/bin/{name}{draw.randrange(10)}.sh" for name in draw.sample(NAME_STEMS, 8)]
-    some = sorted(draw.sample(paths, draw.randint(2, 6)))
+    paths = [f"{root}/bin/{name}{rng.randrange(10)}.sh" for name in rng.sample(NAME_STEMS, 8)]
+    some = sorted(rng.sample(paths, rng.randint(2, 6)))
     files = {path: f"#!/bin/sh\necho {position}\n" for position, path in enumerate(paths)}
     question = (
         f"Write the paths of all files below {root}/bin that are executable to {root}/list.txt, one on a line, sorted. {FINAL_INSTRUCTION}"
@@ -82,10 +82,10 @@ def make_list_executables_task(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files={**files, f"{root}/list.txt": _join_lines(some)}, executable=tuple(some))
 
 
-def make_extract_addresses_task(draw: random.Random, root: str) -> ShellTask:
+def make_extract_addresses_task(rng: random.Random, root: str) -> ShellTask:
     """All addresses in a file, each once."""
-    people = [f"{draw.choice(NAME_STEMS)}{draw.randrange(100)}@{draw.choice(NAME_STEMS)}.example" for _ in range(9)]
-    said = [f"From {draw.choice(people)} to {draw.choice(people)}: message {n} at {draw.randrange(24):02d}h" for n in range(20)]
+    people = [f"{rng.choice(NAME_STEMS)}{rng.randrange(100)}@{rng.choice(NAME_STEMS)}.example" for _ in range(9)]
+    said = [f"From {rng.choice(people)} to {rng.choice(people)}: message {n} at {rng.randrange(24):02d}h" for n in range(20)]
     found = sorted({word.rstrip(":") for line in said for word in line.split() if "@" in word})
     question = f"Write all e-mail addresses in {root}/mail.log to {root}/people.txt: one on a line, each once, sorted. {FINAL_INSTRUCTION}"
     command = f"grep -oE '[a-z0-9]+@[a-z]+[.]example' {root}/mail.log | LC_ALL=C sort -u > {root}/people.txt"
@@ -97,9 +97,9 @@ def make_extract_addresses_task(draw: random.Random, root: str) -> ShellTask:
     )
 
 
-def make_sort_rows_task(draw: random.Random, root: str) -> ShellTask:
+def make_sort_rows_task(rng: random.Random, root: str) -> ShellTask:
     """A table with its rows in another order."""
-    rows = _draw_sales(draw)
+    rows = _draw_sales(rng)
     question = (
         f"Write {root}/sales.csv to {root}/sorted.csv with its rows in descending order of amount; the header stays first. "
         f"All amounts are different. {FINAL_INSTRUCTION}"
@@ -110,9 +110,9 @@ def make_sort_rows_task(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files={**files, f"{root}/sorted.csv": ordered})
 
 
-def make_remove_repeats_task(draw: random.Random, root: str) -> ShellTask:
+def make_remove_repeats_task(rng: random.Random, root: str) -> ShellTask:
     """A list without its repeated lines."""
-    some = [f"{draw.choice(NAME_STEMS)}-{draw.randrange(4)}" for _ in range(30)]
+    some = [f"{rng.choice(NAME_STEMS)}-{rng.randrange(4)}" for _ in range(30)]
     question = (
         f"Remove the repeated lines from {root}/items.txt: of equal lines only the first stays, and the order stays. {FINAL_INSTRUCTION}"
     )
@@ -125,11 +125,11 @@ def make_remove_repeats_task(draw: random.Random, root: str) -> ShellTask:
     )
 
 
-def make_rename_files_task(draw: random.Random, root: str) -> ShellTask:
+def make_rename_files_task(rng: random.Random, root: str) -> ShellTask:
     """Another ending for some files."""
-    paths = [f"{root}/{folder}{name}" for name in draw.sample(NAME_STEMS, 6) for folder in [draw.choice(("", "a/", "b/c/"))]]
-    files = {path + draw.choice((".txt", ".txt", ".rst")): f"Notes on {path}: {draw.randrange(1000)}\n" for path in paths}
-    files[f"{root}/first.txt"] = f"first {draw.randrange(1000)}\n"
+    paths = [f"{root}/{folder}{name}" for name in rng.sample(NAME_STEMS, 6) for folder in [rng.choice(("", "a/", "b/c/"))]]
+    files = {path + rng.choice((".txt", ".txt", ".rst")): f"Notes on {path}: {rng.randrange(1000)}\n" for path in paths}
+    files[f"{root}/first.txt"] = f"first {rng.randrange(1000)}\n"
     wanted: dict[str, str | None] = {path: None if path.endswith(".txt") else text for path, text in files.items()}
     wanted |= {path.removesuffix(".txt") + ".md": text for path, text in files.items() if path.endswith(".txt")}
     question = f"Rename every .txt file below {root}, in all folders, so that it ends with .md instead. {FINAL_INSTRUCTION}"
@@ -137,24 +137,24 @@ def make_rename_files_task(draw: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files=wanted)
 
 
-def make_change_setting_task(draw: random.Random, root: str) -> ShellTask:
+def make_change_setting_task(rng: random.Random, root: str) -> ShellTask:
     """Another value of a setting in several files."""
-    old, new = draw.sample(range(1024, 9999), 2)
-    names = [f"{root}/{folder}{name}.conf" for name in draw.sample(NAME_STEMS, 4) for folder in [draw.choice(("", "site/"))]]
+    old, new = rng.sample(range(1024, 9999), 2)
+    names = [f"{root}/{folder}{name}.conf" for name in rng.sample(NAME_STEMS, 4) for folder in [rng.choice(("", "site/"))]]
     files, wanted = {}, {}
     for position, path in enumerate(names):
-        port = old if position == 0 else draw.choice((old, old + 1))
-        text = f"# port = {old}\nname = {draw.choice(NAME_STEMS)}\nport = {{}}\nreport = {old}\nsize = {old}\n"
+        port = old if position == 0 else rng.choice((old, old + 1))
+        text = f"# port = {old}\nname = {rng.choice(NAME_STEMS)}\nport = {{}}\nreport = {old}\nsize = {old}\n"
         files[path], wanted[path] = text.format(port), text.format(new if port == old else port)
     question = f"In every .conf file below {root}, change the setting port from {old} to {new}, in lines that are exactly `port = {old}`. {FINAL_INSTRUCTION}"
     command = f"find {root} -name '*.conf' -exec sed -i 's/^port = {old}$/port = {new}/' {{}} +"
     return ShellTask(question, files, command, expected_files=wanted)
 
 
-def make_delete_files_task(draw: random.Random, root: str) -> ShellTask:
+def make_delete_files_task(rng: random.Random, root: str) -> ShellTask:
     """Some files are deleted, the others stay."""
-    names = [f"{root}/{folder}{name}" for name in draw.sample(NAME_STEMS, 8) for folder in [draw.choice(("", "cache/", "cache/deep/"))]]
-    files = {path + draw.choice((".tmp", ".dat")): draw.choice(("", f"{draw.randrange(1000)}\n")) for path in names}
+    names = [f"{root}/{folder}{name}" for name in rng.sample(NAME_STEMS, 8) for folder in [rng.choice(("", "cache/", "cache/deep/"))]]
+    files = {path + rng.choice((".tmp", ".dat")): rng.choice(("", f"{rng.randrange(1000)}\n")) for path in names}
     files |= {f"{root}/empty.tmp": "", f"{root}/full.tmp": "kept\n", f"{root}/empty.dat": ""}
     wanted = {path: None if path.endswith(".tmp") and not text else text for path, text in files.items()}
     question = f"Delete every empty file below {root} whose name ends with .tmp, in all folders. {FINAL_INSTRUCTION}"
@@ -196,9 +196,9 @@ class Shell(SandboxEnvironment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`. One folder name in five is held out, so that no question is in two splits."""
-        draw = random.Random(f"shell/{self.seed}/{split}/{index}")
-        kind = draw.choice(self.kinds)
-        root = draw_name_for_split(draw, split, lambda: f"{draw.choice(NAME_STEMS)}-{draw.randrange(16**4):04x}")
+        rng = random.Random(f"shell/{self.seed}/{split}/{index}")
+        kind = rng.choice(self.kinds)
+        root = draw_name_for_split(rng, split, lambda: f"{rng.choice(NAME_STEMS)}-{rng.randrange(16**4):04x}")
         posed = self._build_task(kind, root)
         reference = ({"answer": list(posed.answers)} if posed.answers else {}) | (
             {"files": dict(posed.expected_files)} if posed.expected_files else {}
@@ -233,20 +233,20 @@ def _get_kind_and_root(task: Task) -> dict[str, str]:
     return {"kind": task.meta["kind"], "root": task.meta["folder"]}
 
 
-def _draw_logs(draw: random.Random, root: str) -> dict[str, str]:
+def _draw_logs(rng: random.Random, root: str) -> dict[str, str]:
     """Draw log files in nested folders."""
-    paths = [f"{root}/{folder}{name}.log" for name in draw.sample(NAME_STEMS, 4) for folder in [draw.choice(("", "app/", "app/old/"))]]
-    return {path: _join_lines([_draw_event(draw) for _ in range(draw.randint(15, 30))]) for path in paths}
+    paths = [f"{root}/{folder}{name}.log" for name in rng.sample(NAME_STEMS, 4) for folder in [rng.choice(("", "app/", "app/old/"))]]
+    return {path: _join_lines([_draw_event(rng) for _ in range(rng.randint(15, 30))]) for path in paths}
 
 
-def _draw_event(draw: random.Random) -> str:
-    time = f"{draw.randrange(24):02d}:{draw.randrange(60):02d}:{draw.randrange(60):02d}"
-    return f"{time} {draw.choice(LEVELS)} {draw.choice(NAME_STEMS)} reported {draw.choice(LEVELS)} {draw.randrange(100)}"
+def _draw_event(rng: random.Random) -> str:
+    time = f"{rng.randrange(24):02d}:{rng.randrange(60):02d}:{rng.randrange(60):02d}"
+    return f"{time} {rng.choice(LEVELS)} {rng.choice(NAME_STEMS)} reported {rng.choice(LEVELS)} {rng.randrange(100)}"
 
 
-def _draw_sales(draw: random.Random) -> list[tuple[str, str, int]]:
-    amounts = draw.sample(range(1, 2000), 25)
-    return [(draw.choice(NAME_STEMS), draw.choice(REGIONS), amount) for amount in amounts]
+def _draw_sales(rng: random.Random) -> list[tuple[str, str, int]]:
+    amounts = rng.sample(range(1, 2000), 25)
+    return [(rng.choice(NAME_STEMS), rng.choice(REGIONS), amount) for amount in amounts]
 
 
 def _format_table(rows: Sequence[tuple[str, str, int]]) -> str:

@@ -74,14 +74,14 @@ class Sql(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the question at `index`; one question in five is held out, for any seed."""
-        dice = random.Random(f"sql/{self.seed}/{split}/{index}")
+        rng = random.Random(f"sql/{self.seed}/{split}/{index}")
         for _ in range(MAX_DRAWS):
-            layout = DatabaseLayout(dice.choice(DOMAINS), dice.choice(self.tables))
-            kind = dice.choice(self.kinds)
-            asked = QUESTION_KINDS[kind](layout, dice)
+            layout = DatabaseLayout(rng.choice(DOMAINS), rng.choice(self.tables))
+            kind = rng.choice(self.kinds)
+            asked = QUESTION_KINDS[kind](layout, rng)
             held_out = hashlib.blake2b(asked.text.encode(), digest_size=4).digest()[0] % 5 == 0
             if split == ("test" if held_out else "train"):
-                shown, *hidden = _draw_databases(layout, asked, self.hidden, dice.random())
+                shown, *hidden = _draw_databases(layout, asked, self.hidden, rng.random())
                 reference = {"query": asked.query, "databases": hidden, "ordered": asked.is_ordered}
                 return Task(
                     make_user_prompt(_format_prompt(asked)),
@@ -123,11 +123,11 @@ def _format_prompt(asked: SqlQuestion) -> str:
 
 def _draw_databases(layout: DatabaseLayout, question: SqlQuestion, num_hidden: int, seed: float) -> list[str]:
     """Draw databases on which the correct query gives different rows each time, and no wrong query gives the same rows."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     found: list[str] = []
     seen: list[list[Any]] = []
     for _ in range(MAX_DRAWS):
-        script = layout.draw_database_script(dice)
+        script = layout.draw_database_script(rng)
         if (rows := _query_if_unambiguous(script, question)) and rows not in seen:
             seen.append(rows)
             found.append(script)

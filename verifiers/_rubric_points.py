@@ -33,11 +33,11 @@ def make_met_and_lacking_rubrics(rubric: str, question: str, answer: str, seed: 
     >>> met.startswith("It is polite. The ") or met.endswith(" It is polite."), met != lacking
     (True, True)
     """
-    dice = random.Random(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
+    rng = random.Random(hashlib.sha256(seed.encode("utf-8", "surrogatepass")).digest())
     kinds = list(POINT_MAKERS)
-    dice.shuffle(kinds)
-    wordings, true, false = next(found for kind in kinds if (found := kind(question, answer, dice)) is not None)
-    place, negated = dice.random(), dice.random() < 0.5
+    rng.shuffle(kinds)
+    wordings, true, false = next(found for kind in kinds if (found := kind(question, answer, rng)) is not None)
+    place, negated = rng.random(), rng.random() < 0.5
     met, lacking = (false, true) if negated else (true, false)
     wording = wordings[negated]
     return _insert_point(rubric, wording.format(met), place), _insert_point(rubric, wording.format(lacking), place)
@@ -61,27 +61,27 @@ def _insert_point(rubric: str, point: str, position_fraction: float) -> str:
     return "\n".join(lines)
 
 
-def _word_point(question: str, answer: str, dice: random.Random) -> RubricPoint | None:
+def _word_point(question: str, answer: str, rng: random.Random) -> RubricPoint | None:
     there = sorted({word.casefold() for word in WORD.findall(answer)})
-    others = sorted({word.casefold() for word in WORD.findall(question)}) + dice.sample(DECOY_WORDS.split(), 6)
+    others = sorted({word.casefold() for word in WORD.findall(question)}) + rng.sample(DECOY_WORDS.split(), 6)
     absent = [word for word in others if word[:4] not in answer.casefold()]  # nor another form of the word
     if not there or not absent:
         return None
     wordings = ('The answer contains the word "{}".', 'The answer does not contain the word "{}".')
-    return wordings, dice.choice(there), dice.choice(absent)
+    return wordings, rng.choice(there), rng.choice(absent)
 
 
-def _number_point(question: str, answer: str, dice: random.Random) -> RubricPoint | None:
+def _number_point(question: str, answer: str, rng: random.Random) -> RubricPoint | None:
     there = [int(number) for number in NUMBER.findall(answer) if int(number) > MAX_SPELLED_NUMBER]
     if not there:
         return None
-    near = dice.choice(there)
+    near = rng.choice(there)
     absent = [str(n) for n in range(max(MAX_SPELLED_NUMBER + 1, near // 2), 2 * near + 30) if str(n) not in answer]
     wordings = ("The answer contains the number {}.", "The answer does not contain the number {}.")
-    return (wordings, str(near), dice.choice(absent)) if absent else None
+    return (wordings, str(near), rng.choice(absent)) if absent else None
 
 
-def _sign_point(question: str, answer: str, dice: random.Random) -> RubricPoint | None:
+def _sign_point(question: str, answer: str, rng: random.Random) -> RubricPoint | None:
     wide = normalize_unicode("NFKC", answer)
     there, absent = (
         [name for sign, name in SIGN_NAMES.items() if sign in answer],
@@ -89,37 +89,37 @@ def _sign_point(question: str, answer: str, dice: random.Random) -> RubricPoint 
     )
     if not there or not absent:
         return None
-    return ("The answer contains {}.", "The answer does not contain {}."), dice.choice(there), dice.choice(absent)
+    return ("The answer contains {}.", "The answer does not contain {}."), rng.choice(there), rng.choice(absent)
 
 
-def _first_letter_point(question: str, answer: str, dice: random.Random) -> RubricPoint | None:
+def _first_letter_point(question: str, answer: str, rng: random.Random) -> RubricPoint | None:
     letter = answer.strip()[:1].upper()
     if not letter.isascii() or not letter.isalpha():
         return None
     others = [other for other in "ABCDEFGHILMNOPRSTUW" if other != letter]
-    return ("The answer begins with the letter {}.", "The answer does not begin with the letter {}."), letter, dice.choice(others)
+    return ("The answer begins with the letter {}.", "The answer does not begin with the letter {}."), letter, rng.choice(others)
 
 
-def _min_length_point(question: str, answer: str, dice: random.Random) -> RubricPoint:
+def _min_length_point(question: str, answer: str, rng: random.Random) -> RubricPoint:
     """Make a point about the minimum length; possible for every answer."""
     size = len(answer.strip())
     few, many = max(size // 3, min(size, 2)), 2 * size + 20
     low = max(few // 2, min(few, 2))
     return (
         ("The answer has at least {} characters.", "The answer has fewer than {} characters."),
-        str(dice.randint(low, few)),
-        str(dice.randint(many, 2 * many)),
+        str(rng.randint(low, few)),
+        str(rng.randint(many, 2 * many)),
     )
 
 
-def _max_words_point(question: str, answer: str, dice: random.Random) -> RubricPoint | None:
+def _max_words_point(question: str, answer: str, rng: random.Random) -> RubricPoint | None:
     """Make a point about the maximum number of words: the met bound counts words generously, the other one strictly."""
     few = len(answer.split()) // 3
     many = 2 * (len(re.findall(r"[^\W_]+|[^\w\s]", answer)) + sum(letter > "\u0e00" for letter in answer)) + 20
     if few < 3:
         return None
     wordings = ("The answer has at most {} words.", "The answer has more than {} words.")
-    return wordings, str(dice.randint(many, 2 * many)), str(dice.randint(2, few))
+    return wordings, str(rng.randint(many, 2 * many)), str(rng.randint(2, few))
 
 
 POINT_MAKERS: tuple[Callable[[str, str, random.Random], RubricPoint | None], ...] = (

@@ -96,10 +96,10 @@ def audited(python: str, target: str, pairs: list[dict[str, Any]], asked: argpar
 
 def holes(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The families of wrong answers of which some were paid, by name."""
-    found = {family["name"]: family for family in report.get("families", ()) if not family["right"] and family["failed"]}
+    found = {family["name"]: family for family in report.get("families", ()) if not family["right"] and family["num_failed"]}
     for key in report.get("search", ())[:1]:
         found["one text pays for many questions"] = {
-            "failed": len(key["paid"]),
+            "failed": len(key["rewarded_references"]),
             "asked": key["tasks"],
             "examples": [{"answer": key["text"]}],
         }
@@ -112,10 +112,13 @@ def row(name: str, report: dict[str, Any]) -> str:
         return f"| {name} | could not be asked: {report['broken'].strip().splitlines()[-1][:80]} | | | | |"
     wrong = [family for family in report["families"] if not family["right"]]
     right = [family for family in report["families"] if family["right"]]
-    counts = [(sum(f["failed"] for f in many), sum(f["asked"] - f["unscored"] - f["crashed"] for f in many)) for many in (wrong, right)]
+    counts = [
+        (sum(f["num_failed"] for f in many), sum(f["num_verified"] - f["num_unscored"] - f["num_crashed"] for f in many))
+        for many in (wrong, right)
+    ]
     kinds = holes(report)
     shown = ", ".join(sorted(kinds, key=lambda kind: -kinds[kind]["failed"])[:4])
-    crashed = report["crashed"] + report["unscored"]
+    crashed = report["num_crashed"] + report["num_unscored"]
     paid, refused = (f"{failed} / {scored}" for failed, scored in counts)
     return f"| {name} | {paid} | {refused} | {crashed} | {len(kinds)} | {shown} |"
 

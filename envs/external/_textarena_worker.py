@@ -29,7 +29,7 @@ class TextArenaInstance:
         random.seed(seed)
         self.env = self.arena.make(self.id)
         self.env.reset(num_players=self.players, seed=seed)
-        self.dice = random.Random(f"opponent/{seed}")
+        self.rng = random.Random(f"opponent/{seed}")
         done = self._play_opponent()
         return self._read_new_text() if not done else "The game is over before it begins."
 
@@ -68,7 +68,7 @@ class TextArenaInstance:
         for _ in range(100):
             if not self.moves or self.env.state.current_player_id == 0 or self.env.state.done:
                 return bool(self.env.state.done)
-            for move in self.dice.sample(self.moves, len(self.moves)):
+            for move in self.rng.sample(self.moves, len(self.moves)):
                 if self._is_legal(move):
                     self.env.step(move)
                     break

@@ -137,11 +137,11 @@ class ToolFormat:
         except ConfigError:  # the template does not support system messages
             return self.tokenizer.render([_prepend_text(about, messages[0]), *messages[1:]])
 
-    def render_environment_reply(self, messages: Sequence[Message], max_tokens: int) -> list[int]:
+    def render_environment_reply(self, messages: Sequence[Message], remaining_tokens: int) -> list[int]:
         """Render the session's reply, up to the policy's next turn. Tool results are truncated to half of the remaining tokens."""
         ids, longest = self._render_reply(messages), max((len(m["content"]) for m in messages if m["role"] in TOOL_ROLES), default=0)
-        while longest > MIN_RESULT_CHARACTERS and len(ids) > max_tokens // 2:
-            longest = min(longest - 1, longest * max_tokens // (2 * len(ids)))
+        while longest > MIN_RESULT_CHARACTERS and len(ids) > remaining_tokens // 2:
+            longest = min(longest - 1, longest * remaining_tokens // (2 * len(ids)))
             cut: list[Message] = [
                 {**message, "content": truncate_middle(message["content"], max(longest, MIN_RESULT_CHARACTERS))}
                 if message["role"] in TOOL_ROLES
@@ -154,10 +154,10 @@ class ToolFormat:
     def _render_reply(self, messages: Sequence[Message]) -> list[int]:
         if self.has_native_tools or all(message["role"] not in TOOL_ROLES for message in messages):
             return self.tokenizer.render_environment_reply(messages)
-        said = [self.format_message(message) for message in messages]
+        said = [self.format_as_plain_text(message) for message in messages]
         return self.tokenizer.render_environment_reply([{"role": "user", "content": "\n".join(said)}])
 
-    def format_message(self, message: Message) -> str:
+    def format_as_plain_text(self, message: Message) -> str:
         """Format a message for a policy whose template does not render results of tools: a result is labelled with its tool."""
         result = message["role"] in TOOL_ROLES
         return self.dialect.format_result(str(message.get("name", "tool")), message["content"]) if result else message["content"]

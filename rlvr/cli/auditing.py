@@ -78,10 +78,10 @@ def _wilson_interval(failed: int, scored: int) -> tuple[float, float]:
 def _find_exceeded_limits(report: AuditReport, limits: dict[str, float | None]) -> list[str]:
     """List the rates that are above their limits, as sentences; crashes and an audit that was stopped have no limit to be above."""
     found = [f"the audit is incomplete: {report.stopped}"] if report.stopped else []
-    crashed = [family for family in report.families if family.crashed]
+    crashed = [family for family in report.families if family.num_crashed]
     if crashed:
         why = next((row["reason"] for family in crashed for row in family.examples if row["score"] is None), "")
-        found.append(f"it crashed or hung on {sum(family.crashed for family in crashed)} answers, such as: {why}"[:300])
+        found.append(f"it crashed or hung on {sum(family.num_crashed for family in crashed)} answers, such as: {why}"[:300])
     for source, rates in report.compute_error_rates().items():
         for name, option in (("false_positive", "--max-fpr"), ("false_negative", "--max-fnr")):
             limit, rate = limits[option], rates[name]
@@ -92,7 +92,9 @@ def _find_exceeded_limits(report: AuditReport, limits: dict[str, float | None]) 
             found.append(f"no answer got a score, so the {name.replace('_', ' ')} rate is unknown")
     if limits["--max-fpr"] is not None and report.universal_answers:
         key = report.universal_answers[0]
-        found.append(f"the answer {key.text!r:.80} is accepted on {len(key.paid)} of {key.tasks} tasks with different references")
+        found.append(
+            f"the answer {key.text!r:.80} is accepted on {len(key.rewarded_references)} of {key.tasks} tasks with different references"
+        )
     return found
 
 
@@ -108,15 +110,15 @@ def _print_report(report: AuditReport, exceeded: Sequence[str], out: Path | None
     console = screen.make_stdout_console()
     rows = []
     for family in report.families:
-        if not (family.failed or family.crashed or family.unscored):
+        if not (family.num_failed or family.num_crashed or family.num_unscored):
             continue
-        scored = family.asked - family.unscored - family.crashed
-        low, high = _wilson_interval(family.failed, scored) if scored else (0.0, 1.0)
+        scored = family.num_verified - family.num_unscored - family.num_crashed
+        low, high = _wilson_interval(family.num_failed, scored) if scored else (0.0, 1.0)
         example = family.examples[0] if family.examples else {"answer": "", "reference": ""}
         shown = f"{example['answer'][:40]!r} for {str(example['reference'])[:30]!r}"
         kind = "rejects" if family.right else "accepts"
         rate = "" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
-        rows.append((family.name, f"{kind} {family.failed}/{scored}", rate, f"{family.unscored}", f"{family.crashed}", shown))
+        rows.append((family.name, f"{kind} {family.num_failed}/{scored}", rate, f"{family.num_unscored}", f"{family.num_crashed}", shown))
     if rows:
         console.print(make_table(("family", "failures", "rate (95 %)", "no score", "crashed", "shortest failure"), rows))
     facts = [
@@ -126,7 +128,7 @@ def _print_report(report: AuditReport, exceeded: Sequence[str], out: Path | None
     ]
     latency = report.compute_latency_quantiles()
     facts += [
-        ("verified pairs", str(sum(f.asked for f in report.families))),
+        ("verified pairs", str(sum(f.num_verified for f in report.families))),
         ("different verdicts when verified twice", str(len(report.disagreements))),
     ]
     facts += [("reads answers as", ", ".join(report.accepted_forms) or "no form of the gold"), ("skipped labels", str(report.skipped))]

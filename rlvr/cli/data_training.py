@@ -126,11 +126,13 @@ def prepare_data_run(
     return config, folder
 
 
-def needs_no_recipe(target: str) -> bool:
+def needs_no_recipe(target_or_override: str) -> bool:
     """Whether `rlvr train TARGET` names an environment or an algorithm, or sets a key: no recipe, and no file or folder that exists."""
-    if target in find_recipes() or Path(target).expanduser().exists():
+    if target_or_override in find_recipes() or Path(target_or_override).expanduser().exists():
         return False
-    return bool(SETTING_PATTERN.match(target)) or target in [entry.name for kind in ("env", "algorithm") for entry in list_entries(kind)]
+    return bool(SETTING_PATTERN.match(target_or_override)) or target_or_override in [
+        entry.name for kind in ("env", "algorithm") for entry in list_entries(kind)
+    ]
 
 
 def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str) -> RunConfig:

@@ -106,7 +106,7 @@ def check_sampler_numerics(model: str, sampler: str, env: str, *, device: str | 
     lines = [
         (
             screen.make_status_mark(c.passed),
-            c.way,
+            c.name,
             "" if c.gap is None else f"{c.gap:.1e}",
             f"{c.allowed:.1e}" if c.gap is not None else "",
             c.note,

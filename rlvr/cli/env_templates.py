@@ -43,9 +43,9 @@ class $cls(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Generate the task at `index`: always the same task for the same settings, split and index, in every process."""
-        dice = random.Random(f"$name/{self.seed}/{split}/{index}")
-        low = 2 * dice.randrange(1, 500) + (split == "test")  # so no held-out question is ever trained on
-        number = dice.randrange(low, low + self.width)
+        rng = random.Random(f"$name/{self.seed}/{split}/{index}")
+        low = 2 * rng.randrange(1, 500) + (split == "test")  # so no held-out question is ever trained on
+        number = rng.randrange(low, low + self.width)
         question = f"Guess my number from {low} to {low + self.width - 1}."
         return Task(question, reference=str(number), id=f"$name/{split}/{self.seed}.{index}", meta={"low": low})
 
@@ -181,10 +181,10 @@ class $cls(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Generate the task at `index`: always the same task for the same settings, split and index, in every process."""
-        dice = random.Random(f"$name/{self.seed}/{split}/{index}")
-        stock = {name: dice.randint(5, 99) for name in GOODS}
-        goods = dice.choice(GOODS)
-        number = dice.randint(1, stock[goods])
+        rng = random.Random(f"$name/{self.seed}/{split}/{index}")
+        stock = {name: rng.randint(5, 99) for name in GOODS}
+        goods = rng.choice(GOODS)
+        number = rng.randint(1, stock[goods])
         after = {**stock, goods: stock[goods] - number}
         meta = {"stock": stock, "goods": goods, "number": number}
         return Task(f"Buy {number} {goods}.", reference=after, id=f"$name/{split}/{self.seed}.{index}", meta=meta)
@@ -239,8 +239,8 @@ class $cls(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Generate the task at `index`: always the same task for the same settings, split and index, in every process."""
-        dice = random.Random(f"$name/{self.seed}/{split}/{index}")
-        numbers = [str(dice.randrange(1000)) for _ in range(8)]
+        rng = random.Random(f"$name/{self.seed}/{split}/{index}")
+        numbers = [str(rng.randrange(1000)) for _ in range(8)]
         after = {"numbers.txt": "\\n".join(sorted(numbers, key=int))}
         question = "Sort the numbers in numbers.txt, smallest first."
         return Task(question, reference={"files": after}, id=f"$name/{split}/{self.seed}.{index}", meta={"numbers": numbers})

@@ -100,9 +100,9 @@ class $cls(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Generate the task at `index`: always the same task for the same settings, split and index, in every process."""
-        draw = random.Random(f"$name/{self.seed}/{split}/{index}")
-        number = draw.randrange(self.largest // 5) * 5  # multiples of five: one in five of them is held out
-        number += 0 if split == "test" else draw.randint(1, 4)  # so no held-out question is ever trained on
+        rng = random.Random(f"$name/{self.seed}/{split}/{index}")
+        number = rng.randrange(self.largest // 5) * 5  # multiples of five: one in five of them is held out
+        number += 0 if split == "test" else rng.randint(1, 4)  # so no held-out question is ever trained on
         return Task(f"2*{number}=", reference=str(2 * number), id=f"$name/{split}/{self.seed}.{index}")
 
     def gold(self, task: Task) -> str:
@@ -257,7 +257,7 @@ class $cls(Sampler):
 
     @torch.inference_mode()
     def _complete(self, request: Request, sampling: SamplingParams) -> Completion:
-        was_training, dice = self.model.training, torch.Generator().manual_seed(request.seed)  # the seed alone decides
+        was_training, rng = self.model.training, torch.Generator().manual_seed(request.seed)  # the seed alone decides
         self.model.eval()
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -266,7 +266,7 @@ class $cls(Sampler):
             logits = self.model(input_ids=row, use_cache=False).logits[0, -1].float().cpu()
             if sampling.temperature:
                 all_logprobs = (logits / sampling.temperature).log_softmax(-1)
-                tokens.append(int(torch.multinomial(all_logprobs.exp(), 1, generator=dice)))
+                tokens.append(int(torch.multinomial(all_logprobs.exp(), 1, generator=rng)))
                 logprobs.append(float(all_logprobs[tokens[-1]]))
             else:  # greedy: the only choice, so its log-probability is 0
                 tokens.append(int(logits.argmax()))

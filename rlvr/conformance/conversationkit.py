@@ -18,7 +18,7 @@ from rlvr.turns import Call, ToolResult, ToolSpec, Turn
 
 NUM_PLAYED_TASKS = 2
 """Number of tasks of each split that are played; few, because each may need a sandbox session."""
-Said = str | Call | Sequence[Call]
+TextOrCalls = str | Call | Sequence[Call]
 """A scripted turn: a text, a call, or several calls."""
 
 
@@ -44,7 +44,7 @@ class PlayedConversation:
         """Success and text of each call's result."""
         return [(result.ok, result.text) for heard in self.step_results for result in heard.tool_results]
 
-    def step(self, turn: Said) -> Sequence[ToolResult]:
+    def step(self, turn: TextOrCalls) -> Sequence[ToolResult]:
         """Take one turn, unless the conversation is done; return the results of its calls."""
         if self.step_results and self.step_results[-1].done:
             return ()
@@ -64,7 +64,7 @@ class PlayedConversation:
 
 
 def play_conversation(
-    environment: Environment, task: Task, turns: Sequence[Said], preceding_turns: Sequence[Said] = ()
+    environment: Environment, task: Task, turns: Sequence[TextOrCalls], preceding_turns: Sequence[TextOrCalls] = ()
 ) -> tuple[Verdict, PlayedConversation]:
     """Play a whole conversation, `preceding_turns` first, then `turns`; return the verdict and the conversation."""
     play = PlayedConversation(environment, task)
@@ -103,14 +103,14 @@ class _ConversationChecks:
         self.env = environment
         self._played = dict[str, tuple[Verdict, PlayedConversation]]()
 
-    def play_oracle_turns_cached(self, task: Task, oracle_turns: Sequence[Said]) -> tuple[Verdict, PlayedConversation]:
+    def play_oracle_turns_cached(self, task: Task, oracle_turns: Sequence[TextOrCalls]) -> tuple[Verdict, PlayedConversation]:
         """Play the oracle turns once per task (cached), as the baseline of every check."""
         if task.id not in self._played:
             self._played[task.id] = play_conversation(self.env, task, oracle_turns)
         return self._played[task.id]
 
     def check_oracle_turns(self) -> str:
-        def looked(task: Task, script: Sequence[Said]) -> str:
+        def looked(task: Task, script: Sequence[TextOrCalls]) -> str:
             verdict, play = self.play_oracle_turns_cached(task, script)
             if verdict.score != 1.0:
                 return f"{task.id}: {format_verdict(verdict)}"
@@ -119,7 +119,7 @@ class _ConversationChecks:
         return self._check_each_task(looked)
 
     def check_determinism(self) -> str:
-        def looked(task: Task, script: Sequence[Said]) -> str:
+        def looked(task: Task, script: Sequence[TextOrCalls]) -> str:
             (verdict, once), (new_verdict, again) = self.play_oracle_turns_cached(task, script), play_conversation(self.env, task, script)
             if verdict.score != new_verdict.score:
                 return f"{task.id}: the same turns first {format_verdict(verdict)}, then {format_verdict(new_verdict)}"
@@ -136,7 +136,7 @@ class _ConversationChecks:
         if not self.env.requires_tool_call:
             raise CheckSkipped("it says that an answer without calls may be right (requires_tool_call is False)")
 
-        def looked(task: Task, script: Sequence[Said]) -> str:
+        def looked(task: Task, script: Sequence[TextOrCalls]) -> str:
             last = next((said for said in reversed(script) if isinstance(said, str)), "")
             for answer in {last, self.env.gold(task) or "", str(task.reference)}:
                 verdict, _ = play_conversation(self.env, task, [answer])
@@ -147,7 +147,7 @@ class _ConversationChecks:
         return self._check_each_task(looked)
 
     def check_isolation(self) -> str:
-        def looked(task: Task, script: Sequence[Said]) -> str:
+        def looked(task: Task, script: Sequence[TextOrCalls]) -> str:
             alone = self.play_oracle_turns_cached(task, script)[1]
             one, other = PlayedConversation(self.env, task), PlayedConversation(self.env, task)
             try:
@@ -168,7 +168,7 @@ class _ConversationChecks:
         return self._check_each_task(looked)
 
     def check_bad_arguments(self) -> str:
-        def looked(task: Task, script: Sequence[Said]) -> str:
+        def looked(task: Task, script: Sequence[TextOrCalls]) -> str:
             clean = self.play_oracle_turns_cached(task, script)[1]
             held = {spec.name: spec for spec in clean.session_handle.tools}
             wrong = [validate_call(RawCall(spec.name, bad), held, "0.0", "") for spec in held.values() for bad in iter_bad_arguments(spec)]
@@ -226,14 +226,14 @@ class _ConversationChecks:
             play.problem and f"{task.id}: {play.problem}" for task in tasks for play in play_hostile_conversations(self.env, task)
         )
 
-    def _check_each_task(self, look: Callable[[Task, Sequence[Said]], str]) -> str:
+    def _check_each_task(self, look: Callable[[Task, Sequence[TextOrCalls]], str]) -> str:
         tasks = list(self._iter_tasks(NUM_PLAYED_TASKS))
         scripts = [self._get_right_turns(task) for task in tasks]
         if any(script is None for script in scripts):
             raise CheckSkipped("it has no oracle turns; write `oracle_turns(task)` if the turns of a right conversation can be known")
         return describe_first_problem(look(task, script or ()) for task, script in zip(tasks, scripts, strict=True))
 
-    def _get_right_turns(self, task: Task) -> Sequence[Said] | None:
+    def _get_right_turns(self, task: Task) -> Sequence[TextOrCalls] | None:
         """Return the oracle turns; without tools, a gold answer at the first turn will do."""
         turns = self.env.oracle_turns(task)
         gold = None if turns is not None or self.env.tools else self.env.gold(task)

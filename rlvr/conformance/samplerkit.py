@@ -213,8 +213,8 @@ class _SamplerChecks:
         def wrong(request: Request, completion: Completion) -> str:
             if any(completion.logprobs):
                 return f"a token without an alternative has log-probability {min(completion.logprobs):g}; its only choice has 0.0"
-            best_T = compute_logprobs(model, request, completion).topk(2).values
-            taken_T = compute_logprobs(model, request, completion).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
+            best_T = compute_vocab_logprobs(model, request, completion).topk(2).values
+            taken_T = compute_vocab_logprobs(model, request, completion).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0]
             behind = float((best_T[:, 0] - taken_T).max())
             return f"a token without an alternative is {behind:.3g} less likely than the likeliest" if behind > TOLERANCE else ""
 
@@ -255,7 +255,7 @@ class _SamplerChecks:
 
 
 @torch.no_grad()
-def compute_logprobs(model: Any, request: Request, completion: Completion, temperature: float = 1.0) -> torch.Tensor:
+def compute_vocab_logprobs(model: Any, request: Request, completion: Completion, temperature: float = 1.0) -> torch.Tensor:
     """Compute the model's log-probabilities of all tokens (V), at each token of a completion (T): T x V."""
     row = torch.tensor([[*request.prompt, *completion.tokens]])
     logits_TV = model(input_ids=row, use_cache=False).logits[0, len(request.prompt) - 1 : -1].float()
@@ -265,7 +265,9 @@ def compute_logprobs(model: Any, request: Request, completion: Completion, tempe
 
 def find_logprob_problem(model: Any, request: Request, completion: Completion, temperature: float) -> str:
     """Say where a completion's log-probabilities are not those of the model at a temperature; "" if they are."""
-    ours = compute_logprobs(model, request, completion, temperature).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0].tolist()
+    ours = (
+        compute_vocab_logprobs(model, request, completion, temperature).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0].tolist()
+    )
     gaps = [abs(mine - theirs) for mine, theirs in zip(ours, completion.logprobs, strict=True)]
     if max(gaps) <= TOLERANCE:
         return ""

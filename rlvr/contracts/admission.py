@@ -35,7 +35,7 @@ class CapacityLimiter:
     >>> first, second, third = (request_permit([sessions]) for _ in range(3))
     >>> third.done()
     False
-    >>> first.result().release()
+    >>> first.result().release_untaken()
     >>> third.done()
     True
     """
@@ -64,8 +64,8 @@ class CapacityLimiter:
             SandboxError: none became free within the timeout, or the limiter is closed.
         """
         permit = CURRENT_PERMIT.get()
-        if permit is None or not permit.take(self):
-            wait_for_permit([self], first=True).take(self)
+        if permit is None or not permit.take_granted(self):
+            wait_for_permit([self], first=True).take_granted(self)
 
     @property
     def is_full(self) -> bool:
@@ -96,7 +96,7 @@ class Permit:
         self._left: list[CapacityLimiter] | None = list(limiters)
         self._token: Token[Permit | None] | None = None
 
-    def take(self, limiter: CapacityLimiter) -> bool:
+    def take_granted(self, limiter: CapacityLimiter) -> bool:
         """Take a unit of a limiter, if this permit still has one; the caller must release it.
 
         Raises:
@@ -110,7 +110,7 @@ class Permit:
                 return True
         return False
 
-    def release(self) -> None:
+    def release_untaken(self) -> None:
         """Release the units that nobody has taken. May be called repeatedly."""
         with _admission.lock:
             left, self._left = self._left or [], None
@@ -123,7 +123,7 @@ class Permit:
     def __exit__(self, *_: object) -> None:
         assert self._token is not None
         CURRENT_PERMIT.reset(self._token)
-        self.release()
+        self.release_untaken()
 
 
 def request_permit(limiters: Sequence[CapacityLimiter], *, first: bool = False) -> Future[Permit]:
@@ -179,7 +179,7 @@ def _describe_timeout(limiters: Sequence[CapacityLimiter]) -> str:
 def withdraw_request(request: Future[Permit]) -> None:
     """Give up a request: cancel it, or release what it was granted."""
     if not request.cancel() and request.exception() is None:
-        request.result().release()
+        request.result().release_untaken()
 
 
 Waiter = tuple[int, Future[Permit]]

@@ -16,7 +16,7 @@ class Weights(ABC):
 
     @property
     @abstractmethod
-    def adapted_model(self) -> Any:
+    def trained_model(self) -> Any:
         """The model, for its configuration and module structure. Its tensors may be sharded; use `gather_model` for one that can be run."""
 
     @abstractmethod

@@ -81,7 +81,7 @@ def evaluate(
         seed: the seed of all randomness.
         settings: of the environments; `path`, or `gsm8k.path` in a suite of several.
         concurrency: how many requests run in parallel; None is the sampler's default.
-        sampler: settings of the policy's sampler, such as key_variable or retries.
+        sampler: settings of the policy's sampler, such as api_key_env or retries.
         select: how best@k chooses, one of `rlvr.evaluation.summary.SELECTORS`.
         retry: sample again where there is no score.
         price: token prices, to show the cost while it runs.
@@ -187,7 +187,7 @@ def _check_positive(**values: object) -> None:
 
 def make_report(
     plan: EvalPlan,
-    sample_file: SampleStore,
+    sample_store: SampleStore,
     environments: Mapping[str, Environment],
     out: Path | None,
     *,
@@ -201,27 +201,27 @@ def make_report(
         plan.suite,
         out,
         plan,
-        summarize_envs(plan, sample_file, environments, select),
+        summarize_envs(plan, sample_store, environments, select),
         seconds,
         tokens,
         num_new_samples,
-        sample_file.torn_bytes,
-        [sample for _, sample in sorted(sample_file.samples.items())],
+        sample_store.torn_bytes,
+        [sample for _, sample in sorted(sample_store.samples.items())],
     )
     write_report(report)
     return report
 
 
 def summarize_envs(
-    plan: EvalPlan, sample_file: SampleStore, environments: Mapping[str, Environment], select: str = ""
+    plan: EvalPlan, sample_store: SampleStore, environments: Mapping[str, Environment], select: str = ""
 ) -> dict[str, EnvSummary]:
     """Compute the metrics of every environment from the available samples."""
     found = {}
     for item in plan.envs:
         environment, n = environments[item.name], plan.get_samples_per_task(item)
         groups: dict[int, list[Any]] = {}
-        for key in sorted(key for key in sample_file.samples if key[0] == item.name):
-            groups.setdefault(key[1], []).append(sample_file.samples[key])
+        for key in sorted(key for key in sample_store.samples if key[0] == item.name):
+            groups.setdefault(key[1], []).append(sample_store.samples[key])
         tasks_of = [environment.task(item.split, index) for index in groups]
         with ThreadPoolExecutor(8, thread_name_prefix="vote") as pool:
             cast = pool.map(partial(assign_answer_classes, environment.verifier), tasks_of, groups.values())

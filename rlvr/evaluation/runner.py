@@ -52,7 +52,7 @@ class EvalRunner:
     def __init__(
         self,
         plan: EvalPlan,
-        file: SampleStore,
+        sample_store: SampleStore,
         *,
         concurrency: int | None = None,
         retry: bool = False,
@@ -61,10 +61,16 @@ class EvalRunner:
         remote_sampling: RemoteSourceFactory | None = None,
     ) -> None:
         """Set up the run; `remote_sampling` samples in other processes instead of this one."""
-        self.plan, self.file, self.concurrency, self.price, self.remote_sampling = plan, file, concurrency, price, remote_sampling
+        self.plan, self.sample_store, self.concurrency, self.price, self.remote_sampling = (
+            plan,
+            sample_store,
+            concurrency,
+            price,
+            remote_sampling,
+        )
         self.console = console or Console(quiet=True)
-        self.stored_keys = {key for key, sample in file.samples.items() if sample.score is not None or not retry}
-        scores = [file.samples[key].score for key in self.stored_keys]
+        self.stored_keys = {key for key, sample in sample_store.samples.items() if sample.score is not None or not retry}
+        scores = [sample_store.samples[key].score for key in self.stored_keys]
         self.are_fractions = all(0 <= (score or 0.0) <= 1 for score in scores)
         self.score_sum, self.num_scored = sum(score or 0.0 for score in scores), sum(score is not None for score in scores)
         self.num_samples = self.output_tokens = self.input_tokens = self.num_turns = self.num_calls = 0
@@ -78,7 +84,9 @@ class EvalRunner:
 
         `specs` has the policy's sampler for each environment; consecutive environments with the same sampler share it.
         """
-        gone = self.file.samples.keys() - {get_sample_key(request) for item_requests in requests.values() for request in item_requests}
+        gone = self.sample_store.samples.keys() - {
+            get_sample_key(request) for item_requests in requests.values() for request in item_requests
+        }
         if gone:
             name, index, _ = min(gone)
             raise ConfigError(f"{name} has no task {index} any more, which was sampled; restore the data, or choose another --out")
@@ -95,7 +103,7 @@ class EvalRunner:
             for spec, group in groupby(todo, key=lambda item: specs[item.name]):
                 items = list(group)
                 with spec.build() as sampler, self._open_episode_source(spec, sampler, items) as answers:
-                    self.file.prepare_for_append()
+                    self.sample_store.prepare_for_append()
                     work.reset_timer()
                     asked = (self._make_env_requests(item, environments[item.name], sampler, requests[item.name]) for item in items)
                     for found in answers.stream_episodes(asked):
@@ -113,7 +121,11 @@ class EvalRunner:
         try:
             yield
         except KeyboardInterrupt:
-            kept = f"they are in {self.file.folder}, and the same command continues" if self.file.folder else "without --out they are lost"
+            kept = (
+                f"they are in {self.sample_store.folder}, and the same command continues"
+                if self.sample_store.folder
+                else "without --out they are lost"
+            )
             self.console.print(f"stopped after {len(self.stored_keys) + self.num_samples} of {total} samples; {kept}", highlight=False)
             raise
 
@@ -130,7 +142,7 @@ class EvalRunner:
     def _check_questions_unchanged(self, requests: Sequence[RolloutRequest]) -> None:
         """Raise if a task that has samples asks something else now, because its metrics would mix two questions."""
         for request in requests:
-            sample = self.file.samples.get(get_sample_key(request))
+            sample = self.sample_store.samples.get(get_sample_key(request))
             if sample is not None and sample.question_digest != digest_prompt_and_reference(request.task):
                 raise ConfigError(
                     f"task {request.task.id!r} has another prompt or reference now than when it was sampled; restore the data, "
@@ -165,7 +177,7 @@ class EvalRunner:
                     yield asked
 
     def _store_sample(self, episode: Episode, request: RolloutRequest) -> None:
-        sample = self.file.append({**episode_to_json(0, episode, []), "reference": request.task.reference})
+        sample = self.sample_store.append({**episode_to_json(0, episode, []), "reference": request.task.reference})
         self.num_samples += 1
         self.output_tokens += sample.tokens
         self.input_tokens += sample.prompt_tokens
@@ -191,7 +203,7 @@ class EvalRunner:
 
     def _store_elapsed_time(self, *, last: bool = False) -> None:
         now = time.perf_counter()
-        if self.file.folder is None or (now - self.last_store_time < TIME_STORE_INTERVAL_S and not last):
+        if self.sample_store.folder is None or (now - self.last_store_time < TIME_STORE_INTERVAL_S and not last):
             return
         self.last_store_time = now
         line = {
@@ -200,7 +212,7 @@ class EvalRunner:
             "samples": self.num_samples,
             "tokens": self.output_tokens,
         }
-        with wrap_write_errors(self.file.folder), (self.file.folder / TIMES_FILE).open("a", encoding="utf-8") as times:
+        with wrap_write_errors(self.sample_store.folder), (self.sample_store.folder / TIMES_FILE).open("a", encoding="utf-8") as times:
             times.write(json.dumps(line) + "\n")
 
 

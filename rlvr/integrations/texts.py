@@ -307,7 +307,7 @@ class TextConversation:
             self.failure, self.done = str(error), True
             return
         self._call_session(lambda: self._session.open(permit))
-        permit.release()
+        permit.release_untaken()
 
     def _call_session(self, work: Callable[[], T], *, is_step: bool = False) -> T | None:
         """Call the session in a thread with a timeout; on an error set `failure`, close the session and return None."""

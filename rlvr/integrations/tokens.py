@@ -154,7 +154,7 @@ class TokenConversationRunner:
         try:
             return await self._run_session_step(conversation, conversation.open_session)
         finally:
-            conversation.permit.release()
+            conversation.permit.release_untaken()
 
     async def _play_turn(self, conversation: Conversation, generate: GenerateFunction) -> None:
         try:

@@ -285,7 +285,7 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
         assert self.state is not None
         if self.state.turns:
             told = [message for result in self.state.step_results[self._num_seen_results :] for message in result.messages]
-            return "" if self.state.stop_reason is not None else "\n\n".join(map(self.mdp.tool_format.format_message, told))
+            return "" if self.state.stop_reason is not None else "\n\n".join(map(self.mdp.tool_format.format_as_plain_text, told))
         return self._opening
 
     def _build_info(self) -> dict[str, Any]:

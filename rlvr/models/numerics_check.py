@@ -49,7 +49,7 @@ class NumericsCheck:
     True
     """
 
-    way: str
+    name: str
     gap: float | None = None
     """The difference of the log-probabilities (see `compute_max_or_rms_difference`); None if nothing was compared."""
     allowed: float = 0.0
@@ -234,12 +234,12 @@ def find_untrainable_reason(model_family: str, results: Sequence[NumericsCheck],
     for bad in (finding for finding in results if not finding.passed):
         if bad.wrong:
             return f"a model of the family {model_family} cannot be trained: {bad.note}"
-        if bad.way == "a second pass":
+        if bad.name == "a second pass":
             cause = "two passes over the same tokens differ, so dropout or router noise stays on"
-        elif bad.way.endswith("another row changed"):
-            cause = f"{bad.way.partition(',')[0]} depend on the other rows of their batch"
+        elif bad.name.endswith("another row changed"):
+            cause = f"{bad.name.partition(',')[0]} depend on the other rows of their batch"
         else:
-            cause = f"{bad.way} do not give the probabilities of a plain forward pass"
+            cause = f"{bad.name} do not give the probabilities of a plain forward pass"
         return f"a model of the family {model_family} cannot be trained: {cause} (by {bad.gap:.2g}; allowed {bad.allowed:.1g}){advice}"
     return ""
 
@@ -248,10 +248,10 @@ def format_check_results(results: Sequence[NumericsCheck]) -> str:
     """Format the results in one line: the largest difference of each way to compute log-probabilities, the attending layers, the stop
     ids.
     """
-    plain_pass = [f for f in results if f.gap is not None and "," not in f.way and f.way != "a second pass"]
-    gaps = ", ".join(f"{f.gap:.0e} ({f.way})" for f in plain_pass)
-    layers = [f"layers with attention: {f.note}" for f in results if f.way == "layers with attention"]
-    ends = [f"token ids that end an answer: {f.note}" for f in results if f.way == "stop ids"]
+    plain_pass = [f for f in results if f.gap is not None and "," not in f.name and f.name != "a second pass"]
+    gaps = ", ".join(f"{f.gap:.0e} ({f.name})" for f in plain_pass)
+    layers = [f"layers with attention: {f.note}" for f in results if f.name == "layers with attention"]
+    ends = [f"token ids that end an answer: {f.note}" for f in results if f.name == "stop ids"]
     differences = [f"log-probabilities differ from those of a plain forward pass by at most {gaps}"] if gaps else []
     return "; ".join([*differences, *layers, *ends])
 

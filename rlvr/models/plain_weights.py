@@ -23,7 +23,7 @@ class PlainWeights(Weights):
         self._model, self._run_on_main = model, run_on_main
 
     @property
-    def adapted_model(self) -> Any:
+    def trained_model(self) -> Any:
         """The model itself, to read its module tree and config; its forward pass may be run."""
         return self._model
 

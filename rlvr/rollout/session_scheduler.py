@@ -74,7 +74,7 @@ class SessionRolloutScheduler(RolloutScheduler):
             self._cancel_conversations([conversation], str(error))
             return
         conversation.permit = admission.result()
-        conversation.permit.take(self.open_limiter)
+        conversation.permit.take_granted(self.open_limiter)
         self.timing.max_open_sessions = max(self.timing.max_open_sessions, self.open_limiter.num_held)
         self._advance(conversation)
 

@@ -35,8 +35,8 @@ class WeightSyncProbe:
     def __init__(
         self, vocabulary: int, dtype: str, *, precision: str | None = None, tolerance: float | None = None, max_tokens: int = PROBE_TOKENS
     ) -> None:
-        dice = random.Random(0)
-        self.tokens = [dice.randrange(vocabulary) for _ in range(min(PROBE_TOKENS, max_tokens))]
+        rng = random.Random(0)
+        self.tokens = [rng.randrange(vocabulary) for _ in range(min(PROBE_TOKENS, max_tokens))]
         self.dtype, self.precision, self.tolerance = dtype, precision, tolerance
         self.mean_difference, self.max_difference = 0.0, 0.0
         """Mean and largest difference since the last reset, of the engine that differs most."""

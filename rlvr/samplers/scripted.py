@@ -116,10 +116,10 @@ class ScriptedSampler(Sampler):
 
 
 def _sample_random(request: Request, tokenizer: Tokenizer) -> Completion:
-    dice = random.Random(request.seed)
+    rng = random.Random(request.seed)
     tokens: list[int] = []
     while len(tokens) < request.max_tokens and not (tokens and tokens[-1] in tokenizer.stop_ids):
-        tokens.append(dice.randrange(tokenizer.vocab_size))
+        tokens.append(rng.randrange(tokenizer.vocab_size))
     return Completion(tokens, [-math.log(tokenizer.vocab_size)] * len(tokens), "stop" if tokens[-1] in tokenizer.stop_ids else "length")
 
 

@@ -44,7 +44,7 @@ from rlvr.samplers._local.engine_plan import plan_engines
 from rlvr.samplers._local.engines import LocalEngines
 from rlvr.samplers._servers.replies import BadServerReply
 from rlvr.samplers._servers.server_engine import ServerEngine
-from rlvr.samplers._servers.server_pool import get_address
+from rlvr.samplers._servers.server_pool import get_base_url
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers._servers.weight_transfer import TRANSFER_BACKENDS
 from rlvr.samplers._vllm_version import check_vllm_version, get_installed_version
@@ -230,7 +230,7 @@ class VLLMSampler(Sampler):
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Load the trainer's weights in place and check them with the probe."""
-        model = weights.adapted_model
+        model = weights.trained_model
         if self._engine is None:
             part = weights.get_adapter() if self.enable_lora else None
             self._engine = self._start_engine(model, part.rank if part and part.rank <= LORA_RANKS[-1] else 0)
@@ -332,7 +332,7 @@ def check_placement(placement: str, urls: list[str] | None, engines: int | None,
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {format_suggestion(placement, PLACEMENTS)}")
-    at = [get_address(HttpClient(url)) for url in urls or ()]  # rejects a URL with a password before it is shown
+    at = [get_base_url(HttpClient(url)) for url in urls or ()]  # rejects a URL with a password before it is shown
     if twice := sorted({one for one in at if at.count(one) > 1}):
         raise ConfigError(f"urls names {twice[0]} {at.count(twice[0])} times; name each server once")
     if (placement == "server") != bool(urls):

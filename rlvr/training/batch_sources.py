@@ -539,7 +539,7 @@ def build_batch(
 ) -> RolloutBatch:
     """Build the batch of a step: the algorithm selects its groups, and the metrics of tasks and weights are added."""
     groups, dropped = select_groups(components, groups, dropped)
-    every = components.task_sampler.metrics() | dict(metrics) | components.sampler.get_weight_sync_metrics()
+    every = components.task_sampler.pop_metrics() | dict(metrics) | components.sampler.get_weight_sync_metrics()
     return add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
 
 

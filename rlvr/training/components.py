@@ -125,7 +125,7 @@ class Components:
             and get_trainer_precision(self.model, self.accelerator.mixed_precision, self.accelerator.device) == "float32"
         )
         exact = self.accelerator.device.type == "cpu" or torch.get_float32_matmul_precision() == "highest"
-        compared = any(finding.way == sampler_mismatch.SAMPLER_CHECK_NAME for finding in self.check_results)
+        compared = any(finding.name == sampler_mismatch.SAMPLER_CHECK_NAME for finding in self.check_results)
         return (
             numerics_check.compute_logprob_tolerance(self.check_results, rollout.temperature)
             if plain and wide and exact and compared

@@ -65,9 +65,9 @@ class NamespaceHelperClient:
         self.live_inits[pid] = os.pidfd_open(pid)
         return pid
 
-    def wait_until_ended(self, seconds: float) -> bool:
-        """Wait up to `seconds` until all inits, and with them everything in their namespaces, are dead; return whether they are."""
-        deadline = time.monotonic() + seconds
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` until all inits, and with them everything in their namespaces, are dead; return whether they are."""
+        deadline = time.monotonic() + timeout_s
         for pid, number in list(self.live_inits.items()):
             if not select.select([number], [], [], max(deadline - time.monotonic(), 0))[0]:
                 return False
@@ -75,9 +75,9 @@ class NamespaceHelperClient:
             del self.live_inits[pid]
         return True
 
-    def receive_message(self, seconds: float) -> bool:
-        """Receive one message from the helper; return False if none arrives within `seconds`."""
-        if not select.select([self.connection], [], [], max(seconds, 0))[0]:
+    def receive_message(self, timeout_s: float) -> bool:
+        """Receive one message from the helper; return False if none arrives within `timeout_s`."""
+        if not select.select([self.connection], [], [], max(timeout_s, 0))[0]:
             return False
         raw = self.connection.recv(64)
         if not raw:

@@ -53,10 +53,10 @@ class ProcessKiller:
         for uid in uids if not self._namespace_helper else ():
             kill_user_processes(uid, self._unused_uid or 0)
 
-    def wait_until_empty(self, seconds: float) -> bool:
-        """Return whether no process is left, once the first process has been reaped; wait up to `seconds` for it."""
+    def wait_until_empty(self, timeout_s: float) -> bool:
+        """Return whether no process is left, once the first process has been reaped; wait up to `timeout_s` for it."""
         if self._namespace_helper:
-            return self._namespace_helper.wait_until_ended(seconds)
+            return self._namespace_helper.wait_until_ended(timeout_s)
         if self._pid_count_fd >= 0:
             is_empty = self._count_remaining() <= 0
         elif self.mechanism == BY_USER_ID_AND_TABLE:
@@ -64,7 +64,7 @@ class ProcessKiller:
         else:
             is_empty = not self.list_remaining_pids()
         if not is_empty:
-            time.sleep(min(seconds, 0.0002))
+            time.sleep(min(timeout_s, 0.0002))
         return is_empty
 
     def _is_table_settled(self) -> bool:

@@ -75,9 +75,9 @@ class ProgramIO:
             os.close(number)
         self._child_ends = []
 
-    def wait_for_checker(self, seconds: float) -> bool:
+    def wait_for_checker(self, timeout_s: float) -> bool:
         """Wait until the checker is set up; the program starts only then, so that it cannot disturb the setup."""
-        return bool(select.select(self.ready_pipes[1:], [], [], seconds)[0]) and _read_first_byte(self.ready_pipes[1]) == b"+"
+        return bool(select.select(self.ready_pipes[1:], [], [], timeout_s)[0]) and _read_first_byte(self.ready_pipes[1]) == b"+"
 
     def is_program_set_up(self) -> bool:
         """Return whether the program was set up; from then on, every failure is caused by the program."""

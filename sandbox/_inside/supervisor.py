@@ -24,9 +24,7 @@ from rlvr.sandbox._inside import frames, meter, namespaces, probe, seccomp, stre
 from rlvr.sandbox._inside import pid_namespace as nest
 from rlvr.sandbox._inside import process_killer as ends
 from rlvr.sandbox._inside import workdirs as places
-from rlvr.sandbox._inside.box import cgroups as groups
-from rlvr.sandbox._inside.box import processes
-from rlvr.sandbox._inside.box import session_server as keeper
+from rlvr.sandbox._inside.box import cgroups, processes, session_server
 from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient, PeerExited
 from rlvr.sandbox._inside.program_io import ProgramIO
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
@@ -196,7 +194,7 @@ class Supervisor:
         if isinstance(self.meter, meter.ProcessTableMeter):  # nothing else enforces the limit then
             spare = toolchains.SPARE_ADDRESS_MB.get(argv[0] if argv else "", 512)
             rlimits["AS"] = (int(limits["memory_mb"]) + spare) * MEGABYTE
-        order = {
+        request = {
             "argv": argv,
             "uid": uid,
             "gid": uid,
@@ -206,8 +204,8 @@ class Supervisor:
             "rlimits": rlimits,
             "filter": self.has_filter and self.namespace_helper is not None,
         }
-        order["nest"] = self.namespace_helper.take_namespace_init() if self.namespace_helper else 0
-        return self.zygote.fork_child(fds, order)
+        request["nest"] = self.namespace_helper.take_namespace_init() if self.namespace_helper else 0
+        return self.zygote.fork_child(fds, request)
 
     def _watch_until_end(self, run: streams.RunState, read_ends: dict[int, str], start: tuple[int, float, float]) -> None:
         """Read the program's output and measure its resource use, until it ends or exceeds a limit."""
@@ -286,7 +284,9 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self.clear_folders()
 
-    def make_session_server(self, cgroup_factory: groups.CgroupFactory, session_source: bytes, has_filter: bool) -> keeper.SessionServer:
+    def make_session_server(
+        self, cgroup_factory: cgroups.CgroupFactory, session_source: bytes, has_filter: bool
+    ) -> session_server.SessionServer:
         """Return the server for sandbox sessions, which replaces running single programs."""
         tools = (
             self.folders,
@@ -301,7 +301,7 @@ class Supervisor:
             self.num_own_processes,
             self.last_uid,
         )
-        return keeper.SessionServer(processes.SupervisorResources(*tools))
+        return session_server.SessionServer(processes.SupervisorResources(*tools))
 
     def _set_exit_status(self, run: streams.RunState, oom_kills_before: int, was_ready: bool) -> None:
         reports = [born.exit_report for born in run.children if born.exit_report]
@@ -361,17 +361,17 @@ def main(settings: dict[str, Any]) -> None:
         has_cgroup_process_limit = namespaces.is_process_count_limited(settings["users"].first)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     rights.clear_bounding_set()
-    boxed = groups.create_parent_cgroup(settings["boxes"]) if settings.get("boxes") else None
+    boxed = cgroups.create_parent_cgroup(settings["boxes"]) if settings.get("boxes") else None
     namespace_helper = nest.start_namespace_helper() if settings.get("nests") and nest.has_namespace_support() else None
     zygote.preload_modules()
     door, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
         door.close()
-        order = zygote.serve_forks(other, namespace_helper is not None)
-        if order is None:
+        request = zygote.serve_forks(other, namespace_helper is not None)
+        if request is None:
             os._exit(0)
-        zygote.run_as_program(order)
+        zygote.run_as_program(request)
         return
     other.close()
     measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE  # reading the memory of other users' processes needs it

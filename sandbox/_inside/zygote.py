@@ -51,7 +51,7 @@ def preload_modules() -> None:
 
 
 def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, Any] | None:
-    """Fork a child for every order received from `connection`. Returns the order in the child, and None in the parent at the end."""
+    """Fork a child for every request received from `connection`. Returns the request in the child, and None in the parent at the end."""
     if uses_namespaces:
         nest.unshare_zygote_mounts()
     rights.keep_only_capabilities(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))
@@ -69,23 +69,23 @@ def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, A
                 os.read(read, 4096)
             _report_exits(connection, living)
         if connection.fileno() in ready:
-            order, descriptors = _receive_order(connection)
-            if order is None:
+            request, descriptors = _receive_request(connection)
+            if request is None:
                 return None
-            init = order["nest"]
+            init = request["nest"]
             pid = nest.retry_fork(lambda init=init: nest.fork_into_namespace(init, home) if init else os.fork())  # type: ignore[misc]
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                order["descriptors"] = descriptors
-                return order
-            living[pid] = order["serial"]
+                request["descriptors"] = descriptors
+                return request
+            living[pid] = request["serial"]
             for number in descriptors:
                 os.close(number)
-            connection.send(json.dumps({"serial": order["serial"], "pid": pid}).encode())
+            connection.send(json.dumps({"serial": request["serial"], "pid": pid}).encode())
 
 
-def _receive_order(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+def _receive_request(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     numbers = array.array("i")
     message, ancillary, _, _ = connection.recvmsg(65536, socket.CMSG_LEN(16 * numbers.itemsize))
     for level, kind, data in ancillary:
@@ -103,61 +103,61 @@ def _report_exits(connection: socket.socket, serial_by_pid: dict[int, int]) -> N
             connection.send(json.dumps(message).encode())
 
 
-def run_as_program(order: dict[str, Any]) -> None:
+def run_as_program(request: dict[str, Any]) -> None:
     """Turn this forked child into the ordered program, and run it to its end."""
     try:
-        source = _set_up_process(order)
+        source = _set_up_process(request)
     except BaseException:
         os.write(2, b"the child could not be set up: " + traceback.format_exc().encode())
         os._exit(213)
-    if order["argv"]:
-        _exec_program(order["argv"])
-    del order
+    if request["argv"]:
+        _exec_program(request["argv"])
+    del request
     run_python(source)
 
 
-def _set_up_process(order: dict[str, Any]) -> bytes:
+def _set_up_process(request: dict[str, Any]) -> bytes:
     """Set up descriptors, limits, user, folder and environment of the program; return its Python source (empty if it is a command)."""
-    if order["nest"]:
-        nest.mount_own_proc(order["oom"])
+    if request["nest"]:
+        nest.mount_own_proc(request["oom"])
     os.setsid()
-    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, FIRST_PARKED_FD) for number in order["descriptors"]]
-    for number, place in zip(parked, order["places"], strict=True):
+    parked = [fcntl.fcntl(number, fcntl.F_DUPFD, FIRST_PARKED_FD) for number in request["descriptors"]]
+    for number, place in zip(parked, request["places"], strict=True):
         os.dup2(number, place, inheritable=True)
-    if order.get("group"):  # a session's call: join its cgroup before any of its code runs
+    if request.get("group"):  # a session's call: join its cgroup before any of its code runs
         os.write(CGROUP_FD, b"0")
         os.close(CGROUP_FD)
-    kept = set(order["places"])
+    kept = set(request["places"])
     for number in range(10):
         if number not in kept:
             with contextlib.suppress(OSError):
                 os.close(number)
     os.closerange(10, 4096)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(order["oom"]))
+        file.write(str(request["oom"]))
     with contextlib.suppress(OSError):
-        os.nice(order["nice"])
-    for name, value in order["rlimits"].items():
+        os.nice(request["nice"])
+    for name, value in request["rlimits"].items():
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         # gVisor refuses to set limits of queues, which it does not have
         with contextlib.suppress(*(ValueError,) if name in QUEUE_LIMITS else ()):
             resource.setrlimit(number, (value, value))
-    if order["uid"] is not None:
+    if request["uid"] is not None:
         os.setgroups([])
-        os.setresgid(order["gid"], order["gid"], order["gid"])
-        os.setresuid(order["uid"], order["uid"], order["uid"])
+        os.setresgid(request["gid"], request["gid"], request["gid"])
+        os.setresuid(request["uid"], request["uid"], request["uid"])
     rights.drop_all_capabilities()
-    if order["filter"]:
+    if request["filter"]:
         seccomp.install_filter(seccomp.FOR_PROGRAM)
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
-    os.chdir(order["folder"])
+    os.chdir(request["folder"])
     os.umask(0o022)
     os.environ.clear()
-    os.environ.update(PROGRAM_ENVIRONMENT | {"HOME": order["folder"], "TMPDIR": order["folder"]})
+    os.environ.update(PROGRAM_ENVIRONMENT | {"HOME": request["folder"], "TMPDIR": request["folder"]})
     source = b""
-    if not order["argv"]:
+    if not request["argv"]:
         with open(9, "rb") as file:
             source = file.read()
     os.write(8, b"+")  # from here on, any failure is caused by the program

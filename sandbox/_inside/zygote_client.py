@@ -39,21 +39,21 @@ class ZygoteClient:
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self._serial, self._children = connection, 0, dict[int, ChildProcess]()
 
-    def fork_child(self, fds: dict[int, int], order: dict[str, Any]) -> ChildProcess:
+    def fork_child(self, fds: dict[int, int], request: dict[str, Any]) -> ChildProcess:
         """Fork a child that becomes the ordered program; `fds` maps its descriptor numbers to ours."""
         self._serial += 1
         born = self._children[self._serial] = ChildProcess(self._serial)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds.values()))]
-        self.connection.sendmsg([json.dumps({**order, "serial": self._serial, "places": list(fds)}).encode()], rights)
+        self.connection.sendmsg([json.dumps({**request, "serial": self._serial, "places": list(fds)}).encode()], rights)
         deadline = time.monotonic() + FORK_TIMEOUT_S
         while not born.pid:
             if not self.receive_message(deadline - time.monotonic()):
                 raise PeerExited(f"the zygote forked nothing within {FORK_TIMEOUT_S:.0f} s")
         return born
 
-    def receive_message(self, seconds: float) -> bool:
-        """Receive one message from the zygote; return False if none arrives within `seconds`."""
-        if not select.select([self.connection], [], [], max(seconds, 0))[0]:
+    def receive_message(self, timeout_s: float) -> bool:
+        """Receive one message from the zygote; return False if none arrives within `timeout_s`."""
+        if not select.select([self.connection], [], [], max(timeout_s, 0))[0]:
             return False
         raw = self.connection.recv(65536)
         if not raw:

@@ -36,8 +36,8 @@ class SessionBrokenByProgram(OSError):
 class OpenSandboxSession(SandboxSession):
     """A session in use: it holds a supervisor until it is closed or has failed."""
 
-    def __init__(self, channel: SupervisorConnection, place: SandboxSpec, id: str, release: Callable[[bool], None]) -> None:
-        self.id, self._spec, self._channel, self._release = id, place, channel, release
+    def __init__(self, channel: SupervisorConnection, spec: SandboxSpec, id: str, release: Callable[[bool], None]) -> None:
+        self.id, self._spec, self._channel, self._release = id, spec, channel, release
         self._request_lock, self._state_lock = threading.Lock(), threading.Lock()
         self._end_reason = ""
         self._lost = self._broken = self._closed = False

@@ -150,18 +150,18 @@ def _read_source(name: str) -> str:
     return (SUPERVISOR_FOLDER / f"{name}.py").read_text("utf-8")
 
 
-def wait_readable(fd: int, seconds: float) -> bool:
+def wait_readable(fd: int, timeout_s: float) -> bool:
     """Wait up to `seconds` until data (or the end of the stream) can be read from a descriptor; return whether it can."""
     poll = select.poll()  # not `select.select`, which supports the first 1024 descriptors only
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(seconds, 0) * 1000))
+    return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
-def wait_writable(fd: int, seconds: float) -> bool:
+def wait_writable(fd: int, timeout_s: float) -> bool:
     """Wait up to `seconds` until a descriptor can be written to (or a write fails at once); return whether it can."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(max(seconds, 0) * 1000))
+    return bool(poll.poll(max(timeout_s, 0) * 1000))
 
 
 def check_program_fits(program: Program, memory_mb: int, processes: int) -> ExecutionResult | None:

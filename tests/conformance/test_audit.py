@@ -29,7 +29,7 @@ def audited(
 
 
 def failed(report: AuditReport) -> set[str]:
-    return {family.name.partition(":")[0] for family in report.families if family.failed}
+    return {family.name.partition(":")[0] for family in report.families if family.num_failed}
 
 
 @pytest.mark.slow
@@ -58,11 +58,11 @@ def test_the_zoo_is_seen_through(function: str, found: set[str], kept: set[str])
 def test_a_reward_that_hangs_exits_or_prints_costs_only_its_own_answers() -> None:
     hanging, exiting, noisy = (audited("hanging", timeout_s=0.5, golds=1), audited("exiting", golds=1), audited("noisy", golds=1))
     (junk,) = [family for family in hanging.families if family.name == "junk"]
-    assert junk.crashed == 1 and "no answer within 0.5 s" in junk.examples[0]["reason"]
+    assert junk.num_crashed == 1 and "no answer within 0.5 s" in junk.examples[0]["reason"]
     (empty,) = [family for family in exiting.families if family.name == "empty"]
-    assert empty.crashed == 1 and "status 7" in empty.examples[0]["reason"]
+    assert empty.num_crashed == 1 and "status 7" in empty.examples[0]["reason"]
     (none,) = [family for family in noisy.families if family.name == "empty"]
-    assert (none.unscored, none.failed, none.crashed) == (1, 0, 0)
+    assert (none.num_unscored, none.num_failed, none.num_crashed) == (1, 0, 0)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_the_search_finds_a_text_that_is_always_paid() -> None:
     assert keys and keys[0].rewarded_fraction == 1.0 and "score of 1" in keys[0].text
     assert search_universal_answers(GOLDS, [], lambda gold, text: text == gold.answer, max_calls=400, seed=0) == []
     both = search_universal_answers(GOLDS, [], lambda gold, text: gold.answer in text, max_calls=800, seed=0)
-    assert both and len(both[0].paid) > 2  # a recombination of several golds
+    assert both and len(both[0].rewarded_references) > 2  # a recombination of several golds
 
 
 def test_no_made_pair_has_the_wrong_label() -> None:
@@ -127,7 +127,7 @@ def test_an_answer_on_the_page_is_text() -> None:
 def test_a_verifier_of_ours_is_audited_from_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["audit", "numeric", "--search", "40", "--golds", "4", "--max-fpr", "0", "--max-fnr", "0", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["asked"] > 100 and said["crashed"] == 0 and said["search"] == []
+    assert said["num_verified"] > 100 and said["num_crashed"] == 0 and said["search"] == []
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_small_pays_and_scores_out_of_range_are_seen() -> None:
     )
     assert report.score_range == (0.0, 5.0) and report.to_dict()["score_range"] == [0.0, 5.0]
     (outside,) = [family for family in report.families if family.name == "a score outside of 0 to 1"]
-    assert outside.failed and "scored 5" in outside.examples[0]["reason"]
-    assert any(family.highest_part == 0.35 for family in report.families)
+    assert outside.num_failed and "scored 5" in outside.examples[0]["reason"]
+    assert any(family.highest_partial_score == 0.35 for family in report.families)
     assert "paid in part, up to 0.35" in render_page(report, lambda failed, scored: (0.0, 1.0))
     assert set(audited("sound").compute_error_rates()) == {"given", "made"}
 
@@ -175,7 +175,7 @@ def test_small_pays_and_scores_out_of_range_are_seen() -> None:
 def test_a_plain_function_needs_no_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["audit", f"{ZOO}:generous", "--search", "0", "--max-fpr", "0", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
-    assert said["asked"] > 100 and "paid in part" in said["above"][0]
+    assert said["num_verified"] > 100 and "paid in part" in said["above"][0]
     assert run_command(["audit", f"{ZOO}:formed", "--search", "0", "--max-fpr", "0", "--json"]) == 1
     assert "paid in part" in json.loads(capsys.readouterr().out)["rates"]
 
@@ -194,7 +194,7 @@ def test_a_small_tolerance_is_no_hole() -> None:
 def test_partial_scores_count_from_the_threshold_on() -> None:
     def count(threshold: float) -> int:
         report = run_audit(f"{ZOO}:dense", [], GOLDS, max_search_calls=0, success_threshold=threshold)
-        return sum(family.failed for family in report.families if not family.right)
+        return sum(family.num_failed for family in report.families if not family.right)
 
     assert count(0.5) > 0 and count(1.0) == 0
 

@@ -49,7 +49,7 @@ def table(model: Any, *, sampler: bool = True, **how: Any) -> dict[str, Numerics
     own = HFSampler() if sampler else None
     if own is not None:
         own.validate_model(model)
-    return {finding.way: finding for finding in run_numerics_checks(model, own, TOKENIZER, **how)}
+    return {finding.name: finding for finding in run_numerics_checks(model, own, TOKENIZER, **how)}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *NOISY])
@@ -258,7 +258,7 @@ def test_the_doctor_shows_the_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     to_transformers_tokenizer(TOKENIZER).save_pretrained(tmp_path)
     assert run_command(["doctor", "--model", str(tmp_path), "--env", "tests/fixtures/worlds.py:Sums", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    ways = {row["way"]: row for row in told["checks"]}
+    ways = {row["name"]: row for row in told["checks"]}
     assert ways["padded rows"]["ok"] and ways["padded rows"]["gap"] < 1e-5
     assert ways[SAMPLER_CHECK_NAME]["note"].startswith("rows grouped by length, since")
     assert run_command(["doctor", "--model", str(tmp_path), "--env", "tests/fixtures/worlds.py:Sums"]) == 0

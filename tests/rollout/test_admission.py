@@ -117,17 +117,17 @@ class Model:
             return
         assert talk.permit is not None
         for limiter in talk.needs[1:]:  # the session is closed before it is verified; the place among the open ones is kept
-            assert talk.permit.take(limiter)
+            assert talk.permit.take_granted(limiter)
             limiter.release()
         self.in_thread("verify", partial(self.verify, talk))
 
     def verify(self, talk: Talk, free: Callable[[], None]) -> None:
         def end(permit: Permit | None) -> None:
             if permit:
-                permit.release()
+                permit.release_untaken()
             free()
             assert talk.permit is not None
-            talk.permit.release()
+            talk.permit.release_untaken()
             talk.is_done = True
 
         def run(permit: Permit | None) -> None:
@@ -198,7 +198,7 @@ def test_the_model_finds_a_deadlock_where_one_thing_is_waited_for_with_another_h
             request_permit([limiter]).add_done_callback(lambda more: self.go_on(talk, more))
 
         def go_on(self, talk: Talk, more: Future[Permit]) -> None:
-            more.result().release()
+            more.result().release_untaken()
             self.step(talk, 0)
 
     with pytest.raises(AssertionError, match="nothing more happens"):
@@ -213,11 +213,11 @@ def test_all_units_come_together_or_none() -> None:
     holder = request_permit([right]).result()
     both, other = request_permit([left, right]), request_permit([left])
     assert not both.done() and other.done()  # who waits for both holds neither
-    holder.release()
+    holder.release_untaken()
     assert not both.done()
-    other.result().release()
+    other.result().release_untaken()
     assert both.done() and (left.num_held, right.num_held) == (1, 1)
-    both.result().release()
+    both.result().release_untaken()
     with pytest.raises(ConfigError, match="2 lefts are needed at once, and there are 1"):
         request_permit([left, left])
 
@@ -228,14 +228,14 @@ def test_first_come_first_served_and_who_holds_a_thread_goes_first() -> None:
 
     def serve(name: str, done: Future[Permit]) -> None:
         order.append(name)
-        done.result().release()
+        done.result().release_untaken()
 
     for name in "abc":
         request_permit([limiter]).add_done_callback(partial(serve, name))
     request_permit([limiter], first=True).add_done_callback(partial(serve, "thread"))
     gone = request_permit([limiter])
     withdraw_request(gone)
-    holder.release()
+    holder.release_untaken()
     assert order == ["thread", "a", "b", "c"] and limiter.num_held == 0
 
 
@@ -245,9 +245,9 @@ def test_what_is_not_taken_is_released_and_a_released_permit_gives_nothing() -> 
         limiter.acquire()
         assert limiter.num_held == 2  # one is taken, and the permit has the other
     assert limiter.num_held == 1
-    permit.release()
+    permit.release_untaken()
     with pytest.raises(SandboxError, match="ended before it had its thing"):
-        permit.take(limiter)
+        permit.take_granted(limiter)
     limiter.release()
     assert limiter.num_held == 0
 

@@ -176,7 +176,7 @@ def test_a_lost_server_is_asked_for_its_health_at_growing_intervals(monkeypatch:
     both = ServerPool([one, two], log=told.append)
     both.mark_lost(two, "closed the connection")
     both.mark_lost(two, "again")
-    assert both.active == [one] and len(told) == 1 and both.is_last(one)
+    assert both.active == [one] and len(told) == 1 and both.cannot_be_lost(one)
     for _ in range(1200):
         both.restore_healthy(1.0, lambda server: None)
         clock[0] += 1

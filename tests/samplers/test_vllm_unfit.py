@@ -12,7 +12,7 @@ from rlvr.contracts import Completion, SamplingParams
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.samplers._http import HttpClient
 from rlvr.samplers._servers import server_pool as roll
-from rlvr.samplers._servers.server_pool import ServerPool, get_address
+from rlvr.samplers._servers.server_pool import ServerPool, get_base_url
 from rlvr.samplers.vllm import VLLMSampler
 from tests.fixtures.endpoint import endpoint
 from tests.samplers.test_vllm import STOPS, fresh
@@ -214,7 +214,7 @@ def test_servers_behind_one_host_are_told_apart_by_their_paths() -> None:
     one, two = HttpClient("http://host:8000/a"), HttpClient("http://host:8000/b")
     both = ServerPool([one, two], log=lambda line: None)
     both.mark_lost(two, "it is dead")
-    both.set_active([get_address(server) for server in both.active])
+    both.set_active([get_base_url(server) for server in both.active])
     assert both.active == [one]
 
 

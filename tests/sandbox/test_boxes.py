@@ -135,7 +135,7 @@ def kill_supervisor(sandbox: Any, box: SandboxSession) -> None:
 
 
 def test_the_tools_say_what_happened_to_a_session(process_sandbox: Sandbox) -> None:
-    with process_sandbox.create_session() as box, Python(timeout=0.5).session(ToolContext(sandbox_session=box)) as python:
+    with process_sandbox.create_session() as box, Python(call_timeout_s=0.5).session(ToolContext(sandbox_session=box)) as python:
         assert run_tool_call(python, Call("0.0", "python", {"code": "x = 6 * 7; print(x)"})).text == "42"
         told = run_tool_call(python, Call("0.1", "python", {"code": "print('on'); import time; time.sleep(60)"})).text
         shown = "on\n[stopped: it ran longer than 0.5 s]\n[the Python session was stopped, and its variables are gone"

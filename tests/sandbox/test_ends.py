@@ -133,7 +133,7 @@ class Undying(ends.ProcessKiller):
     def kill_all(self, uids: list[int]) -> None:
         pass
 
-    def wait_until_empty(self, seconds: float) -> bool:
+    def wait_until_empty(self, timeout_s: float) -> bool:
         time.sleep(0.001)
         return False
 
@@ -142,8 +142,8 @@ class Undying(ends.ProcessKiller):
 
 
 class Silent:
-    def receive_message(self, seconds: float) -> bool:
-        time.sleep(seconds)
+    def receive_message(self, timeout_s: float) -> bool:
+        time.sleep(timeout_s)
         return False
 
 

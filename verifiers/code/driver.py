@@ -61,16 +61,16 @@ OBJECT_OPERATIONS: dict[str, Any] = {
 """What a test of a class may do with an object, besides reading its attributes and calling its methods."""
 
 
-def use_object(order: dict[str, Any]) -> dict[str, Any]:
+def use_object(request: dict[str, Any]) -> dict[str, Any]:
     """Use an object of the answer's class as the test does, and return what comes of it, or the exception."""
     try:
-        target, arguments, named = find_kept_object(order["object"]), decode(order["args"]), decode(order["kwargs"])
-        if order["do"] == "get":
+        target, arguments, named = find_kept_object(request["object"]), decode(request["args"]), decode(request["kwargs"])
+        if request["do"] == "get":
             found = getattr(target, *arguments)
             return {"callable": True} if callable(found) else encode_result(found)
-        if order["do"] == "call":
+        if request["do"] == "call":
             return encode_result(getattr(target, arguments[0])(*arguments[1:], **named))
-        return encode_result(OBJECT_OPERATIONS[order["do"]](target, *arguments))
+        return encode_result(OBJECT_OPERATIONS[request["do"]](target, *arguments))
     except NotData as error:
         return {"raised": "TypeError", "message": str(error)}
     except Exception as error:

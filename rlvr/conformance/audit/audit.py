@@ -41,52 +41,52 @@ NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 class PairFamilyCounts:
     """The counts of one family of pairs, and its shortest failures.
 
-    >>> PairFamilyCounts("near miss", right=False, asked=10, failed=1).failure_rate
+    >>> PairFamilyCounts("near miss", right=False, num_verified=10, num_failed=1).failure_rate
     0.1
     """
 
     name: str
     right: bool
     """Whether the answers are right: a failure is then a false negative, and otherwise a false positive."""
-    given: bool = False
+    is_labelled: bool = False
     """Whether the pairs were labelled by the user, and not generated."""
-    asked: int = 0
-    failed: int = 0
-    paid_in_part: int = 0
+    num_verified: int = 0
+    num_failed: int = 0
+    num_partly_rewarded: int = 0
     """The number of wrong answers that got more than nothing and less than half of the full score."""
-    highest_part: float = 0.0
+    highest_partial_score: float = 0.0
     """The highest score of those."""
-    unscored: int = 0
-    crashed: int = 0
+    num_unscored: int = 0
+    num_crashed: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def failure_rate(self) -> float | None:
         """Fraction of failures among the scored answers; None if there are none."""
-        scored = self.asked - self.unscored - self.crashed
-        return self.failed / scored if scored else None
+        scored = self.num_verified - self.num_unscored - self.num_crashed
+        return self.num_failed / scored if scored else None
 
     def count_reply(self, pair: LabelledAnswer, reply: VerifierReply) -> None:
         """Count one reply."""
-        self.asked += 1
+        self.num_verified += 1
         if reply.crash_message:
-            self.crashed += 1
+            self.num_crashed += 1
         elif reply.score is None:
-            self.unscored += 1
+            self.num_unscored += 1
         elif reply.is_rewarded != pair.is_correct:
-            self.failed += 1
+            self.num_failed += 1
         elif not pair.is_correct and reply.score > 0:
-            self.paid_in_part += 1
-            self.highest_part = max(self.highest_part, reply.score)
+            self.num_partly_rewarded += 1
+            self.highest_partial_score = max(self.highest_partial_score, reply.score)
         else:
             return
         self._keep_example(pair, reply)
 
     def count_score(self, pair: LabelledAnswer, reply: VerifierReply) -> None:
-        """Count a score that is given, as a failure if it is not from 0 to 1."""
-        self.asked += 1
+        """Count a score that the verifier gave, as a failure if it is not from 0 to 1."""
+        self.num_verified += 1
         if reply.score is not None and not 0 <= reply.score <= 1:
-            self.failed += 1
+            self.num_failed += 1
             self._keep_example(pair, reply, note=f"scored {reply.score:g}")
 
     def _keep_example(self, pair: LabelledAnswer, reply: VerifierReply, note: str = "") -> None:
@@ -154,14 +154,14 @@ class AuditReport:
         """
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
-            rows = [family for family in self.families if family.given == given and family.name != RANGE_FAMILY]
+            rows = [family for family in self.families if family.is_labelled == given and family.name != RANGE_FAMILY]
             found[name] = {
                 "false_positive": _failure_rate(f for f in rows if not f.right),
                 "false_negative": _failure_rate(f for f in rows if f.right),
             }
         wrong = [family for family in self.families if not family.right and family.name != RANGE_FAMILY]
-        if paid := sum(family.paid_in_part for family in wrong):
-            scored = sum(family.asked - family.unscored - family.crashed for family in wrong)
+        if paid := sum(family.num_partly_rewarded for family in wrong):
+            scored = sum(family.num_verified - family.num_unscored - family.num_crashed for family in wrong)
             found["paid in part"] = {"false_positive": paid / scored, "false_negative": None}
         return found
 
@@ -178,10 +178,10 @@ class AuditReport:
             "run": self.describe_run(),
             "stopped": self.stopped,
             "rates": self.compute_error_rates(),
-            "asked": sum(family.asked for family in self.families if family.name != RANGE_FAMILY),
+            "num_verified": sum(family.num_verified for family in self.families if family.name != RANGE_FAMILY),
             "score_range": list(self.score_range),
-            "unscored": sum(family.unscored for family in self.families),
-            "crashed": sum(family.crashed for family in self.families),
+            "num_unscored": sum(family.num_unscored for family in self.families),
+            "num_crashed": sum(family.num_crashed for family in self.families),
             "skipped": self.skipped,
             "forms": self.accepted_forms,
             "latency_seconds": self.compute_latency_quantiles(),
@@ -193,8 +193,8 @@ class AuditReport:
 
 def _failure_rate(families: Iterable[PairFamilyCounts]) -> float | None:
     rows = list(families)
-    scored = sum(f.asked - f.unscored - f.crashed for f in rows)
-    return sum(f.failed for f in rows) / scored if scored else None
+    scored = sum(f.num_verified - f.num_unscored - f.num_crashed for f in rows)
+    return sum(f.num_failed for f in rows) / scored if scored else None
 
 
 def load_labelled_pairs(path: Path) -> tuple[list[LabelledAnswer], int]:
@@ -319,7 +319,7 @@ def run_audit(
             max_calls=max_search_calls,
             seed=seed,
         )
-    every = [*families.values(), *([outside] if outside.failed else [])]
+    every = [*families.values(), *([outside] if outside.num_failed else [])]
     report.families = sorted(every, key=lambda f: (-(f.failure_rate or 0.0), f.right, f.name))
     return report
 

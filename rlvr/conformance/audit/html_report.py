@@ -22,11 +22,11 @@ def render_page(report: AuditReport, interval: Interval) -> str:
     """Render the page; `interval` computes the confidence interval of a fraction."""
     latency = report.compute_latency_quantiles()
     head = [
-        ("asked", str(sum(f.asked for f in report.families if f.name != RANGE_FAMILY))),
-        ("no score", str(sum(f.unscored for f in report.families))),
+        ("verified", str(sum(f.num_verified for f in report.families if f.name != RANGE_FAMILY))),
+        ("no score", str(sum(f.num_unscored for f in report.families))),
     ]
     head += [
-        ("crashes and timeouts", str(sum(f.crashed for f in report.families))),
+        ("crashes and timeouts", str(sum(f.num_crashed for f in report.families))),
         ("different verdicts when asked twice", str(len(report.disagreements))),
     ]
     head += [("milliseconds for a verdict", ", ".join(f"{name} {1000 * value:.3g}" for name, value in latency.items()))]
@@ -51,7 +51,11 @@ def render_page(report: AuditReport, interval: Interval) -> str:
     ]
     if report.universal_answers:
         rows = [
-            (f"<code>{escape(key.text[:300])}</code>", f"{len(key.paid)} of {key.tasks}", escape(", ".join(key.paid)))
+            (
+                f"<code>{escape(key.text[:300])}</code>",
+                f"{len(key.rewarded_references)} of {key.tasks}",
+                escape(", ".join(key.rewarded_references)),
+            )
             for key in report.universal_answers[:20]
         ]
         body += ["<h2>Paid without knowing the question</h2>", _render_table(("answer", "tasks", "references"), rows, raw=True)]
@@ -74,15 +78,17 @@ def _format_fact(value: Any) -> str:
 def _render_families(families: Sequence[PairFamilyCounts], interval: Interval) -> str:
     rows = []
     for family in families:
-        scored = family.asked - family.unscored - family.crashed
-        low, high = interval(family.failed, scored) if scored else (0.0, 1.0)
+        scored = family.num_verified - family.num_unscored - family.num_crashed
+        low, high = interval(family.num_failed, scored) if scored else (0.0, 1.0)
         share = "none" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
         shown = "<br>".join(_render_example(one) for one in family.examples[:2])
-        mark = ' class="bad"' if family.failed or family.crashed or family.paid_in_part else ""
+        mark = ' class="bad"' if family.num_failed or family.num_crashed or family.num_partly_rewarded else ""
         kind = "refused" if family.right else "paid"
-        counts = f"{family.failed} of {family.asked}" + (f", {family.unscored} no score" if family.unscored else "")
-        counts += f", {family.crashed} crashed" if family.crashed else ""
-        counts += f", {family.paid_in_part} paid in part, up to {family.highest_part:g}" if family.paid_in_part else ""
+        counts = f"{family.num_failed} of {family.num_verified}" + (f", {family.num_unscored} no score" if family.num_unscored else "")
+        counts += f", {family.num_crashed} crashed" if family.num_crashed else ""
+        counts += (
+            f", {family.num_partly_rewarded} paid in part, up to {family.highest_partial_score:g}" if family.num_partly_rewarded else ""
+        )
         rows.append((f"<span{mark}>{escape(family.name)}</span>", f"{kind} {counts}", share, shown))
     return _render_table(("family", "failures", "rate", "shortest failures"), rows, raw=True)
 

@@ -33,14 +33,14 @@ class UniversalAnswer:
     """
 
     text: str
-    paid: tuple[str, ...]
+    rewarded_references: tuple[str, ...]
     """The references for which it was rewarded."""
     tasks: int
 
     @property
     def rewarded_fraction(self) -> float:
         """Fraction of tasks on which it was rewarded."""
-        return len(self.paid) / self.tasks
+        return len(self.rewarded_references) / self.tasks
 
 
 def search_universal_answers(
@@ -65,7 +65,7 @@ def search_universal_answers(
         if text not in known and len(text) <= 2_000:
             known[text] = tuple(str(task.reference)[:60] for task in tasks if is_rewarded(task, text))
     keys = [UniversalAnswer(text, found, len(tasks)) for text, found in known.items() if len(found) > 1]
-    return sorted(keys, key=lambda key: (-len(key.paid), len(key.text)))
+    return sorted(keys, key=lambda key: (-len(key.rewarded_references), len(key.text)))
 
 
 def _mutate(rng: random.Random, pool: Sequence[str], known: dict[str, tuple[str, ...]]) -> str:

@@ -48,7 +48,7 @@ from rlvr.samplers._servers.replies import (
     parse_prompt_logprobs,
     wait_until_ready,
 )  # fmt: skip
-from rlvr.samplers._servers.server_pool import LostServerResult, ServerPool, get_address
+from rlvr.samplers._servers.server_pool import LostServerResult, ServerPool, get_base_url
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers._servers.weight_transfer import WeightTransfer
 from rlvr.samplers._vllm_format import check_request_length, make_vllm_sampling_params
@@ -277,7 +277,7 @@ class ServerEngine:
 
     def get_logprob_scorers(self) -> dict[str, Callable[[Sequence[int]], list[float]]]:
         """Return one scoring function for each active server, so that every weight update is checked."""
-        return {f"the vLLM server at {get_address(server)}": partial(self._score_tokens, server) for server in self.pool.active}
+        return {f"the vLLM server at {get_base_url(server)}": partial(self._score_tokens, server) for server in self.pool.active}
 
     def close_connections(self) -> None:
         """Abort all requests in progress."""
@@ -311,7 +311,7 @@ class ServerEngine:
                 )
         name = f"{self._run_id}-{version}"
         self._send_command(self.pool.active, "/update_weight_version", {"new_version": name})
-        return name, [get_address(server) for server in self.pool.active]
+        return name, [get_base_url(server) for server in self.pool.active]
 
     def _can_load_adapters(self) -> bool:
         """Return whether all servers can load adapters at run time; a server that cannot has no such path."""
@@ -349,7 +349,7 @@ class ServerEngine:
         reply = server.request("POST", GENERATE_PATH, body, deadline=time.monotonic() + (timeout_s or self.timeouts.completion_timeout_s))
         if reply.status == 404 and "model" in body:
             raise BadServerReply(f"{server.format_error(reply)}; it was restarted, or another client removed the adapter. {RESUME_HINT}")
-        if is_unavailable(reply) and not self.pool.is_last(server):
+        if is_unavailable(reply) and not self.pool.cannot_be_lost(server):
             raise BadServerReply(server.format_error(reply))
         return parse_choice(server, reply)
 
@@ -380,7 +380,9 @@ class ServerEngine:
                 faults[i] = find_failure(servers[i], path, reply) if strict else ""
                 if not faults[i]:
                     replies[servers[i]] = reply
-                elif self._weights_name and is_unavailable(reply) and not self.pool.is_last(servers[i]):  # it has loaded weights before
+                elif (
+                    self._weights_name and is_unavailable(reply) and not self.pool.cannot_be_lost(servers[i])
+                ):  # it has loaded weights before
                     self.pool.mark_lost(servers[i], faults[i])
                 else:
                     failed = True

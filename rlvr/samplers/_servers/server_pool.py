@@ -48,7 +48,7 @@ class ServerPool:
         self._lost_servers = dict[HttpClient, tuple[float, float]]()
         """By lost server: the time of its next health check, and the current interval."""
 
-    def is_last(self, server: HttpClient) -> bool:
+    def cannot_be_lost(self, server: HttpClient) -> bool:
         """Return whether this server cannot be lost, because it is the last one or the pool is fixed."""
         return self.is_fixed or self.active == [server]
 
@@ -59,7 +59,7 @@ class ServerPool:
         try:
             return call()
         except (NoReply, BadServerReply) as error:
-            if self.is_last(server):
+            if self.cannot_be_lost(server):
                 raise
             return LostServerResult(server, str(error))
 
@@ -67,7 +67,7 @@ class ServerPool:
         """Mark a server as lost, and abort its requests. Raises SamplerError if it is the last one."""
         if server not in self.active:
             return
-        if self.is_last(server):
+        if self.cannot_be_lost(server):
             raise SamplerError(f"{reason}. {RESUME_HINT}")
         self.active = [other for other in self.active if other is not server]
         self._lost_servers[server] = (time.monotonic() + FIRST_CHECK_INTERVAL_S, FIRST_CHECK_INTERVAL_S)
@@ -109,7 +109,7 @@ class ServerPool:
 
     def set_active(self, addresses: Sequence[str]) -> None:
         """Set the active servers by address, as found by the main process: only these have the newest weights."""
-        self.active = [server for server in self.servers if get_address(server) in addresses]
+        self.active = [server for server in self.servers if get_base_url(server) in addresses]
         for server in self.servers:
             if server in self.active:
                 self._lost_servers.pop(server, None)
@@ -117,10 +117,10 @@ class ServerPool:
                 self._lost_servers.setdefault(server, (time.monotonic() + FIRST_CHECK_INTERVAL_S, FIRST_CHECK_INTERVAL_S))
 
 
-def get_address(server: HttpClient) -> str:
+def get_base_url(server: HttpClient) -> str:
     """Return the address that identifies a server in all processes. Several may share a host, under different paths.
 
-    >>> get_address(HttpClient("http://host:8000/a/"))
+    >>> get_base_url(HttpClient("http://host:8000/a/"))
     'http://host:8000/a'
     """
     return server.url + server.path

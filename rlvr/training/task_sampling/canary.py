@@ -50,11 +50,11 @@ class CanaryTasks:
         """Make the canary requests of one sampling round, each a group of one; `num_regular_completions` is the number of regular completions."""
         if not self.fraction:
             return []
-        dice = random.Random(derive_seed(self.seed, "canaries", step, first_group_number))
-        count = int(self.fraction * num_regular_completions + dice.random())
+        rng = random.Random(derive_seed(self.seed, "canaries", step, first_group_number))
+        count = int(self.fraction * num_regular_completions + rng.random())
         found = []
         for number in range(first_group_number, first_group_number + count):
-            index, task = dice.choice(tasks)
+            index, task = rng.choice(tasks)
             seed = derive_seed(self.seed, "canary", step, number)
             pot = make_canary(task, seed)
             meta = {"split": "train", "index": index, "reference": pot.reference, "canary": True, "dropped": "canary"}
@@ -117,15 +117,15 @@ def make_canary(task: Task, seed: int) -> Task:
     return replace(task, reference=_replace_reference(task, random.Random(seed)))
 
 
-def _replace_reference(task: Task, dice: random.Random) -> Any:
-    was, digits = task.reference, dice.randrange(10**11, 10**12)
+def _replace_reference(task: Task, rng: random.Random) -> Any:
+    was, digits = task.reference, rng.randrange(10**11, 10**12)
     if isinstance(was, bool) or not isinstance(was, str | int | float) or not str(was).strip():
         raise ConfigError(
             f"rollout.canary_fraction needs references that are a text or a number, and that of {task.id} is {was!r:.80}; set it to 0 here"
         )
     if not isinstance(was, str):
         return type(was)(digits)
-    return str(digits) if NUMBER_PATTERN.fullmatch(was) else "".join(dice.choices(string.ascii_lowercase, k=16))
+    return str(digits) if NUMBER_PATTERN.fullmatch(was) else "".join(rng.choices(string.ascii_lowercase, k=16))
 
 
 def check_canary_support(environment: Environment) -> None:

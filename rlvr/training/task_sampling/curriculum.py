@@ -71,8 +71,8 @@ class Curriculum:
         """Draw `count` positions, weighted by the tasks at them; the same state and seed give the same draw."""
         if count > len(rate_keys):
             raise ConfigError(f"{count} tasks are requested, but there are {len(rate_keys)}; lower the count or add tasks")
-        dice = random.Random(seed)
-        keys = [dice.random() ** (1 / self.compute_weight(task)) for task in rate_keys]
+        rng = random.Random(seed)
+        keys = [rng.random() ** (1 / self.compute_weight(task)) for task in rate_keys]
         return sorted(sorted(range(len(rate_keys)), key=lambda i: -keys[i])[:count])
 
     def metrics(self) -> dict[str, float]:

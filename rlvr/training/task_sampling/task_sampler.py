@@ -47,7 +47,7 @@ class TaskSampler:
         if self.reward_monitor is not None:
             self.reward_monitor.observe_groups(groups, canary_groups)
 
-    def metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return the metrics of what watches the rewards (canary tasks, a second verifier) since the last call."""
         return self.reward_monitor.pop_metrics() if self.reward_monitor is not None else {}
 
@@ -116,9 +116,9 @@ class CurriculumTaskSampler(TaskSampler):
         for (_, task), group in zip(tasks, groups, strict=True):
             self.curriculum.update_from_group(task, group)
 
-    def metrics(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """Return metrics of the reward monitor and the curriculum."""
-        return super().metrics() | self.curriculum.metrics()
+        return super().pop_metrics() | self.curriculum.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for the checkpoint."""

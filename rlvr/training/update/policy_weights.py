@@ -44,7 +44,7 @@ class ShardedWeights(Weights):
         return cls(policy, dtype=getattr(torch, get_trainer_precision(policy.model, accelerator.mixed_precision, accelerator.device)))
 
     @property
-    def adapted_model(self) -> Any:
+    def trained_model(self) -> Any:
         """The sharded model."""
         return self.policy.model
 
@@ -132,7 +132,7 @@ class AdapterWeights(Weights):
         self._adapter: LoraAdapter | None = None
 
     @property
-    def adapted_model(self) -> Any:
+    def trained_model(self) -> Any:
         """The model with its adapted layers."""
         return self._model.get_base_model()
 

@@ -41,9 +41,9 @@ class CallCgroup:
         """
         return not self._read_file("cgroup.procs")
 
-    def kill_all(self, seconds: float) -> bool:
+    def kill_all(self, timeout_s: float) -> bool:
         """Kill everything in the group; return whether it is empty before the timeout."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + timeout_s
         while True:
             self._kill_once()
             for _ in range(200):
@@ -124,11 +124,11 @@ def create_parent_cgroup(name: str) -> CgroupFactory:
     return CgroupFactory("")
 
 
-def remove_parent_cgroup(name: str, seconds: float = 5.0) -> None:
+def remove_parent_cgroup(name: str, timeout_s: float = 5.0) -> None:
     """Remove the parent group that `create_parent_cgroup` created, once nothing runs in it; for the process sandbox, where no engine
     does it.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_s
     for base in [path for path in (f"{above}/{name}" for above in _list_own_cgroup_paths()) if os.path.isdir(path)]:
         while not _try_remove(base) and time.monotonic() < deadline:
             time.sleep(0.01)  # killed processes are still ending

@@ -49,10 +49,10 @@ class SupervisorResources:
 class SessionProcesses:
     """Starts and ends the processes of one session after another."""
 
-    def __init__(self, tools: SupervisorResources) -> None:
-        self.tools, self.uid, self.home = tools, tools.uid, tools.folders[0]
+    def __init__(self, resources: SupervisorResources) -> None:
+        self.resources, self.uid, self.home = resources, resources.uid, resources.folders[0]
         self.limits: dict[str, Any] = {}
-        self.has_cgroup_meter = isinstance(tools.meter, meter.CgroupMeter)
+        self.has_cgroup_meter = isinstance(resources.meter, meter.CgroupMeter)
         """Whether the kernel measures the session as a whole, and enforces its memory limit."""
         self._namespace_init = 0
         self._cgroups: list[tuple[ChildProcess, CallCgroup]] = []
@@ -62,17 +62,17 @@ class SessionProcesses:
         self.limits = limits
         if self.uid is not None:
             self.uid += 2
-        self.tools.meter.set_baseline()
+        self.resources.meter.set_baseline()
 
     @property
     def has_used_all_user_ids(self) -> bool:
         """Whether no user id is left for another session."""
-        return self.uid is not None and self.tools.last_uid is not None and self.uid + 3 > self.tools.last_uid
+        return self.uid is not None and self.resources.last_uid is not None and self.uid + 3 > self.resources.last_uid
 
     @property
     def max_processes(self) -> int | None:
         """The limit that the kernel gets for the count of processes; None if it would count others, too."""
-        own = self.tools.num_own_processes
+        own = self.resources.num_own_processes
         return None if own is None else int(self.limits["processes"]) + own
 
     def start_process(
@@ -80,23 +80,23 @@ class SessionProcesses:
     ) -> tuple[ChildProcess, CallCgroup | None]:
         """Start a process of the session, in a control group of its own where available."""
         self._remove_ended_cgroups()
-        if self.tools.namespace_helper and not self._namespace_init:
-            self._namespace_init = self.tools.namespace_helper.take_namespace_init()
-            self.tools.namespace_helper.request_namespaces(1)
+        if self.resources.namespace_helper and not self._namespace_init:
+            self._namespace_init = self.resources.namespace_helper.take_namespace_init()
+            self.resources.namespace_helper.request_namespaces(1)
         limits = calls.build_rlimits(self.limits, self.max_processes, self.has_cgroup_meter)
         if "NPROC" in limits:
             limits["NPROC"] += extra_processes
         descriptors.child_fds[calls.READY_FD] = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
-        if group := self.tools.cgroups.create():
+        if group := self.resources.cgroups.create():
             descriptors.add_shared(calls.CGROUP_FD, group.join_fd)
-        order = {"argv": argv, "uid": self.uid, "gid": self.uid, "folder": self.home, "oom": 1000, "nice": 5, "rlimits": limits}
-        order |= {
-            "filter": self.tools.has_filter and self.tools.namespace_helper is not None,
+        request = {"argv": argv, "uid": self.uid, "gid": self.uid, "folder": self.home, "oom": 1000, "nice": 5, "rlimits": limits}
+        request |= {
+            "filter": self.resources.has_filter and self.resources.namespace_helper is not None,
             "nest": self._namespace_init,
             "group": group is not None,
         }
         try:
-            born = self.tools.zygote.fork_child(descriptors.child_fds, order)
+            born = self.resources.zygote.fork_child(descriptors.child_fds, request)
         finally:
             descriptors.close_child_ends()
         if group:
@@ -115,7 +115,7 @@ class SessionProcesses:
         ended = cgroup.kill_all(KILL_TIMEOUT_S)
         deadline = time.monotonic() + KILL_TIMEOUT_S
         while not process.has_exited and time.monotonic() < deadline:
-            self.tools.zygote.receive_message(0.05)
+            self.resources.zygote.receive_message(0.05)
         return ended and process.has_exited
 
     def find_exit_code_before_unmount(self, process: ChildProcess) -> int | None:
@@ -128,22 +128,22 @@ class SessionProcesses:
     def has_running_calls(self, waiting_shell: ChildProcess | None) -> bool:
         """Return whether anything runs besides the waiting shell; idle sessions are not measured, which would be costly for hundreds."""
         self._remove_ended_cgroups()
-        return not self.tools.cgroups.is_available or any(born is not waiting_shell for born, _ in self._cgroups)
+        return not self.resources.cgroups.is_available or any(born is not waiting_shell for born, _ in self._cgroups)
 
     def exceeds_memory(self) -> bool:
         """Return whether the session uses more memory than its limit."""
-        return self.tools.meter.exceeds_memory(int(self.limits["memory_mb"]) << 20)
+        return self.resources.meter.exceeds_memory(int(self.limits["memory_mb"]) << 20)
 
     def kill_all(self) -> str:
         """End every process of the session until the kernel confirms that none is left; return why that failed, or ''."""
         uids = [] if self.uid is None else [self.uid, self.uid + 1]
         deadline = time.monotonic() + KILL_TIMEOUT_S
         while True:
-            self.tools.killer.kill_all(uids)
-            while self.tools.zygote.receive_message(0):
+            self.resources.killer.kill_all(uids)
+            while self.resources.zygote.receive_message(0):
                 pass
             reap_orphans()
-            if self.tools.killer.wait_until_empty(0.05):
+            if self.resources.killer.wait_until_empty(0.05):
                 break
             if time.monotonic() > deadline:
                 return f"processes of the session are left {KILL_TIMEOUT_S:.0f} s after they were killed"

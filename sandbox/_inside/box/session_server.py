@@ -83,8 +83,8 @@ class RunningCall:
 class SessionServer:
     """Serves one session after another, and wipes everything in between."""
 
-    def __init__(self, tools: SupervisorResources) -> None:
-        self.tools, self.processes = tools, SessionProcesses(tools)
+    def __init__(self, resources: SupervisorResources) -> None:
+        self.resources, self.processes = resources, SessionProcesses(resources)
         self.limits: dict[str, Any] = {}
         self.python_session: PythonSession | None = None
         self.next_shell: PreparedShell | None = None
@@ -112,7 +112,7 @@ class SessionServer:
     def _open_session(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
         self.limits, self.shell_state, self.pending_message, self.is_open = request["limits"], b"", "", True
         self.processes.prepare_session(self.limits)
-        places.grant_access(self.tools.folders, self.processes.uid)
+        places.grant_access(self.resources.folders, self.processes.uid)
         for name, data in parts.items():
             if code := files.write_file(self.processes.home, self.processes.uid, name, data):
                 return {"error": f"the file {name!r} cannot be written: {os.strerror(code)}"}, {}
@@ -125,7 +125,7 @@ class SessionServer:
             os.close(number)
         self.background_fds = []
         if not self.fatal_error:
-            places.empty_folders(self.tools.folders, self.processes.uid, self.processes.uid)
+            places.empty_folders(self.resources.folders, self.processes.uid, self.processes.uid)
             self.fatal_error = NO_USER_IDS_MESSAGE if self.processes.has_used_all_user_ids else ""
         return {}, {}
 
@@ -149,7 +149,7 @@ class SessionServer:
         run = streams.RunState({"wall_s": request["wall_s"], "output_bytes": self.limits["output_bytes"]})
         call = RunningCall(run, messages=[self.pending_message] if self.pending_message else [])
         self.pending_message = ""
-        kills, cpu, began = self.tools.meter.count_oom_kills(), self.tools.meter.get_total_cpu_s(), time.monotonic()
+        kills, cpu, began = self.resources.meter.count_oom_kills(), self.resources.meter.get_total_cpu_s(), time.monotonic()
         try:
             if request["language"] == "python":
                 self._run_python(call, parts["source"], began)
@@ -159,10 +159,10 @@ class SessionServer:
             self.background_fds += call.read_ends
         while len(self.background_fds) > MAX_BACKGROUND_STREAMS:
             os.close(self.background_fds.pop(0))
-        run.wall_s, run.cpu_s = time.monotonic() - began, self.tools.meter.get_total_cpu_s() - cpu
+        run.wall_s, run.cpu_s = time.monotonic() - began, self.resources.meter.get_total_cpu_s() - cpu
         if self.fatal_error:
             run.exit_status, run.reason = "SANDBOX_VIOLATION", self.fatal_error
-        elif self.tools.meter.count_oom_kills() > kills:
+        elif self.resources.meter.count_oom_kills() > kills:
             run.record_stop("MEMORY_LIMIT", "the kernel killed a process of the session because memory ran out")
         elif run.exit_code:
             run.record_stop("RUNTIME_ERROR", f"killed by signal {-run.exit_code}" if run.exit_code < 0 else f"exit status {run.exit_code}")
@@ -238,13 +238,13 @@ class SessionServer:
         ports = calls.CallDescriptors()
         for place in (0, 1, 2):
             ports.child_fds[place] = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        ports.add_input(calls.SOURCE_FD, self.tools.session_source)
+        ports.add_input(calls.SOURCE_FD, self.resources.session_source)
         ports.child_fds[calls.GO_FD] = theirs.detach()
         return PythonSession(*self.processes.start_process(ports, []), ours)
 
     def _watch_call(self, call: RunningCall, start_time: float, process: ChildProcess, channel: socket.socket | None) -> int | None:
         """Read the call's output and measure it, until it ends or exceeds a limit; return its exit status if that is known early."""
-        run, door, looked = call.state, self.tools.zygote, start_time
+        run, door, looked = call.state, self.resources.zygote, start_time
         with selectors.DefaultSelector() as selector:
             for number in (*call.read_ends, *self.background_fds, 0):
                 selector.register(number, selectors.EVENT_READ)
@@ -274,7 +274,7 @@ class SessionServer:
                 if now - looked >= POLL_INTERVAL_S and not run.exit_status:
                     looked = now
                     reap_orphans()  # dead processes count as processes of the session until they are reaped
-                    run.peak_bytes = max(run.peak_bytes, self.tools.meter.get_memory_bytes())
+                    run.peak_bytes = max(run.peak_bytes, self.resources.meter.get_memory_bytes())
                     if self.processes.exceeds_memory():
                         run.record_stop("MEMORY_LIMIT", f"the session used more than {self.limits['memory_mb']} MB")
                     elif now - start_time > run.limits["wall_s"]:
@@ -330,13 +330,13 @@ class SessionServer:
         with selectors.DefaultSelector() as selector:
             for number in (*self.background_fds, 0):
                 selector.register(number, selectors.EVENT_READ)
-            selector.register(self.tools.zygote.connection, selectors.EVENT_READ)
+            selector.register(self.resources.zygote.connection, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select(IDLE_POLL_INTERVAL_S if self.is_open else None):
                     if key.fd == 0:
                         return
-                    if key.fileobj is self.tools.zygote.connection:
-                        self.tools.zygote.receive_message(0)
+                    if key.fileobj is self.resources.zygote.connection:
+                        self.resources.zygote.receive_message(0)
                     else:
                         self._discard_output(key.fd, selector)
                 reap_orphans()

@@ -131,7 +131,7 @@ def test_layers_of_a_sharded_model_are_compiled(found: dict[str, Any]) -> None:
 def test_a_sharded_model_is_compared_with_its_plain_forward_pass(found: dict[str, Any]) -> None:
     """The weights are there only when they are sharded, so it is looked at then; all processes refuse it together."""
     said, tables = found["honest"]["said"], found["honest"]["tables"]
-    table = {row["way"]: row for row in tables["right"]}
+    table = {row["name"]: row for row in tables["right"]}
     assert {"a second pass", "padded rows", "rows in training mode", "packed rows", "packed rows, another row changed"} <= table.keys()
     assert table["layers with attention"]["note"].startswith("3 of 3") and all(row["ok"] for row in tables["right"])
     assert list(said) == ["mixing"] and "family qwen2 cannot be trained: padded rows do not give the probabilities" in said["mixing"]

@@ -274,7 +274,7 @@ class AnswerParser:
 
     def parse_clause(self) -> Tree:
         """Parse a value, or values in a chain of relations."""
-        first = self.parse_value()
+        first = self.parse_set_ratio_or_value()
         chain: list[Tree | str] = [first]
         while (
             self.peek().kind in ("op", "cmd") and self.peek().text in RELATION_SIGNS and RELATION_SIGNS[self.peek().text] not in (":", "->")
@@ -282,7 +282,7 @@ class AnswerParser:
             relation = RELATION_SIGNS[self.next_token().text]
             if relation in ("<", ">") and self.accept("="):
                 relation += "="
-            chain += [relation, self.parse_value()]
+            chain += [relation, self.parse_set_ratio_or_value()]
             if len(chain) > 15:
                 raise LimitExceeded("the chain of relations has more than 8 members")
         tree: Tree = first if len(chain) == 1 else ("rel", *chain)
@@ -307,7 +307,7 @@ class AnswerParser:
             )  # 2x = 6 (mod 7)
         return tree
 
-    def parse_value(self) -> Tree:
+    def parse_set_ratio_or_value(self) -> Tree:
         """Parse sets joined by union, intersection and difference, or a ratio, or a value with a unit."""
         clock = self.parse_clock()
         if clock is not None:
