@@ -549,7 +549,7 @@ CODE = re.compile(r"(rlvr|gymnasium|report)\.\w|\w+=")
 
 
 def explain_name(name: str) -> str:
-    """Return the call that does here what a name promises elsewhere, or "".
+    """Return the call of rlvr that does what this name does in another library, or "".
 
     >>> explain_name("list_verifiers")
     "write rlvr.list('verifier')"
@@ -605,7 +605,7 @@ def explain_config_key(key: str) -> str:
 
 
 def explain_plugin_setting(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return how a setting of a plugin is written here, or "": a setting that this plugin lacks is no help.
+    """Return how a plugin writes a setting of another library; "" if the plugin has no such setting.
 
     >>> explain_plugin_setting("algorithm", "kl_coef", ["beta"]), explain_plugin_setting("tool", "limit", ["size"])
     ('write beta=', '')
@@ -714,7 +714,7 @@ def shorten_traceback(error: BaseException) -> None:
 
 
 def add_usage_to_constructor_errors(made: type[C]) -> type[C]:
-    """Do the same for the constructor of a class, as its decorator."""
+    """Make a class whose constructor gets wrong arguments say how it is called, as its decorator."""
     vars_of: Any = made
     vars_of.__init__ = add_usage_to_errors(vars_of.__init__)
     return made

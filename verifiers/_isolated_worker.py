@@ -22,7 +22,7 @@ def preload() -> None:
 
 
 def handle_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Judge one answer; what the verifier raises is told, and ends nothing."""
+    """Verify the answer of a request; an exception of the verifier is part of the reply, and ends nothing."""
     from rlvr.errors import describe_exception
     from rlvr.task import Task
 

@@ -132,7 +132,7 @@ class GameEnvironment(Environment):
         raise ConfigError(f"{self.id_prefix} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 
     def call_query_instance(self, method: str, **given: Any) -> Any:
-        """Call a method of a separate instance that is not used for playing, such as `begin` or the list of moves."""
+        """Call a method of a separate instance that is not used for playing, such as `reset` or the list of moves."""
         with self._scout_lock:
             try:
                 if self._scout is None:

@@ -36,7 +36,7 @@ class CallStopCriterion:
         self.dialect, self.tokenizer, self.tools, self.preceding_tokens = dialect, tokenizer, tools, preceding_tokens
 
     def may_stop(self, token: int) -> bool:
-        """Return whether the token contains a line break."""
+        """Return whether the turn may end at this token: whether it contains a line break."""
         return "\n" in self.tokenizer.decode([token])
 
     def __call__(self, tokens: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr.contracts import Plugin
 from rlvr.errors import ConfigError
@@ -167,6 +167,19 @@ class AlgorithmTraits:
         return tuple(dict.fromkeys((*(["reference"] if self.needs_reference else []), *self.frozen_models)))
 
 
+class SettingValue(NamedTuple):
+    """The value of a setting of an algorithm.
+
+    >>> SettingValue("beta", 0.1, is_changed=True).name
+    'beta'
+    """
+
+    name: str
+    value: Any
+    is_changed: bool
+    """Whether the value differs from the default."""
+
+
 class Algorithm(Plugin, ABC):
     """Turns groups of episodes into gradients: advantages on lists and arrays, and a loss that is a weighted sum over tokens.
 
@@ -265,11 +278,11 @@ class Algorithm(Plugin, ABC):
     def __repr__(self) -> str:
         """Show the name, and the settings that differ from their defaults."""
         name = getattr(getattr(self, "spec", None), "name", type(self).__name__)
-        changed = ", ".join(f"{setting}={value!r}" for setting, value, differs in self.describe_settings() if differs)
+        changed = ", ".join(f"{setting}={value!r}" for setting, value, is_changed in self.describe_settings() if is_changed)
         return f"<algorithm {name}{f', but {changed}' if changed else ''}>"
 
-    def describe_settings(self) -> list[tuple[str, Any, bool]]:
-        """Return every setting: its name, its value, and whether it differs from the default."""
+    def describe_settings(self) -> list[SettingValue]:
+        """Return every active setting."""
         return []
 
     def state_dict(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def make_reward_function(
     environment: Environment, *, stop_texts: Sequence[str] = (), tensor: Callable[[list[float]], Any] = list, workers: int = 8,
     call_timeout_s: float = 600.0,
 ) -> Callable[..., dict[str, Any]]:  # fmt: skip
-    """Make a `reward_func(query_lengths, prompts, verifier_labels)` for a single-turn environment.
+    """Make a `reward_func(queries, prompts, labels)` for a single-turn environment.
 
     Args:
         environment: a single-turn environment.

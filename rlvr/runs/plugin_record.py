@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def record_plugins(folder: Path, plugins: Iterable[Any]) -> None:
-    """Write `plugins.json` and the copies, for these plugins and all that they hold; nothing if all of them are rlvr's own."""
+    """Record these plugins and all that they hold: write `plugins.json` and copies of their files; nothing if all are rlvr's own."""
     used = list(_iter_definitions(plugins))
     files = sorted({file for definition in used if (file := get_plugin_file(definition)) is not None})
     packages = _find_packages({str(getattr(definition, "__module__", "")).partition(".")[0] for definition in used})

@@ -282,9 +282,10 @@ def collect_versions() -> dict[str, str]:
 
 
 def adopt_changeable_settings(old: RunConfig, new: RunConfig) -> RunConfig:
-    """Return the old configuration with those new settings that a resumed run may change: the bounds of its health, checkpoints and
-    trackers, the cluster, except `groups_per_task`, which affects the samples, and more steps, if the learning rate does not depend on
-    their number.
+    """Return the old configuration with those new settings that a resumed run may change.
+
+    These are the bounds of its health, checkpoints and trackers, the cluster, except `groups_per_task`, which affects the samples, and
+    more steps, if the learning rate does not depend on their number.
     """
     log = new.log.model_copy(update={"episodes": old.log.episodes})
     changed: dict[str, Any] = {"health": new.health, "log": log}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,11 +17,24 @@ from rlvr.models.device import resolve_device
 from rlvr.models.plain_weights import compute_model_logprobs
 
 PROBE_TOKENS = 32
+
+
+class LogprobDifference(NamedTuple):
+    """How far the log-probabilities of some tokens are apart, or may be.
+
+    >>> LogprobDifference(mean=0.01, largest=0.2).largest
+    0.2
+    """
+
+    mean: float
+    largest: float
+
+
 LOGPROB_TOLERANCES = {
-    "float32": (1e-4, 1e-4),
-    "float32 on an accelerator": (1e-3, 1e-2),
-    "float16": (0.04, 0.15),
-    "bfloat16": (0.3, 1.0),
+    "float32": LogprobDifference(1e-4, 1e-4),
+    "float32 on an accelerator": LogprobDifference(1e-3, 1e-2),
+    "float16": LogprobDifference(0.04, 0.15),
+    "bfloat16": LogprobDifference(0.3, 1.0),
 }
 """Allowed difference of two correct implementations, in the mean and on one token, by the lower precision of the two. Measured with random
 models of 28 layers on a CPU, autocast to bfloat16 against bfloat16 weights: 0.07 in the mean, 0.2 on one token."""
@@ -51,10 +64,10 @@ class WeightSyncProbe:
         """Return the differences as metrics."""
         return {"weight_probe/logprob_difference_mean": self.mean_difference, "weight_probe/logprob_difference_max": self.max_difference}
 
-    def get_tolerance(self, model: Any) -> tuple[float, float]:
+    def get_tolerance(self, model: Any) -> LogprobDifference:
         """Return the allowed difference of engine and trainer, in the mean and on one token."""
         if self.tolerance is not None:
-            return self.tolerance, self.tolerance
+            return LogprobDifference(self.tolerance, self.tolerance)
         trained = self._get_trainer_dtype(model)
         lower = next((name for name in ("bfloat16", "float16") if name in (self.dtype, trained)), "float32")
         far = model.device.type != "cpu" or resolve_device().type != "cpu"  # the engine's, if a copy of the weights is on the CPU
@@ -87,7 +100,7 @@ class WeightSyncProbe:
         self.mean_difference, self.max_difference = max(self.mean_difference, mean), max(self.max_difference, largest)
         last = self._last_scores.get(engine_name)
         if last is not None and theirs == last[1]:
-            _, moved = compute_logprob_differences(trainer_logprobs, last[0])
+            moved = compute_logprob_differences(trainer_logprobs, last[0]).largest
             if moved > self.get_stale_threshold(model):
                 raise SamplerError(
                     f"{engine_name} still samples from old weights: its log-probabilities of the probe did not change, but the trainer's changed "
@@ -96,16 +109,16 @@ class WeightSyncProbe:
         else:
             self._last_scores[engine_name] = (trainer_logprobs, theirs)
         allowed = self.get_tolerance(model)
-        if not (mean <= allowed[0] and largest <= allowed[1]):  # also raises on NaN
+        if not (mean <= allowed.mean and largest <= allowed.largest):  # also raises on NaN
             raise SamplerError(
                 f"{engine_name} does not sample from the trainer's weights: at version {version} its log-probabilities of the probe differ by "
-                f"{largest:.3g}; {allowed[1]:g} is allowed (in the mean by {mean:.3g}; {allowed[0]:g} is allowed). It has another model, "
+                f"{largest:.3g}; {allowed.largest:g} is allowed (in the mean by {mean:.3g}; {allowed.mean:g} is allowed). It has another model, "
                 "or another precision (set dtype, or probe_tolerance if that is intended); `rlvr doctor --model DIR --sampler vllm` shows "
                 "where they differ"
             )
 
 
-def compute_logprob_differences(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+def compute_logprob_differences(first: Sequence[float], second: Sequence[float]) -> LogprobDifference:
     """Return the mean and the largest absolute difference; NaN if any is NaN."""
     gaps = (torch.tensor(first) - torch.tensor(second)).abs()
-    return float(gaps.mean()), float(gaps.max())
+    return LogprobDifference(float(gaps.mean()), float(gaps.max()))

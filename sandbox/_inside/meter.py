@@ -84,8 +84,8 @@ class CgroupMeter:
             raise OSError("the control group cannot be read")
 
     def set_baseline(self) -> int:
-        """Record the memory in use before a program starts, so that it is not charged; return what `get_memory_bytes` still shows (page
-        cache), to be subtracted from later readings.
+        """Record the memory in use before a program starts, which is not charged to it; return the rest that `get_memory_bytes` still
+        shows (page cache), to be subtracted from later readings.
         """
         self._baseline_bytes = self.get_unreclaimable_bytes()
         return self.get_memory_bytes()
@@ -97,7 +97,7 @@ class CgroupMeter:
         return int(os.pread(self._memory, 64, 0)) - self._baseline_bytes
 
     def exceeds_memory(self, max_bytes: int) -> bool:
-        """Return whether more than `limit` bytes are in use: a cheap check first, an exact one if the limit looks exceeded."""
+        """Return whether more than `max_bytes` are in use: a cheap check first, an exact one if the limit looks exceeded."""
         return self.get_memory_bytes() > max_bytes and self.get_unreclaimable_bytes() - self._baseline_bytes > max_bytes
 
     def get_unreclaimable_bytes(self) -> int:
@@ -131,7 +131,7 @@ class ProcessTableMeter:
         return sum(_read_pss_bytes(pid) for pid in list_descendants(self._root, self._spared_pids))
 
     def exceeds_memory(self, max_bytes: int) -> bool:
-        """Return whether more than `limit` bytes are in use: an upper bound first, because the exact count is slow."""
+        """Return whether more than `max_bytes` are in use: an upper bound first, because the exact count is slow."""
         return self._estimate_max_memory_bytes() > max_bytes and self.get_memory_bytes() > max_bytes
 
     def _estimate_max_memory_bytes(self) -> int:
@@ -156,7 +156,7 @@ class ProcessTableMeter:
 
 class OwnKernelMeter(ProcessTableMeter):
     """Meter for a kernel that serves this container only (gVisor). It shows no control group, and counts shared pages in every process;
-    but what it says of the machine's memory is said of the container.
+    but the memory of the machine, as /proc shows it, is that of the container.
     """
 
     name = "a kernel of its own"

@@ -240,7 +240,7 @@ def _parse_rule(checker: Any, kind: str) -> Mapping[str, Any]:
 
 
 def override_limits(overrides: Any, default: Limits) -> Limits:
-    """Return `default_text` with some fields replaced; ConfigError for unknown fields or invalid values."""
+    """Return `default` with some fields replaced; ConfigError for unknown fields or invalid values."""
     names = [field.name for field in fields(Limits)]
     if not isinstance(overrides, Mapping):
         raise ConfigError(f"limits is {overrides!r}; a mapping of {', '.join(names)} is needed")

@@ -25,7 +25,7 @@ from rlvr.algorithms.functions import turn_advantages as turns
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
 from rlvr.algorithms.functions.answer_batch import AnswerBatch, Groups, Numbers, TokenMasks, expand_to_tokens, whiten_token_advantages
 from rlvr.algorithms.functions.surrogate import SurrogateLoss
-from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, TokenStats
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, SettingValue, TokenStats
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
@@ -118,11 +118,11 @@ class PolicyGradient(Algorithm):
         """The current KL coefficient."""
         return self.controller.beta
 
-    def describe_settings(self) -> list[tuple[str, Any, bool]]:
-        """Return every active setting: its name, its value, and whether it differs from the default."""
+    def describe_settings(self) -> list[SettingValue]:
+        """Return every active setting."""
         settings = vars(self.settings)
         unused = find_inactive_settings(settings)
-        return [(key, value, value != self.spec.default_settings[key]) for key, value in settings.items() if key not in unused]
+        return [SettingValue(key, value, value != self.spec.default_settings[key]) for key, value in settings.items() if key not in unused]
 
     def set_completion_limit(self, *, max_new_tokens: int) -> None:
         """Use the run's limit on the completion length, if the settings have none."""

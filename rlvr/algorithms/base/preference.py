@@ -19,7 +19,7 @@ from rlvr.algorithms.functions import aggregation as aggregate
 from rlvr.algorithms.functions import kl, preferences
 from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_reduce
 from rlvr.algorithms.functions.answer_batch import Groups, expand_to_tokens
-from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, TokenStats
+from rlvr.contracts.algorithm import EMPTY_TOKEN_STATS, Algorithm, AlgorithmTraits, LossInputs, NestedValues, SettingValue, TokenStats
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 
@@ -37,12 +37,12 @@ class WholeAnswerAlgorithm(Algorithm):
         self.name, self.spec, self.settings = spec.name, spec, SimpleNamespace(**settings)
         self.select_offline_function = spec.bind_settings("select_offline", settings)
 
-    def describe_settings(self) -> list[tuple[str, Any, bool]]:
-        """Return every setting: its name, its value, and whether it differs from the default."""
-        return [(key, value, value != self.spec.default_settings[key]) for key, value in vars(self.settings).items()]
+    def describe_settings(self) -> list[SettingValue]:
+        """Return every setting."""
+        return [SettingValue(key, value, value != self.spec.default_settings[key]) for key, value in vars(self.settings).items()]
 
     def is_in_loss(self, episode: Episode) -> bool:
-        """Return whether an answer may be selected."""
+        """Return whether an answer may be selected for the loss: it has a score and is neither mismatched nor masked as truncated."""
         return (
             episode.is_scored
             and not episode.meta.get("mismatched")

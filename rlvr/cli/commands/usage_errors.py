@@ -201,7 +201,7 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
 
 
 def explain_foreign_command(name: str) -> str:
-    """Say what does here what a command of another tool does, or "".
+    """Return the rlvr command that does what this command of another tool does, or "".
 
     >>> explain_foreign_command("list-verifiers")
     '`rlvr list verifiers` lists them'

@@ -329,8 +329,8 @@ class LocalEngines:
     def _check_restarted_scores(self, slot: EngineSlot, scores: list[float]) -> None:
         """Check that a restarted engine scores like the previous one."""
         assert slot.reference_scores is not None
-        mean, _ = compute_logprob_differences(slot.reference_scores[1], scores)
-        if not mean <= LOGPROB_TOLERANCES["bfloat16"][0]:
+        mean = compute_logprob_differences(slot.reference_scores[1], scores).mean
+        if not mean <= LOGPROB_TOLERANCES["bfloat16"].mean:
             raise SamplerError(
                 f"{slot.name} was restarted and has other weights than before: its scores differ by {mean:.3g}. {RESUME_HINT}"
             )

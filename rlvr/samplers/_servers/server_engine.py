@@ -82,7 +82,7 @@ class ProgressWatch:
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Begin to wait anew."""
+        """Record that the server has made progress now, so that its timeout starts again."""
         self.progress_at = self.checked_at = time.monotonic()
 
     def is_overdue(self, has_requests: bool) -> bool:

@@ -151,7 +151,7 @@ def _build_model_kwargs(batch: Batch) -> dict[str, Any]:
 
 
 def require_float32(outputs: PolicyOutputs) -> PolicyOutputs:
-    """Return the outputs if they are at least float32: in bfloat16 a log-probability of -6 has steps of 0.03, which is noise."""
+    """Return the outputs; raise if they are less precise than float32. In bfloat16 a log-probability of -6 has steps of 0.03, which is noise."""
     if outputs.logprobs.dtype not in FULL_PRECISION_DTYPES:
         raise _build_precision_error(outputs.logprobs.dtype)
     return outputs

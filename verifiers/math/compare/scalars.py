@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlvr.verifiers._scientific import is_scientific_notation
 from rlvr.verifiers._units import parse_prefixed_unit
@@ -343,20 +343,31 @@ def _replace_maximum(tree: Tree) -> Tree:
     return ("div", ("add", parts[2], parts[3], gap if parts[1] == "max" else ("neg", gap)), ("num", 2, 1))
 
 
-def count_written_digits(tree: Tree) -> tuple[int, int] | None:
+class WrittenDigits(NamedTuple):
+    """The digits of a decimal as it is written: how many are significant, and the places after the point (below 0: before it).
+
+    >>> WrittenDigits(significant_digits=3, decimal_places=2).decimal_places
+    2
+    """
+
+    significant_digits: int
+    decimal_places: int
+
+
+def count_written_digits(tree: Tree) -> WrittenDigits | None:
     """Count the significant digits of a decimal as written, and its places after the point; None for anything else.
 
     >>> count_written_digits(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
-    (3, -21)
+    WrittenDigits(significant_digits=3, decimal_places=-21)
     """
     if tree[0] == "neg":
         return count_written_digits(tree[1])
     if tree[0] == "dec":
-        return len(str(abs(tree[1]))) if tree[1].bit_length() < 4000 else 1000, tree[2]
+        return WrittenDigits(len(str(abs(tree[1]))) if tree[1].bit_length() < 4000 else 1000, tree[2])
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "dec" and tree[2][0] == "pow" and tree[2][1] == ("num", 10, 1):
         power = compute_exact_value(tree[2][2])
         if power is not None and power.denominator == 1:
-            return len(str(tree[1][1])), tree[1][2] - int(power)
+            return WrittenDigits(len(str(tree[1][1])), tree[1][2] - int(power))
     return None
 
 
@@ -369,23 +380,25 @@ def _explain_rounding(gold: Tree, answer: Tree, conventions: MathConventions) ->
     if x is None or y is None:
         return ""
     gap = abs(x - y)
-    close = of_gold is not None and gap <= min(_place_value(of_gold[1]) / 2, Fraction(conventions.tolerance) * abs(y))
+    close = of_gold is not None and gap <= min(_place_value(of_gold.decimal_places) / 2, Fraction(conventions.tolerance) * abs(y))
     if (
-        close and of_gold is not None and of_gold[0] >= conventions.min_gold_digits and of_answer is None
+        close and of_gold is not None and of_gold.significant_digits >= conventions.min_gold_digits and of_answer is None
     ):  # not another decimal: 1.25 is not 1.2499
         return f"{format_tree(answer)} rounds to {format_tree(gold)}"
     whole = compute_exact_value(gold)
-    computed = whole is not None or (of_answer is not None and of_answer[0] <= DOUBLE_DIGITS)  # more digits of a root claim another value
+    computed = whole is not None or (
+        of_answer is not None and of_answer.significant_digits <= DOUBLE_DIGITS
+    )  # more digits of a root claim another value
     if (
         of_answer is not None
-        and of_answer[0] >= conventions.min_answer_digits
+        and of_answer.significant_digits >= conventions.min_answer_digits
         and computed
         and not (whole is not None and whole.denominator == 1)
     ):
-        unit = _place_value(of_answer[1])
-        noise = 15 <= of_answer[0] <= DOUBLE_DIGITS and gap <= abs(x) / 10**15  # a double, printed in full
+        unit = _place_value(of_answer.decimal_places)
+        noise = 15 <= of_answer.significant_digits <= DOUBLE_DIGITS and gap <= abs(x) / 10**15  # a double, printed in full
         if gap <= unit / 2 or (gap < unit and abs(y) < abs(x)) or noise:
-            return f"{format_tree(answer)} is {format_tree(gold)} to {of_answer[0]} significant digits"
+            return f"{format_tree(answer)} is {format_tree(gold)} to {of_answer.significant_digits} significant digits"
     return ""
 
 

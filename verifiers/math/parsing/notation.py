@@ -113,10 +113,11 @@ _BARE_LOG = re.compile(r"\\log(?![a-zA-Z]|\s*_)")
 
 
 def iter_alternative_readings(gold: str, answer: str) -> Iterator[tuple[str, str]]:
-    r"""Yield alternative readings of gold and answer: a comma as the decimal point, a bare logarithm with the other side's base ten,
-    `2e-3` as 2 e - 3 if the gold contains the letter e, letters joined by a minus sign as a formula instead of a word with hyphens,
-    the text after the letter of a choice, a rate with an article (`$5 a day`), and short words after a numeral as the name of what is
-    counted.
+    r"""Yield other readings of gold and answer, such as a comma as the decimal point.
+
+    The others: a bare logarithm with the other side's base ten, `2e-3` as 2 e - 3 if the gold contains the letter e, letters joined by a
+    minus sign as a formula instead of a word with hyphens, the text after the letter of a choice, a rate with an article (`$5 a day`),
+    and short words after a numeral as the name of what is counted.
 
     >>> list(iter_alternative_readings("2.75", "2,75")), list(iter_alternative_readings(r"\lg 2", r"\log 2"))
     ([('2.75', '2.75')], [('\\lg 2', '\\log_{10} 2')])
