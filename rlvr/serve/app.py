@@ -176,7 +176,14 @@ class ServiceRoutes:
 
     async def open_session(self, request: Request) -> Response:
         """Open a session of an environment."""
-        return _make_response(await self.sessions.open_session(await _read_object(request)), 201)
+        body = await _read_object(request)
+        leaving = asyncio.create_task(_wait_for_disconnect(request.receive))
+        try:
+            return _make_response(await self.sessions.open_session(body, leaving), 201)
+        finally:
+            leaving.cancel()
+            with suppress(asyncio.CancelledError, TimeoutError, OSError):
+                await leaving
 
     async def step_session(self, request: Request) -> Response:
         """Step a session with a turn and return the reply."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import sys
@@ -44,6 +45,7 @@ class ServeConfig:
     max_body: int = 16 << 20
     memory: int = 256 << 20
     sessions: int = 256
+    open_wait_s: float = 5.0
     session_timeout_s: float = 300.0
     shutdown_timeout_s: float = 30.0
     request_timeout_s: float = 30.0
@@ -58,6 +60,8 @@ class ServeConfig:
         for name in ("call_timeout_s", "session_timeout_s", "shutdown_timeout_s", "request_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+        if not 0 <= self.open_wait_s < math.inf:
+            raise ConfigError(f"open_wait_s is {self.open_wait_s}; it must be 0 or more seconds")
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port is {self.port}; it must be from 0 (any free one) to 65535")
         if self.memory < self.max_body:
@@ -115,6 +119,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
     sessions = SessionManager(
         pool,
         max_sessions=serve_config.sessions,
+        open_wait_s=serve_config.open_wait_s,
         session_timeout_s=serve_config.session_timeout_s,
         call_timeout_s=serve_config.call_timeout_s,
     )

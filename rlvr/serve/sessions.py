@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,28 +26,83 @@ class SessionRecord:
     is_busy: bool = False
 
 
+class NoFreeSession(RequestError):
+    """As many sessions are open as there may be.
+
+    >>> NoFreeSession("all 4 sessions are open").status
+    429
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(429, message, **{"Retry-After": "5"})
+
+
 class SessionManager:
     """The server's table of open sessions: opens each in the least loaded worker process, and closes expired ones."""
 
-    def __init__(self, pool: ServicePool, *, max_sessions: int, session_timeout_s: float, call_timeout_s: float) -> None:
-        self.pool, self.max_sessions, self.session_timeout_s, self.call_timeout_s = pool, max_sessions, session_timeout_s, call_timeout_s
+    def __init__(
+        self, pool: ServicePool, *, max_sessions: int, open_wait_s: float, session_timeout_s: float, call_timeout_s: float
+    ) -> None:
+        self.pool, self.max_sessions, self.open_wait_s = pool, max_sessions, open_wait_s
+        self.session_timeout_s, self.call_timeout_s = session_timeout_s, call_timeout_s
         self.sessions: dict[str, SessionRecord] = {}
+        self._waiting_opens: deque[asyncio.Future[None]] = deque()
 
-    async def open_session(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a session; the reply has its id, its prompt and its tools."""
+    async def open_session(self, body: Mapping[str, Any], leaving: asyncio.Future[Any]) -> dict[str, Any]:
+        """Open a session; the reply has its id, its prompt and its tools.
+
+        While no session is free, the request waits for one, first come, first served, for `open_wait_s` at most and until its client is
+        `leaving`. It holds nothing but its connection.
+        """
+        end, is_next = time.monotonic() + self.open_wait_s, not self._waiting_opens
+        while True:
+            if not is_next:
+                await self._wait_for_free_session(end, leaving, at_front=False)
+            try:
+                opened = await self._open_in_worker(body)
+            except NoFreeSession:
+                if time.monotonic() >= end or leaving.done():
+                    self.pool.metrics.count("refused", reason="sessions")
+                    raise
+            except BaseException:
+                self._admit_next_open()
+                raise
+            else:
+                return opened
+            await self._wait_for_free_session(end, leaving, at_front=True)
+            is_next = True
+
+    async def _wait_for_free_session(self, end: float, leaving: asyncio.Future[Any], *, at_front: bool) -> None:
+        """Wait until a session ends and this request is the next, or until the time `end`."""
+        freed = asyncio.get_running_loop().create_future()
+        (self._waiting_opens.appendleft if at_front else self._waiting_opens.append)(freed)
+        try:
+            await asyncio.wait({freed, leaving}, timeout=max(end - time.monotonic(), 0.0), return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                raise NoFreeSession("the client left before a session was free")
+        except BaseException:
+            if freed.done():
+                self._admit_next_open()
+            raise
+        finally:
+            if not freed.done():
+                self._waiting_opens.remove(freed)
+
+    def _admit_next_open(self) -> None:
+        """Let the next request that waits for a session try again: one has ended, or was not opened after all."""
+        if self._waiting_opens:
+            self._waiting_opens.popleft().set_result(None)
+
+    async def _open_in_worker(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if len(self.sessions) >= self.max_sessions:
-            self.pool.metrics.count("refused", reason="sessions")
-            raise RequestError(
-                429, f"{len(self.sessions)} sessions are open, which is the maximum; try again later", **{"Retry-After": "5"}
-            )
+            raise NoFreeSession(f"{len(self.sessions)} sessions are open, which is the maximum; try again later")
         session, hand = secrets.token_urlsafe(16), self._find_least_loaded_worker()
         self._check_call_limit(hand)
         self.sessions[session] = SessionRecord(hand, time.monotonic() + self.call_timeout_s + self.session_timeout_s, is_busy=True)
         said = await self._call_worker(hand, {**body, "what": "open", "session": session})
         if said.get("status") == 429:
             del self.sessions[session]
-            self.pool.metrics.count("refused", reason="sessions")
-            raise RequestError(429, said["error"], **{"Retry-After": "5"})
+            raise NoFreeSession(said["error"])
         if "error" in said:
             self._drop_session(session, hand)
             return said
@@ -70,7 +126,10 @@ class SessionManager:
         self._check_call_limit(held.worker)
         del self.sessions[session_id]
         what = "drop" if body.get("verify") is False else "close"
-        return await self._call_worker(held.worker, {"what": what, "session": session_id})
+        try:
+            return await self._call_worker(held.worker, {"what": what, "session": session_id})
+        finally:
+            self._admit_next_open()
 
     async def call_any_worker(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Run a call that needs no session, in the least loaded worker process."""
@@ -103,7 +162,8 @@ class SessionManager:
     def _drop_session(self, session: str, worker: WorkerProcess) -> None:
         self.sessions.pop(session, None)
         self.pool.last_number += 1
-        worker.start_call(self.pool.last_number, {"what": "drop", "session": session})
+        dropped = worker.start_call(self.pool.last_number, {"what": "drop", "session": session})
+        dropped.add_done_callback(lambda _: self._admit_next_open())
 
     def _check_call_limit(self, worker: WorkerProcess) -> None:
         """Reject a call before it changes anything, if too many are waiting."""

@@ -362,7 +362,8 @@ def test_a_stop_under_load_ends_in_time_and_tells_no_zero(files: tuple[str, str]
 @pytest.mark.slow
 def test_a_session_for_which_there_is_no_box_is_refused_at_once_and_the_others_go_on() -> None:
     env = "{name: shell, sandbox: {name: process, trusted: true, max_sessions: 2}}"
-    with served("exact", "--env", env, "--workers", "1", "--threads", "2", "--timeout", "20", token=TOKEN) as server:
+    limits = ("--workers", "1", "--threads", "2", "--timeout", "20", "--open-wait", "0")
+    with served("exact", "--env", env, *limits, token=TOKEN) as server:
         opened = [server.ask("/sessions", {"index": i}) for i in range(2)]
         assert [status for status, _ in opened] == [201, 201], opened
         began = time.monotonic()
@@ -373,3 +374,32 @@ def test_a_session_for_which_there_is_no_box_is_refused_at_once_and_the_others_g
         assert status == 200 and said["done"] and time.monotonic() - began < 10  # in vain they had waited for 20 s each, with both threads
         assert server.ask(f"/sessions/{opened[0][1]['session']}/close", {"verify": False})[0] == 200
         assert server.ask("/sessions", {"index": 9})[0] == 201
+
+
+def test_opens_wait_for_a_session_in_their_order_and_hold_no_thread() -> None:
+    env = "{name: shell, sandbox: {name: process, trusted: true, max_sessions: 2}}"
+    limits = ("--workers", "1", "--threads", "2", "--timeout", "60", "--open-wait", "60")
+    with served("exact", "--env", env, *limits, token=TOKEN) as server:
+        held = [server.ask("/sessions", {"index": i})[1]["session"] for i in range(2)]
+        left = http.client.HTTPConnection(*server.url.removeprefix("http://").split(":"))  # waits first, and leaves
+        left.request("POST", "/sessions", json.dumps({"index": 9}), {"authorization": f"Bearer {TOKEN}"})
+        got: list[tuple[int, int]] = []
+        waiting = []
+        for number in range(2):
+            thread = threading.Thread(target=lambda number=number: got.append((number, server.ask("/sessions", {"index": number})[0])))
+            thread.start()
+            waiting.append(thread)
+            time.sleep(0.2)  # so that they arrive in this order
+        assert not got
+        status, said = server.ask(f"/sessions/{held[0]}/step", {"text": "no call"})
+        assert status == 200 and said["done"]  # while three wait
+        left.close()
+        assert server.ask(f"/sessions/{held[0]}/close", {"verify": False})[0] == 200
+        until(lambda: got)
+        assert got == [(0, 201)] and server.ask("/healthz")[0] == 200
+        assert server.ask(f"/sessions/{held[1]}/close", {"verify": False})[0] == 200
+        until(lambda: len(got) == 2)
+        assert got[1] == (1, 201)
+        for thread in waiting:
+            thread.join()
+        assert "rlvr_sessions_open 2\n" in server.ask("/metrics")[1]

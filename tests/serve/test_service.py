@@ -32,7 +32,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def server(file: str) -> Iterator[Server]:
     limits = ("--workers", "2", "--threads", "2", "--queue", "200", "--max-body", "100000", "--memory", "300000", "--timeout", "1.5")
-    sessions = ("--env", "guess_number", "--sessions", "3", "--lease", "1.2")
+    sessions = ("--env", "guess_number", "--sessions", "3", "--open-wait", "0", "--lease", "1.2")
     with served("numeric", f"{file}:Moody", f"{file}:Together", *sessions, *limits, token=TOKEN) as running:
         until(lambda: running.ask("/healthz")[1]["workers"] == 2)
         yield running
