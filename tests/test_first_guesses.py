@@ -756,4 +756,6 @@ def test_a_batch_in_the_words_of_transformers_is_counted_in_prompts(monkeypatch:
 
 def test_math_is_the_environment_of_competition_mathematics() -> None:
     assert resolve_run_inputs(model="m", env="math").config.env == {"name": "competition_math"}
-    assert "openai/gsm8k" not in (told := read_message(lambda: rlvr.make("math").reset(seed=0))) and "'arithmetic' needs no download" in told
+    assert (
+        "openai/gsm8k" not in (told := read_message(lambda: rlvr.make("math").reset(seed=0))) and "'arithmetic' needs no download" in told
+    )

@@ -205,7 +205,7 @@ def make_report(
         seconds,
         tokens,
         num_new_samples,
-        sample_store.torn_bytes,
+        sample_store.incomplete_line_bytes,
         [sample for _, sample in sorted(sample_store.samples.items())],
     )
     write_report(report)

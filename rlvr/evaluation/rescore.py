@@ -25,7 +25,7 @@ from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import format_verifier_label, make_report
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.report import EvalReport
-from rlvr.evaluation.samples import ROWS_FILE, Key, SampleStore, digest_prompt_and_reference, iter_rows, load_plan
+from rlvr.evaluation.samples import PLAN_FILE, ROWS_FILE, Key, SampleStore, digest_prompt_and_reference, iter_rows, load_plan
 from rlvr.evaluation.suite import apply_env_settings
 from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.mdp.state import ConversationState, find_last_policy_token
@@ -56,6 +56,11 @@ def rescore(
 ) -> EvalReport:
     """Verify every sample of `run` again and write a new run; by default next to it, as `RUN-rescored`."""
     run = Path(run).resolve()  # an absolute path always has a name
+    if (run / "config.yaml").is_file() and not (run / PLAN_FILE).is_file():
+        raise NotFound(
+            f"{run} is a training run, and not an evaluation; its answers are verified again in Python: "
+            "rlvr.verify_many(verifier, list(rlvr.load_run(folder).episodes.text), references)"
+        )
     old, out = load_plan(run), Path(out or run.with_name(f"{run.name}-rescored"))
     if not (run / ROWS_FILE).is_file() or next(iter_rows(run), None) is None:
         raise NotFound(f"{run} has no samples yet; run `rlvr eval` first")

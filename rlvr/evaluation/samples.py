@@ -166,7 +166,7 @@ class SampleStore:
     def __init__(self, folder: Path | None, plan: EvalPlan) -> None:
         self.folder, self.plan = folder, plan
         self.samples: dict[Key, EvalSample] = {}
-        self.torn_bytes = 0
+        self.incomplete_line_bytes = 0
         """Bytes of an unfinished last line that were removed."""
         self._file: TextIO | None = None
         self._plugins: tuple[Plugin, ...] = ()
@@ -197,7 +197,7 @@ class SampleStore:
             if not _has_rows(folder):
                 write_atomic(folder / VERSIONS_FILE, json.dumps(collect_versions(), indent=2) + "\n")
             warn_about_plugin_changes(folder)
-            file.torn_bytes = _drop_unfinished_line(folder / ROWS_FILE)
+            file.incomplete_line_bytes = _drop_unfinished_line(folder / ROWS_FILE)
             _drop_unfinished_line(folder / TIMES_FILE)
         except OSError as error:
             raise ConfigError(f"the folder {folder} cannot be written: {error.strerror}; choose another --out") from error

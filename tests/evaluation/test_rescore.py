@@ -264,3 +264,13 @@ def test_the_evidence_of_a_session_is_judged_again() -> None:
         for index in (10, 11)
     ]
     assert found == [1.0, 0.0]
+
+
+def test_settings_of_a_verifier_and_a_training_run_get_the_call_that_is_meant(tmp_path: Path) -> None:
+    evaluate("arithmetic", "scripted:gold", tasks=1, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"written verifier=\{name: numeric, tolerance: 2\}"):
+        rescore(tmp_path / "run", settings={"tolerance": 2}, out=tmp_path / "again")
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "config.yaml").write_text("{}")
+    with pytest.raises(NotFound, match=r"is a training run, .* rlvr\.verify_many\("):
+        rescore(tmp_path / "trained")
