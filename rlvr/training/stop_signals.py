@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first one ends it after its step, with a checkpoint unless a rule of run health stops it; the second one ends it at once."""
+"""Ctrl-C and SIGTERM during a run: the first one ends it after its step, with a checkpoint unless run health stops it; the second one at once."""
 
 from __future__ import annotations
 
