@@ -754,8 +754,30 @@ def test_a_batch_in_the_words_of_transformers_is_counted_in_prompts(monkeypatch:
     assert "say the same; give one of them" in read_message(both)
 
 
-def test_math_is_the_environment_of_competition_mathematics() -> None:
+def test_math_is_the_environment_of_competition_mathematics(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*args: Any, **kwargs: Any) -> None:
+        raise ConnectionError("no network")
+
     assert resolve_run_inputs(model="m", env="math").config.env == {"name": "competition_math"}
-    assert (
-        "openai/gsm8k" not in (told := read_message(lambda: rlvr.make("math").reset(seed=0))) and "'arithmetic' needs no download" in told
-    )
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    told = read_message(lambda: rlvr.make("math").reset(seed=0))
+    assert "MATH-lighteval" in told and "'arithmetic' needs no download" in told
+
+
+def test_a_function_that_prefers_wrong_answers_is_named_before_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    known: dict[str, float] = {}
+
+    def distance(answer: str, reference: str) -> float:  # the minus is missing
+        return float(abs(int(answer) - int(reference))) if answer.isdecimal() else 20.0
+
+    def cached(answer: str, reference: str) -> float:  # by the answer alone
+        return known.setdefault(answer, float(answer == reference))
+
+    def boxed(answer: str, reference: str) -> float:
+        return float(f"\\boxed{{{reference}}}" in answer)
+
+    for function in (distance, cached, correct, boxed, brief):
+        resolve_run_inputs(model="m", data=ROWS, verifier=function)
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [words.split()[0] for words in told] == ["distance", "cached"], told
+    assert "gives wrong answers higher scores than right ones" in told[0] and "does not tell right answers from wrong ones" in told[1]

@@ -22,6 +22,8 @@ from rlvr.turns import Call, Turn
 
 HARMLESS_TEXT = "-"
 """What the policy of a control says, if no right answer is known."""
+MAX_COMPARED_REFERENCES = 3
+"""Of how many tasks the references are tried as answers, before a run: few, as a function of the user may be slow."""
 FAILURE = "failure"
 """The detail of an answer's own 0: the failure that only this answer causes."""
 _logger = logging.getLogger(__name__)
@@ -48,6 +50,36 @@ def smoke_test_user_functions(env: Environment, split: str) -> None:
         else:
             if verdict.detail.get("out_of_range"):
                 raise ConfigError(f"the verifier cannot score an answer to the first task, {task.id}: {verdict.reason}")
+        if doubt := _find_reference_doubt(env, split, function):
+            _logger.warning("%s", doubt)
+
+
+def _find_reference_doubt(env: Environment, split: str, function: Verifier) -> str:
+    """Say that a function does not prefer the reference of a task to those of others, if all of the first tasks show it; else "".
+
+    References that are no answers as they stand (a function may want a box around them) score nothing, and say nothing.
+    """
+    size = env.num_tasks(split)
+    tasks = [env.task(split, index) for index in range(min(size or MAX_COMPARED_REFERENCES, MAX_COMPARED_REFERENCES))]
+    if not function.needs_reference or len({task.reference for task in tasks if isinstance(task.reference, str)}) < max(len(tasks), 2):
+        return ""
+    try:
+        own = [function.verify(task, str(task.reference)).score for task in tasks]
+        others = [function.verify(task, str(other.reference)).score for task, other in zip(tasks, [*tasks[1:], tasks[0]], strict=True)]
+    except Exception as error:  # as above: of an answer in another form
+        _logger.info("the references of %s as answers: %s", type(env).__name__, describe_exception(error))
+        return ""
+    pairs = [(a, b) for a, b in zip(own, others, strict=True) if a is not None and b is not None]
+    if len(pairs) < len(tasks):
+        return ""
+    shown = f"the reference of {tasks[0].id}, {tasks[0].reference!r:.40}, scores {pairs[0][0]:g} as its answer, and "
+    shown += f"{tasks[1].reference!r:.40}, that of {tasks[1].id}, {pairs[0][1]:g}"
+    name = getattr(function, "name", type(function).__name__)
+    if all(a < b for a, b in pairs):
+        return f"{name} gives wrong answers higher scores than right ones: {shown}. Is the sign of the score wrong?"
+    if all(a == b > 0 for a, b in pairs):
+        return f"{name} does not tell right answers from wrong ones: {shown}. Does it compare with the reference of this task?"
+    return ""
 
 
 def _iter_functions(verifier: Verifier) -> Iterator[Verifier]:
