@@ -26,7 +26,9 @@ class TaskChange(NamedTuple):
 
     what: str
     breaks_contract: bool
-    """False if the tasks have other ids too: an environment that makes its tasks harder step by step does that."""
+    """Whether a task is another one with the same id."""
+    is_renamed: bool
+    """Whether all of these tasks have other ids, which the environment itself gives: it says so that they are other tasks."""
 
 
 class TaskChanges:
@@ -77,19 +79,22 @@ class TaskChanges:
 
     def find(self) -> TaskChange | None:
         """Find that most of the tasks are others now."""
-        pairs = [(task, now) for place, task in self._first.items() if (now := self._load(*place)) is not None]
-        changed = [(task, now) for task, now in pairs if _identify(task) != _identify(now)]
+        pairs = [(place, task, now) for place, task in self._first.items() if (now := self._load(*place)) is not None]
+        changed = [(place, task, now) for place, task, now in pairs if _identify(task) != _identify(now)]
         if not changed or len(changed) <= len(pairs) / 2:
             return None
-        old, new = changed[0]
+        with_same_id = [(place, task, now) for place, task, now in changed if task.id == now.id]
+        (split, index), old, new = (with_same_id or changed)[0]
         if old.prompt == new.prompt:
             part, texts = "reference", (str(old.reference), str(new.reference))
         else:
             messages = ((one["content"], other["content"]) for one, other in zip(old.prompt, new.prompt, strict=False) if one != other)
             part, texts = "prompt", next(messages, (old.question, new.question))
         was, is_now = map(_cut, texts)
-        what = f"{len(changed)} of {len(pairs)} tasks are others than at first: the {part} of {old.id!r} was {was!r} and is {is_now!r}"
-        return TaskChange(what, breaks_contract=any(task.id == now.id for task, now in changed))
+        which = repr(old.id) if with_same_id else f"task {index} of the split {split!r}"
+        what = f"{len(changed)} of {len(pairs)} tasks are others than at first: the {part} of {which} was {was!r} and is {is_now!r}"
+        is_renamed = not with_same_id and all(_has_own_id(task) and _has_own_id(now) for _, task, now in changed)
+        return TaskChange(what, bool(with_same_id), is_renamed)
 
     def have_lost_questions(self, groups: Sequence[Sequence[Episode]]) -> bool:
         """Whether tasks with different references have one and the same prompt now, and had not in an earlier step."""
@@ -120,6 +125,11 @@ def _get_prompt(episode: Episode) -> list[int]:
 
 def _identify(task: Task | None) -> str:
     return "" if task is None else json.dumps([task.prompt, task.reference], skipkeys=True, default=str)
+
+
+def _has_own_id(task: Task) -> bool:
+    """Whether an environment has given the task its id, which is otherwise a digest."""
+    return task.id != Task(task.prompt, task.reference).id
 
 
 def _cut(text: str) -> str:

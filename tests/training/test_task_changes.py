@@ -54,6 +54,10 @@ def make_harder(task: Task) -> Task:
     return Task(make_user_prompt("1" + task.question), str(int(task.reference) + 100), "harder/" + task.id)
 
 
+def make_harder_without_id(task: Task) -> Task:
+    return Task(make_user_prompt("1" + task.question), str(int(task.reference) + 100))
+
+
 @pytest.mark.parametrize(
     ("change", "stop"),
     [
@@ -61,6 +65,7 @@ def make_harder(task: Task) -> Task:
         (shift_reference, r"since step 5 8 of 8 tasks are others than at first: the reference of"),
         (lose_question_and_id, "since step 5 8 of 8 tasks are others than at first: the prompt of"),
         (make_harder, ""),
+        (make_harder_without_id, ""),
     ],
 )
 def test_a_run_whose_tasks_change_stops_but_for_harder_ones(tmp_path: Path, change: Change, stop: str) -> None:
@@ -76,7 +81,12 @@ def test_a_run_whose_tasks_change_stops_but_for_harder_ones(tmp_path: Path, chan
         Trainer(config, env=env, callbacks=Switch(), out=tmp_path / "run", console=Console(file=shown, width=300)) as trainer,
     ):
         trainer.fit()
-        assert shown.getvalue().count("warning: since step 5 8 of 8 tasks are others") == 1
+        told = shown.getvalue()
+        assert (
+            told.count("warning: since step 5 8 of 8 tasks are others")
+            == told.count("the prompt of task ")
+            == int(change is not make_harder)
+        )
     if stop:
         assert (tmp_path / "run" / "checkpoints" / "last").resolve().name == "step-000004"
 

@@ -117,8 +117,9 @@ class ChangedTasks(HealthRule):
 
         change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_questions(groups)
         if change is not None and not change.breaks_contract and not are_lost:
-            told = f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only"
-            self.run.warn_once("ids", told)
+            if not change.is_renamed:
+                told = f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only"
+                self.run.warn_once("ids", told)
             change = None
         self._num_changed = self._num_changed + 1 if change is not None or are_lost else 0
         if self._num_changed < min(PATIENCE_OF_CHECKS, self.bounds.patience):
