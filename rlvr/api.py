@@ -241,14 +241,16 @@ def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
 
 
 @add_usage_to_errors
-def make_sampler(sampler: str | Mapping[str, Any] | type | Sampler, /, *, model: Any = None, **settings: Any) -> Sampler:
+def make_sampler(sampler: str | Path | Mapping[str, Any] | type | Sampler, /, *, model: Any = None, **settings: Any) -> Sampler:
     """Build a sampler.
 
     Args:
-        sampler: a name (`rlvr.list("sampler")`), a mapping, a class, or a sampler.
+        sampler: a name (`rlvr.list("sampler")`), a mapping, a class, a sampler, or the folder of a model, for `hf`.
         model: the model to sample from: a folder or a Hub id, or a loaded model.
         settings: the settings of the sampler, such as `batch_size=64`.
     """
+    if isinstance(sampler, str | Path) and is_model_folder(sampler):
+        sampler, model = "hf", str(sampler) if model is None else model
     if isinstance(model, LoadedModel):
         model = model.model
     if model is None or isinstance(model, str | Path):
@@ -411,6 +413,8 @@ def verify(
                 prompt = settings.pop(word)
     if answer is not None and reference is None and len(given) == 2 - (verifier is not None) and not isinstance(given[-1], Task):
         answer, reference = None, answer  # the text stands in order, so `answer` is the gold, as in rows of data
+    elif answer is not None and reference is None and len(given) == 1 and verifier is None and _is_no_verifier_name(given[0]):
+        answer, reference = None, answer  # and no verifier is given
     names = ["answer", "reference"] if verifier is not None else ["verifier", "answer", "reference"]
     values = {"verifier": verifier, "answer": answer, "reference": reference}
     if _are_answer_and_reference(given, values) or (not given and verifier is None and None not in (answer, reference)):
@@ -459,10 +463,15 @@ def _are_answer_and_reference(given: Sequence[Any], values: Mapping[str, Any]) -
     named = [name for name, value in values.items() if value is not None]
     if [len(given), *named] not in ([2], [1, "reference"]) or not all(isinstance(text, str) for text in given):
         return False
-    if re.search(r"\.py(:|$)", given[0]):
+    return _is_no_verifier_name(given[0])
+
+
+def _is_no_verifier_name(text: Any) -> bool:
+    """Whether a text is not even close to the name of a verifier, such as the completion of a policy."""
+    if not isinstance(text, str) or re.search(r"\.py(:|$)", text):
         return False
-    is_name = re.fullmatch(r"[\w:.-]+", given[0]) is not None
-    return not (is_name and difflib.get_close_matches(given[0], [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6))
+    is_name = re.fullmatch(r"[\w:.-]+", text) is not None
+    return not (is_name and difflib.get_close_matches(text, [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6))
 
 
 @overload

@@ -14,6 +14,7 @@ from rlvr.config.rollout import RolloutConfig
 from rlvr.errors import ConfigError
 from rlvr.hints import write_as_keywords
 from rlvr.synonyms import DEFAULT_NUM_GENERATIONS, translate_keywords
+from rlvr.training.callbacks import check_callbacks
 from rlvr.training.run_inputs import resolve_run_inputs
 from tests.fixtures import learning
 from tests.fixtures.templates import CHATML, tokenizer_for
@@ -781,3 +782,20 @@ def test_a_function_that_prefers_wrong_answers_is_named_before_a_run(caplog: pyt
     told = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert [words.split()[0] for words in told] == ["distance", "cached"], told
     assert "gives wrong answers higher scores than right ones" in told[0] and "does not tell right answers from wrong ones" in told[1]
+
+
+def test_more_first_guesses_of_users_of_other_libraries(tmp_path: Path) -> None:
+    assert api.verify(r"The answer is \boxed{42}", answer="42").score == 1.0  # completion and gold, as in verifiers
+    assert api.verify(r"The answer is \boxed{41}", answer="42").score == 0.0
+    assert "got no answer" in read_message(lambda: api.verify("numeric", reference="42"))
+    verdict = rlvr.make_verifier([correct, brief], weights=[1.0, 0.2]).verify(rlvr.Task("2+2=", "4"), "four or so")
+    assert verdict.reason.startswith("the mean with the weights 0.833, 0.167; ")
+    folder = tmp_path / "model"
+    tiny_model(rlvr.load_tokenizer(TOKENIZER)).save_pretrained(folder)
+    with api.make_sampler(folder) as sampler:
+        assert type(sampler).__name__ == "HFSampler"
+
+    class Stops(rlvr.Callback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None: ...  # type: ignore[override]
+
+    assert "return False to end the run" in read_message(lambda: check_callbacks([Stops()]))

@@ -97,7 +97,10 @@ class Composite(Verifier):
         score = math.fsum(self.weights[name] * value for name, value in scores.items()) / total
         score = min(max(score, min(scores.values())), max(scores.values()))  # rounding must not take it beyond its parts
         fault = Fault.ANSWER if not score and any(v.fault is Fault.ANSWER for v in verdicts.values()) else Fault.NONE
-        return Verdict(score, "; ".join(f"{name}: {v.reason}" for name, v in verdicts.items()), scores, fault)
+        reasons = [f"{name}: {v.reason}" for name, v in verdicts.items()]
+        if not math.isclose(total, 1.0) and len(set(self.weights.values())) > 1:  # elsewhere, such as in a rubric, it would be the sum
+            reasons.insert(0, f"the mean with the weights {', '.join(f'{weight / total:.3g}' for weight in self.weights.values())}")
+        return Verdict(score, "; ".join(reasons), scores, fault)
 
     def check_ready(self) -> None:
         """Check that every component is ready."""

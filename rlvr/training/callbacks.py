@@ -156,7 +156,10 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
                 advice = f"write {_format_hook(meant)}{metric}" if meant else f"allowed: {', '.join(map(_format_hook, HOOKS))}"
                 raise ConfigError(f"the callback {kind.__name__!r} has the method {name}, which nothing calls; {advice}")
             if "control" in taken:
-                raise ConfigError(f"{kind.__name__}.{name} takes {', '.join(taken[1:])}, as in transformers; write {_format_hook(name)}")
+                raise ConfigError(
+                    f"{kind.__name__}.{name} takes {', '.join(taken[1:])}, as in transformers; write {_format_hook(name)}, and return False "
+                    "to end the run"
+                )
             try:
                 inspect.signature(getattr(callback, name)).bind(*[*inspect.signature(getattr(Callback, name)).parameters][1:])
             except TypeError:
