@@ -423,17 +423,19 @@ class Learner(Hinted):
                 break
             chosen.append(row)
             left -= int(step.rows.num_acted[row])
-        total = gain = count = 0.0
+        after, positions = [torch.zeros(0, device=self.device)], [torch.zeros(0, dtype=torch.long)]
         for batch, real, _ in self._iter_microbatches(step.rows, chosen):
-            after = self.policy(batch).logprobs
+            logprobs = self.policy(batch).logprobs
             if real:
-                old, advantages = (column[batch.entry_positions].double() for column in (before, step.columns["advantages"]))
-                known = ~old.isnan()  # under stored log-probabilities only the first minibatch has its own
-                log_ratio = (after.double().cpu() - old)[known]
-                total, count = total + float((torch.expm1(log_ratio) - log_ratio).sum()), count + log_ratio.numel()
-                gain += float((log_ratio * advantages[known]).sum())
+                after.append(logprobs)
+                positions.append(batch.entry_positions)
             del batch
-        total, gain, count = self.all_reduce([total, gain, count])
+        at = torch.cat(positions)
+        log_ratio = torch.cat(after).double().cpu() - before[at].double()  # waits for the device once, however many micro-batches there are
+        known = ~log_ratio.isnan()  # under stored log-probabilities only the first minibatch has its own
+        log_ratio, advantages = log_ratio[known], step.columns["advantages"][at][known].double()
+        sums = [(torch.expm1(log_ratio) - log_ratio).sum(), (log_ratio * advantages).sum()]
+        total, gain, count = self.all_reduce([*map(float, sums), float(log_ratio.numel())])
         return {"update_kl": min(total / count, MAX_UPDATE_KL), "update_gain": gain / count} if count else {}
 
     # ---- supervised -----------------------------------------------------------------------------------------------
