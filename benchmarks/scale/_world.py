@@ -225,7 +225,7 @@ class World:
                     changed[stopped.worker] = None
                     self._follow(self.pool.handle_task_ended(stopped))
                 case AcceptResult(kept):
-                    self._kept(kept.group, kept.version)  # type: ignore[arg-type]
+                    self._kept(kept.task_name, kept.version)  # type: ignore[arg-type]
                 case CountRetry():
                     self.figures.again += 1
                 case AbandonTask(group, _):

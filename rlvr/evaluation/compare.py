@@ -248,7 +248,7 @@ def find_prompt_differences(runs: tuple[ComparedRun, ComparedRun], shared_envs: 
 
 
 def _format_question(sample: EvalSample) -> str:
-    return "\n".join(message["content"] for message in sample.messages) + f"\n[{sample.reference}]"
+    return "\n".join(message["content"] for message in sample.prompt_messages) + f"\n[{sample.reference}]"
 
 
 def _find_item(plan: EvalPlan, name: str) -> SuiteItem:

@@ -61,7 +61,6 @@ class EvalReport(Hinted):
         "to_json": "write json.dumps(report.to_dict())",
         "status": "what is returned is finished; a sample without a score says why in .reason",
         **dict.fromkeys(("std", "std_reward"), "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval"),
-        "stderr": "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval",
         "ci": "write .envs[NAME].mean_score, which has value, low and high of the 95 % interval",
         "errors": "write [sample.reason for sample in report.samples if sample.score is None]",
         "unscored": "write [sample for sample in report.samples if sample.score is None]",
@@ -91,11 +90,19 @@ class EvalReport(Hinted):
     @property
     def accuracy(self) -> float | None:
         """The mean score, averaged over the environments; None if it is withheld, because too many samples have no score."""
+        return found.value if (found := self._estimate) else None
+
+    @property
+    def stderr(self) -> float | None:
+        """The standard error of `accuracy`; None if that is withheld. `envs[NAME].mean_score` has the 95 % interval."""
+        return found.stderr if (found := self._estimate) else None
+
+    @property
+    def _estimate(self) -> Estimate | None:
         if len(self.envs) == 1:
             (env,) = self.envs.values()
-            return env.mean_score.value if env.mean_score and not env.is_headline_withheld else None
-        mean = self.compute_mean_over_envs()
-        return mean.value if mean else None
+            return env.mean_score if not env.is_headline_withheld else None
+        return self.compute_mean_over_envs()
 
     @property
     def metrics(self) -> dict[str, float | None]:

@@ -64,6 +64,7 @@ class EvalSample(Hinted):
     _hints = {
         "scores": "write .score, or .verdict",
         "error": "write .reason",
+        "messages": "write .prompt_messages for those of the prompt, and .text for what the policy wrote",
         "answer": "write .text, what the policy wrote, or .reference, the right answer",
     }
     key: Key
@@ -89,7 +90,7 @@ class EvalSample(Hinted):
     """Which limit was hit, if it was truncated: `turns`, `tokens` or `window`."""
     conversation_stats: ConversationStats = field(default_factory=ConversationStats)
     """Counts of turns, and of calls if there were tools."""
-    messages: Sequence[Message] = field(default=(), repr=False)
+    prompt_messages: Sequence[Message] = field(default=(), repr=False)
     """The prompt, with a system message if there was one."""
     reference: Any = None
     """The right answer."""
@@ -102,7 +103,7 @@ class EvalSample(Hinted):
     @property
     def prompt(self) -> str:
         """The text of the prompt."""
-        return "\n\n".join(message["content"] for message in self.messages)
+        return "\n\n".join(message["content"] for message in self.prompt_messages)
 
     @property
     def is_correct(self) -> bool:
@@ -130,7 +131,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             verdict=verdict,
             truncated_by=row.get("truncated", "tokens" if row["finish"] == StopReason.TRUNCATED.value else ""),
             conversation_stats=count_turns_and_calls(row["turns"], row.get("session")),
-            messages=row["prompt"],
+            prompt_messages=row["prompt"],
             reference=row["reference"],
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -259,7 +260,7 @@ def load_samples(folder: Path) -> dict[Key, EvalSample]:
     found = dict[Key, EvalSample]()
     for row in iter_rows(folder):
         sample = parse_sample(row)
-        found[sample.key] = replace(sample, messages=prompts.setdefault(sample.question_digest, sample.messages))
+        found[sample.key] = replace(sample, prompt_messages=prompts.setdefault(sample.question_digest, sample.prompt_messages))
     return found
 
 

@@ -381,7 +381,7 @@ def test_opens_wait_for_a_session_in_their_order_and_hold_no_thread() -> None:
     limits = ("--workers", "1", "--threads", "2", "--timeout", "60", "--open-wait", "60")
     with served("exact", "--env", env, *limits, token=TOKEN) as server:
         held = [server.ask("/sessions", {"index": i})[1]["session"] for i in range(2)]
-        left = http.client.HTTPConnection(*server.url.removeprefix("http://").split(":"))  # waits first, and leaves
+        left = http.client.HTTPConnection(server.url.removeprefix("http://"))  # waits first, and leaves
         left.request("POST", "/sessions", json.dumps({"index": 9}), {"authorization": f"Bearer {TOKEN}"})
         got: list[tuple[int, int]] = []
         waiting = []
