@@ -803,5 +803,5 @@ def test_more_first_guesses_of_users_of_other_libraries(tmp_path: Path) -> None:
 
 def test_an_evaluation_has_the_words_of_inspect() -> None:
     report: Any = rlvr.evaluate(ROWS, lambda prompt: "4", verifier=correct)
-    assert report.stderr == [*report.envs.values()][0].mean_score.stderr > 0
+    assert report.stderr == next(iter(report.envs.values())).mean_score.stderr > 0
     assert "write .prompt_messages" in read_message(lambda: report.samples[0].messages)
