@@ -479,6 +479,12 @@ def test_a_sampler_whose_weights_are_no_longer_the_trainers_is_named_at_once() -
     step, trouble = first_trouble(health(), rows) or (0, None)
     assert step == 12 and trouble is not None and (trouble.since, trouble.last_good_step) == (10, 8)
     assert "samples from other weights than the trainer's" in trouble.cause
+    once = [row(k, mismatch_kl=1e-14 if k < 2 else 0.1) for k in range(1, 30)]  # the sampler took the weights once
+    step, trouble = first_trouble(health(), once) or (0, None)
+    assert step == 4 and trouble is not None and (trouble.since, trouble.last_good_step) == (2, 0)
+    config = tiny_run()
+    rounded = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    assert first_trouble(RunHealth(rounded), once) is None
     for usual in ({"rollout": {"max_staleness": 1}}, {"rollout": {"top_p": 0.9}}, {"health": {"max_mismatch_kl": None}}):
         assert first_trouble(RunHealth(tiny_run(**usual)), rows) is None
     assert first_trouble(health(), [row(k, mismatch_kl=1e-6 if k < 10 else 0.002) for k in range(1, 30)]) is None  # kernels differ

@@ -596,7 +596,7 @@ def find_last_exact_step(rows: Sequence[Row], config: RunConfig) -> int | None:
         return None
     known = (row for row in rows if is_number(row.get("mismatch_kl")))
     exact = list(takewhile(lambda row: row["mismatch_kl"] < EXACT_MISMATCH_KL, known))
-    return int(exact[-1]["step"]) if len(exact) > 1 else None
+    return int(exact[-1]["step"]) if len(exact) > (config.model.dtype != "float32") else None
 
 
 def _compute_unscored_fraction(row: Row) -> float:
