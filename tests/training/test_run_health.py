@@ -193,6 +193,20 @@ def test_the_checkpoint_is_from_before_repetition_or_mismatch_began_to_rise() ->
         assert trouble is not None and (trouble.since, trouble.last_good_step) == (13, 9)
 
 
+def test_a_learning_rate_that_stays_0_stops_a_run_soon_unless_it_rises_later(tmp_path: Path) -> None:
+    schedules = tmp_path / "schedules.py"
+    schedules.write_text("def zero(step, total):\n    return step // total\n\n\ndef late(step, total):\n    return float(step > 6)\n")
+    for name, stop in (("zero", r"after step 5: since step 1 the learning rate is 0, and .*:zero keeps it so"), ("late", "")):
+        with pytest.raises(CheckFailed, match=stop) if stop else nullcontext():
+            run_sums(
+                tmp_path / name,
+                Match(),
+                train={"steps": 12, "learning_rate": 1e-3, "lr_scheduler": f"{schedules}:{name}"},
+                rollout={"prompts_per_step": 16, "num_generations": 8},
+                eval={"tasks": 0},
+            )
+
+
 def test_a_weight_decay_that_takes_the_weights_is_named() -> None:
     found = RunHealth(tiny_run(train={"learning_rate": 1e-4, "weight_decay": 500.0}))
     for step in range(1, 20):

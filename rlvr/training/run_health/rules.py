@@ -298,6 +298,32 @@ class MissingGradient(HealthRule):
         )
 
 
+class ZeroRate(HealthRule):
+    """The learning rate is 0 from the first step on, and the schedule never raises it."""
+
+    def check(self) -> Finding:
+        """Look at the learning rates of all steps, and at those to come."""
+        run, train = self.run, self.config.train
+        if not train.learning_rate or any(row.get("learning_rate") != 0.0 for row in run.rows) or self._may_rise():
+            return None
+        if len(run.rows) < self.bounds.patience:
+            return Doubt()
+        what = f"the learning rate is 0, and train.lr_scheduler={train.lr_scheduler} keeps it so to the last step"
+        cause = (
+            f"The learning rate is 0, and train.learning_rate is {train.learning_rate:g}: the schedule multiplies it by 0. It gets the step "
+            "and the number of steps, and returns a factor"
+        )
+        return Trouble("gradient", int(run.rows[0]["step"]), what, cause, 0)
+
+    def _may_rise(self) -> bool:
+        """Whether the schedule has a rate above 0 in a later step, as far as that is known."""
+        trainer = self.run.trainer
+        schedule = getattr(trainer.learner.scheduler, "lr_lambdas", None) if trainer is not None else None
+        if trainer is None or not schedule:
+            return True
+        return any(factor(step) for step in range(trainer.num_steps) for factor in schedule)
+
+
 class Repetition(HealthRule):
     """Answers repeat themselves, and did not at first."""
 
@@ -574,8 +600,8 @@ class HeavyPenalty(HealthRule):
 
 
 RULES: tuple[type[HealthRule], ...] = (
-    BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, MissingGradient, Repetition, SamplerJump, SamplerMismatch,
-    RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
+    BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, ZeroRate, MissingGradient, Repetition,
+    SamplerJump, SamplerMismatch, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
 )  # fmt: skip
 """All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
 
