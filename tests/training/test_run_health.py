@@ -29,7 +29,7 @@ from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
 from rlvr.training.run_health import RunHealth, Trouble
 from rlvr.training.run_health.causes import describe_penalty, explain_change, find_common_reply
-from rlvr.training.run_health.rules import MisplacedReferences
+from rlvr.training.run_health.rules import EqualAnswers, MisplacedReferences
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
 from rlvr.training.train_report import TrainReport, format_closing_lines
@@ -205,6 +205,25 @@ def test_a_learning_rate_that_stays_0_stops_a_run_soon_unless_it_rises_later(tmp
                 rollout={"prompts_per_step": 16, "num_generations": 8},
                 eval={"tasks": 0},
             )
+
+
+def test_equal_answers_of_each_group_are_no_chance_unless_the_policy_is_sure_of_them() -> None:
+    def answer(said: int, logprob: float) -> Episode:
+        return Episode("t", "g", [1, said], [False, True], [0.0, logprob], [0.0] * 2, StopReason.TERMINATED)
+
+    for logprob, varied, stops in ((-1.0, False, True), (-0.01, False, False), (-1.0, True, False)):
+        found = health()
+        [rule] = [rule for rule in found.rules if isinstance(rule, EqualAnswers)]
+        groups = [[answer(k + (varied and k == 3 and member == 1), logprob) for member in range(4)] for k in range(8)]
+        findings = []
+        for step in range(1, 8):
+            record = SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))
+            found.run.begin_step(cast(Any, None), cast(Any, record))
+            found.run.add(row(step))
+            findings.append(rule.check())
+        trouble = next((one for one in findings if isinstance(one, Trouble)), None)
+        assert (trouble is not None) == stops and [one is None for one in findings] == [not stops] * 7
+        assert trouble is None or (findings.index(trouble) == 4 and trouble.since == 1 and "one and the same seed" in trouble.cause)
 
 
 def test_a_weight_decay_that_takes_the_weights_is_named() -> None:

@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlvr.config.config import RunConfig
+from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
 from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, keep_answers
 from rlvr.training.processes import run_and_all_gather, run_on_main
@@ -324,6 +325,37 @@ class ZeroRate(HealthRule):
         return any(factor(step) for step in range(trainer.num_steps) for factor in schedule)
 
 
+class EqualAnswers(HealthRule):
+    """All answers of each group have the same tokens, which is no chance at the probabilities that these had."""
+
+    MAX_CHANCE = 1e-6
+    """Equal answers that are more probable than this show only that the policy is sure of them."""
+    _num_equal = 0
+    """For how many steps in a row the answers were equal."""
+
+    def check(self) -> Finding:
+        """Compare the answers of the newest step within their groups."""
+        if self.run.record is None or self.config.data is not None:
+            return None
+        self._num_equal = self._num_equal + 1 if self._are_equal(self.run.record.batch.all_groups) else 0
+        if self._num_equal < self.bounds.patience:
+            return Doubt() if self._num_equal else None
+        since = self.run.get_first_step(self._num_equal)
+        what = f"all answers of each group have the same tokens, though by their log-probabilities the chance of that is below {self.MAX_CHANCE:g}"
+        cause = (
+            "The sampler draws all answers to a prompt with one and the same seed, or gives one answer to all of them: look at how it uses "
+            f"the seed of each request, and rollout.temperature ({self.config.rollout.temperature:g})"
+        )
+        return Trouble("equal", since, what, cause, since - 1)
+
+    def _are_equal(self, groups: Sequence[Sequence[Episode]]) -> bool:
+        sampled = [[one for one in group if one.policy_version >= 0 and not one.is_auxiliary] for group in groups]
+        sampled = [group for group in sampled if len(group) > 1]
+        if any(one.tokens != group[0].tokens for group in sampled for one in group):
+            return False
+        return math.fsum((len(group) - 1) * math.fsum(group[0].logprobs) for group in sampled) < math.log(self.MAX_CHANCE)
+
+
 class Repetition(HealthRule):
     """Answers repeat themselves, and did not at first."""
 
@@ -600,7 +632,7 @@ class HeavyPenalty(HealthRule):
 
 
 RULES: tuple[type[HealthRule], ...] = (
-    BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, ZeroRate, MissingGradient, Repetition,
+    BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, ZeroRate, EqualAnswers, MissingGradient, Repetition,
     SamplerJump, SamplerMismatch, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
 )  # fmt: skip
 """All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
