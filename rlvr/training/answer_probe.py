@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from enum import StrEnum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +58,14 @@ class KeptAnswer(NamedTuple):
     score: float
     place: tuple[str, int] | None = None
     """The split and the index of the task."""
+
+
+class Misplacement(NamedTuple):
+    """How references belong to the tasks of other rows."""
+
+    what: str
+    is_certain: bool
+    """False if answers that are wrong may look like that too: numbers that are off by one in rows that count."""
 
 
 class Change(StrEnum):
@@ -124,13 +134,13 @@ class AnswerProbe:
         known = [score for score in scores if score is not None]
         return any(abs(score - answers[0].score) > SAME_SCORE for score in known)
 
-    def find_row_of_references(self, answers: Sequence[KeptAnswer]) -> str:
-        """Find that answers are right for the tasks one row before or after their own, or for any others, and hardly for their own; empty if
+    def find_row_of_references(self, answers: Sequence[KeptAnswer]) -> Misplacement | None:
+        """Find that answers are right for the tasks one row before or after their own, or for any others, and hardly for their own; None if
         they are not.
         """
         own = [answer for answer in answers if answer.record is None and answer.place is not None]
         if len({str(answer.task.reference) for answer in own}) < MIN_REFERENCES:  # yes and no may alternate
-            return ""
+            return None
         for distance, where in ((1, "after"), (-1, "before")):
             asked = [(answer, other) for answer in own if (other := self._load_task(*(answer.place or ("", 0)), distance)) is not None]
             found = [(answer.score, score) for (answer, _), score in zip(asked, self._verify(asked), strict=True) if score is not None]
@@ -139,11 +149,21 @@ class AnswerProbe:
             more = [score - before for before, score in found]
             if statistics.fmean(more) > max(MIN_SHIFT, SHIFT_SIGMAS * statistics.stdev(more) / math.sqrt(len(more))):
                 mine, theirs = (statistics.fmean(values) for values in zip(*found, strict=True))
-                return (
-                    f"{len(found)} answers score {mine:.2g} in the mean for their own tasks, and {theirs:.2g} for the tasks one row {where} them: "
-                    "the references seem to be shifted by a row"
+                is_certain = mine <= self._measure_chance(own) and not _do_count([(one.task, other) for one, other in asked])
+                what = (
+                    f"the references seem to be shifted by a row: {len(found)} answers score {mine:.2g} in the mean for their own tasks, and "
+                    f"{theirs:.2g} for the tasks one row {where} them"
                 )
-        return self._find_permutation(own)
+                return Misplacement(what, is_certain)
+        told = self._find_permutation(own)
+        return Misplacement(told, is_certain=False) if told else None
+
+    def _measure_chance(self, answers: Sequence[KeptAnswer]) -> float:
+        """Return what answers may score in the mean for tasks that are not theirs, by chance."""
+        apart = len(answers) // 2
+        others = [(answer, other.task) for answer, other in zip(answers, [*answers[apart:], *answers[:apart]], strict=True)]
+        scores = [score for score in self._verify(others) if score is not None]
+        return statistics.fmean(scores) + 2 * statistics.pstdev(scores) / math.sqrt(len(scores)) if scores else 0.0
 
     def _find_permutation(self, answers: Sequence[KeptAnswer]) -> str:
         """Find that answers are word for word the references of other rows, and strings much like them are not."""
@@ -273,6 +293,19 @@ def _vary(texts: Sequence[str]) -> list[str]:
             if place < len(other) and other[place] != text[place]:
                 found.append(text[:place] + other[place] + text[place + 1 :])
     return found
+
+
+def _do_count(pairs: Sequence[tuple[Task, Task]]) -> bool:
+    """Return whether most references of neighbouring rows are numbers with one and the same difference.
+
+    >>> _do_count([(Task("1+1=", "2"), Task("1+2=", "3")), (Task("1+2=", "3"), Task("1+3=", "4"))])
+    True
+    """
+    differences = Counter[float]()
+    for one, other in pairs:
+        with suppress(ValueError):
+            differences[float(str(other.reference)) - float(str(one.reference))] += 1
+    return any(2 * count > len(pairs) for count in differences.values())
 
 
 def _pair_scores(answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> list[tuple[float, float]]:

@@ -25,6 +25,7 @@ from rlvr.errors import CheckFailed, ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
+from rlvr.training.answer_probe import Misplacement
 from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
 from rlvr.training.run_health import RunHealth, Trouble
@@ -684,37 +685,44 @@ def test_a_run_whose_held_out_answers_have_no_score_does_not_end_as_if_it_was_me
             found.on_run_end(trainer, report)
 
 
-def test_references_of_another_row_are_told_once_and_named_if_nothing_is_learned() -> None:
+@pytest.mark.parametrize(("score", "told", "certain"), [(0.0, True, False), (0.0, True, True), (0.5, False, False)])
+def test_references_of_another_row_are_told_once_or_stop_a_run_and_named_if_nothing_is_learned(
+    score: float, told: bool, certain: bool
+) -> None:
     def answer(index: int, score: float) -> list[Episode]:
         meta = {"split": "test", "index": index}
         return [
             Episode("t", "g", [1, 2], [False, True], [0.0] * 2, [0.0] * 2, StopReason.TERMINATED, 0, Verdict(score, ""), "7", meta=meta)
         ]
 
-    for score, told in ((0.0, True), (0.5, False)):
-        shown, asked = io.StringIO(), list[int]()
-        found = RunHealth(tiny_run(), Console(file=shown, width=200))
-        found.run.probe = cast(
-            Any,
-            SimpleNamespace(
-                environment=Sums(below=50),
-                find_row_of_references=lambda answers, asked=asked: (
-                    asked.append(len(answers)) or "right for the row before: the references seem shifted"
-                ),
-                verify_again=lambda answers: [],
-                describe_change=lambda answers, scores: "",
-            ),
-        )
-        [rule] = [rule for rule in found.rules if isinstance(rule, MisplacedReferences)]
-        for step in range(8):
-            groups = [answer(16 * step + k, score) for k in range(16)]
-            found.run.begin_step(cast(Any, None), cast(Any, SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))))
-            assert rule.check() is None
-        assert asked == ([64] if told else []) and shown.getvalue().count("right for the row before: the references seem shifted") == int(
-            told
-        )
-        _, trouble = first_trouble(found, [row(k, 0.0, reward_std=0.0, num_completions=256) for k in range(1, 60)]) or (0, None)
-        assert trouble is not None and ("the references seem shifted" in trouble.cause) == told
+    shown, asked = io.StringIO(), list[int]()
+    found = RunHealth(tiny_run(), Console(file=shown, width=200))
+
+    def find(answers: list[Any]) -> Misplacement:
+        asked.append(len(answers))
+        return Misplacement("right for the row before: the references seem shifted", certain)
+
+    found.run.probe = cast(
+        Any,
+        SimpleNamespace(
+            environment=Sums(below=50),
+            find_row_of_references=find,
+            verify_again=lambda answers: [],
+            describe_change=lambda answers, scores: "",
+        ),
+    )
+    [rule] = [rule for rule in found.rules if isinstance(rule, MisplacedReferences)]
+    findings = []
+    for step in range(8):
+        groups = [answer(16 * step + k, score) for k in range(16)]
+        found.run.begin_step(cast(Any, None), cast(Any, SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))))
+        findings.append(rule.check())
+    stops = [(step, one.kind, one.since, one.last_good_step) for step, one in enumerate(findings) if isinstance(one, Trouble)]
+    assert stops == ([(3, "references", 1, 0)] if certain else [])
+    assert asked == ([64] if told else [])
+    assert shown.getvalue().count("right for the row before: the references seem shifted") == int(told and not certain)
+    _, trouble = first_trouble(found, [row(k, 0.0, reward_std=0.0, num_completions=256) for k in range(1, 60)]) or (0, None)
+    assert trouble is not None and ("the references seem shifted" in trouble.cause) == told
 
 
 def test_an_error_in_a_step_says_what_is_saved_and_how_to_go_on(tmp_path: Path) -> None:

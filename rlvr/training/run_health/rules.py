@@ -595,7 +595,7 @@ class ChangedVerifier(HealthRule):
 
 
 class MisplacedReferences(HealthRule):
-    """Answers are right for the tasks of another row, and hardly for their own. It only warns, once in a run."""
+    """Answers are right for the tasks of another row, and hardly for their own. It warns once in a run, and stops it where that is certain."""
 
     NUM_FIRST_ANSWERS, LOW_REWARD = 64, 0.25
     """From so many first answers on, of different tasks and with at most this mean reward, is asked whether the references are of other rows."""
@@ -614,11 +614,18 @@ class MisplacedReferences(HealthRule):
         if len(answers) < self.NUM_FIRST_ANSWERS and len(run.rows) < self.NUM_FIRST_ANSWERS:
             return None
         answers, self._first_answers = answers[: self.NUM_FIRST_ANSWERS], None
-        if math.fsum(answer.score for answer in answers) <= self.LOW_REWARD * len(answers):
-            run.misplaced_references = probe.find_row_of_references(answers)
-        if run.misplaced_references:
-            run.warn(run.misplaced_references)
-        return None
+        is_low = math.fsum(answer.score for answer in answers) <= self.LOW_REWARD * len(answers)
+        if not is_low or (found := probe.find_row_of_references(answers)) is None:
+            return None
+        run.misplaced_references = found.what
+        if not found.is_certain:
+            run.warn(found.what)
+            return None
+        cause = (
+            "The data, not the policy: their questions and references were joined or read one row apart. It has learned wrong answers since; "
+            "repair them, and start a new run"
+        )
+        return Trouble("references", run.first_step, found.what, cause, run.first_step - 1)
 
 
 class HeavyPenalty(HealthRule):
