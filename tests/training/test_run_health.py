@@ -227,6 +227,27 @@ def test_equal_answers_of_each_group_are_no_chance_unless_the_policy_is_sure_of_
         assert trouble is None or (findings.index(trouble) == 4 and trouble.since == 1 and "one and the same seed" in trouble.cause)
 
 
+def test_a_reference_that_is_another_model_is_named_and_stops_a_run_unless_it_is_configured() -> None:
+    far = {"beta": 0.3, "kl": 3.0, "optimizer_steps": 1.0, "advantage/std": 0.9}
+    step, trouble = first_trouble(health(), [row(k) | far for k in range(1, 9)]) or (0, None)
+    assert step == 3 and trouble is not None and (trouble.since, trouble.last_good_step) == (1, 0)
+    assert "so the reference is another model than the one that training began with" in trouble.cause
+    for usual in ({"kl": 0.01}, {"beta": 0.0}, {"optimizer_steps": 4.0}):
+        assert first_trouble(health(), [row(k) | far | usual for k in range(1, 30)]) is None
+    assert first_trouble(health(), [row(k) | far | ({"kl": 0.0} if k == 1 else {}) for k in range(1, 30)]) is None  # the policy moved away
+
+    shown = io.StringIO()
+    found = RunHealth(
+        tiny_run(algorithm={"name": "grpo", "beta": 0.3}, frozen_models={"reference": "a/teacher"}), Console(file=shown, width=400)
+    )
+    assert first_trouble(found, [row(k) | far for k in range(1, 30)]) is None
+    assert shown.getvalue().count("so frozen_models.reference (a/teacher) is another model") == 1
+    assert "frozen_models.reference (a/teacher) is another model" in explain_change(found.run, 29)
+    weak = RunHealth(tiny_run(frozen_models={"reference": "a/teacher"}))
+    assert first_trouble(weak, [row(k) | far | {"beta": 0.001} for k in range(1, 30)]) is None
+    assert "a/teacher" not in explain_change(weak.run, 29)
+
+
 def test_a_weight_decay_that_takes_the_weights_is_named() -> None:
     found = RunHealth(tiny_run(train={"learning_rate": 1e-4, "weight_decay": 500.0}))
     for step in range(1, 20):

@@ -31,6 +31,8 @@ AGAINST_ADVANTAGES = -0.15
 """Updates whose log ratios correlate with the advantages by less go against them."""
 MIN_ADVANTAGE_FIT = 0.3
 """Advantages that correlate less with the rewards of a group do not follow them."""
+MIN_PULL = 0.25
+"""A KL to the reference, times beta, of less than this fraction of the advantages does not move the policy far."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
 """One reply to this fraction of the calls is a likely cause."""
 
@@ -95,6 +97,8 @@ def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str
         )
     if told := run.weights.explain_foreign_step(*range(step - LASTING_STEPS, len(run.rows) + 2)):
         return told
+    if run.foreign_reference and _pulls(before + after):
+        return f"{run.foreign_reference}. Give the model that was meant, or lower algorithm.beta"
     if told := describe_penalty(run, before):
         return f"Up to step {step - 1} {told}"
     if run.advantage_fits and (fit := statistics.fmean(run.advantage_fits)) < MIN_ADVANTAGE_FIT:
@@ -181,6 +185,12 @@ def describe_penalty(run: RunEvidence, rows: Sequence[Row]) -> str:
         f"the KL to the reference, times algorithm.beta ({rows[-1]['beta']:g}), is {math.fsum(weights) / len(weights):.2g}, more than the "
         f"advantages ({math.fsum(spreads) / len(spreads):.2g}): the policy can hardly move away. Lower algorithm.beta"
     )
+
+
+def _pulls(rows: Sequence[Row]) -> bool:
+    """Return whether the KL to the reference weighs as much as advantages do, so that it may move the policy far."""
+    weights = [row["beta"] * row["kl"] for row in rows if is_number(row.get("beta")) and is_number(row.get("kl"))]
+    return bool(weights) and statistics.fmean(weights) > MIN_PULL * (compute_mean(rows, "advantage/std") or 0.0)
 
 
 def measure_gain(row: Row) -> float | None:

@@ -67,6 +67,8 @@ class RunEvidence:
         """How the tasks have changed while the run was stopped."""
         self.misplaced_references = ""
         """How references seem to belong to other tasks."""
+        self.foreign_reference = ""
+        """How the reference of the KL is another model than the one that training began with."""
         self.solved_reward = SOLVED_REWARD
         self.unscored_reasons = Counter[str]()
         """Why answers of the steps so far have no score."""

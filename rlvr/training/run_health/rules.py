@@ -628,6 +628,38 @@ class MisplacedReferences(HealthRule):
         return Trouble("references", run.first_step, found.what, cause, run.first_step - 1)
 
 
+class ForeignReference(HealthRule):
+    """The reference of the KL is another model than the one that training began with. It only warns, once in a run, if that is configured."""
+
+    MIN_KL = 0.5
+    """The policy of the first step, before any update, is the reference but for rounding; this far apart they are two models."""
+
+    def check(self) -> Finding:
+        """Look at the KL of the first step, and whether it lasts."""
+        run, config = self.run, self.config
+        first, needed = run.rows[0], min(PATIENCE_OF_CHECKS, self.bounds.patience)
+        if first["step"] != 1 or not first.get("beta") or (first.get("optimizer_steps") or 1) > 1 or not run.has_penalty:
+            return None
+        if any((row.get("kl") or 0.0) < self.MIN_KL for row in run.rows[:needed]):
+            return None
+        reference = config.frozen_models.get("reference")
+        which = f"frozen_models.reference ({reference.path})" if reference is not None else "the reference"
+        run.foreign_reference = (
+            f"In the first step, before any update, the KL of the policy to the reference was {first['kl']:.2g} nats per token, so {which} is "
+            f"another model than the one that training began with. algorithm.beta ({first['beta']:g}) pulls the policy to it"
+        )
+        if len(run.rows) > needed:
+            return None
+        if reference is not None or config.model.lora is not None:  # a teacher, or the model without an adapter that it already had
+            if self.bounds.action != "off":
+                run.warn_once("reference", f"i{run.foreign_reference[1:]}")
+            return None
+        if len(run.rows) < needed:
+            return Doubt()
+        what = f"the KL of the policy to the reference is above {self.MIN_KL:g} nats per token"
+        return Trouble("reference", 1, what, f"{run.foreign_reference}. Look for what gives the trainer this reference", 0)
+
+
 class HeavyPenalty(HealthRule):
     """The KL to the reference weighs more than the advantages. It only warns, once in a run."""
 
@@ -640,7 +672,7 @@ class HeavyPenalty(HealthRule):
 
 RULES: tuple[type[HealthRule], ...] = (
     BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, ZeroRate, EqualAnswers, MissingGradient, Repetition,
-    SamplerJump, SamplerMismatch, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
+    SamplerJump, SamplerMismatch, ForeignReference, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
 )  # fmt: skip
 """All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
 
