@@ -194,6 +194,17 @@ def test_the_checkpoint_is_from_before_repetition_or_mismatch_began_to_rise() ->
         assert trouble is not None and (trouble.since, trouble.last_good_step) == (13, 9)
 
 
+def test_a_schedule_that_grows_is_named_with_the_rate_of_the_step() -> None:
+    for grows in (True, False):
+        found = RunHealth(tiny_run(train={"learning_rate": 3e-4}))
+        for step in range(1, 21):  # a warmup may reach train.learning_rate
+            rate = 3e-4 * (10 ** ((step - 1) / 8) if grows else min(1.0, step / 10))
+            found.observe(row(step, learning_rate=rate, update_kl=0.5 if step == 19 else 1e-3))
+        told = explain_change(found.run, 12)
+        assert ("it was 0.0003 in step 1, 0.00711 in step 12 and is 0.0711 in step 20 (237 times as much)" in told) == grows
+        assert ("train.lr_scheduler" in explain_change(found.run, 20)) == grows
+
+
 def test_a_learning_rate_that_stays_0_stops_a_run_soon_unless_it_rises_later(tmp_path: Path) -> None:
     schedules = tmp_path / "schedules.py"
     schedules.write_text("def zero(step, total):\n    return step // total\n\n\ndef late(step, total):\n    return float(step > 6)\n")

@@ -31,6 +31,8 @@ AGAINST_ADVANTAGES = -0.15
 """Updates whose log ratios correlate with the advantages by less go against them."""
 MIN_ADVANTAGE_FIT = 0.3
 """Advantages that correlate less with the rewards of a group do not follow them."""
+GROWN_FACTOR = 2.0
+"""A learning rate that has grown by more since the first step, and beyond train.learning_rate, comes from a schedule that grows too far."""
 MIN_PULL = 0.25
 """A KL to the reference, times beta, of less than this fraction of the advantages does not move the policy far."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
@@ -112,6 +114,8 @@ def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str
     largest, rate = _find_blamed_update(run, step), run.config.train.learning_rate
     if (decay := run.config.train.weight_decay) * rate > LARGE_DECAY:
         return f"train.weight_decay ({decay:g}) takes {decay * rate:.1%} of the weights in each step: lower it"
+    if told := _describe_growth(run, step):
+        return told
     if largest is not None:
         usual = _measure_usual_update(run, int(largest["step"]))
         beside = f", and the updates before by {usual:.2g}" if usual is not None else ""
@@ -184,6 +188,20 @@ def describe_penalty(run: RunEvidence, rows: Sequence[Row]) -> str:
     return (
         f"the KL to the reference, times algorithm.beta ({rows[-1]['beta']:g}), is {math.fsum(weights) / len(weights):.2g}, more than the "
         f"advantages ({math.fsum(spreads) / len(spreads):.2g}): the policy can hardly move away. Lower algorithm.beta"
+    )
+
+
+def _describe_growth(run: RunEvidence, step: int) -> str:
+    """Say that a schedule has raised the learning rate far above that of the configuration, by a step or after it; empty otherwise."""
+    rates = [(int(row["step"]), float(row["learning_rate"])) for row in run.rows if is_number(row.get("learning_rate"))]
+    if not rates or rates[-1][1] <= GROWN_FACTOR * max(rates[0][1], run.config.train.learning_rate):
+        return ""
+    (first, least), (last, rate), train = rates[0], rates[-1], run.config.train
+    then = "".join(f", {value:.3g} in step {at}" for at, value in rates if at == step < last)
+    grown = f" ({rate / least:.3g} times as much)" if least else ""
+    return (
+        f"The learning rate grows: it was {least:.3g} in step {first}{then} and is {rate:.3g} in step {last}{grown}, and "
+        f"train.learning_rate is {train.learning_rate:g}. Look at train.lr_scheduler={train.lr_scheduler}: its factor should not exceed 1"
     )
 
 
