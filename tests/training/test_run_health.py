@@ -205,6 +205,22 @@ def test_a_schedule_that_grows_is_named_with_the_rate_of_the_step() -> None:
         assert ("train.lr_scheduler" in explain_change(found.run, 20)) == grows
 
 
+def test_few_prompts_are_the_cause_where_the_reward_rises_and_something_else_falls() -> None:
+    def answer(prompt: int) -> list[Episode]:
+        return [Episode("t", "g", [1, prompt, 3], [False, False, True], [0.0] * 3, [0.0] * 3, StopReason.TERMINATED)]
+
+    for distinct in (2, 40):
+        found = health()
+        for step in range(1, 17):
+            groups = [answer((16 * step + k) % distinct) for k in range(16)]
+            record = SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))
+            found.run.begin_step(cast(Any, None), cast(Any, record))
+            found.run.add(row(step, 0.2 if step < 9 else 0.6))
+        told = explain_change(found.run, 9)
+        assert ("the 128 groups of the last steps have 2 distinct ones" in told) == (distinct == 2)
+        assert ("change the verifier" in told) == (distinct != 2)
+
+
 def test_a_learning_rate_that_stays_0_stops_a_run_soon_unless_it_rises_later(tmp_path: Path) -> None:
     schedules = tmp_path / "schedules.py"
     schedules.write_text("def zero(step, total):\n    return step // total\n\n\ndef late(step, total):\n    return float(step > 6)\n")

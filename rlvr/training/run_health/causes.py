@@ -33,6 +33,8 @@ MIN_ADVANTAGE_FIT = 0.3
 """Advantages that correlate less with the rewards of a group do not follow them."""
 GROWN_FACTOR = 2.0
 """A learning rate that has grown by more since the first step, and beyond train.learning_rate, comes from a schedule that grows too far."""
+MAX_DISTINCT, MIN_GROUPS = 1 / 8, 32
+"""Prompts of which at most this fraction are distinct, of so many groups, are few."""
 MIN_PULL = 0.25
 """A KL to the reference, times beta, of less than this fraction of the advantages does not move the policy far."""
 COMMON_REPLY_FRACTION, MIN_REPLIES = 0.8, 10
@@ -87,6 +89,12 @@ def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str
         return f"{reply}. Look at the tool and its service"
     rewards = compute_mean(before, "reward"), compute_mean(after, "reward")
     if rewards[0] is not None and rewards[1] is not None and rewards[1] > rewards[0] and fall is None:
+        distinct, groups = run.count_prompts()
+        if groups >= MIN_GROUPS and distinct <= MAX_DISTINCT * groups:
+            return (
+                f"The policy overfits to few prompts: the {groups} groups of the last steps have {distinct} distinct ones, on which the reward "
+                f"rose from {rewards[0]:.3g} to {rewards[1]:.3g}. Look for rows that were repeated or lost, and train on more tasks"
+            )
         return (
             f"The reward pays for it: it was {rewards[0]:.3g} before and is {rewards[1]:.3g} now. Read the answers of this step in "
             "episodes.jsonl, and change the verifier"

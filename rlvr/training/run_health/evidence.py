@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -86,6 +86,8 @@ class RunEvidence:
         self._best_answers: list[tuple[int, list[KeptAnswer]]] = []
         """Answers of the best steps so far, with the places of the steps in `scored_rows`."""
         self._step_answers: list[KeptAnswer] | None = None
+        self._prompts = deque[list[tuple[int, ...]]](maxlen=WINDOW_STEPS)
+        """The prompts of the newest steps, one of each group."""
         self._examined: dict[str, tuple[int, Any]] = {}
         """What was examined last, with the number of steps then."""
         self._told_kinds: set[str] = set()
@@ -101,6 +103,7 @@ class RunEvidence:
     def begin_step(self, trainer: Trainer, record: StepRecord) -> None:
         """Take in a finished step, but for its metrics."""
         self.trainer, self.record, self._step_answers = trainer, record, None
+        self._prompts.append([(*group[0].tokens[: group[0].prompt_length],) for group in record.batch.all_groups if group])
         if record.metrics.get("unscored"):
             reasons = (str(episode.error)[:MAX_QUOTE] for episode in self.list_episodes() if not episode.is_scored and episode.error)
             self.unscored_reasons.update(reasons)
@@ -171,6 +174,11 @@ class RunEvidence:
             pairs += [(reward - middle[0], mean - middle[1]) for reward, mean in known]
         with suppress(statistics.StatisticsError):
             self.advantage_fits.append(statistics.correlation(*zip(*pairs, strict=True)))
+
+    def count_prompts(self) -> tuple[int, int]:
+        """Count the distinct prompts of the newest steps, and their groups."""
+        prompts = [prompt for of_step in self._prompts for prompt in of_step]
+        return len(set(prompts)), len(prompts)
 
     def list_episodes(self) -> list[Episode]:
         """List the episodes of the newest step; empty if only its metrics are known."""
