@@ -60,7 +60,7 @@ FILLER_ROWS = TokenRows([[0, 0]], [[False, True]])
 
 UPDATE_KL_SHARE = 16
 """One in this many of a step's tokens with a gradient measures how far the update moved the policy."""
-MIN_MEASURED_ROWS = 32
+MIN_MEASURED_ROWS = 8
 """As many rows measure it at least: of fewer, the sign of what it finds would be chance."""
 MAX_UPDATE_KL = 1e6
 """What is logged where a token has become impossible, since the log has no infinity."""
