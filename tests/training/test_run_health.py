@@ -275,6 +275,33 @@ def test_a_reference_that_is_another_model_is_named_and_stops_a_run_unless_it_is
     assert "a/teacher" not in explain_change(weak.run, 29)
 
 
+def test_a_component_that_falls_to_0_while_the_reward_rises_is_told_and_a_checkpoint_from_before_is_kept() -> None:
+    def parts(step: int, *, fades: bool = True, pays: float = 0.3) -> dict[str, Any]:
+        correct = 0.7 if step <= 30 or not fades else 0.0
+        long = 1.0 if step <= 30 else 1.0 + pays * (step - 30)
+        return row(step, correct + long, **{"rewards/correct/mean": correct, "rewards/long/mean": long})
+
+    def follow(config: Any = None, **changes: Any) -> tuple[RunHealth, str]:
+        shown = io.StringIO()
+        config = config or tiny_run(rollout={"prompts_per_step": 16, "num_generations": 8})
+        found = RunHealth(config, Console(file=shown, width=400))
+        for step in range(1, 101):
+            assert found.observe(parts(step, **changes)) is None
+            found._move_safe_step()
+        return found, shown.getvalue()
+
+    found, told = follow()
+    assert told.count("warning") == 1 and "since step 31 the component 'correct' of the reward has fallen from 0.7 to 0 while" in told
+    assert found.safe_step == 29 and "the component 'correct'" in explain_change(found.run, 31)
+    for found, told in (follow(fades=False), follow(pays=0.0), follow(tiny_run(rollout={"prompts_per_step": 1, "num_generations": 128}))):
+        assert not told and found.safe_step == 80
+
+    said = "completions/repetition"
+    found = health()
+    _, trouble = first_trouble(found, [parts(k) | {said: 0.9 if k > 60 else 0.05} for k in range(1, 99)]) or (0, None)
+    assert trouble is not None and (trouble.kind, trouble.since, trouble.last_good_step) == ("repetition", 61, 29)
+
+
 def test_a_weight_decay_that_takes_the_weights_is_named() -> None:
     found = RunHealth(tiny_run(train={"learning_rate": 1e-4, "weight_decay": 500.0}))
     for step in range(1, 20):

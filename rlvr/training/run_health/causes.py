@@ -95,8 +95,9 @@ def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str
                 f"The policy overfits to few prompts: the {groups} groups of the last steps have {distinct} distinct ones, on which the reward "
                 f"rose from {rewards[0]:.3g} to {rewards[1]:.3g}. Look for rows that were repeated or lost, and train on more tasks"
             )
+        part = f", and {run.fallen_component.what}" if run.fallen_component is not None else ""
         return (
-            f"The reward pays for it: it was {rewards[0]:.3g} before and is {rewards[1]:.3g} now. Read the answers of this step in "
+            f"The reward pays for it: it was {rewards[0]:.3g} before and is {rewards[1]:.3g} now{part}. Read the answers of this step in "
             "episodes.jsonl, and change the verifier"
         )
     entropies, bonus = (compute_mean(before, "entropy"), compute_mean(after, "entropy")), run.config.algorithm.get("entropy_coef")

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rich.console import Console
 
@@ -35,6 +35,14 @@ KEPT_STEPS = 4
 """The number of the best steps whose answers are kept."""
 MAX_QUOTE = 300
 """How much of a reason is quoted."""
+
+
+class ComponentFall(NamedTuple):
+    """A component of the reward that has fallen to 0 while the reward rose."""
+
+    what: str
+    last_good_step: int
+    """The last step whose weights gave answers with the component."""
 
 
 class RunEvidence:
@@ -69,6 +77,8 @@ class RunEvidence:
         """How references seem to belong to other tasks."""
         self.foreign_reference = ""
         """How the reference of the KL is another model than the one that training began with."""
+        self.fallen_component: ComponentFall | None = None
+        """A component of the reward that has fallen to 0 while the reward rises."""
         self.solved_reward = SOLVED_REWARD
         self.unscored_reasons = Counter[str]()
         """Why answers of the steps so far have no score."""

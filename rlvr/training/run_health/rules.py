@@ -21,7 +21,7 @@ from rlvr.training.processes import run_and_all_gather, run_on_main
 from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS
 from rlvr.training.run_health import causes
 from rlvr.training.run_health.causes import Trouble
-from rlvr.training.run_health.evidence import MAX_QUOTE, WINDOW_STEPS, Row, RunEvidence, compute_mean, is_number
+from rlvr.training.run_health.evidence import MAX_QUOTE, WINDOW_STEPS, ComponentFall, Row, RunEvidence, compute_mean, is_number
 from rlvr.training.task_changes import TaskChange, TaskChanges, list_places
 from rlvr.training.train_report import TrainReport
 
@@ -372,6 +372,8 @@ class Repetition(HealthRule):
         what = f"answers repeat themselves: {now:.0%} of their four-token sequences occur before in the same answer, at first {first:.0%}"
         trouble = causes.make_weight_trouble(run, "repetition", since, what, causes.explain_change(run, since))
         good = run.find_last_step_below(key, first + 0.1 * (now - first))
+        if run.fallen_component is not None:
+            good = min(good, run.fallen_component.last_good_step + 1)
         return trouble._replace(last_good_step=min(trouble.last_good_step, max(0, good - 1)))
 
 
@@ -660,6 +662,60 @@ class ForeignReference(HealthRule):
         return Trouble("reference", 1, what, f"{run.foreign_reference}. Look for what gives the trainer this reference", 0)
 
 
+class FallenComponent(HealthRule):
+    """A component of the reward has fallen to 0 while the reward rises. Only the user knows whether it matters, so that is a warning, once for
+    each; a checkpoint from before the fall is kept while it lasts.
+    """
+
+    NUM_BEST_STEPS, MAX_LEFT, NEARLY_BEST = 4, 0.05, 0.8
+    """A component is compared with its mean over so many steps: it has fallen with at most the second part of it left, and was good with the
+    third.
+    """
+    MIN_EXPECTED = 20.0
+    """So many of the newest prompts would have had the component as often as at best: where it is rare, it may fail to appear by chance."""
+
+    def __init__(self, run: RunEvidence) -> None:
+        super().__init__(run)
+        self._best: dict[str, tuple[float, float]] = {}
+        """The best mean of each component, and the reward of those steps."""
+        self._num_seen = 0
+
+    def check(self) -> Finding:
+        """Compare the components of the newest steps with their best ones."""
+        run, recent = self.run, self.run.rows[-WINDOW_STEPS:]
+        for end in range(self._num_seen + 1, len(run.rows) + 1):
+            self._update_best(run.rows[max(0, end - self.NUM_BEST_STEPS) : end])
+        self._num_seen, run.fallen_component = len(run.rows), None
+        reward = compute_mean(recent, "reward")
+        if self.config.data is not None or reward is None or len(recent) < WINDOW_STEPS:
+            return None
+        for key, (best, reward_then) in self._best.items():
+            has_fallen = all(is_number(row.get(key)) and abs(row[key]) <= self.MAX_LEFT * best for row in recent)
+            expected = min(1.0, best) * sum((row.get("num_completions") or 0) for row in recent) / self.config.rollout.num_generations
+            if not has_fallen or reward <= reward_then or expected < self.MIN_EXPECTED:
+                continue
+            good = max(int(row["step"]) for row in run.rows if is_number(row.get(key)) and row[key] >= self.NEARLY_BEST * best)
+            name = key.removeprefix("rewards/").removesuffix("/mean")
+            what = (
+                f"the component {name!r} of the reward has fallen from {best:.3g} to {compute_mean(recent, key) or 0.0:.3g} while the reward rose "
+                f"from {reward_then:.3g} to {reward:.3g}: the others pay more for answers without it"
+            )
+            run.fallen_component = ComponentFall(what, max(0, good - 1))
+            if self.bounds.action != "off":
+                run.warn_once(key, f"since step {recent[0]['step']} {what}. Read the answers of this step in episodes.jsonl")
+        return None
+
+    def _update_best(self, rows: Sequence[Row]) -> None:
+        reward = compute_mean(rows, "reward")
+        if reward is None or len(rows) < self.NUM_BEST_STEPS:
+            return
+        for key in rows[-1]:
+            if key.startswith("rewards/") and key.endswith("/mean") and all(is_number(row.get(key)) for row in rows):
+                mean = compute_mean(rows, key) or 0.0
+                if mean > self._best.get(key, (0.0, 0.0))[0]:
+                    self._best[key] = mean, reward
+
+
 class HeavyPenalty(HealthRule):
     """The KL to the reference weighs more than the advantages. It only warns, once in a run."""
 
@@ -672,7 +728,8 @@ class HeavyPenalty(HealthRule):
 
 RULES: tuple[type[HealthRule], ...] = (
     BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, ZeroRate, EqualAnswers, MissingGradient, Repetition,
-    SamplerJump, SamplerMismatch, ForeignReference, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, HeavyPenalty,
+    SamplerJump, SamplerMismatch, ForeignReference, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, FallenComponent,
+    HeavyPenalty,
 )  # fmt: skip
 """All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
 

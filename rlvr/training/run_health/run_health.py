@@ -42,7 +42,9 @@ class RunHealth(Callback):
         self.is_in_doubt = False
         """True from the first step that looks like trouble until a step that does not; no checkpoint is written meanwhile."""
         self.safe_step = 0
-        """The last step that is older than the steps that any rule needs; while a rule is in doubt it stays."""
+        """The last step that is older than the steps that any rule needs; while a rule is in doubt, or a component of the reward has fallen,
+        it stays.
+        """
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Read the steps before a resume, and prepare the rules."""
@@ -97,4 +99,5 @@ class RunHealth(Callback):
     def _move_safe_step(self) -> None:
         if self.run.rows and not self.is_in_doubt:
             longest = max(self.bounds.max_steps_without_gradient or 0, self.bounds.patience, LASTING_STEPS + PATIENCE_OF_CHECKS)
-            self.safe_step = max(self.safe_step, int(self.run.rows[-1]["step"]) - longest)
+            safe, fallen = int(self.run.rows[-1]["step"]) - longest, self.run.fallen_component
+            self.safe_step = max(self.safe_step, safe if fallen is None else min(safe, fallen.last_good_step))
