@@ -599,6 +599,17 @@ def test_a_sampler_whose_weights_are_no_longer_the_trainers_is_named_at_once() -
     assert first_trouble(health(), [row(k, mismatch_kl=1e-6 if k < 10 else 0.002) for k in range(1, 30)]) is None  # kernels differ
 
 
+def test_a_sampler_that_never_had_the_trainers_model_or_prompts_is_named_in_the_first_steps() -> None:
+    apart = [row(k, mismatch_kl=None if k == 2 else kl) for k, kl in enumerate((1.1, 0.5, 0.5, 0.4, 0.3, 0.6), 1)]  # 2: no gradient
+    step, trouble = first_trouble(health(), apart) or (0, None)
+    assert (
+        step == 4 and trouble is not None and (trouble.since, trouble.last_good_step) == (1, 0) and "gets another prompt" in trouble.cause
+    )
+    assert first_trouble(health(), [row(k, mismatch_kl=0.2) for k in range(1, 30)]) is None  # weights of few bits
+    for usual in ({"rollout": {"max_staleness": 1}}, {"rollout": {"top_p": 0.9}}, {"health": {"max_mismatch_kl": 3.0}}):
+        assert first_trouble(RunHealth(tiny_run(**usual)), apart) is None
+
+
 @pytest.mark.parametrize("at_last", [False, True])
 def test_one_weight_that_is_not_a_number_is_named_at_once_and_never_kept(tmp_path: Path, at_last: bool) -> None:
     class Spoil(rlvr.Callback):

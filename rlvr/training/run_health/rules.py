@@ -398,7 +398,7 @@ class SamplerJump(HealthRule):
 
 
 class SamplerMismatch(HealthRule):
-    """Sampler and trainer differ by more than a bound, and by far more than at first."""
+    """Sampler and trainer differ by more than a bound and by far more than at first; or, on-policy, by half the bound from the start."""
 
     SMALL_MISMATCH_KL = 1e-3
     """Sampler and trainer may always differ by this much: rounding, and what staleness does to them."""
@@ -406,9 +406,14 @@ class SamplerMismatch(HealthRule):
     def check(self) -> Finding:
         """Look at their mismatch."""
         bound, run = self.bounds.max_mismatch_kl, self.run
-        first = min((row["mismatch_kl"] for row in run.rows[:FIRST_STEPS] if is_number(row.get("mismatch_kl"))), default=None)
-        if bound is None or first is None or self.config.data is not None:
+        known = [row["mismatch_kl"] for row in run.rows[:FIRST_STEPS] if is_number(row.get("mismatch_kl"))]
+        if bound is None or not known or self.config.data is not None:
             return None
+        first, rollout = min(known), self.config.rollout
+        if len(known) >= PATIENCE_OF_CHECKS and first > bound / 2 and not (rollout.is_off_policy or rollout.top_p < 1 or rollout.top_k):
+            what = f"the sampler and the trainer differ by {first:.2g} nats per token or more since the first step, which is no rounding"
+            cause = "The sampler has another model, or other weights, or gets another prompt (a template of its own, a token more or less)"
+            return Trouble("mismatch", 1, what, f"{cause}: `rlvr doctor` compares them", 0)
         count = run.count_last(lambda row: (row.get("mismatch_kl") or 0.0) > max(bound, 10 * first))
         if count < self.bounds.patience:
             return Doubt() if count else None
