@@ -58,8 +58,9 @@ def test_a_reward_function_has_its_usual_names_in_every_call(word: str) -> None:
 def test_a_verifier_is_set_on_an_environment_that_is_named() -> None:
     named = resolve_run_inputs(model="m", env="arithmetic", verifier="exact")
     assert named.config.env == {"name": "arithmetic", "verifier": "exact"} and named.environment is None
-    made = resolve_run_inputs(None, {"env.levels": ["1+1"]}, model="m", env="arithmetic", verifier=correct).environment
-    assert made is not None and made.verifier.name == "correct" and len(made.levels) == 1  # type: ignore[attr-defined]
+    for given in ({"env": "arithmetic", "verifier": correct}, {"env": {"name": "arithmetic", "verifier": correct}}):
+        made = resolve_run_inputs(None, {"env.levels": ["1+1"]}, model="m", **given).environment
+        assert made is not None and made.verifier.name == "correct" and len(made.levels) == 1  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"returned nan, and a score is a finite number"):
         resolve_run_inputs(model="m", env="arithmetic", verifier=lambda completion: math.nan)
     with pytest.raises(ConfigError, match=r"write|set it on the environment: env=rlvr.make_env\(name, verifier=...\)"):

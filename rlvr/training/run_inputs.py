@@ -103,6 +103,8 @@ def resolve_run_inputs(
     env = translate_env_name(unwrap_environment(env))
     if data is None and env is not None and is_data(env):  # an environment as in `make_env`
         data, env = env, None
+    if isinstance(env, Mapping) and verifier is None and env.get("verifier") is not None and not _is_plain(env["verifier"]):
+        verifier, env = env["verifier"], {key: value for key, value in env.items() if key != "verifier"}  # a function, or a verifier
     if isinstance(env, Environment):
         _try_verifier(env)
     sections = dict(sections)
