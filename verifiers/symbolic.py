@@ -58,7 +58,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "11"  # 11: ratios, powers of ten, complex numbers and `formula = n` are worked out
+    version = "12"  # 12: a counted thing with an ampersand in its name
     setting_hints: ClassVar = {
         **{name: f"write conventions={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
         **{

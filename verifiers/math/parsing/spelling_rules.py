@@ -152,6 +152,8 @@ SPELLING_RULES: tuple[SpellingRule, ...] = (
          r"x \in \{3\}", "x = 3"),
     _make_rule("negative", "minus negative", r"^\s*(?:(?:minus|negative)\s+|\\text\s*\{\s*(?:minus|negative)\s*\}\s*)(?=\d)", "-",
          "a sign in words", "minus 7", "-7", re.IGNORECASE),
+    _make_rule("ampersand", r"\&", r"(\d\s{0,2}(?:\\[,; ]|~)?\s{0,2}\\text\s*\{\s*[A-Za-z]{1,20})\\&(?=[A-Za-z])", r"\1",
+         "an ampersand within the name of what is counted", r"7 \text{ M\&Ms}", r"7 \text{ MMs}"),
     _make_rule("colour", "color", r"\\(?:text)?color(?:box)?\s*\{[a-zA-Z0-9!,. ]{1,30}\}", "", "a colour has no meaning", r"\color{red}{5}",
          "{5}"),
     _make_rule("size", _SIZES, r"\\(?:tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![a-zA-Z])",
