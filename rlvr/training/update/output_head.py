@@ -46,8 +46,8 @@ class TiledLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, chunk: int, entropy: bool,
-        form: LogitTransform, dtype: torch.dtype, cut: LogitMask | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, tile_size: int, entropy: bool,
+        transform: LogitTransform, dtype: torch.dtype, logit_mask: LogitMask | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Compute log-probabilities and, if requested, entropies, in float32. `dtype`: the precision of the operands."""
         logprobs = torch.empty(len(hidden), dtype=_accumulation_dtype(hidden.dtype), device=hidden.device)
@@ -55,22 +55,29 @@ class TiledLogprobs(torch.autograd.Function):
         entropies = torch.zeros_like(logprobs)
         with _no_autocast(hidden):
             matrix = round_operand(weight, dtype)
-            ctx.is_compiled = are_layers_compiled() and bias is None and cut is None and not entropy
-            for a in range(0, len(hidden), chunk):
-                part = slice(a, a + chunk)
+            ctx.is_compiled = are_layers_compiled() and bias is None and logit_mask is None and not entropy
+            for a in range(0, len(hidden), tile_size):
+                part = slice(a, a + tile_size)
                 if ctx.is_compiled:
                     product = _compute_product(round_operand(hidden[part], dtype), matrix)
-                    logprobs[part], norms[part] = run_compiled_or_plain(_score_tile, product, target[part], temperature, form)
+                    logprobs[part], norms[part] = run_compiled_or_plain(_score_tile, product, target[part], temperature, transform)
                     continue
-                logits = _compute_logits(round_operand(hidden[part], dtype), matrix, bias, temperature, form)
-                logits = logits if cut is None else cut(logits, part)
+                logits = _compute_logits(round_operand(hidden[part], dtype), matrix, bias, temperature, transform)
+                logits = logits if logit_mask is None else logit_mask(logits, part)
                 norms[part] = logits.logsumexp(-1)
                 logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
                 if entropy:
                     logs = logits.sub_(norms[part, None])  # normalized first, because raw logits have large rounding errors
                     entropies[part] = -(logs.exp() * logs).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, target, norms, entropies)
-        ctx.temperature, ctx.chunk, ctx.entropy, ctx.form, ctx.dtype, ctx.cut = temperature, chunk, entropy, form, dtype, cut
+        ctx.temperature, ctx.tile_size, ctx.entropy, ctx.transform, ctx.dtype, ctx.logit_mask = (
+            temperature,
+            tile_size,
+            entropy,
+            transform,
+            dtype,
+            logit_mask,
+        )
         return logprobs, entropies
 
     @staticmethod
@@ -87,16 +94,16 @@ class TiledLogprobs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=_accumulation_dtype(weight.dtype)) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=_accumulation_dtype(bias.dtype)) if bias is not None and wants_bias else None
         matrix = round_operand(weight, ctx.dtype)
-        for a in range(0, len(hidden), ctx.chunk):
-            part = slice(a, a + ctx.chunk)
+        for a in range(0, len(hidden), ctx.tile_size):
+            part = slice(a, a + ctx.tile_size)
             states = round_operand(hidden[part], ctx.dtype)
             if ctx.is_compiled:
                 product, slopes = _compute_product(states, matrix), grad_logprobs[part]
                 grad = run_compiled_or_plain(
-                    _differentiate_tile, product, target[part], norms[part], slopes, ctx.temperature, ctx.form, ctx.dtype
+                    _differentiate_tile, product, target[part], norms[part], slopes, ctx.temperature, ctx.transform, ctx.dtype
                 )
             else:
-                logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.form)
+                logits = _compute_logits(states, matrix, bias, ctx.temperature, ctx.transform)
                 grad = TiledLogprobs._differentiate_logits(ctx, part, logits, grad_logprobs, grad_entropies)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
@@ -113,8 +120,8 @@ class TiledLogprobs(torch.autograd.Function):
     def _differentiate_logits(ctx: Any, part: slice, logits: Tensor, grad_logprobs: Tensor, grad_entropies: Tensor) -> Tensor:
         """Compute the gradient of the head's output for a tile, in place where that is possible."""
         _, _, _, target, norms, entropies = ctx.saved_tensors
-        slope_of_cap = 1 - (logits * (ctx.temperature / ctx.form.softcap)) ** 2 if ctx.form.softcap else None
-        logits = logits if ctx.cut is None else ctx.cut(logits, part)
+        slope_of_cap = 1 - (logits * (ctx.temperature / ctx.transform.softcap)) ** 2 if ctx.transform.softcap else None
+        logits = logits if ctx.logit_mask is None else ctx.logit_mask(logits, part)
         logs = logits.sub_(norms[part, None])
         probs = logs.exp()
         if ctx.entropy:
@@ -127,27 +134,27 @@ class TiledLogprobs(torch.autograd.Function):
             grad.div_(ctx.temperature)
         if slope_of_cap is not None:
             grad.mul_(slope_of_cap)
-        if ctx.form.scale != 1.0:
-            grad.mul_(ctx.form.scale)
+        if ctx.transform.scale != 1.0:
+            grad.mul_(ctx.transform.scale)
         return grad
 
 
-def _score_tile(product: Tensor, target: Tensor, temperature: float, form: LogitTransform) -> tuple[Tensor, Tensor]:
+def _score_tile(product: Tensor, target: Tensor, temperature: float, transform: LogitTransform) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities and normalizers of a tile. To be compiled: its logits are then read, and never written."""
-    logits = form(product) / temperature
+    logits = transform(product) / temperature
     norms = logits.logsumexp(-1)
     return logits.gather(1, target[:, None]).squeeze(1) - norms, norms
 
 
 def _differentiate_tile(
-    product: Tensor, target: Tensor, norms: Tensor, slopes: Tensor, temperature: float, form: LogitTransform, dtype: torch.dtype
+    product: Tensor, target: Tensor, norms: Tensor, slopes: Tensor, temperature: float, transform: LogitTransform, dtype: torch.dtype
 ) -> Tensor:
     """Compute the gradient of the head's output for a tile. To be compiled: one pass that reads the output and writes the gradient."""
-    logits = form(product) / temperature
+    logits = transform(product) / temperature
     is_target = torch.arange(product.shape[1], device=product.device) == target[:, None]
-    grad = (is_target.to(logits.dtype) - (logits - norms[:, None]).exp()) * slopes[:, None] * (form.scale / temperature)
-    if form.softcap:
-        grad = grad * (1 - (logits * (temperature / form.softcap)) ** 2)
+    grad = (is_target.to(logits.dtype) - (logits - norms[:, None]).exp()) * slopes[:, None] * (transform.scale / temperature)
+    if transform.softcap:
+        grad = grad * (1 - (logits * (temperature / transform.softcap)) ** 2)
     return grad.to(dtype)
 
 
@@ -178,8 +185,8 @@ def _compute_product(states: Tensor, matrix: Tensor, bias: Tensor | None = None)
     return product if bias is None else product.add_(bias)
 
 
-def _compute_logits(states: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float, form: LogitTransform) -> Tensor:
-    logits = form(_compute_product(states, matrix, bias))
+def _compute_logits(states: Tensor, matrix: Tensor, bias: Tensor | None, temperature: float, transform: LogitTransform) -> Tensor:
+    logits = transform(_compute_product(states, matrix, bias))
     return logits if temperature == 1.0 else logits / temperature
 
 
@@ -282,6 +289,8 @@ def detect_logit_transform(model: Any, token_ids: Tensor) -> LogitTransform | No
         return None
     scale = float((small * probe).sum() / (1e-3 * probe.square().sum()))
     known = (1.0, 1.0 / (getattr(config, "logits_scaling", None) or 1.0), getattr(config, "logit_scale", None) or 1.0)
-    form = LogitTransform(min(known, key=lambda value: abs(value - scale)), float(getattr(config, "final_logit_softcapping", None) or 0.0))
+    transform = LogitTransform(
+        min(known, key=lambda value: abs(value - scale)), float(getattr(config, "final_logit_softcapping", None) or 0.0)
+    )
     room = 1e-4 if head.weight.dtype in FULL_PRECISION_DTYPES else 1e-2
-    return form if torch.allclose(form(probe), found, rtol=room, atol=room * float(found.abs().max())) else None
+    return transform if torch.allclose(transform(probe), found, rtol=room, atol=room * float(found.abs().max())) else None
