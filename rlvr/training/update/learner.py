@@ -428,7 +428,7 @@ class Learner(Hinted):
             logprobs = self.policy(batch).logprobs
             if real:
                 after.append(logprobs)
-                positions.append(batch.entry_positions)
+                positions.append(batch.entry_positions.clone())  # nothing of the micro-batch lives on
             del batch
         at = torch.cat(positions)
         log_ratio = torch.cat(after).double().cpu() - before[at].double()  # waits for the device once, however many micro-batches there are
