@@ -69,6 +69,7 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
     batch["requestBody"]["content"]["application/x-ndjson"] = {"schema": ROW_SCHEMA}
     batch["responses"]["200"]["content"] = {"application/x-ndjson": {"schema": VERDICT_SCHEMA}}
     said = _object_schema({"messages": {"type": "array"}, "done": {"type": "boolean"}})
+    closed = _object_schema({"closed": {"type": "boolean"}, "verdict": VERDICT_SCHEMA, "turns": {"type": "integer"}})
     paths: dict[str, Any] = {
         "/verify": {"post": {**_post_operation("Verify one answer.", ROW_SCHEMA, VERDICT_SCHEMA), "parameters": [which, KEY_PARAMETER]}},
         "/verify/batch": {"post": {**batch, "parameters": [which, KEY_PARAMETER]}},
@@ -91,7 +92,7 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
         },
         "/sessions/{session}/step": {"post": _post_operation("Step a session with a turn.", _object_schema(turn), said)},
         "/sessions/{session}/close": {
-            "post": _post_operation("Close a session and verify it.", _object_schema({"verify": {"type": "boolean"}}), VERDICT_SCHEMA)
+            "post": _post_operation("Close a session and verify it.", _object_schema({"verify": {"type": "boolean"}}), closed)
         },
         "/healthz": {"get": {"summary": "Whether a worker is ready; needs no token.", "responses": {"200": {"description": "Ready."}}}},
         "/metrics": {"get": {"summary": "Counters for Prometheus.", "responses": {"200": {"description": "Text."}}}},

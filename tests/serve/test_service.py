@@ -200,7 +200,9 @@ def test_sessions_open_hear_and_close(server: Server) -> None:
         if heard["done"]:
             break
         low, high = (guess + 1, high) if "higher" in heard["messages"][0]["content"] else (low, guess - 1)
-    assert server.ask(f"{path}/close", {})[1]["verdict"]["score"] == 1.0
+    closed = server.ask(f"{path}/close", {})[1]
+    described = server.ask("/openapi.json")[1]["paths"]["/sessions/{session}/close"]["post"]["responses"]["200"]
+    assert closed["verdict"]["score"] == 1.0 and set(closed) == set(described["content"]["application/json"]["schema"]["properties"])
     assert server.ask(f"{path}/step", {"text": "1"})[0] == 410
     assert server.ask("/sessions", {"env": "nothing"})[0] == server.ask("/sessions", {"index": -1})[0] == 422
 
