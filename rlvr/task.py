@@ -229,10 +229,13 @@ class Verdict(Hinted):
 
 
 MAX_DETAIL_DEPTH = 64
+MAX_DETAIL_BITS = 4096
+"""The largest integer of a detail; Python writes at most 4,300 decimal digits."""
 
 
 def to_plain_json(value: Any, max_depth: int = MAX_DETAIL_DEPTH) -> Any:
-    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string; what is deeper is left out.
+    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string; what is deeper is left out, and
+    so are the digits of an integer that Python does not write.
 
     >>> to_plain_json({"ratio": float("nan"), 1: {2}})
     {'ratio': 'nan', '1': '{2}'}
@@ -245,6 +248,8 @@ def to_plain_json(value: Any, max_depth: int = MAX_DETAIL_DEPTH) -> Any:
         return {str(key): to_plain_json(inner, max_depth - 1) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain_json(inner, max_depth - 1) for inner in value]
+    if isinstance(value, int) and value.bit_length() > MAX_DETAIL_BITS:
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)

@@ -91,7 +91,7 @@ class Composite(Verifier):
         scores: dict[str, float] = {}
         for name, verdict in verdicts.items():
             if verdict.score is None:
-                return Verdict(None, f"{name}: {verdict.reason}", fault=verdict.fault)
+                return Verdict(None, f"{name}: {verdict.reason}", fault=verdict.fault, detail=verdict.detail)
             scores[name] = verdict.score
         total = math.fsum(self.weights.values())
         score = math.fsum(self.weights[name] * value for name, value in scores.items()) / total

@@ -13,6 +13,7 @@ from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.reward_function import RewardSignature, adapt_reward_function
 from rlvr.errors import ConfigError, RlvrError, describe_exception, reject_non_text_answers
 from rlvr.extraction import extract_answer
+from rlvr.mdp.sessions import RAISED
 from rlvr.task import Fault, Task, Verdict
 
 
@@ -96,7 +97,8 @@ class FunctionVerifier(Verifier):
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
             return Verdict(None, f"{self.name} returned None", fault=Fault.TASK if task.reference is None else Fault.INFRA)
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
-            return Verdict(None, f"{self.name} returned {value!r:.80}; it must return a number, True, False or None", fault=Fault.INFRA)
+            reason = f"{self.name} returned {value!r:.80}; it must return a number, True, False or None"
+            return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "TypeError"})
         number = float(value)
         low, high = self.score_range or (-math.inf, math.inf)
         if not math.isfinite(number) or not low <= number <= high:
@@ -105,7 +107,9 @@ class FunctionVerifier(Verifier):
                 if self.score_range
                 else "and a score is a finite number"
             )
-            return Verdict(None, f"{self.name} returned {number:g}, {allowed}", fault=Fault.INFRA, detail={"out_of_range": True})
+            return Verdict(
+                None, f"{self.name} returned {number:g}, {allowed}", fault=Fault.INFRA, detail={"out_of_range": True, RAISED: "ValueError"}
+            )
         score = (number - low) / (high - low) if self.score_range else number
         return Verdict(score, f"{self.name} returned {number:g}")
 

@@ -178,7 +178,7 @@ def _find_lowest_reward(environment: Environment, task: Task) -> float:
     Where rewards are negative, a 0 would pay for the failure.
     """
     found = [verify_transcript_safely(environment.verifier, task, text).score for text in ("", HARMLESS_TEXT)]
-    return min(0.0, *(score for score in found if score is not None))
+    return min([0.0, *(score for score in found if score is not None)])
 
 
 def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[], object], retry: Callable[[], Verdict]) -> Verdict:

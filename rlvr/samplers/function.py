@@ -131,7 +131,7 @@ class FunctionSampler(Sampler):
         assert self._tokenizer is not None
         try:
             turn = _build_turn(returned, request)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             return Completion([], [], "error", f"the function returned {returned!r:.80}; {RETURN_HELP} ({error})")
         tokens = [*self._tokenizer.encode(turn if isinstance(turn, str) else turn.text), self._tokenizer.eos_id]
         logprobs = [0.0] * min(len(tokens), request.max_tokens)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rlvr
 from rlvr.contracts import Environment, SamplingParams, Session, StepResult, ToolSession, Transcript, Verifier
 from rlvr.contracts.fault_rule import CONTROL_ROUNDS, AnswerAtFault, aretry_and_attribute_failure, retry_and_attribute_failure
 from rlvr.contracts.tool import Tool, ToolExample, tool
@@ -298,3 +300,36 @@ def test_the_rule_itself() -> None:
     with pytest.raises(ValueError, match="first"):
         asyncio.run(aretry_and_attribute_failure(ValueError("first"), lambda: later(again), None))
     assert asyncio.run(aretry_and_attribute_failure(ValueError("first"), lambda: later(control), lambda: later(lambda: 4))) == 4
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("text", ["four", "", "nan", "1e999", "-50", "∞"])
+def test_what_a_plain_reward_function_makes_of_an_odd_answer_is_the_answers_own_zero(text: str, mixed: bool) -> None:
+    def whole(answer: str, reference: str) -> float:  # raises for every text that is no integer, "" and "-" included
+        return float(int(answer) == int(reference))
+
+    def near(answer: str, reference: str) -> Any:  # nan, -inf or a complex number
+        return 1 - abs(float(answer) - float(reference)) ** 1.5 if answer.strip("-") else 0.0
+
+    def root(answer: str, reference: str) -> Any:
+        return (float(answer) / float(reference)) ** 0.5 if answer.strip("-") else 0.0
+
+    for function in (whole, near, root):
+        verifier: Any = {function: 0.5, "exact": 0.5} if mixed else function
+        report = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], lambda prompt: text, verifier=verifier)
+        [sample] = report.samples
+        assert sample.score is not None and sample.score <= 1 and (sample.score <= 0 or function is root), (function, sample)
+
+
+def test_a_detail_with_a_huge_integer_ends_no_evaluation(tmp_path: Path) -> None:
+    class Product(Verifier):
+        def verify(self, task: Task, answer: str) -> Verdict:
+            return Verdict(0.0, "not it", detail={"product": int("9" * 3000) ** 2})
+
+    report = rlvr.evaluate([rlvr.Task("2+2=", "4")], lambda prompt: "4", verifier=Product(), out=tmp_path / "run")
+    assert report.samples[0].verdict["detail"] == {"product": "an integer of 19932 bits"}
+
+
+def test_a_call_without_an_id_of_a_function_policy_is_no_answer() -> None:
+    report = rlvr.evaluate([rlvr.Task("2+2=", "4")], lambda prompt: rlvr.Call("", "price", ["pen"]), verifier="exact")  # type: ignore[arg-type]
+    assert report.samples[0].stop_reason == "failed" and "the function returned" in report.samples[0].reason
