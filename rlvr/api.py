@@ -762,6 +762,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy = f"hf:{Path(policy) / 'checkpoints' / 'last'}"
     elif isinstance(policy, Path):
         policy = str(policy)
+    of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
     if _is_suite(env):
         env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
     elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
@@ -808,7 +809,11 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             f"{of_data[0]} is a setting of data, and env is no data; the settings of an environment are given when it is made: "
             "rlvr.make_env(name, ...), and tools also here: tools=[...], max_turns=4"
         )
-    return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
+    try:
+        return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
+    finally:
+        if isinstance(env, Environment) and env is not of_caller and not has_own_verifier:  # all of it was made here
+            env.close()
 
 
 def list_evaluated_data_settings() -> builtins.list[str]:

@@ -105,7 +105,7 @@ def evaluate(
     specs: dict[str, Any] = {item.name: given or parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
     policy = given.label if given else resolve_plugin_files(policy)
     with ExitStack() as stack:
-        environments = {item.name: stack.enter_context(ready or build_from_config("env", item.env)) for item in items}
+        environments = {item.name: stack.enter_context(_open_env(ready, item)) for item in items}
         _print_data_warnings(environments, console)
         labels = {name: format_verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
         plan = make_plan(found.name, policy, items, labels, seed, sampler)
@@ -118,6 +118,12 @@ def evaluate(
         attempt.run(specs, environments, wanted)
         spent_here = (attempt.elapsed_s, attempt.output_tokens)
         return make_report(plan, file, environments, out, select=select, num_new_samples=attempt.num_samples, seconds_and_tokens=spent_here)
+
+
+def _open_env(ready: Environment | None, item: SuiteItem) -> AbstractContextManager[Environment]:
+    """Return an environment that is closed at the end if it was built here, and stays open if the caller gave it."""
+    opened: AbstractContextManager[Environment] = nullcontext(ready) if ready is not None else build_from_config("env", item.env)
+    return opened
 
 
 @dataclass(frozen=True)

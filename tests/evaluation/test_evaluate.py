@@ -590,3 +590,24 @@ def test_an_evaluation_that_ended_before_its_first_answer_leaves_its_folder_to_a
     assert len(report.samples) == 3 and rlvr.load_evaluation(tmp_path / "e").plan.envs[0].name == "arithmetic"
     with pytest.raises(ConfigError, match="was begun with another plan"):
         rlvr.evaluate("digit_sum", lambda prompt: "7", tasks=3, out=tmp_path / "e")
+
+
+def test_an_environment_of_the_caller_stays_open_and_one_that_was_made_here_is_closed() -> None:
+    env = rlvr.make_env("shell", sandbox={"name": "process", "trusted": True})
+    with env:
+        for _ in range(2):
+            assert rlvr.evaluate(env, "scripted:gold", tasks=1).accuracy == 1.0
+    closed: list[str] = []
+
+    class Watched(Verifier):
+        def verify(self, task: Task, answer: str) -> Verdict:
+            return Verdict(float(answer == task.reference), "compared")
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    rows = [{"question": "2+2=", "answer": "4"}]
+    rlvr.evaluate(rows, lambda prompt: "4", verifier=Watched())
+    assert closed == []
+    rlvr.evaluate(rows, lambda prompt: "4", verifier=Watched)
+    assert closed == ["closed"]
