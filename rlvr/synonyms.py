@@ -84,8 +84,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""
-CONVERTED = ("per_device_train_batch_size",)
-"""Words whose value is converted, too."""
+BATCH_SIZE = "per_device_train_batch_size"
+"""The word of transformers for the completions of a batch on a device, whose value is converted, too."""
 DEFAULT_NUM_GENERATIONS = 8
 """The default of `rollout.num_generations`; a test compares them, as this module imports no configuration."""
 ENVS: Mapping[str, str] = {"math": "competition_math"}
@@ -101,7 +101,7 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if kwargs.keys() & {*SYNONYMS[call], *CONVERTED} or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
+            if kwargs.keys() & {*SYNONYMS[call], BATCH_SIZE} or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
                 kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
             return function(*args, **kwargs)
         except ConfigError as error:
@@ -130,9 +130,9 @@ def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Turn transformers' sizes of a batch, which count completions, into the prompts of a step; TRL has one update for a batch, too."""
-    if call != "train" or "per_device_train_batch_size" not in given:
+    if call != "train" or BATCH_SIZE not in given:
         return given
-    words = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    words = (BATCH_SIZE, "gradient_accumulation_steps")
     sizes = {word: given[word] for word in words if word in given} | {"processes": int(os.environ.get("WORLD_SIZE", "1"))}
     group = given.get("num_generations", given.get("group_size", DEFAULT_NUM_GENERATIONS))
     told = " x ".join(f"{word}={size}" for word, size in sizes.items() if word in given or size != 1)
@@ -142,7 +142,7 @@ def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
             "write prompts_per_step=, the prompts of a step"
         )
     if "prompts_per_step" in given:
-        raise ConfigError(f"rlvr.train got prompts_per_step and {words[0]}, which say the same; give one of them")
+        raise ConfigError(f"rlvr.train got prompts_per_step and {BATCH_SIZE}, which say the same; give one of them")
     return {name: value for name, value in given.items() if name not in words} | {"prompts_per_step": math.prod(sizes.values()) // group}
 
 
