@@ -6,6 +6,7 @@ namespace with a /proc of its own. Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -14,7 +15,7 @@ import sys
 from typing import NamedTuple
 
 NEW_MOUNTS, NEW_UTS, NEW_IPC, NEW_USER, NEW_PID, NEW_NET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-PRIVATE, RECURSIVE, NOSUID, NODEV, NOEXEC, PR_SET_PDEATHSIG = 1 << 18, 1 << 14, 2, 4, 8, 1
+PRIVATE, RECURSIVE, NOSUID, NODEV, NOEXEC, REMOUNT, PR_SET_PDEATHSIG = 1 << 18, 1 << 14, 2, 4, 8, 32, 1
 KINDS = {
     "user": "users",
     "net": "network",
@@ -119,6 +120,14 @@ def mount_work_folders(disk_mb: int) -> None:
     for place in WRITABLE_FOLDERS:
         if not os.path.isdir(place) or not _mount_tmpfs_over(place, disk_mb, 0o700):
             raise OSError(ctypes.get_errno(), f"no small disk at {place}")
+
+
+def limit_terminals(most: int, folder: str = "/dev/pts") -> None:
+    """Allow at most `most` pseudo terminals in a container; none where the kernel does not let this process set a limit."""
+    options = f"max={most},ptmxmode=0666,mode=0620".encode()
+    if libc.mount(b"devpts", folder.encode(), b"devpts", REMOUNT | NOSUID | NOEXEC, options) != 0:
+        with contextlib.suppress(OSError):
+            os.chmod(os.path.join(folder, "ptmx"), 0)
 
 
 def forbid_user_namespaces() -> bool:

@@ -18,7 +18,7 @@ EPERM, EACCES, ENOSYS = 1, 13, 38
 AF_UNIX, NEW_NAMESPACES = 1, 0x7E020000
 CLONE_PARENT = 0x8000  # a child of the zygote, which it does not know and never reaps: its PID namespace would not end
 SET_NO_NEW_PRIVS, SET_SECCOMP, FILTER = 38, 22, 2
-FOR_SUPERVISOR, FOR_PROGRAM = False, True
+FOR_SUPERVISOR, FOR_PROGRAM, FOR_UNCOUNTED_PROGRAM = 1, 2, 3  # the last: no control group counts the kernel's memory of a program
 FIRST_UNKNOWN_CALL = 450  # calls from this number on are newer than this table: refused as if the kernel did not have them
 
 # the same numbers on both machines: open_tree and mounts, io_uring, pidfds, process_madvise, landlock, secret memory, quotactl_fd
@@ -27,11 +27,20 @@ COMMON_REFUSED_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 4
 # kill, tkill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo: refused to programs for the first process, which is ours wherever they run
 SIGNAL_CALLS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
 
+# sync, syncfs: they succeed and do nothing for programs. They would make the machine write the files of everybody, and wait for that
+IGNORED_CALLS = {"x86_64": (162, 306), "aarch64": (81, 267)}
+
+# inotify_init, inotify_init1: the events that wait in a queue are memory of the kernel, up to hundreds of megabytes for a user
+QUEUE_CALLS = {"x86_64": (253, 294), "aarch64": (26,)}
+
 # calls that are refused to programs for some values of an argument: (number on each machine, argument, values). fcntl: watch a folder, send
-# a signal for a descriptor, enlarge a pipe (a quota of the user's); setsockopt: the sizes of buffers, which are memory of the kernel
+# a signal for a descriptor, enlarge a pipe (a quota of the user's); setsockopt: the sizes of buffers, which are memory of the kernel, and
+# filters, which the kernel compiles: thousands of them keep it from compiling anybody's
 REFUSED_ARGUMENTS = (
     ({"x86_64": 72, "aarch64": 25}, 1, (1026, 8, 15, 10, 1031)),  # F_NOTIFY, F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETPIPE_SZ
-    ({"x86_64": 54, "aarch64": 208}, 2, (7, 8, 32, 33)),  # SO_SNDBUF, SO_RCVBUF, and the same by force
+    # SO_SNDBUF, SO_RCVBUF, and the same by force; SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
+    ({"x86_64": 54, "aarch64": 208}, 2, (7, 8, 32, 33, 26, 50, 51, 52)),
+    ({"x86_64": 157, "aarch64": 167}, 0, (22,)),  # prctl: PR_SET_SECCOMP, the other way to the same compiler
 )
 
 # machine: (audit architecture, socket, clone, clone3, refused to all, refused to programs as well)
@@ -43,15 +52,15 @@ CALL_TABLES = {
         + (250, 248, 249, 321, 298, 323, 246, 320, 175, 313, 176, 304, 303, 163, 179, 169, 167, 168, 135, 312, 300, 212)
         + (279, 237, 238, 256, 153, 103, 154, 172, 173, 170, 171),
         # pidfd_send_signal, pidfd_open, seccomp, memfd_create, execveat, ioprio_set, sched_setaffinity, sched_setscheduler, sched_setparam,
-        # sched_setattr; sendmsg and sendmmsg: descriptors in flight use up a quota of the user's
-        (424, 434, 317, 319, 322, 251, 203, 144, 142, 314, 46, 307),
+        # sched_setattr; sendmsg and sendmmsg: descriptors in flight use up a quota of the user's; io_setup: a quota of the whole machine
+        (424, 434, 317, 319, 322, 251, 203, 144, 142, 314, 46, 307, 206),
     ),
     "aarch64": (
         (0xC00000B7, 198, 220, 435),
         (117, 270, 271, 194, 196, 195, 197, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181, 182, 183, 184, 185, 97, 268, 40, 39, 41, 51)
         + (219, 217, 218, 280, 241, 282, 104, 294, 105, 273, 106, 265, 264, 89, 60, 142, 224, 225, 92, 272, 262, 18)
         + (239, 235, 237, 238, 58, 116, 161, 162),
-        (424, 434, 277, 279, 281, 30, 122, 119, 118, 274, 211, 269),
+        (424, 434, 277, 279, 281, 30, 122, 119, 118, 274, 211, 269, 0),
     ),
 }
 
@@ -60,9 +69,11 @@ class _FilterProgram(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def build_filter(machine: str, for_program: bool) -> bytes:
-    """Build the filter for one processor architecture, in the kernel's format; the stricter one if `for_program` is true."""
+def build_filter(machine: str, strictness: int) -> bytes:
+    """Build the filter for one processor architecture, in the kernel's format; `strictness` is one of the three `FOR_...` above."""
     (arch, socket, clone, clone3), to_all, to_programs = CALL_TABLES[machine]
+    for_program = strictness != FOR_SUPERVISOR
+    to_programs += QUEUE_CALLS[machine] if strictness == FOR_UNCOUNTED_PROGRAM else ()
     refused_flags = NEW_NAMESPACES | (CLONE_PARENT if for_program else 0)
     refused = to_all + COMMON_REFUSED_CALLS + (to_programs if for_program else ())
 
@@ -75,6 +86,8 @@ def build_filter(machine: str, for_program: bool) -> bytes:
     code += [step(JUMP_GREATER_EQUAL, FIRST_UNKNOWN_CALL, 0, 1), step(RETURN, ERRNO | ENOSYS)]
     for number in refused:
         code += [step(JUMP_EQUAL, number, 0, 1), step(RETURN, ERRNO | EPERM)]
+    for number in IGNORED_CALLS[machine] if for_program else ():
+        code += [step(JUMP_EQUAL, number, 0, 1), step(RETURN, ERRNO)]
     for number in SIGNAL_CALLS[machine] if for_program else ():
         code += [step(JUMP_EQUAL, number, 0, 4), step(LOAD, 16), step(JUMP_EQUAL, 1, 0, 1), step(RETURN, ERRNO | EPERM)]
         code += [step(RETURN, ALLOW)]
@@ -87,15 +100,15 @@ def build_filter(machine: str, for_program: bool) -> bytes:
     return b"".join([*code, step(RETURN, ALLOW)])
 
 
-_FILTER_CACHE: dict[bool, bytes] = {}  # a filter is built once, and inherited by every fork
+_FILTER_CACHE: dict[int, bytes] = {}  # a filter is built once, and inherited by every fork
 
 
-def install_filter(for_program: bool) -> bool:
+def install_filter(strictness: int) -> bool:
     """Install the filter on this process and all its children, permanently. Returns False if processor or kernel do not support it."""
     if not is_architecture_supported():
         return False
-    code = _FILTER_CACHE.get(for_program) or build_filter(os.uname().machine, for_program)
-    _FILTER_CACHE[for_program] = code
+    code = _FILTER_CACHE.get(strictness) or build_filter(os.uname().machine, strictness)
+    _FILTER_CACHE[strictness] = code
     built = _FilterProgram(len(code) // 8, code)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

@@ -34,6 +34,7 @@ MAX_WALL_FACTOR = 10.0  # multiple of the wall limit: the hard timeout on a mach
 KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
 PR_SET_CHILD_SUBREAPER, CHUNK_BYTES = 36, 1 << 18
 MEGABYTE = 1 << 20
+MAX_TERMINALS = 32  # pseudo terminals of a container; the machine has some thousands for everybody
 OWN_PROCESSES = 8
 """Processes of ours that the kernel counts with a program's, where both have the one user id of a user namespace: the first process,
 the supervisor, the zygote, the namespace helper, the inits of two used namespaces and of those created in advance."""
@@ -352,6 +353,8 @@ def main(settings: dict[str, Any]) -> None:
         spaces += [namespaces.OWN_DISK_LABEL, *(["no new user namespaces"] if namespaces.forbid_user_namespaces() else [])]
     if own_disks_mb := settings.get("own_disks_mb"):  # the engine cannot limit how many files they hold
         namespaces.mount_work_folders(own_disks_mb)
+    if settings["cgroup"]:
+        namespaces.limit_terminals(MAX_TERMINALS)
     if namespaces.OWN_DISK_LABEL in spaces:
         settings["places"] = list(namespaces.WRITABLE_FOLDERS)
     settings["users"] = None if settings["uid"] is None else namespaces.choose_user_ids(settings["uid"])
@@ -368,7 +371,8 @@ def main(settings: dict[str, Any]) -> None:
     child = os.fork()
     if child == 0:
         door.close()
-        request = zygote.serve_forks(other, namespace_helper is not None)
+        strictness = seccomp.FOR_PROGRAM if settings["cgroup"] else seccomp.FOR_UNCOUNTED_PROGRAM
+        request = zygote.serve_forks(other, namespace_helper is not None, strictness)
         if request is None:
             os._exit(0)
         zygote.run_as_program(request)

@@ -50,13 +50,16 @@ def preload_modules() -> None:
     gc.freeze()
 
 
-def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, Any] | None:
-    """Fork a child for every request received from `connection`. Returns the request in the child, and None in the parent at the end."""
+def serve_forks(connection: socket.socket, uses_namespaces: bool, filter_strictness: int) -> dict[str, Any] | None:
+    """Fork a child for every request received from `connection`. Returns the request in the child, and None in the parent at the end.
+
+    `filter_strictness` is that of the system-call filter of every program; see `seccomp.build_filter`.
+    """
     if uses_namespaces:
         nest.unshare_zygote_mounts()
     rights.keep_only_capabilities(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))
     if not uses_namespaces:  # with namespaces every program installs the filter itself: entering one needs calls that the filter refuses
-        seccomp.install_filter(seccomp.FOR_PROGRAM)
+        seccomp.install_filter(filter_strictness)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -78,6 +81,7 @@ def serve_forks(connection: socket.socket, uses_namespaces: bool) -> dict[str, A
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 request["descriptors"] = descriptors
+                request["filter"] = filter_strictness if request["filter"] else 0
                 return request
             living[pid] = request["serial"]
             for number in descriptors:
@@ -150,7 +154,7 @@ def _set_up_process(request: dict[str, Any]) -> bytes:
         os.setresuid(request["uid"], request["uid"], request["uid"])
     rights.drop_all_capabilities()
     if request["filter"]:
-        seccomp.install_filter(seccomp.FOR_PROGRAM)
+        seccomp.install_filter(request["filter"])
     libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # so that /dev/stdin opens; tracing is refused by the filter
     os.chdir(request["folder"])
     os.umask(0o022)

@@ -66,7 +66,17 @@ for name in ('oom_score_adj', 'comm'):
 
 
 @pytest.mark.parametrize(
-    "call", ["seccomp", "memfd_create", "pidfd_open", "sched_setaffinity", "a call of tomorrow", "clone into namespaces"]
+    "call",
+    [
+        "seccomp",
+        "memfd_create",
+        "pidfd_open",
+        "sched_setaffinity",
+        "io_setup",
+        "inotify_init",
+        "a call of tomorrow",
+        "clone into namespaces",
+    ],
 )
 def test_calls_that_no_program_needs_are_refused(process_sandbox: Sandbox, call: str) -> None:
     if os.uname().machine != "x86_64":
@@ -76,6 +86,8 @@ def test_calls_that_no_program_needs_are_refused(process_sandbox: Sandbox, call:
         "memfd_create": 319,
         "pidfd_open": 434,
         "sched_setaffinity": 203,
+        "io_setup": 206,
+        "inotify_init": 253,
         "a call of tomorrow": 467,
         "clone into namespaces": 56,
     }
@@ -86,7 +98,48 @@ def test_calls_that_no_program_needs_are_refused(process_sandbox: Sandbox, call:
 
 def test_the_filter_for_programs_is_the_tighter_one() -> None:
     for machine in seccomp.CALL_TABLES:
-        assert len(seccomp.build_filter(machine, seccomp.FOR_PROGRAM)) > len(seccomp.build_filter(machine, seccomp.FOR_SUPERVISOR))
+        lengths = [len(seccomp.build_filter(machine, strictness)) for strictness in (1, 2, 3)]
+        assert lengths == sorted(set(lengths))
+
+
+def test_a_program_gives_the_kernel_no_filter_to_compile(process_sandbox: Sandbox) -> None:
+    source = """
+import ctypes, socket
+libc = ctypes.CDLL(None, use_errno=True)
+code = ctypes.create_string_buffer(bytes.fromhex("06000000ffff0000"))
+program = (ctypes.c_ushort * 8)(1)
+ctypes.cast(program, ctypes.POINTER(ctypes.c_void_p))[1] = ctypes.addressof(code)
+one, _ = socket.socketpair()
+print(libc.setsockopt(one.fileno(), 1, 26, program, 16), ctypes.get_errno())
+print(libc.prctl(22, 2, program, 0, 0), ctypes.get_errno())
+"""
+    assert process_sandbox.run(Program(source)).text.split() == ["-1", "1", "-1", "1"]
+
+
+def test_a_program_that_syncs_does_not_make_the_machine_write(process_sandbox: Sandbox) -> None:
+    """A `sync` of the kernel on a closed descriptor fails; the one that does nothing succeeds."""
+    if os.uname().machine != "x86_64":
+        pytest.skip("NOT RUN: the numbers here are those of x86_64")
+    source = "import ctypes, os\nos.sync()\nprint(ctypes.CDLL(None).syscall(306, 99))"
+    assert process_sandbox.run(Program(source)).text == "0\n"
+
+
+@pytest.mark.docker
+def test_a_container_has_few_terminals(docker_sandbox: Sandbox) -> None:
+    source = """
+import os
+held = []
+try:
+    while len(held) < 200:
+        held.append(os.openpty())
+except OSError:
+    pass
+print(len(held))
+"""
+    assert int(docker_sandbox.run(Program(source)).text) <= supervisor.MAX_TERMINALS
+    with docker_sandbox.create_session() as session:
+        opened = session.run(source, language="python")
+        assert 0 < int(opened.text) <= supervisor.MAX_TERMINALS, opened
 
 
 @pytest.mark.docker
