@@ -137,9 +137,9 @@ class Dataset(Environment):
             forms += [f"<think>{own or '...'}</think><answer>{right}</answer>"]
         return next((text for text in forms if self.verifier.verify(task, text).passed), None)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that the verifier works here."""
-        self.verifier.check_ready()
+        self.verifier.prepare()
 
     def _load(
         self,

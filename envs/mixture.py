@@ -107,10 +107,10 @@ class Mixture(Environment):
         """Return the step rewards of the task's environment."""
         return self._environment_of(task).step_rewards(task, completions, verdict)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that every environment works here."""
         for environment in self.environments.values():
-            environment.check_ready()
+            environment.prepare()
 
     def close(self) -> None:
         """Close every environment."""

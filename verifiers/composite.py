@@ -102,10 +102,10 @@ class Composite(Verifier):
             reasons.insert(0, f"the mean with the weights {', '.join(f'{weight / total:.3g}' for weight in self.weights.values())}")
         return Verdict(score, "; ".join(reasons), scores, fault)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that every component is ready."""
         for part in self.components.values():
-            part.check_ready()
+            part.prepare()
 
     def close(self) -> None:
         """Close every component."""

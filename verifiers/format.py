@@ -119,7 +119,7 @@ class Format(Verifier):
         share = sum(parts.values()) / len(parts)
         return Verdict(share if self.partial else float(share == 1), "; ".join(filter(None, flaws.values())) or "well-formed", parts)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process that compares patterns."""
         if self.matcher is not None:
             self.matcher.start_workers()

@@ -105,7 +105,7 @@ class IsolatedVerifier(Verifier):
             pass
         return Verdict(None, f"{error}; another answer fails too, so this one is not the cause", fault=Fault.INFRA)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the workers."""
         self.pool.start_workers()
 

@@ -105,7 +105,7 @@ class JsonSchema(Verifier):
             return str(broken.get("failed") or broken.get("over") or broken.get("missing"))
         return "" if any(reply["problem"] for reply in replies) else "it accepts every value"
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the workers in the background."""
         self.pool.start_workers()
 

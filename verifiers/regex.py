@@ -76,7 +76,7 @@ class Regex(Verifier):
             return Verdict(0.0, f"matching failed: {said.get('failed')}", fault=Fault.ANSWER)
         return Verdict(float(said["same"]), f"{found.text!r:.80} {'matches' if said['same'] else 'does not match'} {pattern!r:.80}")
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the workers in the background."""
         self.pool.start_workers()
 

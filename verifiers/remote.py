@@ -81,10 +81,10 @@ class ServiceVerifier(AsyncVerifier):
         self._semaphore: asyncio.Semaphore | None = None
         self._send_tasks = set[asyncio.Task[None]]()
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that the service is reachable, accepts the token and has the verifier."""
         if self.client is None:
-            super().check_ready()
+            super().prepare()
             return
         names = self._loop.submit(self.client.list_verifiers()).result()
         if self.remote_name and self.remote_name not in names:

@@ -211,7 +211,7 @@ class Symbolic(Verifier):
             return Verdict(None, f"the gold could not be checked: {error}", fault=Fault.INFRA)
         return _invalid_gold_verdict(gold, why) if why else Verdict(1.0, f"parsed as {describe_tree(parse_answer(gold))}")
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the algebra workers in the background, so that no answer waits for them."""
         self.pool.start_workers()
 

@@ -82,10 +82,10 @@ class AuditedVerifier(Verifier):
         digest = hashlib.blake2b(f"{task.id}\0{answer}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
         return int.from_bytes(digest, "big") < self.fraction * 2**64
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that both verifiers are ready."""
-        self.verifier.check_ready()
-        self.audit_verifier.check_ready()
+        self.verifier.prepare()
+        self.audit_verifier.prepare()
 
     def close(self) -> None:
         """Close both verifiers."""

@@ -43,7 +43,7 @@ def main() -> None:
     for env, key, name in named:
         if given.env in ("", env) and (not given.only or name in given.only.split(",")):
             with rlvr.make_env(env, **{key: name}) as made:
-                made.check_ready()
+                made.prepare()
                 rows.append(looked(made, name, given.games))
             print(json.dumps(rows[-1]), flush=True)
     wins = [row["script"] for row in rows if row["script"] is not None]

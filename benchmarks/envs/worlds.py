@@ -220,7 +220,7 @@ def looked(world: World, tasks: int) -> dict[str, Any]:
         return {"refused": str(error)[:300]}
     with env:
         try:
-            env.check_ready()
+            env.prepare()
             env.task(env.splits[0], 0)
         except RlvrError as error:
             return {"refused": str(error)[:300]}

@@ -163,9 +163,9 @@ def mixed(way: str) -> dict[str, Any]:
 
 
 def judged(way: str, work: list[tuple[str, str, bool]]) -> list[tuple[bool, float, float | None]]:
-    """All of it, with a verifier after `check_ready()`."""
+    """All of it, with a verifier after `prepare()`."""
     with Symbolic(workers=2, cache=1) as verifier:
-        verifier.check_ready()
+        verifier.prepare()
         ask(verifier, "|x-1|", "|1-x|")
         time.sleep(1)  # the second worker
         if way != "threads":

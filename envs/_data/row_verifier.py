@@ -58,10 +58,10 @@ class PerRowVerifier(Verifier):
             return Verdict(None, "the task has no settings for its verifier", fault=Fault.TASK)
         return self._get_verifier(own).verify_transcript(task, transcript)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that every verifier works here."""
         for verifier in (self.default_verifier, *self.verifiers.values()):
-            verifier.check_ready()
+            verifier.prepare()
 
     def close(self) -> None:
         """Close every verifier."""

@@ -150,7 +150,7 @@ class GameEnvironment(Environment):
         """Open a game from the task's seed. All members of a group play the same game, so `seed` is ignored."""
         return GameSession(self, task)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process with the package."""
         self.host.ensure_started()
 

@@ -141,7 +141,7 @@ class Bfcl(Environment):
         specs = [make_tool_spec(one) for one in row["functions"]]
         return CallSession(task, specs, row, None if self.category in SINGLE_TURN_CATEGORIES else self.host, self.category)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process that imports the package."""
         self.host.ensure_started()
 

@@ -132,9 +132,9 @@ class Harbor(Environment):
         folder = self.test_verifier.folders[task.reference["folder"]]
         return TaskFolderSession(task, folder, self.tools, sandbox=self.sandbox, disk_mb=self.disk_mb, seed=seed)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the sandbox and build every image, so that a failed build stops the run before it begins."""
-        super().check_ready()
+        super().prepare()
         for folder in self.test_verifier.folders.values():
             get_or_build_image(folder)
 

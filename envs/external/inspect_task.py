@@ -82,7 +82,7 @@ class InspectTask(TaskListEnvironment):
         found = self.call_query_instance("find_gold_answer", number=task.reference["seed"])
         return found if isinstance(found, str) else None
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process, compare the version, and read the samples."""
         about = self.host.ensure_started()
         if not str(about["version"]).startswith(VERSION_PREFIX):

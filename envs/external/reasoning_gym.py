@@ -209,7 +209,7 @@ class ReasoningGym(Environment):
             return None
         return {"tag": f"<answer>{gold}</answer>", "boxed": f"\\boxed{{{gold}}}"}.get(self.extractor, str(gold))
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process of the package, and the sandbox for data sets that need it."""
         about = self.package_verifier.host.ensure_started()
         if about["version"] != VERSION:
@@ -218,7 +218,7 @@ class ReasoningGym(Environment):
                 f"reasoning_gym {about['version']} is installed, {VERSION} is needed: {python}pip install reasoning-gym=={VERSION}"
             )
         if self.dataset in COMPARED_IN_SANDBOX and self.sandbox is not None:
-            self.sandbox.check_ready()
+            self.sandbox.prepare()
 
     def _make_task(self, split: str, index: int) -> Task:
         for attempt in range(MAX_QUESTION_DRAWS):

@@ -101,7 +101,7 @@ class SkyRLGym(TaskListEnvironment):
         rows.append({"name": "your own", "offered": "yours", "why": "with imports, the module that registers it"})
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process, and check that the tested version is installed."""
         about = self.host.ensure_started()
         if about["version"] != VERSION:

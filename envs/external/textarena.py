@@ -139,7 +139,7 @@ class TextArena(GameEnvironment):
         ]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(UNSUPPORTED.items())]
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process, and check that the version is the one that the tables of this file were made with."""
         about = self.host.ensure_started()
         if about["version"] != VERSION:

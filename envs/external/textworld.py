@@ -79,7 +79,7 @@ class TextWorld(GameEnvironment):
         made = {"name": "adventures", "offered": "yes", "why": "a new house for each task; options nb_rooms, nb_objects, quest_length"}
         return [made, *({"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items())]
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process, and check that the tested version is installed."""
         about = self.host.ensure_started()
         if about["version"] != VERSION:

@@ -115,7 +115,7 @@ class VerifiersEnv(TaskListEnvironment):
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the process, compare the version, and read the tasks."""
         about, series = self.host.ensure_started(), VERSION_PREFIXES[self.interface]
         if not str(about["version"]).startswith(series):

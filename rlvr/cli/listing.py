@@ -26,7 +26,7 @@ from rlvr.registry.plugins import (
     list_entries,
     list_entries_with_import_errors,
     load_factory,
-    load_function,
+    load_function_from_file,
 )
 from rlvr.runs.tables import make_table
 from rlvr.task import to_plain_json
@@ -127,7 +127,7 @@ def find_kind(command: str, name: str) -> str:
         plural = _list_kind_words()[one]
         raise ConfigError(f"{command} takes a KIND and a NAME: such as `rlvr {command} {one} NAME`; `rlvr list {plural}` shows the names")
     if FILE_PLUGIN_PATTERN.fullmatch(name):
-        loaded: Any = load_function(name, "plugin")
+        loaded: Any = load_function_from_file(name, "plugin")
         found = [
             kind.name for kind in PLUGIN_KINDS.values() if kind.contract and isinstance(loaded, type) and issubclass(loaded, kind.contract)
         ]

@@ -34,7 +34,7 @@ def play_task(env: str, *, setting_pairs: Sequence[str], split: str | None, inde
     host = SessionHost({"env": suite.items[0].env})
     try:
         environment = host.envs["env"]
-        environment.check_ready()
+        environment.prepare()
         where = {"env": "env", "split": split or ("test" if "test" in environment.splits else environment.splits[0]), "index": index}
         opened = _ask(host, {"what": "open", "session": "play", "seed": seed, **where})
         for message in opened["prompt"]:

@@ -353,7 +353,7 @@ class Driver:
         self._start_deadlines[worker] = time.monotonic() + self.settings.startup_timeout_s
         self._current_groups[worker] = None
         self.metrics.set_state(worker, "starting")
-        self.transport.begin_worker_start(worker)
+        self.transport.start_worker(worker)
 
     # ---- commands of the scheduler
 

@@ -143,7 +143,7 @@ class RayTransport:
 
     # ---- orders
 
-    def begin_worker_start(self, worker: str) -> None:
+    def start_worker(self, worker: str) -> None:
         """Begin to start a worker; Ray chooses the machine."""
         asked = {
             "num_cpus": self.settings.cpus_per_rollout_worker,

@@ -90,7 +90,7 @@ class RolloutWorker:
         self.verifier_client = VerifierClient(limit_s, heartbeat_interval_s=asked.call_timeout_s / 4, heartbeat=self._extend_timeout)
         if elsewhere:
             environment.verifier = RemoteVerifier(environment.verifier, self.verifier_client)
-        environment.check_ready()
+        environment.prepare()
         mdp = TokenMDP(environment, tokenizer, **asked.token_limits, position_limit=settings.position_limit)
         self.sampler: Sampler = self._resources.enter_context(build_from_config("sampler", asked.sampler))
         self.sampler.setup(environment, tokenizer, precision=settings.precision, max_length=mdp.max_length)
@@ -176,9 +176,9 @@ class EvalWorker(RolloutWorker):
         self.environments = dict[str, Environment]()
         for item in settings.items:
             self.environments[item.name] = self._resources.enter_context(build_from_config("env", item.env))
-            self.environments[item.name].check_ready()
+            self.environments[item.name].prepare()
         self.sampler = self._resources.enter_context(settings.sampler.build())
-        self.sampler.check_ready()
+        self.sampler.prepare()
         self._env_name, self._env_resources = "", self._resources.enter_context(ExitStack())
         """The environment of the current rollout, and the resources to close with that rollout."""
 

@@ -71,7 +71,7 @@ Event = WorkerStarted | WeightsLoaded | TaskEnded | WorkerLost
 class Transport(Protocol):
     """Starts rollout workers and calls them. Only `poll` blocks. After a worker is lost, it causes no more events."""
 
-    def begin_worker_start(self, worker: str) -> None:
+    def start_worker(self, worker: str) -> None:
         """Begin to start a worker."""
         ...
 

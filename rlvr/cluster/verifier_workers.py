@@ -55,7 +55,7 @@ class VerifierWorker:
     def __init__(self, config: RunConfig) -> None:
         asked = config.rollout
         self.environment: Environment = build_from_config("env", config.env)
-        self.environment.check_ready()
+        self.environment.prepare()
         self.call_timeout_s, self.executor = asked.call_timeout_s, DaemonThreadExecutor(asked.max_concurrent_calls)
         self._num_running, self._is_exclusive = 0, False
         """Number of running verifications, and whether the one that runs is exclusive."""
@@ -258,7 +258,7 @@ class RemoteVerifier(Verifier):
         self.has_bounded_score = inner.has_bounded_score
         self.traits = VerifierTraits(is_async=True, takes_transcript=True)
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check nothing: only the verifier workers need what the verifier needs."""
 
     @reject_non_text_answers

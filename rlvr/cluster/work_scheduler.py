@@ -163,7 +163,7 @@ class WorkScheduler:
         return self._dispatch()
 
     @property
-    def num_unfinished(self) -> int:
+    def num_unfinished_groups(self) -> int:
         """How many groups have not ended."""
         return len(self._items)
 

@@ -36,7 +36,7 @@ def iter_sandbox_checks(name: str, settings: dict[str, Any]) -> Steps:
     """Yield the checks of a sandbox by its name: build it, attack it, close it."""
     sandbox: Sandbox = build("sandbox", name, **settings)
     try:
-        sandbox.check_ready()  # if something is missing: one message, not one from every check
+        sandbox.prepare()  # if something is missing: one message, not one from every check
         for check, probe in PROBES.items():
             yield check, partial(probe, sandbox)
     finally:

@@ -255,12 +255,12 @@ class Plugin(Hinted):
     setting_hints: ClassVar[Mapping[str, str]] = {}
     """What to write here for settings that the plugin does not have and users expect: {"timeout": "write limits={'wall_s': 5}"}."""
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Raise an RlvrError if a dependency is not available. Called once, before long work begins."""
         for needed in (getattr(self, name, None) for name in self.needs):
             for plugin in needed if isinstance(needed, list | tuple) else [needed]:
                 if isinstance(plugin, Plugin):
-                    plugin.check_ready()
+                    plugin.prepare()
 
     def close(self) -> None:
         """Release processes, containers and files. May be called more than once."""

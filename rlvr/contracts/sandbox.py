@@ -319,7 +319,7 @@ class Sandbox(Plugin, ABC):
         """
         raise ConfigError(f"{type(self).__name__} has no sessions; use the docker sandbox, or the process sandbox for code that you trust")
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Run an empty program; raise SandboxError if the sandbox fails."""
         if (outcome := self.run(Program(""))).status is ExitStatus.INTERNAL_ERROR:
             raise SandboxError(outcome.reason)

@@ -96,7 +96,7 @@ class EvalRunner:
         if not todo:
             return
         for item in todo:
-            environments[item.name].check_ready()
+            environments[item.name].prepare()
         total = sum(map(len, requests.values()))
         shown = ProgressReporter(self.console, "samples", total, len(self.stored_keys), initial_delay_s=TIME_STORE_INTERVAL_S)
         with self._report_interruption(total), shown as work:
@@ -136,7 +136,7 @@ class EvalRunner:
             with self.remote_sampling(spec, sampler, items) as answers:
                 yield answers
             return
-        sampler.check_ready()
+        sampler.prepare()
         yield LocalEpisodeSource(sampler)
 
     def _check_questions_unchanged(self, requests: Sequence[RolloutRequest]) -> None:

@@ -236,7 +236,7 @@ def is_function_plugin(factory: Any, kind: str) -> bool:
     )
 
 
-def load_function(target: str, what: str) -> Callable[..., Any]:
+def load_function_from_file(target: str, what: str) -> Callable[..., Any]:
     """Load a function of the user from `path/to/file.py:function`; `what` says in messages what it is for."""
     return _load_from_file(PluginKind(what, what, ()), target)
 

@@ -20,7 +20,7 @@ from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, SamplerTraits, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, load_text_tokenizer
-from rlvr.registry.plugins import load_function
+from rlvr.registry.plugins import load_function_from_file
 from rlvr.samplers._chat_calls import decode_conversation
 from rlvr.turns import Call, ToolSpec, Turn
 
@@ -50,7 +50,7 @@ class FunctionSampler(Sampler):
             concurrency: how many calls of a coroutine function run at the same time.
         """
         if isinstance(function, str):
-            function = load_function(function, "policy")
+            function = load_function_from_file(function, "policy")
         if not callable(function) or isinstance(function, Plugin):  # a verifier and a tool are callable, too
             raise ConfigError(f"the policy is a {type(function).__name__}; give a function from the text of a prompt to a completion")
         if concurrency < 1:

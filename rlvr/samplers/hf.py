@@ -79,7 +79,7 @@ class HFSampler(Sampler):
         self._trainer_model: Any = None
         self._device = device
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Load the configured model, if the trainer has passed none."""
         if self.model is None and isinstance(self.tokenizer, str):
             self.update_from_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
@@ -131,7 +131,7 @@ class HFSampler(Sampler):
     def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; waiting requests take free rows, later turns first."""
         if self.model is None:
-            self.check_ready()
+            self.prepare()
         if self.model is None:
             raise SamplerError("the hf sampler has no model yet; set model: DIR, or load one")
         training, batch, waiting = self.model.training, None, list[tuple[int, Request]]()

@@ -152,7 +152,7 @@ class OpenAISampler(Sampler):
         """Whether any request has succeeded: after that, a rejection concerns a single request."""
         self._closed = threading.Event()
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Check that the endpoint accepts connections, so that a wrong port is one early error instead of one per sample."""
         try:
             self.http.connect(deadline=time.monotonic() + min(self.attempt_timeout_s, CONNECT_TIMEOUT_S))

@@ -215,7 +215,7 @@ class VLLMSampler(Sampler):
         if precision is not None:
             self._precision, self._max_length = precision, max_length
 
-    def check_ready(self) -> None:
+    def prepare(self) -> None:
         """Start the engine for the configured model, if there is none yet."""
         if self._engine is None and self._model is not None:
             self._engine = self._start_engine(self._model)
@@ -256,7 +256,7 @@ class VLLMSampler(Sampler):
 
     def stream_from_queue(self, queue: RequestQueue, sampling: SamplingParams) -> Iterator[tuple[int, Completion] | None]:
         """Yield completions for a queue of requests; the engine batches new requests with the running ones."""
-        self.check_ready()
+        self.prepare()
         if self._engine is None:
             raise SamplerError(
                 "the vllm sampler has no model yet: `update_from_model` was not called and no folder is given; write vllm:DIR"

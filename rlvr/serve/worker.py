@@ -89,7 +89,7 @@ class ServiceWorker:
     def serve(self, stream: Any) -> None:
         """Read and execute messages until the server closes the socket."""
         for verifier in self.verifiers.values():
-            verifier.check_ready()
+            verifier.prepare()
         told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if has_batch_verify(v)]}).encode()
         self.send_to_server(b"R 0 %d\n" % len(told) + told)
         Thread(target=self._run_watchdog, name="watch", daemon=True).start()

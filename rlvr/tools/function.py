@@ -8,7 +8,7 @@ from typing import Any
 from rlvr.contracts.schema import build_parameters_schema, strip_docstring_sections
 from rlvr.contracts.tool import Tool, ToolExample, await_if_needed, format_result
 from rlvr.errors import PluginLoadError
-from rlvr.registry.plugins import load_function
+from rlvr.registry.plugins import load_function_from_file
 from rlvr.turns import ToolSpec
 
 
@@ -36,7 +36,7 @@ class FunctionTool(Tool):
         Args:
             function: the function, or path/to/file.py:function; all of its conversations share it, so it must be thread-safe.
         """
-        function = load_function(function, "function") if isinstance(function, str) else function
+        function = load_function_from_file(function, "function") if isinstance(function, str) else function
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
         about = strip_docstring_sections(function.__doc__ or "")

@@ -110,7 +110,7 @@ class AnswerProbe:
         """Describe how the verifier no longer tells answers apart as it did, beyond its own noise; empty if it does."""
         return describe_verifier_change(answers, scores, self.repeatability)
 
-    def explain_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
+    def explain_reward_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
         """Find what has changed so that the reward fell by more than a fraction of it since these answers were given."""
         scores = self.verify_again(answers)
         pairs = [(answer, score) for answer, score in zip(answers, scores, strict=True) if score is not None]

@@ -191,7 +191,7 @@ def build_components(
         held_out = count_available_tasks(environment, config.eval.split, config.eval.tasks)
         longest = max(longest, compute_max_prompt_length(mdp, config.eval.split, range(min(held_out, MAX_CHECKED_PROMPTS))))
     check_frozen_models(config, algorithm, mdp, longest)
-    environment.check_ready()
+    environment.prepare()
     sampler: Sampler = stack.enter_context(build_from_config("sampler", config.rollout.sampler))
     if inputs.model is None and config.model.path is not None and (config.model.local_folder / "adapter_config.json").is_file():
         raise ConfigError(

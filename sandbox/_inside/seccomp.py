@@ -73,9 +73,9 @@ def build_filter(machine: str, strictness: int) -> bytes:
     """Build the filter for one processor architecture, in the kernel's format; `strictness` is one of the three `FOR_...` above."""
     (arch, socket, clone, clone3), to_all, to_programs = CALL_TABLES[machine]
     for_program = strictness != FOR_SUPERVISOR
-    to_programs += QUEUE_CALLS[machine] if strictness == FOR_UNCOUNTED_PROGRAM else ()
     refused_flags = NEW_NAMESPACES | (CLONE_PARENT if for_program else 0)
-    refused = to_all + COMMON_REFUSED_CALLS + (to_programs if for_program else ())
+    refused = [*to_all, *COMMON_REFUSED_CALLS, *(to_programs if for_program else ())]
+    refused += QUEUE_CALLS[machine] if strictness == FOR_UNCOUNTED_PROGRAM else ()
 
     def step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("HBBI", code, yes, no, value)

@@ -110,7 +110,7 @@ def test_without_rollout_workers_it_ends_and_the_same_call_continues(
 
 
 class Never(Dead):
-    def begin_worker_start(self, worker: str) -> None:
+    def start_worker(self, worker: str) -> None:
         self.work.append(WorkerLost(worker, "NotFound: there is no such file", is_permanent=True))
 
     def kill_worker(self, worker: str) -> None:

@@ -126,7 +126,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
 
 def started(**place: Any) -> RayTransport:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
-    transport.begin_worker_start("c0.0")
+    transport.start_worker("c0.0")
     transport.ray.last("heartbeat").ends(0.0)
     transport.ray.last("build_worker").ends(PLACE | place)
     assert transport.poll(0) == [WorkerStarted("c0.0")]
@@ -163,7 +163,7 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
     assert sent(1) == ["v0", "v1"] and sent(3) == ["v2", "v3"]
     assert sent(2) == ["v0", "v1", "v2"]  # there is no way back
     transport.kill_worker("c0.0")
-    transport.begin_worker_start("c0.0")
+    transport.start_worker("c0.0")
     ray.last("build_worker").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c0.0")] and sent(3) == ["v0", "v1", "v2", "v3"]
 
@@ -182,12 +182,12 @@ def test_a_dead_process_is_a_loss_and_its_work_is_to_blame_unless_its_machine_is
 def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray) -> None:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
     for error, hopeless in ((ConfigError("no\nsuch file"), True), (OSError("no memory"), False)):
-        transport.begin_worker_start("c0.0")
+        transport.start_worker("c0.0")
         ray.last("build_worker").ends(RayTaskError(error))
         [lost] = transport.poll(0)
         assert lost == WorkerLost("c0.0", f"{type(error).__name__}: {' '.join(str(error).split())}", is_permanent=hopeless)
     transport = started()  # what one could start with, another one lacks: its machine, or what the one before it has left there
-    transport.begin_worker_start("c1.0")
+    transport.start_worker("c1.0")
     ray.last("build_worker").ends(RayTaskError(ConfigError("no memory on the GPU")))
     assert transport.poll(0) == [WorkerLost("c1.0", "ConfigError: no memory on the GPU", is_permanent=False)]
 
@@ -222,7 +222,7 @@ def test_a_collector_that_ray_cannot_place_is_lost_with_what_is_free_and_the_fir
     )
     for hopeless in (False, True):
         transport._has_started = not hopeless
-        transport.begin_worker_start("c1.0")
+        transport.start_worker("c1.0")
         clock[0] += 119
         assert transport.poll(0) == []
         clock[0] += 2
@@ -385,7 +385,7 @@ def test_what_comes_back_and_cannot_be_read_is_a_loss(ray: Ray) -> None:
 
 def test_what_ended_a_constructor_is_in_the_reason(ray: Ray) -> None:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
-    transport.begin_worker_start("c0.0")
+    transport.start_worker("c0.0")
     said = (
         "The actor died because of an error in its creation task, ray::A.__init__()\n  File x\nModuleNotFoundError: No module named 'rlvr'"
     )
@@ -409,7 +409,7 @@ def test_rollout_workers_work_in_the_drivers_folder(ray: Ray, tmp_path: Path, mo
     """Ray's processes begin where `ray start` was typed; a relative path in a recipe means another file there."""
     monkeypatch.chdir(tmp_path)
     transport = RayTransport(ClusterConfig(verifier_workers=1), {}, WorkerSettings("float32", False, 1))
-    transport.begin_worker_start("c0.0")
+    transport.start_worker("c0.0")
     assert [call.given[-1] for call in ray.calls if call.name == "build_worker"] == [str(tmp_path)] * 2
     monkeypatch.chdir("/")
     change_to_driver_folder(str(tmp_path / "not here"))
@@ -425,7 +425,7 @@ def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> Non
         ("run_task", ConfigError("x"), True),
         ("run_task", OSError("x"), False),
     ):
-        transport.begin_worker_start("c0.0")
+        transport.start_worker("c0.0")
         ray.last("build_worker").ends(PLACE)
         transport.poll(0)
         if name == "load_weights":
@@ -517,7 +517,7 @@ PLACES: list[Any] = [
 @pytest.mark.parametrize("value", PLACES, ids=lambda value: type(value).__name__)
 def test_a_worker_that_says_no_place_at_its_start_is_lost_and_the_run_goes_on(ray: Ray, value: Any) -> None:
     transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
-    transport.begin_worker_start("c0.0")
+    transport.start_worker("c0.0")
     ray.last("build_worker").ends(value)
     [lost] = transport.poll(0)
     assert isinstance(lost, WorkerLost) and "damaged" in lost.reason and not lost.is_permanent
@@ -567,7 +567,7 @@ def test_an_error_that_cannot_say_itself_loses_the_worker_and_not_the_run(ray: R
 def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
-    transport.begin_worker_start("c1.0")
+    transport.start_worker("c1.0")
     transport.kill_worker("c0.0")
     transport.kill_worker("c1.0")
     for _ in range(60):
@@ -579,7 +579,7 @@ def test_a_collector_that_was_placed_may_take_its_time_to_start(ray: Ray, monkey
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
     transport.kill_worker("c0.0")
-    transport.begin_worker_start("c1.0")
+    transport.start_worker("c1.0")
     ray.last("heartbeat").ends([])
     for _ in range(60):
         clock[0] += 6
@@ -602,12 +602,12 @@ def test_verifier_workers_are_named_to_all_that_are_there_and_to_each_that_comes
     def named() -> list[Any]:
         return [(list(call.given[0]), call.given[1]) for call in ray.calls if call.name == "set_verifier_workers"]
 
-    transport.begin_worker_start("c0.0")
+    transport.start_worker("c0.0")
     ray.last("build_worker").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c0.0")] and named() == [([], 1)]
     host.ends(PLACE)
     assert transport.poll(0) == [] and named() == [([], 1), (["j0.0"], 2)]
-    transport.begin_worker_start("c1.0")
+    transport.start_worker("c1.0")
     ray.last("build_worker").ends(PLACE)
     assert transport.poll(0) == [WorkerStarted("c1.0")] and named()[2:] == [(["j0.0"], 3)]
     transport.close()

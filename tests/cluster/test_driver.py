@@ -60,7 +60,7 @@ class Pretended:
         self.lock = threading.Lock()  # weights are held by the thread that sends them
         self.work, self.stopped, self.begun = list[Any](), list[str](), 0
 
-    def begin_worker_start(self, worker: str) -> None:
+    def start_worker(self, worker: str) -> None:
         self.begun += 1
         self.alive.add(worker)
         self.work.append(self.first or WorkerStarted(worker))
@@ -437,7 +437,7 @@ def test_what_is_asked_while_another_thread_has_the_turn_keeps_its_version() -> 
         for version in range(3):
             driver.send_weights(WeightUpdate([version]))
             batches.append(driver.start_rollout(draws(4), SamplingParams(), version=version))
-        assert not driver.scheduler.num_unfinished
+        assert not driver.scheduler.num_unfinished_groups
     assert [batch.result() for batch in reversed(batches)] == [[answered(draw, v) for draw in draws(4)] for v in (2, 1, 0)]
 
 
@@ -461,7 +461,7 @@ def test_batches_that_are_asked_while_others_are_awaited_are_the_same_whatever_h
             here = [batch.result() for batch in begun]
             waiting.join(20)
         expected = [[answered(draw, version) for draw in draws(5)] for version in range(4) for _ in range(2)]
-        assert here == expected and found == expected[: len(found)] and len(found) >= 2 and not driver.scheduler.num_unfinished
+        assert here == expected and found == expected[: len(found)] and len(found) >= 2 and not driver.scheduler.num_unfinished_groups
 
 
 def test_an_error_reaches_every_thread_that_waits() -> None:

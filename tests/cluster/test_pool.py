@@ -63,8 +63,8 @@ def test_what_a_lost_worker_says_later_is_dropped() -> None:
     [old] = given(pool.enqueue(["g"], 0))
     assert pool.remove_worker("a", "killed") == [CountRetry("g", "killed")]
     [new] = given(pool.add_worker("a", 0))
-    assert pool.handle_task_ended(old) == [] and pool.num_unfinished == 1
-    assert pool.handle_task_ended(new) == [AcceptResult(new)] and pool.num_unfinished == 0
+    assert pool.handle_task_ended(old) == [] and pool.num_unfinished_groups == 1
+    assert pool.handle_task_ended(new) == [AcceptResult(new)] and pool.num_unfinished_groups == 0
     assert pool.handle_task_ended(new) == []
 
 
@@ -80,7 +80,7 @@ def test_a_group_that_ends_its_worker_twice_is_given_up() -> None:
     pool.enqueue(["bad", "good"], 0)
     assert given(pool.remove_worker("a", "killed"), CountRetry)
     assert given(pool.handle_task_ended(DispatchTask("b", "good", 0, 1)))[0].task_name == "bad"
-    assert pool.remove_worker("b", "out of memory") == [AbandonTask("bad", "out of memory")] and pool.num_unfinished == 0
+    assert pool.remove_worker("b", "out of memory") == [AbandonTask("bad", "out of memory")] and pool.num_unfinished_groups == 0
 
 
 def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
@@ -166,7 +166,7 @@ def test_a_lost_group_of_an_older_version_is_sampled_by_that_version() -> None:
     [old] = [load for load in pool.remove_worker("a", "killed") if isinstance(load, LoadWeights)] or [LoadWeights("b", 1, 1)]
     orders = pool.handle_weights_loaded(old)
     seen = [old.version]
-    while pool.num_unfinished:
+    while pool.num_unfinished_groups:
         for order in orders:
             if isinstance(order, DispatchTask):
                 assert order.version == seen[-1] == int(str(order.task_name)[0])
@@ -187,7 +187,7 @@ def test_the_last_groups_are_copied_and_the_slower_copy_is_cancelled() -> None:
     copy = DispatchTask("b", "g", 0, 2)
     assert pool.handle_task_ended(second) == [AcceptResult(second), copy]
     assert pool.handle_task_ended(copy) == [AcceptResult(copy), CancelCopy(first)]
-    assert pool.handle_task_ended(first) == [] and pool.num_unfinished == 0  # it stopped, or it had ended too
+    assert pool.handle_task_ended(first) == [] and pool.num_unfinished_groups == 0  # it stopped, or it had ended too
 
 
 def test_all_workers_without_work_take_copies_once_few_groups_are_left() -> None:
@@ -262,7 +262,7 @@ def test_an_ask_that_is_refused_changes_nothing() -> None:
     pool = ready("a")
     with pytest.raises(ValueError, match="'g' was already added"):
         pool.enqueue(["f", "g", "g"], 0)
-    assert pool.num_unfinished == 0 and [order.task_name for order in given(pool.enqueue(["f"], 0))] == ["f"]
+    assert pool.num_unfinished_groups == 0 and [order.task_name for order in given(pool.enqueue(["f"], 0))] == ["f"]
 
 
 def test_a_worker_that_is_dropped_too_gets_nothing_of_one_that_is_dropped_with_it() -> None:
@@ -398,7 +398,7 @@ class History:
             self.draw.choice(doings)()
         self.storm = False
         for _ in range(600):  # from now on, whoever is lost comes back, and nobody is lost but by a bad group
-            if self.pool.num_unfinished == 0 and self.asked == self.steps:
+            if self.pool.num_unfinished_groups == 0 and self.asked == self.steps:
                 break
             if not self.workers:
                 self.join()
@@ -409,7 +409,7 @@ class History:
         every = {(step, place) for step in range(self.steps) for place in range(self.size)}
         assert {*self.kept, *self.given_up} == every and {*self.kept.values(), *self.given_up.values()} == {1}, (self.kept, self.given_up)
         assert not self.kept.keys() & self.given_up.keys() and not self.kept.keys() & self.killers
-        assert self.pool.num_unfinished == 0 and math.isfinite(self.now)
+        assert self.pool.num_unfinished_groups == 0 and math.isfinite(self.now)
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ class InThisProcess:
         self.rollout_workers, self.weights, self.work = dict[str, RolloutWorker](), WeightHistory(), list[Any]()
         self.steps = dict[Any, int]()
 
-    def begin_worker_start(self, worker: str) -> None:
+    def start_worker(self, worker: str) -> None:
         self.rollout_workers[worker] = self.facts.build_worker(self.config)
         self.work.append(WorkerStarted(worker))
 

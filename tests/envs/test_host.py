@@ -178,7 +178,7 @@ def test_a_package_that_another_interpreter_lacks_is_said_with_that_interpreter(
     env = ReasoningGym(sandbox=None, dataset="gcd", python=str(bare))  # type: ignore[arg-type]
     try:
         with pytest.raises(ConfigError, match=f"reasoning_gym is not installed for python={bare}; install it there, or ") as raised:
-            env.check_ready()
+            env.prepare()
         assert not isinstance(raised.value, MissingExtra)
     finally:
         env.close()

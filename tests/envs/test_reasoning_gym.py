@@ -52,7 +52,7 @@ def said(env: Any, answer: str, index: int = 0) -> Verdict:
 
 def test_only_the_right_answer_is_paid(made: Any) -> None:
     env = made("chain_sum")
-    env.check_ready()
+    env.prepare()
     task = env.task("train", 0)
     gold, other = task.reference["gold"], env.task("train", 1).reference["gold"]
     assert env.verifier.verify(task, env.gold(task)).score == 1.0
@@ -254,4 +254,4 @@ def test_settings_that_make_no_sense_are_one_message_each(made: Any) -> None:
 def test_another_version_is_refused(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.envs.external.reasoning_gym.VERSION", "9.9")
     with pytest.raises(ConfigError, match=r"reasoning_gym 0\.1\.25 is installed, 9\.9 is needed"):
-        made("chain_sum").check_ready()
+        made("chain_sum").prepare()

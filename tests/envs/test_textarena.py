@@ -30,7 +30,7 @@ def game(env: Any, *turns: str, index: int = 0) -> Verdict:
 
 
 def test_a_game_that_is_won_scores_1_and_one_that_is_not_scores_0(guess: Any) -> None:
-    guess.check_ready()
+    guess.prepare()
     for index in range(4):
         task = guess.task("test", index)
         assert play_conversation(guess, task, guess.oracle_turns(task))[0].score == 1.0
@@ -118,8 +118,8 @@ def test_the_game_runs_with_another_interpreter(tmp_path: Path) -> None:
     other.write_text(f'#!/bin/sh\nPYTHONPATH={THEIRS} exec {sys.executable} "$@"\n', "utf-8")
     other.chmod(0o755)
     with rlvr.make_env("textarena", python=str(other)) as env:
-        env.check_ready()
+        env.prepare()
         task = env.task("train", 0)
         assert play_conversation(env, task, env.oracle_turns(task))[0].score == 1.0
     with rlvr.make_env("textarena", python=sys.executable) as env, pytest.raises(ConfigError, match="is not installed for python="):
-        env.check_ready()
+        env.prepare()

@@ -96,7 +96,7 @@ def test_rounds_of_a_sampler_whose_company_matters_are_whole(tmp_path: Path, mon
 def test_the_sampler_of_this_process_need_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have a model, and this machine no place for it."""
     ready = list[Sampler]()
-    monkeypatch.setattr(ScriptedSampler, "check_ready", lambda self: ready.append(self))
+    monkeypatch.setattr(ScriptedSampler, "prepare", lambda self: ready.append(self))
     evaluate(SUMS, "scripted:random", tasks=3, remote_sampling=Backwards())
     assert not ready
     evaluate(SUMS, "scripted:random", tasks=3)

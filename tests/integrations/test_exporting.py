@@ -53,7 +53,7 @@ def loaded(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_file_says_what_is_missing_before_the_first_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late.py").write_text(
         "from rlvr.errors import ConfigError\nfrom tests.fixtures.worlds import First\n\n\nclass Late(First):\n"
-        "    def check_ready(self) -> None:\n        raise ConfigError('version 2 is installed, 1 is needed')\n"
+        "    def prepare(self) -> None:\n        raise ConfigError('version 2 is installed, 1 is needed')\n"
     )
     export_env(f"{tmp_path / 'late.py'}:Late", "trl", tmp_path / "out", count=2)
     with pytest.raises(ConfigError, match="version 2 is installed"):

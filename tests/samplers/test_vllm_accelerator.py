@@ -387,7 +387,7 @@ def test_a_model_from_a_folder_is_sampled_from_on_the_device(monkeypatch: pytest
     samplers = HFSampler(model=saved(tmp_path)), HFSampler(model=str(tmp_path), device="cpu")
     assert not asked  # who only asks it for its rules needs no room for its model
     for sampler in samplers:
-        sampler.check_ready()
+        sampler.prepare()
     assert found == 2 * [torch.device("meta")] and asked == [None, "cpu"]
     monkeypatch.undo()
     assert len(HFSampler(model=str(tmp_path), device="cpu").sample(requests(2), SamplingParams(stop_ids=STOPS))) == 2

@@ -129,7 +129,7 @@ def test_a_machine_without_an_engine_is_told_at_once(home: Engine) -> None:
     home.is_away = True
     began = time.monotonic()
     with docker.DockerSandbox() as sandbox, pytest.raises(SandboxError, match="no Docker Engine replies"):
-        sandbox.check_ready()
+        sandbox.prepare()
     assert time.monotonic() - began < 5
 
 

@@ -53,7 +53,7 @@ def remote(server: Server, **settings: Any) -> Any:
 def test_the_verdicts_are_those_of_the_verifier_there(server: Server, token: None) -> None:
     answers = ["4", "4.0", "5", "", "no number", "\ud800", "4" * 20_000]
     with remote(server) as verifier, build("verifier", "numeric") as local:
-        verifier.check_ready()
+        verifier.prepare()
         ours = verifier.verify_many([task()] * len(answers), answers)
         assert [v.to_dict() for v in ours] == [local.verify(task(), answer).to_dict() for answer in answers]
         assert verifier.verify(task("no number"), "4").fault is Fault.TASK
@@ -85,7 +85,7 @@ def test_a_service_that_is_away_is_no_score() -> None:
         verdict = verifier.verify(task(), "4")
         assert verdict.score is None and verdict.fault is Fault.INFRA and "127.0.0.1:1" in verdict.reason
         with pytest.raises(ConfigError, match="not a service that can be used"):
-            verifier.check_ready()
+            verifier.prepare()
 
 
 def test_a_wrong_token_is_told_without_the_token(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_wrong_token_is_told_without_the_token(server: Server, monkeypatch: py
         verdict = verifier.verify(task(), "4")
         assert verdict.score is None and "401" in verdict.reason and "another-token" not in verdict.reason
         with pytest.raises(ConfigError, match="401"):
-            verifier.check_ready()
+            verifier.prepare()
 
 
 def test_a_request_is_repeated_with_its_key_and_refusals_are_waited_for() -> None:

@@ -53,7 +53,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
 def explain(known: Known, change: Callable[[Any], Any] = float) -> Change:
     trainer, verifier, answers = known
     verifier.change = change
-    return AnswerProbe(trainer).explain_fall(answers, 0.5)
+    return AnswerProbe(trainer).explain_reward_fall(answers, 0.5)
 
 
 def test_one_answer_of_each_task_comes_before_the_second_of_any(known: Known) -> None:

@@ -102,7 +102,7 @@ def test_a_killed_training_leaves_no_container_and_no_process(tmp_path: Path) ->
         process.send_signal(signal.SIGKILL)
         process.wait(30)
     with build("sandbox", "docker", containers=1) as sandbox:
-        sandbox.check_ready()  # the next start, with its sweep
+        sandbox.prepare()  # the next start, with its sweep
         until(lambda: belonging(process.pid) == ([], []) and not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     assert not list(tmp_path.glob("rlvr-*")), "nor a folder among the temporary ones"
 

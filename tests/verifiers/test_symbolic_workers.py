@@ -71,7 +71,7 @@ def test_workers_start_when_they_are_needed_or_long_work_begins() -> None:
     with Symbolic() as verifier:
         assert ask(verifier, "1/2", "0.5").score == 1.0
         assert verifier.pool.list_pids() == []
-        verifier.check_ready()
+        verifier.prepare()
         both = wait_for(verifier.pool, 2)
         assert scores(verifier) == scores(verifier)
         assert set(verifier.pool.list_pids()) == both

@@ -12,7 +12,7 @@ import rlvr
 '''
 BUILD = """
 environment = rlvr.make_env($name_repr, **$settings)
-environment.check_ready()  # checks the requirements before the first conversation
+environment.prepare()  # checks the requirements before the first conversation
 """
 
 TRL = (

@@ -447,7 +447,7 @@ class RewardFall(HealthRule):
         if not fall.is_lasting:
             return Doubt() if probe is not None or changes else None
         kept, step = run.list_best_answers(), int(rows[fall.since]["step"])
-        change = run.examine("fall", lambda: probe.explain_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
+        change = run.examine("fall", lambda: probe.explain_reward_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
         if change in self.EXPECTED_CHANGES:
             told = f"since step {step} the reward is {recent.mean:.3g}, before {best.mean:.3g}"
             run.warn_once(f"fall: {change}", f"{told}: {self.EXPECTED_CHANGES[change]}")

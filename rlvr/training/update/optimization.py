@@ -16,7 +16,7 @@ from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
 from rlvr.models.device_defaults import TokenBudget
 from rlvr.plugin_files import FILE_PLUGIN_PATTERN
-from rlvr.registry.plugins import load_function
+from rlvr.registry.plugins import load_function_from_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class OptimizationSettings:
 
 def _load_schedule(name: str, total_steps: int) -> Callable[[int], float]:
     """Load the user's schedule, whose errors name it."""
-    function = load_function(name, "learning rate schedule")
+    function = load_function_from_file(name, "learning rate schedule")
 
     def compute_share(step: int) -> float:
         try:

@@ -24,7 +24,7 @@ THEIRS = Path(__file__).parents[2] / "fixtures" / "theirs"
 def env_of(monkeypatch: pytest.MonkeyPatch, category: str) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(THEIRS))
     with rlvr.make_env("bfcl", category=category) as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 

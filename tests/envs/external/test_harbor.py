@@ -57,7 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def harbor(folders: Path, docker_sandbox: Any) -> Iterator[Any]:
     env = build("env", "harbor", path=str(folders), sandbox=docker_sandbox)
-    env.check_ready()
+    env.prepare()
     yield env
 
 
@@ -148,7 +148,7 @@ def test_an_image_that_cannot_be_built_is_one_sentence(tmp_path: Path, docker_sa
     lay(tmp_path / "one", {**FOLDERS["hello"], "environment/Dockerfile": dockerfile})
     env = build("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
     with pytest.raises(ConfigError, match="the image of the task 'one' cannot be built here: no such mirror") as caught:
-        env.check_ready()
+        env.prepare()
     assert "\n" not in str(caught.value)
 
 
@@ -156,7 +156,7 @@ def test_without_an_engine_it_says_so(folders: Path, monkeypatch: pytest.MonkeyP
     env = build("env", "harbor", path=str(folders))
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     with pytest.raises(SandboxError, match="no Docker Engine"):
-        env.check_ready()
+        env.prepare()
 
 
 # ---- reading

@@ -49,7 +49,7 @@ def judged(env: Any, *turns: str, index: int = 0) -> Verdict:
 @pytest.fixture
 def sums(theirs: None, rows: Path) -> Iterator[Any]:
     with rlvr.make_env("skyrl_gym", rows=str(rows)) as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 
@@ -125,12 +125,12 @@ def test_a_bad_row_is_named_by_its_line(tmp_path: Path, rows: Path, line: str, t
 
 def test_a_missing_package_is_one_message(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with rlvr.make_env("skyrl_gym", rows=str(rows)) as env, pytest.raises(MissingExtra, match="skyrl_gym"):
-        env.check_ready()
+        env.prepare()
     with (
         rlvr.make_env("skyrl_gym", rows=str(rows), python="/nowhere/python") as env,
         pytest.raises(ConfigError, match="python is '/nowhere/python', which cannot be started"),
     ):
-        env.check_ready()
+        env.prepare()
 
 
 def test_another_interpreter_needs_no_rlvr(theirs: None, rows: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_another_interpreter_finds_the_packages_of_pythonpath_but_not_our_folder
 @pytest.fixture
 def story(theirs: None) -> Iterator[Any]:
     with rlvr.make_env("textworld") as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 
@@ -197,7 +197,7 @@ def test_wrong_settings_of_textworld_are_refused(settings: dict[str, Any]) -> No
 @pytest.fixture
 def taskset(theirs: None) -> Iterator[Any]:
     with rlvr.make_env("verifiers_env", id="sums", score_timeout_s=5.0) as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 
@@ -224,11 +224,11 @@ def test_a_reward_that_is_missing_or_makes_no_sense_pays_nothing(taskset: Any, a
 
 def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(theirs: None) -> None:
     with rlvr.make_env("verifiers_env", id="image") as env, pytest.raises(ConfigError, match="task 1 needs a container"):
-        env.check_ready()
+        env.prepare()
     with rlvr.make_env("verifiers_env", id="runtime") as env, pytest.raises(ConfigError, match="needs a runtime for ran"):
-        env.check_ready()
+        env.prepare()
     with rlvr.make_env("verifiers_env", id="nothing") as env, pytest.raises(ConfigError, match="nothing"):
-        env.check_ready()
+        env.prepare()
     with pytest.raises(ConfigError, match="give the id"):
         rlvr.make_env("verifiers_env")
 
@@ -237,7 +237,7 @@ def test_tasks_that_cannot_be_played_and_tasksets_that_are_not_there_are_named(t
 def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: None, tmp_path: Path, interface: str) -> None:
     loads = tmp_path / "loads"
     with rlvr.make_env("verifiers_env", id="sums", interface=interface, settings={"counted": str(loads)}) as env:
-        env.check_ready()
+        env.prepare()
         for index in range(3):
             task = env.task("train", index)
             number = int(task.question.split()[0])
@@ -250,7 +250,7 @@ def test_a_taskset_is_loaded_once_however_many_conversations_there_are(theirs: N
 
 def test_an_environment_of_v0_is_scored_by_its_rewards(theirs: None) -> None:
     with rlvr.make_env("verifiers_env", id="sums", interface="v0") as env:
-        env.check_ready()
+        env.prepare()
         for index in range(4):  # some prompts are texts, some are messages
             task = env.task("train", index)
             assert task.prompt[-1]["role"] == "user" and play_conversation(env, task, [env.gold(task)])[0].score == 1.0
@@ -288,13 +288,13 @@ def test_a_reward_of_v0_that_raises_or_makes_no_sense_pays_nothing(theirs: None,
 )
 def test_environments_of_v0_that_cannot_be_played_are_refused(theirs: None, id: str, why: str) -> None:
     with rlvr.make_env("verifiers_env", id=id, interface="v0") as env, pytest.raises(ConfigError, match=why):
-        env.check_ready()
+        env.prepare()
 
 
 @pytest.fixture
 def adder(theirs: None) -> Iterator[Any]:
     with rlvr.make_env("verifiers_env", id="tools", interface="v0", has_tools=True, score_timeout_s=5.0) as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 
@@ -332,7 +332,7 @@ def test_a_rollout_of_v0_that_ends_with_a_call_is_scored(adder: Any) -> None:
 
 def test_has_tools_of_an_environment_without_tools_is_refused(theirs: None) -> None:
     with rlvr.make_env("verifiers_env", id="sums", interface="v0", has_tools=True) as env, pytest.raises(ConfigError, match="has no tools"):
-        env.check_ready()
+        env.prepare()
     with pytest.raises(ConfigError, match="interface: v0"):
         rlvr.make_env("verifiers_env", id="sums", has_tools=True)
 
@@ -347,7 +347,7 @@ def test_the_wrong_series_of_the_package_is_said(theirs: None) -> None:
     with rlvr.make_env("verifiers_env", id="sums", interface="v0") as env:
         env.interface = "v1"
         with pytest.raises(ConfigError, match=r"verifiers 0\.3\.1 is installed, the interface v1 needs 0\.4\.x"):
-            env.check_ready()
+            env.prepare()
 
 
 @pytest.mark.parametrize("name", ["harbor", "openenv", "skyrl_gym", "textworld", "verifiers_env", "bfcl", "inspect_task"])
@@ -368,7 +368,7 @@ EVALS = THEIRS / "their_evals.py"
 @pytest.fixture
 def inspected(theirs: None) -> Iterator[Any]:
     with rlvr.make_env("inspect_task", task=f"{EVALS}:sums") as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 
@@ -401,7 +401,7 @@ def test_a_score_that_makes_no_sense_pays_nothing(inspected: Any, answer: str) -
 
 def test_a_task_of_inspect_is_loaded_once_and_its_solvers_end(theirs: None, tmp_path: Path) -> None:
     with rlvr.make_env("inspect_task", task=f"{EVALS}:counted", settings={"loads": str(tmp_path / "loads")}) as env:
-        env.check_ready()
+        env.prepare()
         for index in range(12):
             task = env.task("train", index)
             assert judged(env, env.gold(task), index=index).score == 1.0
@@ -424,7 +424,7 @@ def test_an_empty_target_is_no_answer(theirs: None) -> None:
 
 def test_tasks_of_inspect_that_cannot_be_played_are_refused(theirs: None) -> None:
     with rlvr.make_env("inspect_task", task=f"{EVALS}:boxed") as env, pytest.raises(ConfigError, match="has a sandbox"):
-        env.check_ready()
+        env.prepare()
     for wrong in ({"task": "sums"}, {"task": f"{EVALS}:sums", "max_turns": 0}):
         with pytest.raises(ConfigError):
             rlvr.make_env("inspect_task", **wrong)

@@ -48,7 +48,7 @@ def test_a_missing_package_is_one_message(name: str, tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "websockets", None)
     given = {key: value.replace("ROWS", str(tmp_path)) if isinstance(value, str) else value for key, value in settings.items()}
     with rlvr.make_env(env, **given) as made, pytest.raises(MissingExtra) as told:
-        made.check_ready()
+        made.prepare()
         made.task("train", 0)
     said = str(told.value)
     assert said.startswith(f"{package} is not installed; `pip install ") and f"[{extra}]" in said and "\n" not in said, said

@@ -23,7 +23,7 @@ SERVER = [sys.executable, str(Path(__file__).parents[2] / "fixtures" / "theirs" 
 @pytest.fixture(scope="module")
 def guess() -> Iterator[Any]:
     with build("env", "openenv", server=SERVER, success_threshold=1.0, max_turns=6) as env:
-        env.check_ready()
+        env.prepare()
         yield env
 
 
@@ -126,7 +126,7 @@ def test_an_action_that_is_refused_changes_nothing(guess: Any) -> None:
 
 def test_a_server_that_is_ours_ends_with_the_environment() -> None:
     env = build("env", "openenv", server=SERVER)
-    env.check_ready()
+    env.prepare()
     process: Any = env.host._process
     env.close()
     assert process.poll() is not None
@@ -151,7 +151,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], told: str) -> None
 
 def test_a_server_that_does_not_start_is_one_message() -> None:
     with build("env", "openenv", server=["false", "{port}"]) as env, pytest.raises(ConfigError, match="ended at once with status 1"):
-        env.check_ready()
+        env.prepare()
     with build("env", "openenv", url="http://127.0.0.1:9") as env, pytest.raises(ConfigError, match="cannot be played"):
         env.task("train", 0)
 
