@@ -63,20 +63,29 @@ def _check_same_vocabulary(where: str, folder: Path, tokenizer: Tokenizer) -> No
 
 
 def check_policy_tokenizer(model: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError if a tokenizer gives most of its tokens other ids than the one in the folder of the policy's model."""
+    """Raise ConfigError if a tokenizer gives a token of text another id than the one in the folder of the policy's model.
+
+    Tokens that were added, such as one for padding, may have other ids.
+    """
     try:
         own = load_tokenizer(str(model.local_folder))
     except ConfigError:
         return  # the folder has none
     ours, theirs = get_vocabulary(tokenizer), get_vocabulary(own)
-    shared = [token for token in theirs if token in ours]
+    added = {*_get_added_tokens(tokenizer), *_get_added_tokens(own)}
+    shared = [token for token in theirs if token in ours and token not in added]
     moved = [token for token in shared if ours[token] != theirs[token]]
-    if len(moved) > len(shared) / 2:
+    if moved:
         token = moved[0]
         raise ConfigError(
             f"tokenizer is another one than that of the model in {model.path}: {token!r} has the id {ours[token]}, and the model was trained "
             f"with {theirs[token]} ({len(moved)} of {len(shared)} common tokens differ); leave tokenizer out"
         )
+
+
+def _get_added_tokens(tokenizer: Tokenizer) -> set[str]:
+    whole: Any = to_transformers_tokenizer(tokenizer)
+    return set() if whole is None else {*whole.get_added_vocab(), *whole.all_special_tokens}
 
 
 def get_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:

@@ -40,6 +40,8 @@ MAX_ROWS, MIN_DISTINCT = 2000, 0.9
 """Up to how many stored rows answers are compared with the references of all, where so large a part of these is different."""
 MIN_CORRELATION = 0.1
 """Scores then and now that are less correlated than this have no order in common; the noise of a judge leaves more."""
+MAX_NOISE = 0.2
+"""A verifier that was deterministic may give so large a part of the same answers another score each time."""
 CHANGE_SIGMAS = 3.0
 """How many standard errors the correlation of scores must be below that of a verifier that is not deterministic with itself."""
 MIN_APART = 8
@@ -109,6 +111,16 @@ class AnswerProbe:
     def describe_change(self, answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:
         """Describe how the verifier no longer tells answers apart as it did, beyond its own noise; empty if it does."""
         return describe_verifier_change(answers, scores, self.repeatability)
+
+    def describe_noise(self, answers: Sequence[KeptAnswer]) -> str:
+        """Describe how answers that got the same scores twice at first get another one each time now; empty if they do not."""
+        if self.repeatability < 1 - SAME_SCORE:
+            return ""
+        one, two = (self.verify_again(answers) for _ in range(2))
+        pairs = [(first, second) for first, second in zip(one, two, strict=True) if first is not None and second is not None]
+        apart = sum(abs(first - second) > SAME_SCORE for first, second in pairs)
+        is_noise = len(pairs) >= MIN_APART and apart > MAX_NOISE * len(pairs)
+        return f"{apart} of {len(pairs)} answers score otherwise from one time to the next" if is_noise else ""
 
     def explain_reward_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
         """Find what has changed so that the reward fell by more than a fraction of it since these answers were given."""

@@ -384,6 +384,7 @@ def test_a_verifier_that_gives_one_score_to_everything_is_named_and_not_the_poli
     [
         (lambda score: 1.0, "all score the same now"),
         (lambda score: 1 - score, "those that scored more do not score more now"),
+        (lambda score: float(random.random() < 0.8 * score + 0.1), "answers score otherwise from one time to the next"),
         (lambda score: score / 2, ""),
     ],
 )

@@ -560,8 +560,8 @@ class HeldOutFall(HealthRule):
 
 
 class ChangedVerifier(HealthRule):
-    """The verifier no longer tells answers apart as it did: it gives all one score, also the highest, or more to those that had less. So
-    some answers are verified again every some steps.
+    """The verifier no longer tells answers apart as it did: it gives all one score, also the highest, more to those that had less, or to
+    each a random one. So some answers are verified again every some steps.
     """
 
     NUM_CHECKED = 16
@@ -569,6 +569,8 @@ class ChangedVerifier(HealthRule):
     checks_if_others_find_nothing = True
     _num_doubts = _known_until = 0
     """The number of checks in a row in which the verifier had changed, and the last step in which it had not."""
+    _first_answers: Sequence[KeptAnswer] = ()
+    """The first answers that were verified again. They show noise: of later answers, others may be hard to judge."""
 
     def check(self) -> Finding:
         """Verify the checked answers again, if it is time; choose others while the verifier is as before."""
@@ -578,7 +580,11 @@ class ChangedVerifier(HealthRule):
         if not run.checked_answers:
             self._choose_answers(probe, step)
             return None
-        told = probe.describe_change(run.checked_answers, probe.verify_again(run.checked_answers))
+        scores = probe.verify_again(run.checked_answers)
+        told = probe.describe_change(run.checked_answers, scores)
+        pairs = zip(run.checked_answers, scores, strict=True)
+        if not told and any(score is not None and abs(score - answer.score) > SAME_SCORE for answer, score in pairs):
+            told = probe.describe_noise(self._first_answers)
         if not told:
             self._num_doubts, self._known_until = 0, step
             self._choose_answers(probe, step)
@@ -595,7 +601,8 @@ class ChangedVerifier(HealthRule):
         found = sorted(self.run.list_step_answers(probe), key=lambda answer: answer.score)
         if found and found[-1].score - found[0].score > SAME_SCORE:
             if not self.run.checked_answers:
-                probe.measure_repeatability(_select_extremes(found, self.NUM_CHECKED))
+                self._first_answers = _select_extremes(found, self.NUM_CHECKED)
+                probe.measure_repeatability(self._first_answers)
             # where the scores of one answer differ, only many answers show a change
             self.run.checked_answers = _select_extremes(found, self.NUM_CHECKED if probe.repeatability == 1.0 else MAX_ANSWERS)
             self.run.checked_step = step
