@@ -20,6 +20,8 @@ from rlvr.contracts import Environment
 from rlvr.episode import Episode
 from rlvr.errors import SandboxUnavailable
 from rlvr.mdp.answer_faults import verify_recorded_answer
+from rlvr.mdp.records import step_result_from_json, turn_from_json
+from rlvr.mdp.sessions import LazySession
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
 from rlvr.rollout.rollout import derive_seed
 from rlvr.rollout.rollout_request import RolloutRequest
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 MAX_ANSWERS = 128
 """How many answers are kept."""
+MAX_PLAYED, MAX_QUOTE = 8, 60
+"""How many recorded conversations are played again, and how much of a tool's result is quoted."""
 NUM_THREADS = 8
 POLICY_SIGMAS = 3.0
 """How many standard errors the policy must be below its earlier self on the same tasks."""
@@ -101,6 +105,7 @@ class AnswerProbe:
         self._trainer, self.environment = trainer, trainer.environment
         self.repeatability = 1.0
         """The correlation of the scores that the same answers got twice, at first: 1 for a deterministic verifier."""
+        self._has_measured_replies = self._tools_repeat = False
 
     def measure_repeatability(self, answers: Sequence[KeptAnswer]) -> None:
         """Verify answers again that were just verified, to know how much scores differ without a change of the verifier."""
@@ -138,6 +143,44 @@ class AnswerProbe:
     def verify_again(self, answers: Sequence[KeptAnswer]) -> list[float | None]:
         """Verify the answers again; None where there is no score."""
         return self._verify([(answer, answer.task) for answer in answers])
+
+    def measure_replies(self, answers: Sequence[KeptAnswer]) -> None:
+        """Play conversations again that have just ended, to know whether the same calls of tools get the same results. The first ones that
+        have calls count.
+        """
+        if not self._has_measured_replies and (called := _select_with_calls(answers)):
+            self._has_measured_replies = True
+            self._tools_repeat = not any(self._play_again(called))
+
+    def describe_changed_replies(self, answers: Sequence[KeptAnswer]) -> str:
+        """Describe that most of some recorded conversations have a call of a tool that gets another result now; empty if they do not, or if
+        calls got different results from the first.
+        """
+        called = _select_with_calls(answers) if self._tools_repeat else []
+        changed = list(filter(None, self._play_again(called))) if called else []
+        if 2 * len(changed) <= len(called):
+            return ""
+        return f"in {len(changed)} of {len(called)} recorded conversations that were played again a call got another result: {changed[0]}"
+
+    def _play_again(self, answers: Sequence[KeptAnswer]) -> list[str]:
+        """Play the recorded turns of conversations in new sessions; return the first result of each that differs, or an empty string."""
+        timeout = self._trainer.config.rollout.call_timeout_s
+
+        def play_all() -> list[str]:
+            executor = DaemonThreadExecutor(NUM_THREADS, name="probe")
+            try:
+                futures = [executor.submit(find_changed_result, self.environment, answer.task, answer.record or {}) for answer in answers]
+                found: list[str] = []
+                for future in futures:
+                    try:
+                        found.append(future.result(timeout=timeout))
+                    except (Exception, FutureTimeout):  # it says nothing about results
+                        found.append("")
+                return found
+            finally:
+                executor.close()
+
+        return run_on_main(self._trainer.accelerator, play_all)
 
     def tells_apart(self, answers: Sequence[KeptAnswer]) -> bool:
         """Return whether the verifier gives another score to answers if each is given to the task of another one."""
@@ -259,6 +302,35 @@ class AnswerProbe:
                 executor.close()
 
         return run_on_main(self._trainer.accelerator, verify_all)
+
+
+def find_changed_result(environment: Environment, task: Task, record: Mapping[str, Any]) -> str:
+    """Play the turns of a session record in a new session; describe the first call of a tool with another result, or return ''."""
+    session = LazySession(environment, task, seed=record["seed"])
+    try:
+        session.open()
+        for turn, recorded in zip(record["turns"], record["step_results"], strict=False):
+            step_result = session.step(turn_from_json(turn))
+            results = step_result_from_json(recorded).tool_results
+            calls = {call["id"]: call for call in turn.get("calls", ()) if "id" in call}
+            for before, now in zip(results, step_result.tool_results, strict=False):
+                if (before.text, before.ok) != (now.text, now.ok):
+                    call = calls.get(before.call, {})
+                    asked = f"{call.get('name', 'a call')}({call.get('arguments', '')!s:.60})"
+                    return f"{asked} gave {before.text[:MAX_QUOTE]!r}, and gives {now.text[:MAX_QUOTE]!r} now"
+        return ""
+    finally:
+        session.close()
+
+
+def _select_with_calls(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
+    """Select some answers with calls of tools that had a result."""
+    called = []
+    for answer in answers:
+        steps = (answer.record or {}).get("step_results", ())
+        if any(result["ok"] for step in steps for result in step.get("tool_results", ())):
+            called.append(answer)
+    return called[:MAX_PLAYED]
 
 
 def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None], repeatability: float = 1.0) -> str:

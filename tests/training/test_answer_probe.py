@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from statistics import fmean, stdev
 from typing import Any
@@ -15,9 +17,13 @@ from rich.console import Console
 
 import rlvr
 from rlvr import Task, Verdict, Verifier
+from rlvr.mdp.sessions import LazySession, build_session_record
 from rlvr.training.answer_probe import AnswerProbe, Change, KeptAnswer, Misplacement, keep_answers
 from rlvr.training.reward_history import RewardHistory
+from rlvr.training.run_health.causes import explain_change
+from rlvr.training.run_health.evidence import RunEvidence
 from rlvr.training.trainer import Trainer
+from rlvr.turns import Call, Turn
 from tests.fixtures.tiny import tiny_run
 from tests.fixtures.worlds import Match, Sums
 
@@ -198,3 +204,52 @@ def test_one_lucky_step_of_many_is_no_level_to_fall_from() -> None:
         history.add(1.0 if step == 20 else 0.1 + 0.1 * (step % 3), 0.1)
     best = history.find_best()
     assert best is not None and best.end - best.start >= 8 and history.find_fall(0.5) is None
+
+
+def add(first: int, second: int) -> int:
+    """Add two numbers."""
+    return first + second + next(OFF_BY)
+
+
+OFF_BY: Iterator[int] = itertools.repeat(0)
+
+
+def play_sums(env: rlvr.Environment) -> list[KeptAnswer]:
+    """Conversations that call `add` once, as they are kept."""
+    kept = []
+    for index in range(4):
+        task = env.task("train", index)
+        session = LazySession(env, task, seed=index)
+        turn = Turn("add", calls=(Call("0.0", "add", {"first": index, "second": 2}),))
+        step_result = session.step(turn)
+        record = build_session_record(session, [turn], [step_result], session.collect_transcript((turn,), (step_result,)))
+        kept.append(KeptAnswer(task, "", record, 1.0))
+        session.close()
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("at_first", "later", "told"),
+    [
+        ([0], [7], r"in 4 of 4 recorded .*: add\({'first': 0, 'second': 2}\) gave '2', and gives '9' now"),
+        ([0], [0], ""),
+        ([0, 1, 2, 3, 4], [7], ""),  # it was never the same
+    ],
+)
+def test_a_tool_that_gives_other_results_than_before_is_named(
+    known: Known, monkeypatch: pytest.MonkeyPatch, at_first: list[int], later: list[int], told: str
+) -> None:
+    env = rlvr.make_env("arithmetic", tools=[add])
+    probe = AnswerProbe(known[0])
+    probe.environment = env
+    monkeypatch.setitem(globals(), "OFF_BY", itertools.cycle(at_first))
+    kept = play_sums(env)
+    assert kept[0].record is not None and kept[0].record["step_results"][0]["tool_results"][0]["text"] == "2"
+    probe.measure_replies(kept)
+    monkeypatch.setitem(globals(), "OFF_BY", itertools.cycle(later))
+    found = probe.describe_changed_replies(kept)
+    assert re.fullmatch(told, found), found
+    run = RunEvidence(tiny_run())
+    run.probe = probe
+    monkeypatch.setattr(run, "list_best_answers", lambda: kept)
+    assert ("The tools give other results" in explain_change(run, 1)) is bool(told)

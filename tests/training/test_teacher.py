@@ -118,7 +118,7 @@ def test_a_tokenizer_that_the_policy_was_not_trained_with_is_refused(tmp_path: P
         ConfigError, match=r"'.' has the id \d+, and the model was trained with \d+ \(\d+ of \d+ common tokens differ\); leave"
     ):
         check_policy_tokenizer(model, load_tokenizer("chars:=+9876543210"))
-    with pytest.raises(ConfigError, match="'1' has the id 6, and the model was trained with 5 .2 of 12 common tokens"):
+    with pytest.raises(ConfigError, match=r"'1' has the id 6, and the model was trained with 5 \(2 of 12 common tokens"):
         check_policy_tokenizer(model, load_tokenizer("chars:0213456789+="))
     with pytest.raises(ConfigError, match="leave tokenizer out"):
         run(tmp_path / "run", tokenizer="chars:=+9876543210", model={"path": model.path}, sft_warmup=None)

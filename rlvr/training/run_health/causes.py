@@ -87,6 +87,8 @@ def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str
         return run.change_at_resume
     if reply := _quote_common_reply(run):
         return f"{reply}. Look at the tool and its service"
+    if run.probe is not None and (told := run.probe.describe_changed_replies(run.list_best_answers())):
+        return f"The tools give other results than in step {run.best_answers_step}: {told}. Look at the tool and its service"
     rewards = compute_mean(before, "reward"), compute_mean(after, "reward")
     if rewards[0] is not None and rewards[1] is not None and rewards[1] > rewards[0] and fall is None:
         distinct, groups = run.count_prompts()

@@ -440,6 +440,8 @@ class RewardFall(HealthRule):
     def check(self) -> Finding:
         """Compare the newest rewards with the best ones."""
         bound, run = self.bounds.max_reward_drop, self.run
+        if run.probe is not None:
+            run.probe.measure_replies(run.list_step_answers(run.probe))
         if bound is None or self.config.data is not None or (fall := run.rewards.find_fall(bound)) is None:
             return None
         rows, probe, (best, recent) = run.scored_rows, run.probe, fall[:2]
