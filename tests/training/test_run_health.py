@@ -529,6 +529,8 @@ def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> 
         found.run.probe = cast(
             Any,
             SimpleNamespace(
+                measure_replies=lambda answers: None,
+                describe_changed_replies=lambda answers: "",
                 tells_apart=lambda answers, told=tells_apart: told,
                 verify_again=lambda answers: [],
                 describe_change=lambda answers, scores: "",
@@ -792,6 +794,8 @@ def test_references_of_another_row_are_told_once_or_stop_a_run_and_named_if_noth
     found.run.probe = cast(
         Any,
         SimpleNamespace(
+            measure_replies=lambda answers: None,
+            describe_changed_replies=lambda answers: "",
             environment=Sums(below=50),
             find_row_of_references=find,
             verify_again=lambda answers: [],
