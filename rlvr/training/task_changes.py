@@ -72,9 +72,12 @@ class TaskChanges:
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> TaskChange | None:
         """Find that most of the tasks are others than in a checkpoint; watch those of now."""
-        self._first = {(split, index): Task(prompt, reference, name) for split, index, name, prompt, reference in rows}
+        self._first = {}
+        with suppress(TypeError, ValueError):  # a checkpoint of another version, or a damaged one, has nothing to compare with
+            self._first = {(str(split), int(index)): Task(prompt, reference, name) for split, index, name, prompt, reference in rows}
+        places = [*self._first]
         change, self._first = self.find(), {}
-        self.watch([(split, index) for split, index, *_ in rows])
+        self.watch(places)
         return change
 
     def find(self) -> TaskChange | None:

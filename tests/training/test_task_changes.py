@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -134,3 +135,11 @@ def test_a_question_that_is_lost_shows_also_where_no_task_can_be_asked_for_again
     right, lost = ([answer([1, k if asks else 0, 2], k) for k in range(8)] for asks in (True, False))
     changes = TaskChanges(Changing())
     assert [changes.have_lost_questions(groups) for groups in (lost, right, lost, lost[:7], right)] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("rows", [7, [["train", 0]], [["train", "x", "a", "b", "c"]], [None], [["train", 0, "a", 7, "c"]]])
+def test_damaged_tasks_of_a_checkpoint_are_not_compared(rows: Any) -> None:
+    changes = TaskChanges(Sums())
+    assert changes.restore(rows) is None
+    changes.watch([("train", 0), ("train", 1)])
+    assert changes.find() is None and len(changes.to_json()) == 2
