@@ -3,7 +3,7 @@
 Draws names at random from the source, and prints them with their signatures (as an editor shows them: decorators, the parameters of a
 constructor, the values that a setting may have) and without their docstrings; `--key` writes the docstrings to a
 file. One reader writes down what each does; another one scores that against the key. Names of tests, private names, special methods, and
-names without a docstring are left out.
+names without a docstring are left out. `--project` and `--folders` draw from the tree of another project, which has no settings here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ast
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,13 +26,13 @@ FOLDERS = ("rlvr", "envs", "verifiers", "sandbox")
 DESCRIBED_DECORATORS = ("property", "cached_property", "classmethod", "staticmethod", "contextmanager", "overload")
 
 
-def read_names() -> Iterator[tuple[str, str]]:
+def read_names(project: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Every public class and function, as (module and signature, first line of the docstring)."""
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if folder == "rlvr" and path.relative_to(ROOT).parts[1] in FOLDERS:
-                continue  # a link
-            yield from read_body(ast.parse(path.read_text("utf-8")).body, path.relative_to(ROOT).with_suffix("").as_posix())
+    for folder in folders:
+        for path in sorted((project / folder).rglob("*.py")):
+            if any(parent.is_symlink() for parent in (path, *path.parents) if parent.is_relative_to(project) and parent != project):
+                continue  # the folder is in the list by itself
+            yield from read_body(ast.parse(path.read_text("utf-8")).body, path.relative_to(project).with_suffix("").as_posix())
 
 
 def read_body(body: list[ast.stmt], place: str) -> Iterator[tuple[str, str]]:
@@ -76,10 +76,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100, help="how many names; one in five is a setting")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--key", type=Path, help="where the docstrings are written")
+    parser.add_argument("--project", type=Path, default=ROOT, help="the tree of a project; of another one only names are drawn")
+    parser.add_argument("--folders", nargs="+", default=FOLDERS, help="its folders with code")
     options = parser.parse_args()
-    draw = random.Random(options.seed)
-    names, settings = ([row for row in rows if row[1]] for rows in (read_names(), read_settings()))
-    chosen = draw.sample(names, options.count - options.count // 5) + draw.sample(settings, options.count // 5)
+    draw, project = random.Random(options.seed), options.project.resolve()
+    names = [row for row in read_names(project, options.folders) if row[1]]
+    settings = [row for row in read_settings() if row[1]] if project == ROOT else []
+    num_settings = options.count // 5 if settings else 0
+    chosen = draw.sample(names, options.count - num_settings) + draw.sample(settings, num_settings)
     draw.shuffle(chosen)
     for number, (name, _) in enumerate(chosen, 1):
         print(f"{number}. {name}")
