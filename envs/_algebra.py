@@ -66,10 +66,10 @@ def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
         return None
 
 
-def parse_polynomial(text: str, allowed_names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
+def _parse_polynomial(text: str, allowed_names: frozenset[str]) -> dict[tuple[tuple[str, int], ...], Fraction] | None:
     """Parse an expanded polynomial into its coefficients; None if it has a product of sums, or two terms with the same powers.
 
-    >>> parse_polynomial("2*x**2 - y*x + 3", frozenset("xy")), parse_polynomial("(x + 1)*x", frozenset("x")), parse_polynomial("x + 2*x", frozenset("x"))
+    >>> _parse_polynomial("2*x**2 - y*x + 3", frozenset("xy")), _parse_polynomial("(x + 1)*x", frozenset("x")), _parse_polynomial("x + 2*x", frozenset("x"))
     ({(('x', 2),): Fraction(2, 1), (('x', 1), ('y', 1)): Fraction(-1, 1), (): Fraction(3, 1)}, None, None)
     """
     tree, found = _parse_expression(text), dict[tuple[tuple[str, int], ...], Fraction]()
@@ -94,7 +94,7 @@ def verify_formula(
         return Verdict(0.0, f"{answer!r:.80} is not a formula of {', '.join(sorted(allowed_names))}")
     asked = {"said": answer, "right": reference, "names": sorted(allowed_names), "derive": differentiate_by}
     program = Program(
-        COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": build_sympy_archive()}, limits=COMPARE_LIMITS
+        COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": _build_sympy_archive()}, limits=COMPARE_LIMITS
     )
     outcome = sandbox.run(program)
     words = outcome.stdout.decode("utf-8", "replace").split()
@@ -114,7 +114,7 @@ def verify_formula(
 
 
 @lru_cache(maxsize=1)
-def build_sympy_archive() -> bytes:
+def _build_sympy_archive() -> bytes:
     """Pack SymPy into one zip file for the sandbox: bytecode if this Python is 3.11, as in the sandbox image, else source files."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
@@ -259,7 +259,7 @@ def verify_without_package_scorer(dataset: str, answer: str, metadata: Mapping[s
         return Verdict(float(found[0] == target), f"it makes {found[0]}, the target is {target}")
     if dataset == "polynomial_multiplication":
         names = frozenset(metadata["variables"])
-        worked, right = parse_polynomial(answer, names), parse_polynomial(gold, names)
+        worked, right = _parse_polynomial(answer, names), _parse_polynomial(gold, names)
         if right is None:
             return Verdict(None, f"the right answer {gold!r:.80} is no polynomial that is worked out", fault=Fault.TASK)
         if worked is None:

@@ -50,7 +50,7 @@ def _parse_numbers(stdin: str) -> list[int]:
 READ_NUMBERS_CODE = "n = int(input())\nxs = list(map(int, input().split()))\n"
 
 
-def make_weighted_sum_problem(rng: random.Random) -> ContestProblem:
+def _make_weighted_sum_problem(rng: random.Random) -> ContestProblem:
     """A sum with one weight for even positions and another for odd positions."""
     even, odd = rng.randint(2, 30), rng.randint(-30, -2)
     return ContestProblem(
@@ -62,7 +62,7 @@ def make_weighted_sum_problem(rng: random.Random) -> ContestProblem:
     )
 
 
-def make_count_in_range_problem(rng: random.Random) -> ContestProblem:
+def _make_count_in_range_problem(rng: random.Random) -> ContestProblem:
     """How many numbers lie in a range and have a given remainder."""
     low, high, modulus = rng.randint(-40, -1), rng.randint(1, 40), rng.randint(2, 7)
     rest = rng.randrange(modulus)
@@ -75,7 +75,7 @@ def make_count_in_range_problem(rng: random.Random) -> ContestProblem:
     )
 
 
-def make_rotated_list_problem(rng: random.Random) -> ContestProblem:
+def _make_rotated_list_problem(rng: random.Random) -> ContestProblem:
     """The numbers, sorted and rotated by some places."""
     places, down = rng.randint(1, 20), rng.random() < 0.5
     order = "falling" if down else "rising"
@@ -94,7 +94,7 @@ def _rotate_left(numbers: list[int], places: int) -> str:
     return " ".join(map(str, numbers))
 
 
-def make_longest_run_problem(rng: random.Random) -> ContestProblem:
+def _make_longest_run_problem(rng: random.Random) -> ContestProblem:
     """The longest run of neighbours that differ by at most a given amount."""
     most = rng.randint(3, 60)
     solution = (
@@ -117,7 +117,7 @@ def make_longest_run_problem(rng: random.Random) -> ContestProblem:
     )
 
 
-def make_caesar_problem(rng: random.Random) -> ContestProblem:
+def _make_caesar_problem(rng: random.Random) -> ContestProblem:
     """Letters shifted along the alphabet, every n-th one made a capital."""
     shift, step = rng.randint(1, 25), rng.randint(2, 9)
     solution = (
@@ -139,7 +139,7 @@ def make_caesar_problem(rng: random.Random) -> ContestProblem:
     )
 
 
-def make_grid_path_problem(rng: random.Random) -> ContestProblem:
+def _make_grid_path_problem(rng: random.Random) -> ContestProblem:
     """The cheapest path through a grid, right or down, with a toll for each step down."""
     toll = rng.randint(1, 40)
     solution = (
@@ -175,10 +175,10 @@ def make_grid_path_problem(rng: random.Random) -> ContestProblem:
 
 
 FAMILIES: Mapping[str, Callable[[random.Random], ContestProblem]] = {
-    "weighted_sum": make_weighted_sum_problem,
-    "count_between": make_count_in_range_problem,
-    "rotate": make_rotated_list_problem,
-    "longest_run": make_longest_run_problem,
-    "caesar": make_caesar_problem,
-    "grid_path": make_grid_path_problem,
+    "weighted_sum": _make_weighted_sum_problem,
+    "count_between": _make_count_in_range_problem,
+    "rotate": _make_rotated_list_problem,
+    "longest_run": _make_longest_run_problem,
+    "caesar": _make_caesar_problem,
+    "grid_path": _make_grid_path_problem,
 }

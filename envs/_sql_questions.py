@@ -31,7 +31,7 @@ class SqlQuestion:
         return bool(self.tie_check_query)
 
 
-def make_count_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_count_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask how many events have two properties."""
     d, state, most = layout.domain, rng.choice(layout.domain.states), rng.randint(5, 30)
     base = f"SELECT count(*) FROM {d.event}s AS e WHERE e.state = '{state}'"
@@ -42,7 +42,7 @@ def make_count_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuesti
     )
 
 
-def make_sum_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_sum_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for a sum over the larger events of one category."""
     d, kind, state, most = layout.domain, rng.choice(layout.domain.categories), rng.choice(layout.domain.states), rng.randint(5, 20)
     rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}'"
@@ -60,7 +60,7 @@ def make_sum_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion
     )
 
 
-def make_names_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_names_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for the distinct names of people with some event; it needs a join that repeats people."""
     d, kind, least = layout.domain, rng.choice(layout.domain.categories), rng.randint(20, 32)
     rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}' AND e.{d.amount_column} >= {least}"
@@ -75,7 +75,7 @@ def make_names_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuesti
     )
 
 
-def make_group_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_group_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for two numbers for each group of at least some size."""
     d, day, least = layout.domain, _draw_day(rng), rng.randint(2, 4)
     by, name, words = rng.choice(
@@ -97,7 +97,7 @@ def make_group_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuesti
     )
 
 
-def make_top_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_top_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Make a question for the few people with the largest sum, in order; the reference is an ordered query."""
     d, places, state, day = layout.domain, rng.randint(2, 4), rng.choice(layout.domain.states), _draw_day(rng)
     where = f"WHERE e.state <> '{state}' AND e.{d.date_column} < '{day}'"
@@ -117,7 +117,7 @@ def make_top_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion
     )
 
 
-def make_date_range_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_date_range_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for numbers over a range of dates."""
     d = layout.domain
     start = rng.randrange(NUM_DAYS - 200)
@@ -135,7 +135,7 @@ def make_date_range_question(layout: DatabaseLayout, rng: random.Random) -> SqlQ
     )
 
 
-def make_absence_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
+def _make_absence_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for people without some event, including those without any event."""
     d, state = layout.domain, rng.choice(layout.domain.states)
     day = _draw_day(rng)
@@ -157,12 +157,12 @@ def _draw_day(rng: random.Random) -> date:
 
 
 QUESTION_KINDS: dict[str, Callable[[DatabaseLayout, random.Random], SqlQuestion]] = {
-    "count": make_count_question,
-    "sum": make_sum_question,
-    "who": make_names_question,
-    "group": make_group_question,
-    "top": make_top_question,
-    "dates": make_date_range_question,
-    "absent": make_absence_question,
+    "count": _make_count_question,
+    "sum": _make_sum_question,
+    "who": _make_names_question,
+    "group": _make_group_question,
+    "top": _make_top_question,
+    "dates": _make_date_range_question,
+    "absent": _make_absence_question,
 }
 """The kinds of questions, by name."""

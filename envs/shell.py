@@ -40,7 +40,7 @@ class ShellTask:
     executable: tuple[str, ...] = ()
 
 
-def make_count_log_lines_task(rng: random.Random, root: str) -> ShellTask:
+def _make_count_log_lines_task(rng: random.Random, root: str) -> ShellTask:
     """How many lines of all logs have a level."""
     files, level = _draw_logs(rng, root), rng.choice(LEVELS)
     total = sum(line.split()[1] == level for text in files.values() for line in text.splitlines())
@@ -50,7 +50,7 @@ def make_count_log_lines_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files | other, command, (str(total),))
 
 
-def make_find_word_task(rng: random.Random, root: str) -> ShellTask:
+def _make_find_word_task(rng: random.Random, root: str) -> ShellTask:
     """Which file contains a word."""
     files = _draw_logs(rng, root)
     token, path = f"req-{rng.randrange(16**6):06x}", rng.choice(sorted(files))
@@ -61,7 +61,7 @@ def make_find_word_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, f"grep -rl {token} {root}", (path, f"./{path}"))
 
 
-def make_sum_column_task(rng: random.Random, root: str) -> ShellTask:
+def _make_sum_column_task(rng: random.Random, root: str) -> ShellTask:
     """The sum of a column over some rows."""
     rows, region = _draw_sales(rng), rng.choice(REGIONS)
     answer = sum(amount for _, where, amount in rows if where == region)
@@ -70,7 +70,7 @@ def make_sum_column_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, {f"{root}/sales.csv": _format_table(rows)}, command, (str(answer),))
 
 
-def make_list_executables_task(rng: random.Random, root: str) -> ShellTask:
+def _make_list_executables_task(rng: random.Random, root: str) -> ShellTask:
     """Which files may be executed."""
     paths = [f"{root}/bin/{name}{rng.randrange(10)}.sh" for name in rng.sample(NAME_STEMS, 8)]
     some = sorted(rng.sample(paths, rng.randint(2, 6)))
@@ -82,7 +82,7 @@ def make_list_executables_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files={**files, f"{root}/list.txt": _join_lines(some)}, executable=tuple(some))
 
 
-def make_extract_addresses_task(rng: random.Random, root: str) -> ShellTask:
+def _make_extract_addresses_task(rng: random.Random, root: str) -> ShellTask:
     """All addresses in a file, each once."""
     people = [f"{rng.choice(NAME_STEMS)}{rng.randrange(100)}@{rng.choice(NAME_STEMS)}.example" for _ in range(9)]
     said = [f"From {rng.choice(people)} to {rng.choice(people)}: message {n} at {rng.randrange(24):02d}h" for n in range(20)]
@@ -97,7 +97,7 @@ def make_extract_addresses_task(rng: random.Random, root: str) -> ShellTask:
     )
 
 
-def make_sort_rows_task(rng: random.Random, root: str) -> ShellTask:
+def _make_sort_rows_task(rng: random.Random, root: str) -> ShellTask:
     """A table with its rows in another order."""
     rows = _draw_sales(rng)
     question = (
@@ -110,7 +110,7 @@ def make_sort_rows_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files={**files, f"{root}/sorted.csv": ordered})
 
 
-def make_remove_repeats_task(rng: random.Random, root: str) -> ShellTask:
+def _make_remove_repeats_task(rng: random.Random, root: str) -> ShellTask:
     """A list without its repeated lines."""
     some = [f"{rng.choice(NAME_STEMS)}-{rng.randrange(4)}" for _ in range(30)]
     question = (
@@ -125,7 +125,7 @@ def make_remove_repeats_task(rng: random.Random, root: str) -> ShellTask:
     )
 
 
-def make_rename_files_task(rng: random.Random, root: str) -> ShellTask:
+def _make_rename_files_task(rng: random.Random, root: str) -> ShellTask:
     """Another ending for some files."""
     paths = [f"{root}/{folder}{name}" for name in rng.sample(NAME_STEMS, 6) for folder in [rng.choice(("", "a/", "b/c/"))]]
     files = {path + rng.choice((".txt", ".txt", ".rst")): f"Notes on {path}: {rng.randrange(1000)}\n" for path in paths}
@@ -137,7 +137,7 @@ def make_rename_files_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files=wanted)
 
 
-def make_change_setting_task(rng: random.Random, root: str) -> ShellTask:
+def _make_change_setting_task(rng: random.Random, root: str) -> ShellTask:
     """Another value of a setting in several files."""
     old, new = rng.sample(range(1024, 9999), 2)
     names = [f"{root}/{folder}{name}.conf" for name in rng.sample(NAME_STEMS, 4) for folder in [rng.choice(("", "site/"))]]
@@ -151,7 +151,7 @@ def make_change_setting_task(rng: random.Random, root: str) -> ShellTask:
     return ShellTask(question, files, command, expected_files=wanted)
 
 
-def make_delete_files_task(rng: random.Random, root: str) -> ShellTask:
+def _make_delete_files_task(rng: random.Random, root: str) -> ShellTask:
     """Some files are deleted, the others stay."""
     names = [f"{root}/{folder}{name}" for name in rng.sample(NAME_STEMS, 8) for folder in [rng.choice(("", "cache/", "cache/deep/"))]]
     files = {path + rng.choice((".tmp", ".dat")): rng.choice(("", f"{rng.randrange(1000)}\n")) for path in names}
@@ -162,16 +162,16 @@ def make_delete_files_task(rng: random.Random, root: str) -> ShellTask:
 
 
 KINDS: Mapping[str, Callable[[random.Random, str], ShellTask]] = {
-    "count": make_count_log_lines_task,
-    "find": make_find_word_task,
-    "total": make_sum_column_task,
-    "executable": make_list_executables_task,
-    "extract": make_extract_addresses_task,
-    "order": make_sort_rows_task,
-    "once": make_remove_repeats_task,
-    "rename": make_rename_files_task,
-    "change": make_change_setting_task,
-    "delete": make_delete_files_task,
+    "count": _make_count_log_lines_task,
+    "find": _make_find_word_task,
+    "total": _make_sum_column_task,
+    "executable": _make_list_executables_task,
+    "extract": _make_extract_addresses_task,
+    "order": _make_sort_rows_task,
+    "once": _make_remove_repeats_task,
+    "rename": _make_rename_files_task,
+    "change": _make_change_setting_task,
+    "delete": _make_delete_files_task,
 }
 
 

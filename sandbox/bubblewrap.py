@@ -181,7 +181,7 @@ def _read_kernel_version() -> tuple[int, int]:
     return int(numbers[0]), int("".join(itertools.takewhile(str.isdigit, numbers[1])))
 
 
-def start_namespaced_supervisor(disk_mb: int, serves_sessions: bool) -> NamespacedSupervisor:
+def _start_namespaced_supervisor(disk_mb: int, serves_sessions: bool) -> NamespacedSupervisor:
     """Start a supervisor; raises SandboxError, in one sentence, where that is not possible."""
     try:
         return NamespacedSupervisor(disk_mb, serves_sessions=serves_sessions)
@@ -213,7 +213,7 @@ class BubblewrapSandbox(LocalSandbox):
             max_sessions: how many sessions may be open at once.
         """
         super().__init__(
-            start_namespaced_supervisor,
+            _start_namespaced_supervisor,
             processes=processes,
             memory_mb=memory_mb,
             disk_mb=disk_mb,
@@ -225,7 +225,7 @@ class BubblewrapSandbox(LocalSandbox):
     def find_problems() -> list[tuple[str, str]]:
         """Return (problem, how to fix it) for what prevents this sandbox from working here: it starts a supervisor. For `rlvr doctor`."""
         try:
-            start_namespaced_supervisor(1, False).close()
+            _start_namespaced_supervisor(1, False).close()
         except SandboxError as error:
             what, _, how = str(error).partition("; ")
             return [(what, how)]

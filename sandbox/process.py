@@ -28,7 +28,7 @@ from rlvr.sandbox._outside.supervisor_connection import BOOTSTRAP_CODE
 FOLDER_PREFIX = "rlvr-sandbox-"
 
 
-def find_readable_interpreter() -> str:
+def _find_readable_interpreter() -> str:
     """Return the path of a Python whose library other users may read: as root, every program runs as another user."""
     if os.geteuid() != 0 or all(parent.stat().st_mode & 0o001 for parent in Path(os.__file__).resolve().parents):
         return sys.executable
@@ -50,7 +50,7 @@ class PlainSupervisor(LocalSupervisorConnection):
         place = self._folder / "work"
         place.mkdir(0o700)
         process = subprocess.Popen(
-            [find_readable_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE],
+            [_find_readable_interpreter(), "-I", "-B", "-c", BOOTSTRAP_CODE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -76,7 +76,7 @@ class PlainSupervisor(LocalSupervisorConnection):
             remove_folder(self._folder)
 
 
-def start_child_supervisor(disk_mb: int, serves_sessions: bool) -> PlainSupervisor:
+def _start_child_supervisor(disk_mb: int, serves_sessions: bool) -> PlainSupervisor:
     """Start a supervisor with namespaces of its own, or without where the kernel grants none."""
     with contextlib.suppress(ConnectionBroken):
         return PlainSupervisor(disk_mb, serves_sessions=serves_sessions, namespaces=True)
@@ -120,7 +120,7 @@ class ProcessSandbox(LocalSandbox):
                 "--set trusted=true for `rlvr check sandbox process`"
             )
         super().__init__(
-            start_child_supervisor,
+            _start_child_supervisor,
             processes=processes,
             memory_mb=memory_mb,
             disk_mb=disk_mb,

@@ -80,12 +80,12 @@ class Format(Verifier):
             raise ConfigError(f"max_words is {max_words}, and min_words is {min_words}; no answer could have the right length")
         if language and language not in LANGUAGES:
             raise ConfigError(f"language is {language!r}; {format_suggestion(language, LANGUAGES, max_names=40)}")
-        self.tags, self.pattern, self.partial = tuple(tags or ()), validate_pattern(pattern), partial
+        self.tags, self.pattern, self.partial = tuple(tags or ()), _validate_pattern(pattern), partial
         self.word_limits, self.language = (min_words, max_words), language
         self.matcher = (
             TwoLanePool(1, cpu_s=PATTERN_CPU_S, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching") if pattern else None
         )
-        self.instruction = build_tags_instruction(self.tags)
+        self.instruction = _build_tags_instruction(self.tags)
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -140,10 +140,10 @@ class Format(Verifier):
         return f"{count} words, more than {most}" if most is not None and count > most else ""
 
 
-def validate_pattern(pattern: str) -> str:
+def _validate_pattern(pattern: str) -> str:
     """Check a configured pattern and return it; ConfigError if it is invalid or accepts an empty answer.
 
-    >>> validate_pattern("Answer: [0-9]+")
+    >>> _validate_pattern("Answer: [0-9]+")
     'Answer: [0-9]+'
     """
     try:
@@ -155,10 +155,10 @@ def validate_pattern(pattern: str) -> str:
     return pattern
 
 
-def build_tags_instruction(tags: Sequence[str]) -> str:
+def _build_tags_instruction(tags: Sequence[str]) -> str:
     """Format the instruction that asks for the tags.
 
-    >>> build_tags_instruction(["think", "answer"])
+    >>> _build_tags_instruction(["think", "answer"])
     'Answer in the form <think>...</think><answer>...</answer>, with nothing outside.'
     """
     return f"Answer in the form {''.join(f'<{tag}>...</{tag}>' for tag in tags)}, with nothing outside." if tags else ""

@@ -17,7 +17,7 @@ from rlvr.mdp.sessions import RAISED
 from rlvr.task import Fault, Task, Verdict
 
 
-def match_exactly(answer: str, reference: str | None) -> bool | None:
+def _match_exactly(answer: str, reference: str | None) -> bool | None:
     """Return whether the answer is the reference, character by character, or None without one: the function of the verifier's own examples."""
     return None if reference is None else answer == reference
 
@@ -46,7 +46,7 @@ class FunctionVerifier(Verifier):
     examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44")),)
 
     def __init__(
-        self, *, function: Callable[..., Any] = match_exactly, extractor: str = "whole", score_range: tuple[float, float] | None = None
+        self, *, function: Callable[..., Any] = _match_exactly, extractor: str = "whole", score_range: tuple[float, float] | None = None
     ) -> None:
         """Set the function.
 

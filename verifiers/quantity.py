@@ -81,7 +81,7 @@ class Quantity(Verifier):
         found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        said = parse_quantity(found.text)
+        said = _parse_quantity(found.text)
         if said is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number with one unit")
         if not said.has_unit_of(gold) and (not self.convert or said.dimensions != gold.dimensions):
@@ -95,7 +95,7 @@ class Quantity(Verifier):
     @property
     def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
-        return (("parsed", parse_quantity),)
+        return (("parsed", _parse_quantity),)
 
 
 class ParsedQuantity(NamedTuple):
@@ -117,10 +117,10 @@ class ParsedQuantity(NamedTuple):
         return self[1:] == other[1:]
 
 
-def parse_quantity(text: str) -> ParsedQuantity | None:
+def _parse_quantity(text: str) -> ParsedQuantity | None:
     """Parse a number with its unit; None for any other text.
 
-    >>> parse_quantity("3 min").in_base_units, parse_quantity("3")
+    >>> _parse_quantity("3 min").in_base_units, _parse_quantity("3")
     (Fraction(180, 1), None)
     """
     text = strip_markdown_and_latex(text)
@@ -145,7 +145,7 @@ def parse_quantity(text: str) -> ParsedQuantity | None:
 
 def _parse_reference(reference: Any) -> ParsedQuantity:
     text = f"{reference.get('value')} {reference.get('unit')}" if isinstance(reference, Mapping) else reference
-    gold = parse_quantity(text) if isinstance(text, str) else None
+    gold = _parse_quantity(text) if isinstance(text, str) else None
     if gold is None:
         raise ConfigError(f"the reference {reference!r:.80} is not a number with a known unit, such as '9.81 m/s^2'")
     return gold

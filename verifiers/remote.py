@@ -110,7 +110,7 @@ class ServiceVerifier(AsyncVerifier):
         elif len(self._pending) >= self.batch:
             self._send_pending()
         try:
-            return parse_verdict(await said)
+            return _parse_verdict(await said)
         except EndpointUnavailable as error:
             return Verdict(None, f"the service gave no verdict: {error}"[:400], fault=Fault.INFRA)
 
@@ -206,10 +206,10 @@ class ServiceClient:
         raise EndpointUnavailable(f"{self.url}: {why.replace(token, '[token]') if token else why}")
 
 
-def parse_verdict(line: Mapping[str, Any]) -> Verdict:
+def _parse_verdict(line: Mapping[str, Any]) -> Verdict:
     """Parse a verdict from one line of the reply of `rlvr serve`.
 
-    >>> parse_verdict({"score": 1.0, "reason": "equal", "fault": "none"}).passed
+    >>> _parse_verdict({"score": 1.0, "reason": "equal", "fault": "none"}).passed
     True
     """
     if "error" in line:

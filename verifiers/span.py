@@ -72,19 +72,19 @@ class Span(Verifier):
         found = extract_answer(answer, self.extractor)
         if found.text is None:
             return Verdict(0.0, f"no answer: {found.reason}")
-        said = normalize_answer(found.text)
+        said = _normalize_answer(found.text)
         if self.metric == "f1" and _lists_more_than_golds(found.text, golds):
             return Verdict(0.0, f"{found.text!r:.80} lists several answers", {"exact": 0.0, "f1": 0.0})
-        exact = max(float(said == normalize_answer(gold)) for gold in golds)
-        parts = {"exact": exact, "f1": 1.0 if exact else max(_compute_f1(said, normalize_answer(gold)) for gold in golds)}
+        exact = max(float(said == _normalize_answer(gold)) for gold in golds)
+        parts = {"exact": exact, "f1": 1.0 if exact else max(_compute_f1(said, _normalize_answer(gold)) for gold in golds)}
         word = "is" if exact else "is not"
         return Verdict(parts[self.metric], f"{said!r:.80} {word} {' or '.join(map(repr, golds)):.120}", parts)
 
 
-def normalize_answer(text: str) -> str:
+def _normalize_answer(text: str) -> str:
     """Normalize a text: Unicode form, accents, case, articles and punctuation.
 
-    >>> normalize_answer("The St. John's, “Beyoncé”"), normalize_answer("vitamin A"), normalize_answer("C++")
+    >>> _normalize_answer("The St. John's, “Beyoncé”"), _normalize_answer("vitamin A"), _normalize_answer("C++")
     ('st johns beyonce', 'vitamin a', 'c++')
     """
     plain = strip_markdown_and_latex(normalize_unicode("NFKC", text))
@@ -118,7 +118,7 @@ def _lists_more_than_golds(text: str, golds: Sequence[str]) -> bool:
     text = text.strip().strip(".")
     parts = [part for part in LIST_SEPARATOR.split(text) if part.strip()]
     listed = len(parts) > 2 or (len(parts) == 2 and FIRM_SEPARATOR.search(text) is not None)
-    one_of_them = any(normalize_answer(part) == normalize_answer(gold) for part in parts for gold in golds)
+    one_of_them = any(_normalize_answer(part) == _normalize_answer(gold) for part in parts for gold in golds)
     return listed and one_of_them and not any(LIST_SEPARATOR.search(gold) for gold in golds)
 
 

@@ -66,7 +66,7 @@ class Table(Verifier):
             return Verdict(None, f"the reference is not a table: {error}", fault=Fault.TASK)
         shown = strip_thinking(answer)
         try:
-            said = parse_table(shown or "")
+            said = _parse_table(shown or "")
         except ValueError as error:
             return Verdict(0.0, f"no table: {error}")
         heads = [_normalize_cell(name) for name in said[0]]
@@ -97,10 +97,10 @@ class Table(Verifier):
         return _normalize_cell(said) == _normalize_cell(gold)
 
 
-def parse_table(text: str) -> Rows:
+def _parse_table(text: str) -> Rows:
     r"""Parse the one table of a text, header first; ValueError if there is none, more than one, or rows have different lengths.
 
-    >>> parse_table("| a | b |\n|---|---|\n| 1 | x\\|y |")
+    >>> _parse_table("| a | b |\n|---|---|\n| 1 | x\\|y |")
     [['a', 'b'], ['1', 'x|y']]
     """
     if len(text) > 20 * MAX_CELLS:
@@ -168,7 +168,7 @@ def _parse_delimited(text: str) -> Rows | None:
 
 def _parse_reference(given: Any) -> Rows:
     if isinstance(given, str):
-        return parse_table(given)
+        return _parse_table(given)
     if not isinstance(given, Sequence) or isinstance(given, bytes) or not given:
         raise ValueError(f"it is {given!r:.60}; give a list of objects, a list of lists, or the text of a table")
     if all(isinstance(row, Mapping) for row in given):

@@ -59,7 +59,7 @@ class ColumnTemplate:
                 raise ValueError(f"the column {name!r} is empty")
         if self.columns and self.text == f"{{{self.columns[0]}}}":
             return values[self.columns[0]]
-        return PLACEHOLDER.sub(lambda at: format_cell(values[at[1]]) if at[1] else at[0][0], self.text)
+        return PLACEHOLDER.sub(lambda at: _format_cell(values[at[1]]) if at[1] else at[0][0], self.text)
 
 
 def is_empty(value: Any) -> bool:
@@ -76,7 +76,7 @@ def is_empty(value: Any) -> bool:
     )
 
 
-def format_cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     """Format a cell for use in a text: lists of texts line by line, other structures as JSON."""
     if isinstance(value, str):
         return value.strip()

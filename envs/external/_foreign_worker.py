@@ -96,7 +96,7 @@ class SharedObjectInstance:
     @classmethod
     def load_shared(cls, **load_args: Any) -> None:
         """Load the shared object. It is not shared if loading starts threads, which a fork loses, or leaves files open."""
-        seed_generators()
+        _seed_generators()
         before = _list_open_files()
         try:
             made = cls.load(**load_args)
@@ -167,7 +167,7 @@ def _run_instance(connection: socket.socket, instance_class: Any) -> None:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE_BYTES, MAX_ADDRESS_SPACE_BYTES))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        seed_generators()
+        _seed_generators()
         connection.sendall(_encode_line({"ok": os.getpid()}))
         made: Any = None
         for line in connection.makefile("rb"):
@@ -185,7 +185,7 @@ def _run_instance(connection: socket.socket, instance_class: Any) -> None:
         os._exit(0)
 
 
-def seed_generators() -> None:
+def _seed_generators() -> None:
     """Seed the global random generators, so that unseeded code draws the same in every instance."""
     random.seed(0)
     if "numpy" in sys.modules:

@@ -125,7 +125,7 @@ class Bfcl(Environment):
         row = self._find_row(task)
         if self.category in SINGLE_TURN_CATEGORIES:
             calls = [
-                Call("0.0", make_tool_name(name), given)
+                Call("0.0", _make_tool_name(name), given)
                 for name, given in iter_minimal_expected_calls(row["truth"], _list_required_arguments(row))
             ]
             return [calls, "Done."] if self.category in PARALLEL_CATEGORIES else [calls]
@@ -138,7 +138,7 @@ class Bfcl(Environment):
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a conversation; one with services gets a process of its own."""
         row = self._find_row(task)
-        specs = [make_tool_spec(one) for one in row["functions"]]
+        specs = [_make_tool_spec(one) for one in row["functions"]]
         return CallSession(task, specs, row, None if self.category in SINGLE_TURN_CATEGORIES else self.host, self.category)
 
     def prepare(self) -> None:
@@ -159,7 +159,7 @@ class Bfcl(Environment):
             calls = []
             for text in texts:
                 name, places, given = _parse_call(text)
-                calls.append(Call("0.0", make_tool_name(name), {**dict(zip(names.get(name, ()), places, strict=False)), **given}))
+                calls.append(Call("0.0", _make_tool_name(name), {**dict(zip(names.get(name, ()), places, strict=False)), **given}))
             turns.append(calls)
         return turns
 
@@ -176,7 +176,7 @@ class Bfcl(Environment):
                 raise ConfigError(f"the questions of {self.category} cannot be read: {error}") from error
             made: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
             for row in rows:
-                if self.category in MULTI_TURN_CATEGORIES or are_expected_calls_valid(row):
+                if self.category in MULTI_TURN_CATEGORIES or _are_expected_calls_valid(row):
                     made["test" if is_held_out(str(row["question"])) else "train"].append(row)
             self._rows = made
         if split not in self._rows:
@@ -184,17 +184,17 @@ class Bfcl(Environment):
         return self._rows[split]
 
 
-def are_expected_calls_valid(row: Mapping[str, Any]) -> bool:
+def _are_expected_calls_valid(row: Mapping[str, Any]) -> bool:
     """Return whether the expected calls fit the functions of their question: a few in the data do not, and cannot be answered.
 
     >>> f = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {"x": {"type": "string", "enum": ["a"]}}}}
-    >>> [are_expected_calls_valid({"functions": [f], "truth": [{"f": {"x": [value]}}]}) for value in "ab"]
+    >>> [_are_expected_calls_valid({"functions": [f], "truth": [{"f": {"x": [value]}}]}) for value in "ab"]
     [True, False]
     """
-    specs = {spec.name: spec for spec in map(make_tool_spec, row["functions"])}
+    specs = {spec.name: spec for spec in map(_make_tool_spec, row["functions"])}
     try:
         for name, given in iter_minimal_expected_calls(row["truth"], _list_required_arguments(row)):
-            validate_arguments(specs[make_tool_name(name)].parameters, given)
+            validate_arguments(specs[_make_tool_name(name)].parameters, given)
     except (SchemaError, KeyError):
         return False
     return True
@@ -204,31 +204,31 @@ def _list_required_arguments(row: Mapping[str, Any]) -> dict[str, Sequence[str]]
     return {one["name"]: one["parameters"].get("required", ()) for one in row["functions"]}
 
 
-def make_tool_name(name: str) -> str:
+def _make_tool_name(name: str) -> str:
     """Return a function's name as a tool name: without dots, which chat templates do not accept.
 
-    >>> make_tool_name("spotify.play")
+    >>> _make_tool_name("spotify.play")
     'spotify_play'
     """
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
-def make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
+def _make_tool_spec(function: Mapping[str, Any]) -> ToolSpec:
     """Convert a function of the data into a tool spec with JSON Schema types.
 
     >>> given = {"type": "dict", "properties": {"x": {"type": "float"}}}
-    >>> make_tool_spec({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
+    >>> _make_tool_spec({"name": "f", "description": "d", "parameters": given}).parameters["properties"]
     {'x': {'type': 'number'}}
     """
     return ToolSpec(
-        make_tool_name(function["name"]), function["description"], {"required": [], **convert_bfcl_schema(function["parameters"])}
+        _make_tool_name(function["name"]), function["description"], {"required": [], **_convert_bfcl_schema(function["parameters"])}
     )
 
 
-def convert_bfcl_schema(source: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_bfcl_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a schema of the data, keeping only the keywords that are checked here.
 
-    >>> convert_bfcl_schema({"type": "any", "description": "x", "default": 1}), convert_bfcl_schema({"type": "tuple", "items": {"type": "float"}})
+    >>> _convert_bfcl_schema({"type": "any", "description": "x", "default": 1}), _convert_bfcl_schema({"type": "tuple", "items": {"type": "float"}})
     ({'description': 'x'}, {'type': 'array', 'items': {'type': 'number'}})
     """
     kind = str(source.get("type", "")).lower()
@@ -236,11 +236,11 @@ def convert_bfcl_schema(source: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"type": kind} if kind in KNOWN_JSON_TYPES else {}
     found |= {name: source[name] for name in ("description", "enum") if name in source}
     if kind == "object" and isinstance(source.get("properties"), Mapping):
-        found["properties"] = {name: convert_bfcl_schema(of) for name, of in source["properties"].items()}
+        found["properties"] = {name: _convert_bfcl_schema(of) for name, of in source["properties"].items()}
         if isinstance(source.get("required"), list):
             found["required"] = [name for name in source["required"] if name in found["properties"]]
     if kind == "array" and isinstance(source.get("items"), Mapping):
-        found["items"] = convert_bfcl_schema(source["items"])
+        found["items"] = _convert_bfcl_schema(source["items"])
     return found
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def compute_no_gradient_mask(
+def _compute_no_gradient_mask(
     columns: Mapping[str, Tensor], all_reduce: AllReduce, *, clip_cov_ratio: float, clip_cov_lb: float, clip_cov_ub: float, **_: Any
 ) -> Tensor:
     """Return 1 at the tokens that get no gradient, 0 elsewhere."""
@@ -35,7 +35,7 @@ def compute_no_gradient_mask(
     return ((held >= find_top_fraction_threshold(held, clip_cov_ratio, all_reduce)) & (held > clip_cov_lb)).to(cov.dtype)
 
 
-@declare_traits("old_logprobs", compute_token_batch_stats=compute_no_gradient_mask)
+@declare_traits("old_logprobs", compute_token_batch_stats=_compute_no_gradient_mask)
 def loss(
     x: LossInputs,
     *,
@@ -45,7 +45,7 @@ def loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
 ) -> SurrogateLoss:
-    """PPO's clipped loss, without a gradient at the tokens that `compute_no_gradient_mask` has chosen."""
+    """PPO's clipped loss, without a gradient at the tokens that `_compute_no_gradient_mask` has chosen."""
     assert x.batch_stats is not None
     clipped = grpo.loss(x, epsilon=epsilon, epsilon_high=epsilon_high)
     return clipped._replace(loss=clipped.loss * (1 - x.batch_stats) + clipped.loss.detach() * x.batch_stats)

@@ -22,7 +22,7 @@ from rlvr.algorithms.functions.surrogate import SurrogateLoss
 from rlvr.contracts.algorithm import LossInputs
 
 
-def zero_advantage(answers: AnswerBatch) -> Advantages:
+def _zero_advantage(answers: AnswerBatch) -> Advantages:
     """Return 0: only the teacher provides a signal, not the verifier."""
     return [[0.0 for _ in group] for group in answers.groups]
 
@@ -39,4 +39,4 @@ def loss(
     return clipped if x.divergence is None else clipped._replace(loss=clipped.loss + teacher_weight * x.divergence)
 
 
-make = define_policy_gradient(__name__, __doc__, zero_advantage, loss, loss_aggregation="token-mean")
+make = define_policy_gradient(__name__, __doc__, _zero_advantage, loss, loss_aggregation="token-mean")

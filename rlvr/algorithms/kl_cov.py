@@ -31,13 +31,13 @@ MIN_LOGPROB_CHANGE = 1e-5
 """Smaller changes of a log-probability are treated as rounding errors."""
 
 
-def compute_kl_penalty_mask(columns: Mapping[str, Tensor], all_reduce: AllReduce, *, kl_cov_ratio: float, **_: Any) -> Tensor:
+def _compute_kl_penalty_mask(columns: Mapping[str, Tensor], all_reduce: AllReduce, *, kl_cov_ratio: float, **_: Any) -> Tensor:
     """Return 1 at the tokens with the largest covariance, 0 elsewhere."""
     cov = compute_covariance(columns, all_reduce)
     return (cov >= find_top_fraction_threshold(cov, kl_cov_ratio, all_reduce)).to(cov.dtype)
 
 
-@declare_traits("old_logprobs", compute_token_batch_stats=compute_kl_penalty_mask)
+@declare_traits("old_logprobs", compute_token_batch_stats=_compute_kl_penalty_mask)
 def loss(x: LossInputs, *, kl_cov_ratio: float = 0.002, kl_cov_coef: float = 1.0) -> Tensor:
     """The unclipped ratio times the advantage, plus a KL penalty at the tokens with the largest covariance."""
     assert x.batch_stats is not None

@@ -37,7 +37,9 @@ class ControlTokenEncoder:
         added: dict[int, Any] = dict(tokenizer.added_tokens_decoder)
         hard = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)} - {tokenizer.unk_token_id}
         self.reserved_ids = frozenset(int(i) for i in hard | (added.keys() & set(stop_ids)))  # other stop ids are ordinary text
-        self.mark_ids = frozenset(i for i, token in added.items() if i not in self.reserved_ids and is_template_mark(token.content, source))
+        self.mark_ids = frozenset(
+            i for i, token in added.items() if i not in self.reserved_ids and _is_template_mark(token.content, source)
+        )
         self.control_ids = self.reserved_ids | self.mark_ids
         self.names = {i: str(added[i].content if i in added else tokenizer.convert_ids_to_tokens(i)) for i in sorted(self.control_ids)}
         self.names = {i: name for i, name in self.names.items() if name.strip()}
@@ -50,7 +52,7 @@ class ControlTokenEncoder:
         chars = {char for char in first.values() if len(char) == 1 and not char.isalnum()}
         words = [re.escape(name) for name in first.values() if name not in chars and first[name] == name]
         self._first_character_pattern = re.compile(
-            "|".join([*sorted(words, key=len, reverse=True), *map(re.escape, expand_with_look_alikes(frozenset(chars)))]) or "(?!)"
+            "|".join([*sorted(words, key=len, reverse=True), *map(re.escape, _expand_with_look_alikes(frozenset(chars)))]) or "(?!)"
         )
         self._placeholder_pattern = re.compile(self.nonce + "h([0-9a-f]+)z")
 
@@ -154,7 +156,7 @@ class ControlTokenEncoder:
         if backend is None:
             return None
         copy = type(backend).from_str(
-            rename_tokens(backend.to_str(), {i: (name, self._format_secret_name(i)) for i, name in self.names.items()})
+            _rename_tokens(backend.to_str(), {i: (name, self._format_secret_name(i)) for i, name in self.names.items()})
         )
         return copy if all(copy.token_to_id(self._format_secret_name(i)) == i for i in self.names) else None
 
@@ -168,10 +170,10 @@ def get_template_text(template: Any) -> str:
     return template or "" if isinstance(template, str | None) else "\n".join(template.values())
 
 
-def is_template_mark(text: str, template: str) -> bool:
+def _is_template_mark(text: str, template: str) -> bool:
     r"""Return whether an added token is a mark of the chat template rather than ordinary text.
 
-    >>> is_template_mark("<think>", "... <think> ..."), is_template_mark("<table>", "... <think> ..."), is_template_mark("\n\n", "{{ x }}\n\n")
+    >>> _is_template_mark("<think>", "... <think> ..."), _is_template_mark("<table>", "... <think> ..."), _is_template_mark("\n\n", "{{ x }}\n\n")
     (True, False, False)
     """
     shaped = len(text) > 2 and not text[0].isalnum() and not text[-1].isalnum() and any(char.isalpha() for char in text)
@@ -179,16 +181,16 @@ def is_template_mark(text: str, template: str) -> bool:
 
 
 @lru_cache
-def expand_with_look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
+def _expand_with_look_alikes(chars: frozenset[str]) -> tuple[str, ...]:
     """Return the characters and those that NFKC normalization maps to them, such as the full-width \uff1c.
 
-    >>> "\uff1c" in expand_with_look_alikes(frozenset("<"))
+    >>> "\uff1c" in _expand_with_look_alikes(frozenset("<"))
     True
     """
     return (*sorted(chars), *(char for char in map(chr, range(0x80, 0x10000)) if not chars.isdisjoint(unicodedata.normalize("NFKC", char))))
 
 
-def rename_tokens(tokenizer_json: str, names_by_id: Mapping[int, tuple[str, str]]) -> str:
+def _rename_tokens(tokenizer_json: str, names_by_id: Mapping[int, tuple[str, str]]) -> str:
     """Rename tokens in a tokenizer's JSON, so that no text produces them under their old names."""
     tree = json.loads(tokenizer_json)
     new = dict(names_by_id.values())

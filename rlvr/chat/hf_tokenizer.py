@@ -38,10 +38,10 @@ def to_reply_messages(reply: str | Sequence[Message]) -> list[Message]:
     return messages
 
 
-def add_tool_result_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _add_tool_result_fields(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Add the fields that some templates require in a tool result: its name, and an id of nine letters and digits.
 
-    >>> add_tool_result_fields([{"role": "tool", "content": "4"}])
+    >>> _add_tool_result_fields([{"role": "tool", "content": "4"}])
     [{'name': 'tool', 'role': 'tool', 'content': '4', 'tool_call_id': 'call00000'}]
     """
     return [
@@ -126,7 +126,7 @@ class HFTokenizer:
 
     def render_environment_reply(self, reply: str | Sequence[Message]) -> list[int]:
         """Render the template's tokens between the policy's stop id and its next turn."""
-        messages = add_tool_result_fields(to_reply_messages(reply))
+        messages = _add_tool_result_fields(to_reply_messages(reply))
         if not self.tokenizer.chat_template:
             return self._encode_without_template("\n" + "\n".join(message["content"] for message in messages) + "\n")
         roles = tuple(message["role"] for message in messages)

@@ -51,7 +51,7 @@ class CallStopCriterion:
 
     @cached_property
     def _starts_in_reasoning(self) -> bool:
-        return is_reasoning_open(self.dialect, self.tokenizer, self.preceding_tokens)
+        return _is_reasoning_open(self.dialect, self.tokenizer, self.preceding_tokens)
 
     def find_turn_length(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens belong to the turn."""
@@ -64,7 +64,7 @@ class CallStopCriterion:
         return self.dialect.parse_turn(self.tokenizer.decode(tokens), self.tools, starts_in_reasoning=self._starts_in_reasoning)
 
 
-def is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: Sequence[int]) -> bool:
+def _is_reasoning_open(dialect: Dialect, tokenizer: Tokenizer, preceding_tokens: Sequence[int]) -> bool:
     """Return whether the tokens before a turn opened its reasoning block."""
     return tokenizer.decode(preceding_tokens).rstrip().endswith(tuple(opens for opens, _ in dialect.reasoning_marks))
 
@@ -179,7 +179,7 @@ class ToolFormat:
         The tokens are only decoded. A stop token that is a mark of the dialect is part of the text, because it closes the call.
         """
         text = raw_turn.text + self._stop_marks.get(tokens[-1], "")
-        thinking = is_reasoning_open(self.dialect, self.tokenizer, tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start])
+        thinking = _is_reasoning_open(self.dialect, self.tokenizer, tokens[max(0, start - REASONING_LOOKBACK_TOKENS) : start])
         return self.dialect.parse_turn(text, tools, turn=turn_number, finish_reason=raw_turn.finish_reason, starts_in_reasoning=thinking)
 
 

@@ -58,14 +58,14 @@ SECTION_COMMENTS = {
 }
 
 
-def make_recipe(env: Mapping[str, Any], model: str, machine_kind: str) -> dict[str, Any]:
+def _make_recipe(env: Mapping[str, Any], model: str, machine_kind: str) -> dict[str, Any]:
     """Make a first recipe as plain data; `machine_kind` is cpu or gpu."""
     sizes = SIZE_PRESETS[machine_kind]
     head = {"seed": 0, "env": dict(env), "model": {"path": model} if model else {}}
     return head | {"rollout": sizes["rollout"], "algorithm": {"name": "grpo"}, **{key: sizes[key] for key in ("train", "eval", "log")}}
 
 
-def render_recipe(recipe: Mapping[str, Any], file: Path, machine_kind: str, title: str) -> str:
+def _render_recipe(recipe: Mapping[str, Any], file: Path, machine_kind: str, title: str) -> str:
     """Render a recipe as YAML with comments, one line for each section except the environment."""
     lines = [f"# {title}", "#", f"#     rlvr train {file}", "#", f"# {SIZE_NOTES[machine_kind]}"]
     lines += [f"# `rlvr show env {recipe['env']['name']}` explains the settings of the environment, `rlvr show config` the others."]
@@ -96,7 +96,7 @@ def prepare_data_run(
         "name": "dataset",
         "path": data,
         **({"test": test_data} if test_data else {}),
-        **({"verifier": parse_verifier(verifier)} if verifier else {}),
+        **({"verifier": _parse_verifier(verifier)} if verifier else {}),
     }
     if missing := [name for name in (data, test_data) if name and not name.startswith(HUB_PREFIX) and not Path(name).expanduser().exists()]:
         raise NotFound(f"there is no file or folder {missing[0]!r}; give a data file, a folder with some, or hf:ORG/NAME")
@@ -116,13 +116,13 @@ def prepare_data_run(
         checked.raise_if_none_readable()
         if checked.problems:
             console.print(Text(checked.describe(MAX_LISTED_GOLDS), style="yellow"), soft_wrap=True)
-    recipe = apply_overrides(make_recipe(env, model, detect_machine_kind()), overrides)
+    recipe = apply_overrides(_make_recipe(env, model, _detect_machine_kind()), overrides)
     config = validate_config(recipe, data)
     if config.model.path is not None:
         _ = config.model.local_folder  # raises for a missing model before anything is written
     if os.environ.get("RANK", "0") == "0" and not kept.exists():  # only rank 0 writes
         folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(render_recipe(recipe, kept, detect_machine_kind(), f"Train on {data}."), "utf-8")
+        kept.write_text(_render_recipe(recipe, kept, _detect_machine_kind(), f"Train on {data}."), "utf-8")
     return config, folder
 
 
@@ -148,7 +148,7 @@ def make_run_without_recipe(target: str, overrides: Sequence[str], *, model: str
         raise ConfigError(f"env is {env!r:.60}; give a name, or a mapping with a name and settings: {example}")
     if not model and "model" not in own:
         raise ConfigError(f"no model is named; add --model, a Hub id such as Qwen/Qwen2.5-0.5B-Instruct or a folder: {example}")
-    base = make_recipe({"name": env} if isinstance(env, str) else env, model, detect_machine_kind())
+    base = _make_recipe({"name": env} if isinstance(env, str) else env, model, _detect_machine_kind())
     return validate_config(apply_overrides(base, [target, *overrides]), f"rlvr train {target}")
 
 
@@ -171,12 +171,12 @@ def write_recipe(recipe_file: str, *, data: str, model: str, verifier: str, forc
     if env["name"] == "dataset":
         if not verifier and sys.stdin.isatty():
             verifier = _prompt_user("Verifier of the answers (`rlvr list verifiers`)", "symbolic", "--verifier")
-        env["verifier"] = parse_verifier(verifier or "symbolic")
+        env["verifier"] = _parse_verifier(verifier or "symbolic")
     elif verifier:
-        env["verifier"] = parse_verifier(verifier)
-    recipe = make_recipe(env, model, detect_machine_kind())
+        env["verifier"] = _parse_verifier(verifier)
+    recipe = _make_recipe(env, model, _detect_machine_kind())
     validate_config(recipe, str(place))
-    text = render_recipe(recipe, place, detect_machine_kind(), f"Train {model} on {data}.")
+    text = _render_recipe(recipe, place, _detect_machine_kind(), f"Train {model} on {data}.")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text, "utf-8")
     if json:
@@ -199,12 +199,12 @@ def write_page_and_print_next_steps(folder: Path, console: Console) -> None:
     )  # fmt: skip
 
 
-def parse_verifier(text: str) -> Any:
+def _parse_verifier(text: str) -> Any:
     """Parse a verifier of the command line: a name, or YAML such as {symbolic: 0.9, format: 0.1}."""
     return apply_overrides({}, [f"v={VERIFIERS.get(text, text)}"])["v"]
 
 
-def detect_machine_kind() -> str:
+def _detect_machine_kind() -> str:
     """Return gpu if torch finds an accelerator, else cpu."""
     try:
         import torch

@@ -65,14 +65,14 @@ def run_doctor(*, json: bool) -> int:
     ]
     code = _print_findings(findings, json=json)
     if not json:
-        screen.make_stdout_console().print(describe_abilities(findings), soft_wrap=True)
+        screen.make_stdout_console().print(_describe_abilities(findings), soft_wrap=True)
     return code
 
 
-def describe_abilities(findings: Sequence[Finding]) -> str:
+def _describe_abilities(findings: Sequence[Finding]) -> str:
     """Say in one sentence what can be done on this machine.
 
-    >>> describe_abilities([Finding("torch", "missing", "", ""), Finding("sandbox docker", "ok", "")])
+    >>> _describe_abilities([Finding("torch", "missing", "", ""), Finding("sandbox docker", "ok", "")])
     'Ready for: verifying and evaluating endpoints; judging code that a model wrote (in docker). Not for: training (install rlvr[train]).'
     """
     states = {finding.name: finding.state for finding in findings}

@@ -27,7 +27,7 @@ def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: 
     except ModuleNotFoundError as error:
         raise MissingExtra((error.name or "torch").split(".")[0], "train") from error
     device = resolve_device() if memory_gb is None else torch.device("cuda")
-    room = memory_gb * 1e9 if memory_gb is not None else get_total_memory_bytes(device.type)
+    room = memory_gb * 1e9 if memory_gb is not None else _get_total_memory_bytes(device.type)
     parts = plan_memory(
         config,
         device,
@@ -54,7 +54,7 @@ def check_memory_plan(recipe: str, *, memory_gb: float | None, gpus: int, json: 
     return int(not fits)
 
 
-def get_total_memory_bytes(device_type: str) -> float:
+def _get_total_memory_bytes(device_type: str) -> float:
     """Return the memory of this machine's device in bytes."""
     if device_type == "cpu":
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -114,7 +114,7 @@ def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
         and location["pids"]
         and location["pids"] == get_pid_namespace_id()
         and location["born"] == get_process_start_time(location["pid"])
-        and is_ray_worker_process(location["pid"])
+        and _is_ray_worker_process(location["pid"])
     ):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(location["pid"], SIGKILL)
@@ -155,25 +155,25 @@ def get_process_start_time(pid: int) -> str:
     return numbers[19] if len(numbers) > 19 else ""
 
 
-def is_ray_worker_process(pid: int) -> bool:
+def _is_ray_worker_process(pid: int) -> bool:
     """Whether a process of this machine is one that Ray's node has started for an actor; never this process or one that it runs in.
 
-    >>> is_ray_worker_process(os.getpid())
+    >>> _is_ray_worker_process(os.getpid())
     False
     """
     above, seen = os.getpid(), set[int]()
     while above > 0 and above not in seen:
         seen.add(above)
-        above = get_parent_pid(above)
-    return pid not in seen and get_process_name(pid).startswith("ray::") and get_process_name(get_parent_pid(pid)) == "raylet"
+        above = _get_parent_pid(above)
+    return pid not in seen and _get_process_name(pid).startswith("ray::") and _get_process_name(_get_parent_pid(pid)) == "raylet"
 
 
-def get_process_name(pid: int) -> str:
+def _get_process_name(pid: int) -> str:
     """Return the name of a process, as the kernel has it; empty if it is gone."""
     return _read_process_stat(pid)[0]
 
 
-def get_parent_pid(pid: int) -> int:
+def _get_parent_pid(pid: int) -> int:
     """Return the pid of the process that started this one; 0 if there is none."""
     numbers = _read_process_stat(pid)[1]
     return int(numbers[1]) if len(numbers) > 1 else 0

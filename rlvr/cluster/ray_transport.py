@@ -226,7 +226,7 @@ class RayTransport:
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             hopeless = self._is_permanent_failure(expected_event, cause)
-            return WorkerLost(worker, describe_raised(cause), is_permanent=hopeless)
+            return WorkerLost(worker, _describe_raised(cause), is_permanent=hopeless)
         except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
             return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
         if isinstance(expected_event, WorkerStarted):
@@ -239,7 +239,7 @@ class RayTransport:
             self._heartbeats[worker] = (None, time.monotonic())
         elif isinstance(expected_event, TaskEnded):
             try:
-                data, seconds = check_task_result(value)
+                data, seconds = _check_task_result(value)
             except ValueError as error:
                 return WorkerLost(worker, f"the result of its task is damaged: {error}")
             self._has_sampled = True
@@ -328,10 +328,10 @@ class RayTransport:
             restore_default_sigterm_handler()
 
 
-def check_task_result(value: object) -> tuple[bytes, float]:
+def _check_task_result(value: object) -> tuple[bytes, float]:
     """Return the bytes and the seconds of verification that a worker gives for a task; raise ValueError for anything else.
 
-    >>> check_task_result((b"data", 0.5))
+    >>> _check_task_result((b"data", 0.5))
     (b'data', 0.5)
     """
     if not isinstance(value, tuple) or len(value) != 2:
@@ -344,7 +344,7 @@ def check_task_result(value: object) -> tuple[bytes, float]:
     return data, float(seconds)
 
 
-def describe_raised(error: BaseException) -> str:
+def _describe_raised(error: BaseException) -> str:
     """Return the type and the message of what a worker has raised, in one line."""
     return f"{type(error).__name__}: {' '.join(read_message(error).split())[-300:]}"
 
@@ -361,10 +361,10 @@ def _get_worker(meant: WorkerStarted | WeightsLoaded | TaskEnded) -> str:
     return meant.worker if isinstance(meant, WorkerStarted) else meant.command.worker
 
 
-def choose_object_store_bytes(weight_bytes: int, memory_bytes: int) -> int:
+def _choose_object_store_bytes(weight_bytes: int, memory_bytes: int) -> int:
     """Choose the bytes of the object store: two versions of the weights, one that is loaded and the next one.
 
-    >>> choose_object_store_bytes(16 << 30, 512 << 30) >> 30, choose_object_store_bytes(16 << 30, 64 << 30) >> 30
+    >>> _choose_object_store_bytes(16 << 30, 512 << 30) >> 30, _choose_object_store_bytes(16 << 30, 64 << 30) >> 30
     (32, 19)
     """
     return max(MIN_OBJECT_STORE_BYTES, min(2 * weight_bytes, int(MAX_OBJECT_STORE_FRACTION * memory_bytes)))
@@ -392,7 +392,7 @@ def connect_ray(settings: ClusterConfig, weight_bytes: int = 0) -> tuple[Any, bo
         raise MissingExtra("ray", "ray", "set cluster.rollout_workers to 0") from error
     mine: dict[str, Any] = {"include_dashboard": False} if local else {}
     if local:
-        mine["object_store_memory"] = choose_object_store_bytes(weight_bytes, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        mine["object_store_memory"] = _choose_object_store_bytes(weight_bytes, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         if (read := sys.modules.get("ray._raylet")) is not None:
             read.Config.initialize("")  # Ray may already have read the mode, on import
         asked = settings.rollout_workers * settings.cpus_per_rollout_worker + settings.verifier_workers * settings.cpus_per_verifier_worker

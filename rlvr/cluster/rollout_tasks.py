@@ -75,13 +75,13 @@ def check_task_episodes(
     if [(episode.group, episode.task_id) for episode in episodes] != [(request.group, request.task.id) for request in rollout_task]:
         raise CorruptData(f"task {task_name} came back with the episodes of other requests")
     for member, (request, episode) in enumerate(zip(rollout_task, episodes, strict=True)):
-        if problem := find_impossible_field(request, episode, policy_version, limits, prompts.get(request.task.id)):
+        if problem := _find_impossible_field(request, episode, policy_version, limits, prompts.get(request.task.id)):
             raise CorruptData(f"completion {member} of task {task_name} cannot be one: {problem}")
         if request.partial_completion is not None and not is_continuation(episode, request.partial_completion):
             raise CorruptData(f"completion {member} of task {task_name} does not begin with its partial episode")
 
 
-def find_impossible_field(
+def _find_impossible_field(
     request: RolloutRequest, episode: Episode, policy_version: int, limits: EpisodeLimits = NO_LIMITS, prompt: Sequence[int] | None = None
 ) -> str:
     """Return what no rollout of this request gives; '' if there is nothing."""

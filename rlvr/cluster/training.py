@@ -52,7 +52,7 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
     folder = out if out is not None or resume else make_run_folder_path(config)
     record = EventLog(None if folder is None else Path(folder))
     resumes = config.cluster.max_resumes_after_worker_loss if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
-    builder, times = functools.partial(build_cluster_components, event_log=record), 0
+    builder, times = functools.partial(_build_cluster_components, event_log=record), 0
     while True:
         try:
             return train_here(config, out=folder, resume=resume, component_builder=builder, **train_kwargs)
@@ -73,24 +73,24 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
         gc.collect()  # free the model and the optimizer of the failed run
 
 
-def build_cluster_components(
+def _build_cluster_components(
     inputs: RunInputs, accelerator: Accelerator, stack: ExitStack, *, checkpoint_folder: Path | None, event_log: EventLog | None = None
 ) -> Components:
     """Build the components of a run, which sample as `cluster` says. `event_log`: the event log of the workers."""
     components, settings = build_components(inputs, accelerator, stack, checkpoint_folder=checkpoint_folder), inputs.config.cluster
     if settings is None:
         return components
-    check_cluster_support(inputs, components)
+    _check_cluster_support(inputs, components)
     num_groups = choose_groups_per_task(settings.groups_per_task, components.sampler.traits, inputs.config.rollout.num_generations)
     settings = settings.model_copy(update={"groups_per_task": num_groups})
     if settings.rollout_workers == 0:
         return replace(components, rollout=TaskwiseRollout(components.rollout, settings))
-    precision, vectors = get_precision(components), components.sampler.traits.runs_model
+    precision, vectors = _get_precision(components), components.sampler.traits.runs_model
     packer = (
-        WeightPacker(settings.weight_transfer, precision, converts_vectors=vectors) if loads_trainer_weights(components.sampler) else None
+        WeightPacker(settings.weight_transfer, precision, converts_vectors=vectors) if _loads_trainer_weights(components.sampler) else None
     )
     made = list[Driver]()
-    run_on_main(accelerator, lambda: made.append(start_driver(components, settings, stack, event_log)))
+    run_on_main(accelerator, lambda: made.append(_start_driver(components, settings, stack, event_log)))
     driver = made[0] if made else None
     return replace(
         components,
@@ -99,17 +99,17 @@ def build_cluster_components(
     )
 
 
-def start_driver(components: Components, settings: ClusterConfig, stack: ExitStack, event_log: EventLog | None) -> Driver:
+def _start_driver(components: Components, settings: ClusterConfig, stack: ExitStack, event_log: EventLog | None) -> Driver:
     """Start the rollout workers of a run and their driver, in the main process; return the driver."""
     from rlvr.cluster.ray_transport import RayTransport
     from rlvr.cluster.rollout_worker import WorkerSettings
 
-    precision = get_precision(components)
+    precision = _get_precision(components)
     facts = WorkerSettings(
         precision,
         components.rollout.sync_turns,
         torch.get_num_threads(),
-        uses_weights=loads_trainer_weights(components.sampler),
+        uses_weights=_loads_trainer_weights(components.sampler),
         weight_bytes=getattr(torch, precision).itemsize * sum(weight.numel() for weight in components.model.parameters()),
         position_limit=components.mdp.position_limit,
     )
@@ -123,17 +123,17 @@ def start_driver(components: Components, settings: ClusterConfig, stack: ExitSta
     return driver
 
 
-def get_precision(components: Components) -> str:
+def _get_precision(components: Components) -> str:
     """Return the precision of the run and of its rollout workers."""
     return get_trainer_precision(components.model, components.accelerator.mixed_precision, components.accelerator.device)
 
 
-def loads_trainer_weights(sampler: Sampler) -> bool:
+def _loads_trainer_weights(sampler: Sampler) -> bool:
     """Whether a sampler loads the weights of the trainer."""
     return sampler.traits.loads_weights
 
 
-def check_cluster_support(inputs: RunInputs, components: Components) -> None:
+def _check_cluster_support(inputs: RunInputs, components: Components) -> None:
     """Raise an error for configurations that rollout workers do not support."""
     if inputs.environment is not None or inputs.tokenizer is not None:
         raise ConfigError(

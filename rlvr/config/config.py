@@ -267,7 +267,9 @@ def find_recipes() -> dict[str, Path]:
 
 def load_config(target: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe by name or path, apply the overrides, and check the result."""
-    recipe = drop_env_and_model_for_data_run(read_recipe(name), overrides) if (name := str(target)) in find_recipes() else read_recipe(name)
+    recipe = (
+        drop_env_and_model_for_data_run(_read_recipe(name), overrides) if (name := str(target)) in find_recipes() else _read_recipe(name)
+    )
     return validate_config(_fill_from_data_run(apply_overrides(recipe, overrides)), name)
 
 
@@ -295,7 +297,7 @@ def _fill_from_data_run(data: dict[str, Any]) -> dict[str, Any]:
     return filled | ({"rollout": room | mine} if isinstance(mine := data.get("rollout") or {}, dict) else {})  # else an error follows
 
 
-def read_recipe(target: str) -> dict[str, Any]:
+def _read_recipe(target: str) -> dict[str, Any]:
     """Read a recipe as a mapping."""
     path = find_recipes().get(target, Path(target).expanduser())
     if not path.is_file():

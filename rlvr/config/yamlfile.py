@@ -19,7 +19,7 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text("utf-8-sig" if is_toml else "utf-8")
         data = tomllib.loads(text) if is_toml else yaml.safe_load(text)
-        check_tree(data, path)
+        _check_tree(data, path)
         return data
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid {'TOML' if is_toml else 'YAML'}: {' '.join(str(error).split())}") from error
@@ -27,7 +27,7 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def check_tree(data: Any, path: Path, holders: tuple[int, ...] = ()) -> None:
+def _check_tree(data: Any, path: Path, holders: tuple[int, ...] = ()) -> None:
     """Raise ConfigError if an alias holds itself, or if values nest more deeply than any setting."""
     if not isinstance(data, dict | list):
         return
@@ -35,4 +35,4 @@ def check_tree(data: Any, path: Path, holders: tuple[int, ...] = ()) -> None:
         what = "an alias (*name) inside of what it names" if id(data) in holders else f"values nested more than {MAX_DEPTH} deep"
         raise ConfigError(f"{path} has {what}, which no setting can be; write the value out")
     for value in data.values() if isinstance(data, dict) else data:
-        check_tree(value, path, (*holders, id(data)))
+        _check_tree(value, path, (*holders, id(data)))

@@ -51,7 +51,7 @@ def make_episode(tokens: Sequence[int], reward: float | None, group: str = "g", 
     return Episode(group, group, [9, *tokens], acted, [0.0] * (n + 1), rewards, StopReason.TERMINATED, verdict=verdict, meta=meta)
 
 
-def make_irregular_groups() -> list[list[Episode]]:
+def _make_irregular_groups() -> list[list[Episode]]:
     """Make two groups of answers of several lengths; in the second group one answer has two turns and one has no score."""
     first_ = [make_episode([1, 2, 3], 1.0), make_episode([1, 2], 0.0), make_episode([3] * MAX_ANSWER_TOKENS, 0.5), make_episode([2], 0.0)]
     acted = [False, True, True, False, True]
@@ -97,7 +97,7 @@ class _AlgorithmChecks:
         return algorithm.compute_advantages(groups, TokenStats(**needs))
 
     def make_groups(self) -> list[list[Episode]]:
-        groups = make_irregular_groups()
+        groups = _make_irregular_groups()
         return (
             [[*group, make_episode([1], 0.25, group[0].group, greedy=True)] for group in groups]
             if self.algorithm.traits.needs_greedy_sample

@@ -192,7 +192,7 @@ class _SamplerChecks:
     def check_logprobs(self) -> str:
         model = self.require_model()
         return describe_first_problem(
-            find_logprob_problem(model, r, c, temperature)
+            _find_logprob_problem(model, r, c, temperature)
             for temperature in (1.0, 0.7)
             for r, c in zip(self.requests, self.sample(temperature=temperature), strict=True)
         )
@@ -233,7 +233,7 @@ class _SamplerChecks:
             self.load(model)
             found = self.sample()
             for request, completion in zip(self.requests, found, strict=True):
-                if wrong := find_logprob_problem(model, request, completion, 1.0):
+                if wrong := _find_logprob_problem(model, request, completion, 1.0):
                     return f"after an update with {how}, {wrong}; is a cache of old keys and values left?"
         return (
             ""
@@ -263,7 +263,7 @@ def compute_vocab_logprobs(model: Any, request: Request, completion: Completion,
     return logprobs_TV
 
 
-def find_logprob_problem(model: Any, request: Request, completion: Completion, temperature: float) -> str:
+def _find_logprob_problem(model: Any, request: Request, completion: Completion, temperature: float) -> str:
     """Say where a completion's log-probabilities are not those of the model at a temperature; "" if they are."""
     ours = (
         compute_vocab_logprobs(model, request, completion, temperature).gather(1, torch.tensor(completion.tokens)[:, None])[:, 0].tolist()

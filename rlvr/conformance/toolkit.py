@@ -185,7 +185,7 @@ class _ToolChecks:
     def check_junk_arguments(self) -> str:
         with self.open_session() as opened:
             for spec in opened.specs():
-                for arguments in iter_junk_arguments(spec):
+                for arguments in _iter_junk_arguments(spec):
                     try:
                         run_tool_call(opened, Call("0.0", spec.name, arguments))
                     except ToolInfrastructureError as crash:
@@ -259,7 +259,7 @@ def iter_bad_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
             yield {**right, key: 5 if one["type"] in ("string", "boolean", "array", "object") else "5"}
 
 
-def iter_junk_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
+def _iter_junk_arguments(spec: ToolSpec) -> Iterator[dict[str, Any]]:
     """Yield arguments that the schema allows and that a policy in trouble may write: one strange value at a time, also of optional ones."""
     if (right := fill_arguments(spec, "a text")) is None:
         return

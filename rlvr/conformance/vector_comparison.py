@@ -23,7 +23,7 @@ def digest_and_compare_envs(name: str, settings: dict[str, Any]) -> dict[str, st
     """Compute the task digest and compare the vector environments in one call, for use in a subprocess."""
     found = {"digest": digest_tasks(name, settings)}
     try:
-        return found | {"vectors": compare_vector_envs(name, settings)}
+        return found | {"vectors": _compare_vector_envs(name, settings)}
     except Exception as error:  # the digest is still useful
         return found | {"vectors": f"{type(error).__name__}: {error}"}
 
@@ -43,7 +43,7 @@ def digest_tasks(name: str, settings: dict[str, Any]) -> str:
     return made.hexdigest()
 
 
-def compare_vector_envs(name: str, settings: dict[str, Any]) -> str:
+def _compare_vector_envs(name: str, settings: dict[str, Any]) -> str:
     """Describe the difference between SyncVectorEnv (one process) and AsyncVectorEnv (several) over a few steps; '' if there is none."""
     makers = [partial(make_token_env, name=name, tokenizer="bytes", obs="ids", render_mode="ansi", **settings)] * 2
     together = SyncVectorEnv(makers)

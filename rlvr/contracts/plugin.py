@@ -182,7 +182,7 @@ def describe_missing_methods(plugin: type) -> str:
     if told := _describe_wrong_verify(plugin):
         return told
     missing = [f"`{name}`" for name in sorted(getattr(plugin, "__abstractmethods__", ()))]
-    contract = next((base for base in plugin.__mro__ if is_contract(base)), None) if missing else None
+    contract = next((base for base in plugin.__mro__ if _is_contract(base)), None) if missing else None
     if contract is None:
         return ""
     kind = SMALLEST_PLUGINS[contract.__name__].kind
@@ -205,7 +205,7 @@ def _describe_wrong_verify(plugin: type) -> str:
     )
 
 
-def is_contract(plugin: type) -> bool:
+def _is_contract(plugin: type) -> bool:
     """Return whether a class is the contract of a kind of plugin itself."""
     return plugin.__module__.startswith("rlvr.contracts.") and plugin.__name__ in SMALLEST_PLUGINS
 
@@ -218,7 +218,7 @@ class Plugin(Hinted):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Refuse to build a contract itself, or a class that lacks a method: the message says how one is built, and which is complete."""
             missing = describe_missing_methods(cls)
-            if is_contract(cls) and (args or kwargs or missing):
+            if _is_contract(cls) and (args or kwargs or missing):
                 maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
                 verifier = "..." if kwargs.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
                 about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
@@ -234,7 +234,7 @@ class Plugin(Hinted):
                 raise TypeError(missing)
             required = [name for name, spec in read_signature(cls).parameters.items() if spec.default is spec.empty] if cls.needs else []
             if lost := [name for name in required if name in cls.needs and name not in kwargs and not args]:
-                kind = next((SMALLEST_PLUGINS[base.__name__].kind for base in cls.__mro__ if is_contract(base)), "plugin")
+                kind = next((SMALLEST_PLUGINS[base.__name__].kind for base in cls.__mro__ if _is_contract(base)), "plugin")
                 raise TypeError(
                     f"{cls.__name__}() needs {' and '.join(lost)}; write rlvr.make_{kind}({cls.__name__}), which builds what the class needs, "
                     f"or {cls.__name__}({', '.join(f'{name}=...' for name in lost)}) with objects"

@@ -53,7 +53,7 @@ def build_parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
         hints = get_type_hints(function)
     except Exception as error:
         raise PluginLoadError(f"the type hints of {name} cannot be read: {error}; use hints that its module can resolve") from error
-    notes = parse_argument_descriptions(inspect.getdoc(function) or "")
+    notes = _parse_argument_descriptions(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required: list[str] = []
     for key, parameter in inspect.signature(function).parameters.items():
@@ -117,10 +117,10 @@ def strip_docstring_sections(docstring: str) -> str:
     return "\n".join(lines).strip()
 
 
-def parse_argument_descriptions(docstring: str) -> dict[str, str]:
+def _parse_argument_descriptions(docstring: str) -> dict[str, str]:
     r"""Parse the descriptions of the arguments in the `Args:` section of a docstring.
 
-    >>> parse_argument_descriptions("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
+    >>> _parse_argument_descriptions("Add.\n\nArgs:\n    x: one number,\n        any.\n    y: another.\n")
     {'x': 'one number, any.', 'y': 'another.'}
     """
     found: dict[str, str] = {}
@@ -141,12 +141,12 @@ def parse_argument_descriptions(docstring: str) -> dict[str, str]:
 # ---- validate arguments against a schema
 
 
-def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", nesting_depth: int = 0) -> Any:
+def _validate_value(schema: Mapping[str, Any], value: Any, location: str = "", nesting_depth: int = 0) -> Any:
     """Return the value if the schema allows it (with integers as floats for `number`); raise SchemaError otherwise.
 
-    >>> validate_value({"type": "number"}, 3)
+    >>> _validate_value({"type": "number"}, 3)
     3.0
-    >>> validate_value({"type": "integer"}, "3", "argument 'limit'")
+    >>> _validate_value({"type": "integer"}, "3", "argument 'limit'")
     Traceback (most recent call last):
     rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
     """
@@ -159,12 +159,12 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", ne
     kind = next((kind for kind in kinds if _has_type(kind, value)), None)
     if kinds and kind is None:
         raise SchemaError(
-            f"{_describe_location(location)} is {format_value(value)}; it must be {' or '.join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds)}"
+            f"{_describe_location(location)} is {_format_value(value)}; it must be {' or '.join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds)}"
         )
     options = [schema["const"]] if "const" in schema else schema.get("enum")
     if options is not None and not any(type(value) is type(option) and value == option for option in options):
         raise SchemaError(
-            f"{_describe_location(location)} is {format_value(value)}; it must be one of {', '.join(map(format_value, options))}"
+            f"{_describe_location(location)} is {_format_value(value)}; it must be one of {', '.join(map(_format_value, options))}"
         )
     if kind in ("integer", "number"):
         return _validate_number(schema, value, kind, location)
@@ -173,7 +173,7 @@ def validate_value(schema: Mapping[str, Any], value: Any, location: str = "", ne
     if isinstance(value, list):
         items = schema.get("items")
         one = items if isinstance(items, Mapping) else {}
-        return [validate_value(one, item, f"{_describe_location(location)}, item {n}", nesting_depth + 1) for n, item in enumerate(value)]
+        return [_validate_value(one, item, f"{_describe_location(location)}, item {n}", nesting_depth + 1) for n, item in enumerate(value)]
     return value
 
 
@@ -187,42 +187,42 @@ def validate_arguments(schema: Mapping[str, Any], call_arguments: Mapping[str, A
     try:
         fitted: dict[str, Any] = _validate_object(schema, call_arguments, "", 0)
     except SchemaError as wrong:
-        raise SchemaError(f"{wrong}; the arguments are {describe_parameters(schema)}") from None
+        raise SchemaError(f"{wrong}; the arguments are {_describe_parameters(schema)}") from None
     return fitted
 
 
-def describe_parameters(schema: Mapping[str, Any]) -> str:
+def _describe_parameters(schema: Mapping[str, Any]) -> str:
     """Describe the parameters of a tool in one line.
 
-    >>> describe_parameters({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
+    >>> _describe_parameters({"properties": {"x": {"type": "integer"}, "y": {"type": "string"}}, "required": ["x"]})
     'x (a whole number), y (a text, optional)'
     """
     needed = schema.get("required", ())
     parts = [
-        f"{key} ({describe_type(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()
+        f"{key} ({_describe_type(one)}{'' if key in needed else ', optional'})" for key, one in (schema.get("properties") or {}).items()
     ]
     return ", ".join(parts) or "none"
 
 
-def describe_type(schema: Mapping[str, Any]) -> str:
+def _describe_type(schema: Mapping[str, Any]) -> str:
     """Describe the type that a schema requires.
 
-    >>> describe_type({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
+    >>> _describe_type({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]})
     'a list or null'
     """
     if "anyOf" in schema:
-        return " or ".join(describe_type(one) for one in schema["anyOf"])
+        return " or ".join(_describe_type(one) for one in schema["anyOf"])
     if "enum" in schema:
-        return "one of " + ", ".join(map(format_value, schema["enum"]))
+        return "one of " + ", ".join(map(_format_value, schema["enum"]))
     kind = schema.get("type")
     kinds = [kind] if isinstance(kind, str) else list(kind or ())
     return " or ".join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds) or "any value"
 
 
-def format_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value for an error message, shortened if it is long.
 
-    >>> format_value("3"), format_value(3), format_value([1, 2])
+    >>> _format_value("3"), _format_value(3), _format_value([1, 2])
     ('the text "3"', '3', 'the list [1, 2]')
     """
     word = "the text " if isinstance(value, str) else "the list " if isinstance(value, list) else ""
@@ -237,13 +237,13 @@ def _validate_any_of(choices: Sequence[Mapping[str, Any]], value: Any, where: st
     wrong: list[SchemaError] = []
     for choice in choices:
         try:
-            return validate_value(choice, value, where, depth + 1)
+            return _validate_value(choice, value, where, depth + 1)
         except SchemaError as error:
             wrong.append(error)
     if len(choices) == 1:
         raise wrong[0]
     raise SchemaError(
-        f"{_describe_location(where)} is {format_value(value)}; it must be {' or '.join(describe_type(choice) for choice in choices)}"
+        f"{_describe_location(where)} is {_format_value(value)}; it must be {' or '.join(_describe_type(choice) for choice in choices)}"
     )
 
 
@@ -262,14 +262,14 @@ def _validate_object(schema: Mapping[str, Any], value: Mapping[str, Any], where:
             raise SchemaError(f"{inside}argument {key!r} is unknown; {format_suggestion(key, properties)}")
         else:
             wanted = others if isinstance(others, Mapping) else {}
-        fitted[key] = validate_value(wanted, one, f"{inside}argument {key!r}", depth + 1)
+        fitted[key] = _validate_value(wanted, one, f"{inside}argument {key!r}", depth + 1)
     return fitted
 
 
 def _validate_number(schema: Mapping[str, Any], value: Any, kind: str, where: str) -> Any:
     low, high = schema.get("minimum"), schema.get("maximum")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise SchemaError(f"{_describe_location(where)} is {format_value(value)}; it must be {' and '.join(_describe_bounds(low, high))}")
+        raise SchemaError(f"{_describe_location(where)} is {_format_value(value)}; it must be {' and '.join(_describe_bounds(low, high))}")
     if kind == "integer" or isinstance(value, float):
         return value
     try:

@@ -103,7 +103,7 @@ class ToolSession(Session):
         for calls in self._group_parallel_calls(turn.calls_needing_result):
             late = "" if self.final_answer is not None else self._describe_turn_timeout(time.monotonic() - began)
             ended = self.final_answer is not None
-            found = [] if late or ended else run_in_threads([partial(self._run_call, call) for call in calls])
+            found = [] if late or ended else _run_in_threads([partial(self._run_call, call) for call in calls])
             for place, call in enumerate(calls):
                 unrun = late or (CALL_AFTER_END_MESSAGE if self.final_answer is not None else "")
                 results.append(ToolResult(call.id, unrun, ok=False) if unrun else found[place])
@@ -187,10 +187,10 @@ class ToolSession(Session):
         return run_tool_call(self._tools_by_name[call.name], call, max_characters=self.max_result_characters)
 
 
-def run_in_threads(functions: Sequence[Callable[[], Value]]) -> list[Value]:
+def _run_in_threads(functions: Sequence[Callable[[], Value]]) -> list[Value]:
     """Run functions at the same time and return their results in order. If some raise, the exception of the first of them is raised.
 
-    >>> run_in_threads([lambda: 1, lambda: 2])
+    >>> _run_in_threads([lambda: 1, lambda: 2])
     [1, 2]
     """
     if len(functions) == 1:

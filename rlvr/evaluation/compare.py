@@ -171,7 +171,7 @@ def compare_evaluations(
     if not shared:
         raise ConfigError(f"{labels[0]} has {', '.join(names[0])} and {labels[1]} has {', '.join(names[1])}: nothing to compare")
     plans = runs[0].plan, runs[1].plan
-    differences = find_plan_differences(plans, shared) + find_prompt_differences(runs, shared)
+    differences = _find_plan_differences(plans, shared) + _find_prompt_differences(runs, shared)
     if differences and not force:
         raise ConfigError(
             f"{labels[0]} and {labels[1]} cannot be compared: {'; '.join(differences)}. `rlvr compare --force` compares them anyway"
@@ -204,7 +204,7 @@ def compare_evaluations(
     return RunComparison(labels[0], labels[1], envs, differences, sorted({*names[0]} ^ {*names[1]}), notes)
 
 
-def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequence[str]) -> list[str]:
+def _find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequence[str]) -> list[str]:
     """List the differences between two plans that affect sampling or verification."""
     a, b = plans
     found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
@@ -216,13 +216,13 @@ def find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequenc
         settings["verifier"] = (a.verifiers.get(name), b.verifiers.get(name))
         settings["verifier's settings"] = tuple(shorten_plugin_files(item.env.get("verifier")) for item in (old, new))
         if shorten_plugin_files(old.env["name"]) == shorten_plugin_files(new.env["name"]):
-            made = collect_env_settings(old), collect_env_settings(new)
+            made = _collect_env_settings(old), _collect_env_settings(new)
             settings |= {f"the environment's {key}": (made[0].get(key), made[1].get(key)) for key in sorted(made[0] | made[1])}
         found += [f"{name}: {key} is {one} and {other}" for key, (one, other) in settings.items() if one != other]
     return found
 
 
-def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
+def _collect_env_settings(item: SuiteItem) -> dict[str, Any]:
     """Collect the settings of an environment, defaults included, without the path of its data, since the data shows in the prompts."""
     usual: dict[str, Any] = {}
     with suppress(RlvrError):  # the environment may no longer be available
@@ -232,7 +232,7 @@ def collect_env_settings(item: SuiteItem) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 
 
-def find_prompt_differences(runs: tuple[ComparedRun, ComparedRun], shared_envs: Sequence[str]) -> list[str]:
+def _find_prompt_differences(runs: tuple[ComparedRun, ComparedRun], shared_envs: Sequence[str]) -> list[str]:
     """List the environments whose tasks differ between the runs, with the first different prompt of each."""
     found = []
     for name in shared_envs:
@@ -337,10 +337,10 @@ def print_comparison(console: Console, found: RunComparison) -> None:
         console.print(Text(line, style="yellow"))
     if found.unshared_envs:
         console.print(Text(f"in one run only: {', '.join(found.unshared_envs)}", style="yellow"))
-    console.print(Text(describe_methods(found), style="dim"))
+    console.print(Text(_describe_methods(found), style="dim"))
 
 
-def describe_methods(found: RunComparison) -> str:
+def _describe_methods(found: RunComparison) -> str:
     """Describe how the metrics were computed."""
     tests = " and ".join(sorted({env.paired_test.test for env in found.envs.values()})).replace("mcnemar", "McNemar's exact test")
     return (

@@ -108,7 +108,7 @@ def evaluate(
         environments = {item.name: stack.enter_context(_open_env(ready, item)) for item in items}
         _print_data_warnings(environments, console)
         labels = {name: format_verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
-        plan = make_plan(found.name, policy, items, labels, seed, sampler)
+        plan = _make_plan(found.name, policy, items, labels, seed, sampler)
         file = stack.enter_context(SampleStore.open(out, plan, environments.values()))
         plan = file.plan
         wanted = {item.name: make_env_requests(item, environments[item.name], plan) for item in plan.envs}
@@ -158,7 +158,7 @@ class PolicyObject:
         return nullcontext(self.sampler)
 
 
-def make_plan(
+def _make_plan(
     suite: str, policy: str, items: list[SuiteItem], verifier_labels: dict[str, str], seed: int, sampler: Mapping[str, Any]
 ) -> EvalPlan:
     """Make the plan of an evaluation; `verifier_labels` has the verifier with its version, by environment."""
@@ -168,12 +168,12 @@ def make_plan(
         suite=suite,
         policy=policy,
         policy_folder=folder,
-        policy_weights=digest_weights(folder) if file is None else compute_file_digest(file)[:16],
+        policy_weights=_digest_weights(folder) if file is None else compute_file_digest(file)[:16],
         n=items[0].n or 1,
         temperature=items[0].temperature or 0.0,
         seed=seed,
-        sampler=select_output_affecting_settings(policy, sampler),
-        envs=[item.model_copy(update={"sampler": select_output_affecting_settings(policy, item.sampler)}) for item in items],
+        sampler=_select_output_affecting_settings(policy, sampler),
+        envs=[item.model_copy(update={"sampler": _select_output_affecting_settings(policy, item.sampler)}) for item in items],
         verifiers=verifier_labels,
     )
 
@@ -207,18 +207,18 @@ def make_report(
         plan.suite,
         out,
         plan,
-        summarize_envs(plan, sample_store, environments, select),
+        _summarize_envs(plan, sample_store, environments, select),
         seconds,
         tokens,
         num_new_samples,
         sample_store.incomplete_line_bytes,
         [sample for _, sample in sorted(sample_store.samples.items())],
     )
-    write_report(report)
+    _write_report(report)
     return report
 
 
-def summarize_envs(
+def _summarize_envs(
     plan: EvalPlan, sample_store: SampleStore, environments: Mapping[str, Environment], select: str = ""
 ) -> dict[str, EnvSummary]:
     """Compute the metrics of every environment from the available samples."""
@@ -237,7 +237,7 @@ def summarize_envs(
     return found
 
 
-def write_report(report: EvalReport) -> None:
+def _write_report(report: EvalReport) -> None:
     """Write `report.json`: the metrics, without anything that differs when the evaluation is repeated."""
     if report.run_folder is not None:
         envs = {name: env.to_report_dict() for name, env in report.envs.items()}
@@ -275,18 +275,18 @@ def parse_policy(policy: str, concurrency: int | None = None, sampler: Mapping[s
     return PluginSpec("sampler", name, {**limits, **factory.settings_from_cli(rest), **(sampler or {})})
 
 
-def select_output_affecting_settings(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
+def _select_output_affecting_settings(policy: str, sampler: Mapping[str, Any]) -> dict[str, Any]:
     """Select the sampler settings that affect the samples, which belong to the plan; API keys are not among them."""
     if policy.startswith(OBJECT_PREFIXES):
         return dict(sampler)
-    factory: Any = load_factory("sampler", get_policy_sampler_name(policy))
+    factory: Any = load_factory("sampler", _get_policy_sampler_name(policy))
     return {name: value for name, value in sampler.items() if name not in factory.traits.non_semantic_settings}
 
 
-def get_policy_sampler_name(policy: str) -> str:
+def _get_policy_sampler_name(policy: str) -> str:
     """Return the name of the sampler of a policy that was given by name.
 
-    >>> get_policy_sampler_name("scripted:gold"), get_policy_sampler_name("player.py:play")
+    >>> _get_policy_sampler_name("scripted:gold"), _get_policy_sampler_name("player.py:play")
     ('scripted', 'function')
     """
     return FUNCTION_SAMPLER if FILE_PLUGIN_PATTERN.fullmatch(policy) else policy.partition(":")[0]
@@ -303,7 +303,7 @@ def find_local_policy_folder(policy: str) -> str:
     return str(hub.resolve_model_folder(rest).resolve()) if hub.HUB_ID_PATTERN.fullmatch(rest) or Path(rest).is_dir() else ""
 
 
-def digest_weights(folder: str) -> str:
+def _digest_weights(folder: str) -> str:
     """Hash the weights in a folder, reading only pieces of each file, so that large files are fast; "" if there are no weights."""
     if not folder:
         return ""

@@ -119,7 +119,7 @@ def iter_latest_rows(run: Path) -> Iterator[dict[str, Any]]:
     return (found[key] for key in sorted(found))
 
 
-def build_table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+def _build_table(run: Path) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Build the columns and the rows of a run: its samples, or its training episodes."""
     columns = next((columns for mark, columns in COLUMNS_BY_FILE.items() if (run / mark).is_file()), ())
     if not columns:
@@ -155,7 +155,7 @@ def _to_text(value: Any) -> str:
 
 
 def _write_csv(run: Path, out: Path) -> None:
-    columns, lines = build_table(run)
+    columns, lines = _build_table(run)
     with atomic_path(out) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer: csv.DictWriter[str] = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -188,7 +188,7 @@ def _write_parquet(run: Path, out: Path) -> None:
     except ModuleNotFoundError as error:
         raise MissingExtra("pyarrow", "train", "export --to csv") from error
     with atomic_path(out) as partial:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(build_table(run)[1]), partial)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_build_table(run)[1]), partial)
 
 
 def _write_trl(run: Path, out: Path) -> Counter[str]:

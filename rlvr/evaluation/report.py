@@ -193,14 +193,14 @@ def print_report(console: Console, report: EvalReport, *, allow_unscored: bool =
     console.print(build_headline_table(envs, allow_unscored, report.compute_mean_over_envs(allow_unscored=allow_unscored)))
     if several := [env for env in envs if env.n > 1 and env.mean_score and (allow_unscored or not env.is_headline_withheld)]:
         console.print()
-        console.print(build_metrics_table(several, console.width))
+        console.print(_build_metrics_table(several, console.width))
     lines = [line for env in envs for line in list_warnings(env, allow_unscored)]
     if lines:
         console.print()
     for line in lines:
         console.print(Text(line, style="yellow"))
     console.print()
-    console.print(Text(format_closing_line(report, price)))
+    console.print(Text(_format_closing_line(report, price)))
 
 
 def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean: Estimate | None = None) -> Table:
@@ -211,7 +211,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
     ]
     for env in envs:
         refused = env.is_headline_withheld and not allow_unscored
-        avg = Text("refused", style="yellow") if refused else Text(format_estimate(env.mean_score), style="bold")
+        avg = Text("refused", style="yellow") if refused else Text(_format_estimate(env.mean_score), style="bold")
         counts = [str(count) for count in (env.tasks, env.scored)]
         apart = [Text(str(count), style="yellow" if count else "dim") for count in (env.unscored, env.truncated, env.failed)]
         rows.append(
@@ -225,7 +225,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
             ]
         )
     if mean is not None:
-        rows.append(["mean", Text(format_estimate(mean), style="bold"), format_interval(mean), *[""] * (len(rows[0]) - 3)])
+        rows.append(["mean", Text(_format_estimate(mean), style="bold"), format_interval(mean), *[""] * (len(rows[0]) - 3)])
     n = {env.n for env in envs}
     head = (
         "environment",
@@ -241,7 +241,7 @@ def build_headline_table(envs: Sequence[EnvSummary], allow_unscored: bool, mean:
     return align_numbers(make_table(head, rows))
 
 
-def build_metrics_table(envs: Sequence[EnvSummary], width: int) -> Table:
+def _build_metrics_table(envs: Sequence[EnvSummary], width: int) -> Table:
     """Build the table of metrics at k, with as many of the largest values of k as fit the width of the screen."""
     ks = sorted({k for env in envs for k in list_k_values(env.n) if k > 1})
     name = max([len(env.name) for env in envs] + [11])
@@ -259,7 +259,7 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
     lines = []
     if env.is_headline_withheld and not allow_unscored:
         lines.append(
-            f"{env.name}: no headline, {format_count_and_percentage(env.unscored, env.samples)} have no score; "
+            f"{env.name}: no headline, {_format_count_and_percentage(env.unscored, env.samples)} have no score; "
             f"--retry samples them again, --allow-unscored shows the score of the rest"
         )
     shown = list(env.reasons.items())[:MAX_PRINTED_REASONS]
@@ -278,11 +278,11 @@ def list_warnings(env: EnvSummary, allow_unscored: bool) -> list[str]:
             )
             more = advice if what == "tokens" else ""
             lines.append(
-                f"{env.name}: {format_count_and_percentage(count, env.samples)} {TRUNCATION_MESSAGES[what]}; {format_untruncated_score(env)}{more}"
+                f"{env.name}: {_format_count_and_percentage(count, env.samples)} {TRUNCATION_MESSAGES[what]}; {_format_untruncated_score(env)}{more}"
             )
     if env.empty:
         lines.append(
-            f"{env.name}: in {format_count_and_percentage(env.empty, env.samples)} the answer is empty; it is verified like any other answer"
+            f"{env.name}: in {_format_count_and_percentage(env.empty, env.samples)} the answer is empty; it is verified like any other answer"
         )
     if env.repeated:
         lines.append(f"{env.name}: {env.repeated} of {env.tasks} tasks repeat a question; the interval counts {env.tasks - env.repeated}")
@@ -299,7 +299,7 @@ def _to_one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def format_untruncated_score(env: EnvSummary) -> str:
+def _format_untruncated_score(env: EnvSummary) -> str:
     """Format the mean score of the answers that were not truncated."""
     if env.untruncated_score is not None:
         is_fraction = env.mean_score is None or env.mean_score.is_fraction
@@ -307,7 +307,7 @@ def format_untruncated_score(env: EnvSummary) -> str:
     return "none was complete" if env.truncated == env.samples else "no answer that was not truncated has a score"
 
 
-def format_closing_line(report: EvalReport, price: TokenPrice | None) -> str:
+def _format_closing_line(report: EvalReport, price: TokenPrice | None) -> str:
     """Format the closing line: samples, tokens, time, cost, and the path of the run."""
     envs = report.envs.values()
     samples, written = (sum(getattr(env, name) for env in envs) for name in ("samples", "tokens"))
@@ -333,12 +333,12 @@ def format_cost(amount: float) -> str:
     return f"{amount:.2f}" if amount >= 0.1 or not amount else f"{amount:.{1 - math.floor(math.log10(amount))}f}"
 
 
-def format_count_and_percentage(count: int, total: int) -> str:
+def _format_count_and_percentage(count: int, total: int) -> str:
     """Format a count with its percentage of all samples."""
     return f"{count} of {total} samples ({count / max(total, 1):.1%})"
 
 
-def format_estimate(estimate: Estimate | None) -> str:
+def _format_estimate(estimate: Estimate | None) -> str:
     """Format the value of an estimate, of shares in per cent."""
     return "none" if estimate is None else str(estimate)
 
@@ -354,4 +354,4 @@ def _format_mean(value: float | None) -> str:
 
 
 def _format_cell(found: Estimate | None) -> Text:
-    return Text("") if found is None else Text.assemble((format_estimate(found), "bold"), (f" {format_interval(found)}", "dim"))
+    return Text("") if found is None else Text.assemble((_format_estimate(found), "bold"), (f" {format_interval(found)}", "dim"))

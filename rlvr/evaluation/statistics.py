@@ -253,7 +253,7 @@ def _count_effective_clusters(sizes: Sequence[int]) -> float:
     return sum(sizes) ** 2 / sum(size**2 for size in sizes)
 
 
-def bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> NDArray[np.float64]:
+def _bootstrap_means(values: Sequence[float], *, seed: int = 0, num_resamples: int = 10_000) -> NDArray[np.float64]:
     """Compute the sorted means of `num_resamples` resamples of the tasks (cluster bootstrap). The same seed gives the same means.
 
     The means are widened around their center to correct for a small number of tasks, so their quantiles form an interval.
@@ -274,7 +274,7 @@ def bootstrap_interval(values: Sequence[float], *, seed: int = 0, num_resamples:
     >>> bootstrap_interval([0.5, -0.5] * 50, seed=1) == bootstrap_interval([0.5, -0.5] * 50, seed=1)
     True
     """
-    low, high = np.quantile(bootstrap_means(values, seed=seed, num_resamples=num_resamples), [0.025, 0.975])
+    low, high = np.quantile(_bootstrap_means(values, seed=seed, num_resamples=num_resamples), [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -285,7 +285,7 @@ def compute_t_upper_tail(t: float, degrees_of_freedom: float) -> float:
     0.05
     """
     x = degrees_of_freedom / (degrees_of_freedom + t * t)
-    tail = 0.5 * compute_incomplete_beta(degrees_of_freedom / 2, 0.5, x)
+    tail = 0.5 * _compute_incomplete_beta(degrees_of_freedom / 2, 0.5, x)
     return tail if t >= 0 else 1.0 - tail
 
 
@@ -308,12 +308,12 @@ def compute_t_quantile(p: float, degrees_of_freedom: float) -> float:
     return (low + high) / 2
 
 
-def compute_incomplete_beta(a: float, b: float, x: float) -> float:
+def _compute_incomplete_beta(a: float, b: float, x: float) -> float:
     """Compute the regularized incomplete beta function by its continued fraction (Lentz's method; DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below
-        return 1.0 - compute_incomplete_beta(b, a, 1 - x)
+        return 1.0 - _compute_incomplete_beta(b, a, 1 - x)
     front = math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) / a
     tiny = 1e-300
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)

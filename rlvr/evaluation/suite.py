@@ -102,7 +102,7 @@ class Suite:
     items: tuple[SuiteItem, ...]
 
 
-def list_suites() -> dict[str, Path]:
+def _list_suites() -> dict[str, Path]:
     """List the built-in suites, by name."""
     return {path.stem: path for path in sorted(SUITES_FOLDER.glob("*.yaml"))}
 
@@ -119,7 +119,7 @@ def load_suite(target: str | Sequence[Any], settings: Mapping[str, Any] | None =
         raise ConfigError(f"{target} has no environments; a suite is a list such as [{{env: gsm8k, tasks: 200}}]")
     wanted = {key: value for key, value in item_settings.items() if value is not None}
     items = [validate_section(SuiteItem, {**row, **wanted}, f"{target}, entry {place}") for place, row in enumerate(rows, 1)]
-    items = [part for item in apply_env_settings(items, settings or {}) for part in expand_mixture(item)]
+    items = [part for item in apply_env_settings(items, settings or {}) for part in _expand_mixture(item)]
     names = [item.name for item in items]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -127,10 +127,10 @@ def load_suite(target: str | Sequence[Any], settings: Mapping[str, Any] | None =
     return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(items))
 
 
-def expand_mixture(item: SuiteItem) -> list[SuiteItem]:
+def _expand_mixture(item: SuiteItem) -> list[SuiteItem]:
     """Expand a mixture into its sub-environments, each with its own metrics; any other environment is returned unchanged.
 
-    >>> [part.name for part in expand_mixture(SuiteItem(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
+    >>> [part.name for part in _expand_mixture(SuiteItem(env={"name": "mixture", "envs": {"a": "arithmetic", "b": {"env": "digit_sum", "weight": 2}}}))]
     ['a', 'b']
     """
     envs = item.env.get("envs")
@@ -153,10 +153,10 @@ def _format_list_entry(item: str | Mapping[str, Any]) -> str:
 
 
 def _load_rows(target: str) -> list[Any]:
-    path = list_suites().get(target, Path(target).expanduser())
+    path = _list_suites().get(target, Path(target).expanduser())
     if path.suffix not in (".yaml", ".yml"):
         known = [entry.name for entry in list_entries("env")]
-        if target not in known and target not in list_suites() and is_data_source(target):
+        if target not in known and target not in _list_suites() and is_data_source(target):
             return [{"name": Path(target).name.partition(".")[0], "env": {"name": "dataset", "test": target}, "tasks": ALL_TASKS}]
         if target not in known and target in find_recipes():
             env = read_yaml(find_recipes()[target])["env"]
@@ -172,12 +172,12 @@ def _load_rows(target: str) -> list[Any]:
                     f"rlvr.Environment; questions with answers are a file such as FILE.jsonl; your own suite is a YAML file"
                 )
             raise NotFound(
-                f"there is no suite or env {target!r}; {format_suggestion(target, [*list_suites(), *known], max_names=24)}. "
+                f"there is no suite or env {target!r}; {format_suggestion(target, [*_list_suites(), *known], max_names=24)}. "
                 f"`rlvr list suites` and `rlvr list envs` show all; your own suite is a YAML file"
             )
         return [{"env": resolve_plugin_files(target)}]
     if not path.is_file():
-        raise NotFound(f"there is no suite {target!r}; {format_suggestion(target, list_suites())}; or name a YAML file that exists")
+        raise NotFound(f"there is no suite {target!r}; {format_suggestion(target, _list_suites())}; or name a YAML file that exists")
     rows = resolve_plugin_files(read_yaml(path), path.parent)
     if isinstance(rows, Mapping) and "env" in rows and rows.keys() <= RunConfig.model_fields.keys():
         warn_about_plugin_changes(path.parent)

@@ -65,10 +65,10 @@ def extract_answer_phrase(text: str) -> Extraction:
             (place == len(said) or not corrected)
             and len(head) > 1
             and _SECOND_ANSWER_MARK.search(head[1])
-            and not _is_check_sentence(clean_answer_value(head[0]), head[1])
+            and not _is_check_sentence(_clean_answer_value(head[0]), head[1])
         ):
             return Extraction(None, "the text after the answer may contain another answer", (head[0], head[1]))
-        answers.append(clean_answer_value(head[0]))
+        answers.append(_clean_answer_value(head[0]))
     if len(deduplicate_keeping_last(answers)) > 1:  # "the answer is found by adding" is an explanation, if another line declares the answer
         answers = [answer for answer in answers if not _is_explanation(answer)] or answers
     if corrected and len(deduplicate_keeping_last(answers)) > 1:
@@ -111,7 +111,7 @@ def reject_later_answer(extraction: Extraction, text_after: str) -> Extraction:
             continue
         line = _find_text_after_phrase(text_after, mark, None)[0]
         if _VALUE_START.match(line.strip("*_ ")) and not DENIAL.search(line):
-            later.append(clean_answer_value(_SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)[0]))
+            later.append(_clean_answer_value(_SENTENCE_END.split(_strip_ending_phrase(line), maxsplit=1)[0]))
     for theirs in later:
         if _VALUE_START.match(theirs) and not is_same_value(extraction.text, theirs):
             return Extraction(None, "another answer is declared after it", (extraction.text, theirs))
@@ -151,10 +151,10 @@ _BARE_IS = re.compile(r"^(?:(?:it|this|that)\s+)?(?:is|equals)\s+(?=[*$\\(]{0,4}
 """The verb of a sentence whose subject is the heading: `**is 42**` under `Answer`."""
 
 
-def clean_answer_value(line: str) -> str:
+def _clean_answer_value(line: str) -> str:
     """Return the value in the rest of an answer line, without full stop, emphasis and words that only end the sentence.
 
-    >>> clean_answer_value("**18**, as wanted."), clean_answer_value("18입니다.")
+    >>> _clean_answer_value("**18**, as wanted."), _clean_answer_value("18입니다.")
     ('18', '18')
     """
     line = _IS_IN_BOLD.sub(r"\1**", strip_whitespace_and_emoji(line))

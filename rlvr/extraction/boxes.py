@@ -45,7 +45,7 @@ _CONDITIONAL_WORDS = re.compile(
 DENIED_REASON = "the words around it deny it"
 
 
-def extract_from_boxes(text: str) -> Extraction:
+def _extract_from_boxes(text: str) -> Extraction:
     """Extract the answer declared by the boxes of a text."""
     return extract_boxed_and_text_after(text)[0]
 
@@ -68,7 +68,7 @@ def extract_boxed_and_text_after(text: str) -> tuple[Extraction, str]:
         if len(asserted) == 1 or _CONDITIONAL_WORDS.search(text[max(0, asserted[0][0] - 300) : asserted[0][0]])
         else _select_boxes_after_separator(text, asserted)
     )
-    found = require_agreement([strip_outer_box(run[0][2])], "the box") if len(run) == 1 else _combine_adjacent(text, run)
+    found = require_agreement([_strip_outer_box(run[0][2])], "the box") if len(run) == 1 else _combine_adjacent(text, run)
     start, end = run[0][0], run[-1][1]
     if found.text is not None and found.reason == "in the box":
         if is_part_of_formula(text[max(0, run[-1][0] - CHARS_BEFORE) : run[-1][0]], text[end : end + CHARS_AFTER]):
@@ -132,13 +132,13 @@ def _combine_adjacent(text: str, boxes: list[BoxSpan]) -> Extraction:
     ):
         return _join_as_list(text, boxes)
     if len(between) > 1 and len(boxes) <= 12 and _EQUALS.fullmatch(between[-1]) and all(map(_OPERATOR.fullmatch, between[:-1])):
-        return Extraction(strip_outer_box(boxes[-1][2]), "in the box with the result")  # \boxed{2} + \boxed{4} = \boxed{6}
-    return require_agreement([strip_outer_box(box[2]) for box in boxes], "the box")
+        return Extraction(_strip_outer_box(boxes[-1][2]), "in the box with the result")  # \boxed{2} + \boxed{4} = \boxed{6}
+    return require_agreement([_strip_outer_box(box[2]) for box in boxes], "the box")
 
 
 def _join_as_list(text: str, boxes: list[BoxSpan]) -> Extraction:
     """Join boxes separated by commas and words into a list: x = 1 and y = 2, but not x twice."""
-    parts = deduplicate_keeping_last([strip_outer_box(box[2]) for box in boxes])
+    parts = deduplicate_keeping_last([_strip_outer_box(box[2]) for box in boxes])
     names = [match and match[1] for match in (_VARIABLE_EQUALS.search(text[max(0, box[0] - 16) : box[0]]) for box in boxes)]
     if len(set(names)) == len(parts) == len(boxes):
         parts = [f"{name}={part}" if name and "=" not in part else part for name, part in zip(names, parts, strict=True)]
@@ -147,7 +147,7 @@ def _join_as_list(text: str, boxes: list[BoxSpan]) -> Extraction:
     return Extraction(", ".join(parts), "in boxes side by side") if len(parts) > 1 else Extraction(parts[0], "in the box")
 
 
-def strip_outer_box(content: str) -> str:
+def _strip_outer_box(content: str) -> str:
     """Remove a box that is the whole content of a box or a tag, or a tag that is the whole content of a box."""
     if "<" in content and (tagged := _TAGGED.fullmatch(content)):
         content = tagged[1]
@@ -170,6 +170,6 @@ def _has_unbalanced_braces(text: str) -> bool:
 
 def get_inner_box_or_all(content: str) -> str:
     """Return the answer in a tag or a line: the box in it if there is one, else all of it."""
-    if ("\\boxed" in content or "\\fbox" in content) and (answer := extract_from_boxes(content).text) is not None:
+    if ("\\boxed" in content or "\\fbox" in content) and (answer := _extract_from_boxes(content).text) is not None:
         return answer
     return strip_whitespace_and_emoji(content)

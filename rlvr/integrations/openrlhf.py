@@ -113,7 +113,7 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
                 "reward": score,
                 "scores": score,
                 "observation_tokens": played.prompt_ids + played.response_ids,
-                "action_ranges": find_action_ranges(played.action_mask, start),
+                "action_ranges": _find_action_ranges(played.action_mask, start),
                 "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + played.logprobs,
                 "truncated": played.truncated,
                 "extra_logs": {"turns": float(played.turns)},
@@ -122,10 +122,10 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
     return AgentExecutor
 
 
-def find_action_ranges(mask: Sequence[int], offset: int) -> list[tuple[int, int]]:
+def _find_action_ranges(mask: Sequence[int], offset: int) -> list[tuple[int, int]]:
     """Return the positions of the policy's tokens, as pairs of start and exclusive end.
 
-    >>> find_action_ranges([1, 1, 0, 1], 10)
+    >>> _find_action_ranges([1, 1, 0, 1], 10)
     [(10, 12), (13, 14)]
     """
     found, at = [], offset

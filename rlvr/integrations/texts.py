@@ -33,12 +33,12 @@ CLOSE_TIMEOUT_S = 10.0
 """Timeout of closing a session."""
 
 
-def run_with_timeout(pool: DaemonThreadExecutor, function: Callable[[], T], timeout_s: float) -> T:
+def _run_with_timeout(pool: DaemonThreadExecutor, function: Callable[[], T], timeout_s: float) -> T:
     """Run a function in a thread with a timeout, which starts with the thread. Returns the result or raises TimeoutError."""
-    return wait_for_result(pool, pool.submit(function), timeout_s)
+    return _wait_for_result(pool, pool.submit(function), timeout_s)
 
 
-def wait_for_result(pool: DaemonThreadExecutor, job: TimedFuture, timeout_s: float) -> Any:
+def _wait_for_result(pool: DaemonThreadExecutor, job: TimedFuture, timeout_s: float) -> Any:
     """Wait for a submitted job with a timeout, which starts with its thread. Returns the result or raises TimeoutError."""
     submitted = perf_counter()
     while not job.done():
@@ -84,7 +84,7 @@ class FinalTextVerifier:
             call_timeout_s: timeout of one verification, in seconds.
         """
         if isinstance(env_or_verifier, Environment):
-            require_single_turn(env_or_verifier, "verify a single text")
+            _require_single_turn(env_or_verifier, "verify a single text")
         elif not isinstance(env_or_verifier, Verifier):
             made = repr(env_or_verifier) if isinstance(env_or_verifier, str) else "'numeric'"
             raise ConfigError(
@@ -108,7 +108,7 @@ class FinalTextVerifier:
 
     def _wait_for_verdict(self, job: TimedFuture) -> Verdict:
         try:
-            verdict: Verdict = wait_for_result(self.executor, job, self.call_timeout_s)
+            verdict: Verdict = _wait_for_result(self.executor, job, self.call_timeout_s)
             return verdict
         except TimeoutError:
             return build_timeout_verdict(self.call_timeout_s)
@@ -127,7 +127,7 @@ class FinalTextVerifier:
         self.env_or_verifier.close()
 
 
-def require_single_turn(environment: Environment, purpose: str) -> None:
+def _require_single_turn(environment: Environment, purpose: str) -> None:
     """Raise ConfigError for an environment with conversations, where only single texts are supported."""
     own = environment.traits.has_sessions or environment.max_turns > 1
     if own:
@@ -277,7 +277,7 @@ class TextConversation:
             self._session.close()  # does not block: the session is not open, or a running call closes it
             return
         try:
-            run_with_timeout(self.runner.session_executor, self._session.close, min(CLOSE_TIMEOUT_S, self.runner.call_timeout_s))
+            _run_with_timeout(self.runner.session_executor, self._session.close, min(CLOSE_TIMEOUT_S, self.runner.call_timeout_s))
         except TimeoutError:
             pass  # the thread closes it later
         except RuntimeError:  # the threads have been stopped
@@ -291,7 +291,7 @@ class TextConversation:
         environment, seed = self.runner.environment, self._session.seed
         self._session.close()  # an experiment about a fault opens another one
         try:
-            return run_with_timeout(
+            return _run_with_timeout(
                 self.runner.verifier_executor,
                 lambda: verify_conversation(environment, self.task, found, self.turns, num_steps, seed=seed),
                 self.runner.call_timeout_s,
@@ -312,7 +312,7 @@ class TextConversation:
     def _call_session(self, work: Callable[[], T], *, is_step: bool = False) -> T | None:
         """Call the session in a thread with a timeout; on an error set `failure`, close the session and return None."""
         try:
-            return run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
+            return _run_with_timeout(self.runner.session_executor, work, self.runner.call_timeout_s)
         except (Exception, SystemExit) as error:
             failed = build_unscored_verdict(self._session.current_method, error)
             self.failure, self.done = failed.reason, True

@@ -159,12 +159,12 @@ def resolve_failed_verdict(
         return _score(environment, task, ending)
 
     def play_again() -> Verdict:
-        _score(environment, task, play_turns(environment, task, turns, num_steps, seed=seed))
+        _score(environment, task, _play_turns(environment, task, turns, num_steps, seed=seed))
         return verdict  # it worked this time, in another session: a transient failure, without a score
 
     def control() -> None:
         for played in _iter_controls(environment, task, turns):
-            _score(environment, task, play_turns(environment, task, played, len(played), seed=seed))
+            _score(environment, task, _play_turns(environment, task, played, len(played), seed=seed))
 
     decided = _apply_rule(environment, verdict, control, retry or (verify_again if isinstance(ending, Transcript) else play_again))
     if decided.fault is Fault.ANSWER and not environment.verifier.has_bounded_score:
@@ -200,7 +200,7 @@ def _apply_rule(environment: Environment, failed: Verdict, control: Callable[[],
         return Verdict(0.0, reason, fault=Fault.ANSWER, detail={FAILURE: failed.reason[:600]})
 
 
-def play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_steps: int, *, seed: int = 0) -> Transcript:
+def _play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_steps: int, *, seed: int = 0) -> Transcript:
     """Play turns in a new session, of which the session receives the first `num_steps`; raise if it fails."""
     if not environment.traits.is_interactive:
         return Transcript(turns[-1].text if turns else "", turns=tuple(turns), step_results=(StepResult(done=True),) * min(1, len(turns)))
@@ -221,10 +221,10 @@ def play_turns(environment: Environment, task: Task, turns: Sequence[Turn], num_
     return ending
 
 
-def build_oracle_turn(turn: str | Call | Sequence[Call], number: int) -> Turn:
+def _build_oracle_turn(turn: str | Call | Sequence[Call], number: int) -> Turn:
     """Build a policy's turn from one of the oracle turns.
 
-    >>> build_oracle_turn([Call("", "add", {"amount": 4})], 2).calls[0].id
+    >>> _build_oracle_turn([Call("", "add", {"amount": 4})], 2).calls[0].id
     '2.0'
     """
     if isinstance(turn, str):
@@ -241,8 +241,8 @@ def _iter_controls(environment: Environment, task: Task, turns: Sequence[Turn]) 
         oracle = [HARMLESS_TEXT if gold is None else gold]
         examples = [Call("", one.name, one.arguments) for tool in environment.tools for one in type(tool).examples]
         if examples and any(turn.calls for turn in turns):
-            yield [build_oracle_turn(examples, 0)]
-    yield [build_oracle_turn(turn, number) for number, turn in enumerate(oracle)]
+            yield [_build_oracle_turn(examples, 0)]
+    yield [_build_oracle_turn(turn, number) for number, turn in enumerate(oracle)]
 
 
 def _score(environment: Environment, task: Task, transcript: Transcript) -> Verdict:

@@ -162,7 +162,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     asked = "select_answer"
     try:
-        answer = require_string(session.select_answer(turns))
+        answer = _require_string(session.select_answer(turns))
         asked = "artifacts"
         left = session.artifacts()
         asked = "artifacts() cannot be stored, storing them"
@@ -262,7 +262,7 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     and an infrastructure fault.
     """
     try:
-        text = require_string(get_answer())
+        text = _require_string(get_answer())
     except (Exception, SystemExit) as error:
         return build_unscored_verdict("the environment's select_answer()", error)
     return verify_transcript_safely(verifier, task, text)
@@ -315,10 +315,10 @@ def _check_verdict(verifier: Verifier, given: object) -> Verdict:
     return given
 
 
-def require_string(value: object) -> str:
+def _require_string(value: object) -> str:
     """Return the value if it is a string; raise TypeError otherwise.
 
-    >>> require_string("4")
+    >>> _require_string("4")
     '4'
     """
     if not isinstance(value, str):

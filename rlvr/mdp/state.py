@@ -60,7 +60,7 @@ class ConversationState:
             self.session_handle.close()
 
 
-def find_turn_positions(state: ConversationState, stop_ids: frozenset[int]) -> list[list[int]]:
+def _find_turn_positions(state: ConversationState, stop_ids: frozenset[int]) -> list[list[int]]:
     """Return the token positions of each policy turn."""
     turns: list[list[int]] = [[]]
     for place in (place for place, own in enumerate(state.action_mask) if own):
@@ -72,7 +72,7 @@ def find_turn_positions(state: ConversationState, stop_ids: frozenset[int]) -> l
 
 def place_step_rewards_on_tokens(state: ConversationState, verdict: Verdict, tokenizer: Tokenizer) -> list[float]:
     """Compute the reward of each token from step rewards: each amount is paid on the token that completes its position."""
-    rewards, turns = [0.0] * len(state.tokens), find_turn_positions(state, tokenizer.stop_ids)
+    rewards, turns = [0.0] * len(state.tokens), _find_turn_positions(state, tokenizer.stop_ids)
     for part in verdict.step_rewards:
         if not -len(turns) <= part.turn < len(turns):
             raise ValueError(f"a step reward is for turn {part.turn}, and there were {len(turns)}")

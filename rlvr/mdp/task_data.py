@@ -62,7 +62,7 @@ def make_data_env(data: Any, *, verifier: Any = None, **settings: Any) -> Enviro
             raise ConfigError(f"{key} is a setting of data in rows; tasks are taken as they are, and their only setting is verifier=")
         return TaskList(data, verifier=to_verifier("symbolic" if verifier is None else verifier))
     scored = {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
-    source = {"path": str(data)} if isinstance(data, str | Path) else {"rows": to_rows(data)}
+    source = {"path": str(data)} if isinstance(data, str | Path) else {"rows": _to_rows(data)}
     made: Environment = build("env", DATA_ENV, **source, **scored, **settings)
     return made
 
@@ -73,7 +73,7 @@ def list_data_settings() -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in ("path", "rows", "verifier", "env", "sandbox", "max_new_tokens")]
 
 
-def to_rows(data: Any) -> list[dict[str, Any]]:
+def _to_rows(data: Any) -> list[dict[str, Any]]:
     """Convert a data frame, a `datasets.Dataset` or a list of mappings to rows."""
     if hasattr(data, "column_names"):
         return [dict(row) for row in data]

@@ -51,7 +51,7 @@ def build_chat_prompt(state: ConversationState) -> ChatPrompt | None:
     if session_handle is None or not (session_handle.tools or session_handle.initial_messages):
         return None
     return ChatPrompt(
-        (*state.task.prompt, *build_chat_messages(session_handle.initial_messages, state.turns, state.step_results)), session_handle.tools
+        (*state.task.prompt, *_build_chat_messages(session_handle.initial_messages, state.turns, state.step_results)), session_handle.tools
     )
 
 
@@ -64,34 +64,34 @@ def load_messages_after_prompt(record: Mapping[str, Any]) -> list[dict[str, Any]
     if not record.get("turns"):
         return None
     turns, heard = list(map(turn_from_json, record["turns"])), list(map(step_result_from_json, record["step_results"]))
-    return build_chat_messages(record.get("initial_messages", ()), turns, heard[: len(turns) - 1])
+    return _build_chat_messages(record.get("initial_messages", ()), turns, heard[: len(turns) - 1])
 
 
-def build_chat_messages(
+def _build_chat_messages(
     initial_messages: Sequence[Message], turns: Sequence[Turn], step_results: Sequence[StepResult]
 ) -> list[dict[str, Any]]:
     """Build the initial messages, policy turns and replies in the format of chat servers.
 
-    >>> build_chat_messages((), [Turn("4", content="4")], [])
+    >>> _build_chat_messages((), [Turn("4", content="4")], [])
     [{'role': 'assistant', 'content': '4'}]
     """
     found: list[dict[str, Any]] = [dict(message) for message in initial_messages]
     for place, turn in enumerate(turns):
         calls = [
-            {"id": format_tool_call_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _format_arguments(call)}}
+            {"id": _format_tool_call_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _format_arguments(call)}}
             for call in turn.calls_needing_result
         ]
         found.append({"role": "assistant", "content": turn.content if calls else turn.text} | ({"tool_calls": calls} if calls else {}))
         for message in step_results[place].messages if place < len(step_results) else ():
             given: dict[str, Any] = dict(message)
-            found.append(given | ({"tool_call_id": format_tool_call_id(given["tool_call_id"])} if "tool_call_id" in given else {}))
+            found.append(given | ({"tool_call_id": _format_tool_call_id(given["tool_call_id"])} if "tool_call_id" in given else {}))
     return found
 
 
-def format_tool_call_id(call_id: str) -> str:
+def _format_tool_call_id(call_id: str) -> str:
     """Convert the id of a call to nine letters and digits, as some servers require.
 
-    >>> format_tool_call_id("2.1")
+    >>> _format_tool_call_id("2.1")
     'call00201'
     """
     turn, _, number = call_id.partition(".")

@@ -47,7 +47,7 @@ def get_device_defaults(device: torch.device) -> DeviceDefaults:
         return CPU_DEFAULTS
     cuda = device.type == "cuda"
     return DeviceDefaults(
-        mixed_precision="bf16" if supports_bf16(device) else "no",
+        mixed_precision="bf16" if _supports_bf16(device) else "no",
         tokens_per_microbatch=16384,
         max_head_logits=1 << 28,
         fused_optimizer=cuda,
@@ -57,7 +57,7 @@ def get_device_defaults(device: torch.device) -> DeviceDefaults:
     )
 
 
-def supports_bf16(device: torch.device) -> bool:
+def _supports_bf16(device: torch.device) -> bool:
     """Return whether an accelerator supports bfloat16 in hardware; assumed True for planned, absent devices."""
     if device.type == "cuda":
         return not torch.cuda.is_available() or bool(torch.cuda.is_bf16_supported(including_emulation=False))

@@ -53,7 +53,7 @@ def _check_same_vocabulary(where: str, folder: Path, tokenizer: Tokenizer) -> No
         theirs = load_tokenizer(str(folder))
     except ConfigError as error:
         raise ConfigError(f"{where} has no tokenizer to compare with the policy's: {error}") from error
-    ours, others = (get_vocabulary(t) for t in (tokenizer, theirs))
+    ours, others = (_get_vocabulary(t) for t in (tokenizer, theirs))
     if ours != others:
         differs = next((token for token in [*others, *ours] if ours.get(token) != others.get(token)), "")
         raise ConfigError(
@@ -71,7 +71,7 @@ def check_policy_tokenizer(model: ModelConfig, tokenizer: Tokenizer) -> None:
         own = load_tokenizer(str(model.local_folder))
     except ConfigError:
         return  # the folder has none
-    ours, theirs = get_vocabulary(tokenizer), get_vocabulary(own)
+    ours, theirs = _get_vocabulary(tokenizer), _get_vocabulary(own)
     added = {*_get_added_tokens(tokenizer), *_get_added_tokens(own)}
     shared = [token for token in theirs if token in ours and token not in added]
     moved = [token for token in shared if ours[token] != theirs[token]]
@@ -88,7 +88,7 @@ def _get_added_tokens(tokenizer: Tokenizer) -> set[str]:
     return set() if whole is None else {*whole.get_added_vocab(), *whole.all_special_tokens}
 
 
-def get_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+def _get_vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     """Return the ids of all tokens; only the vocabulary size for a tokenizer that transformers cannot save."""
     whole: Any = to_transformers_tokenizer(tokenizer)
     return {"": tokenizer.vocab_size} if whole is None else dict(whole.get_vocab())

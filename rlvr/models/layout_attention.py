@@ -32,7 +32,7 @@ class AttentionLayout(Protocol):
         ...
 
 
-def compute_attention(
+def _compute_attention(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -69,7 +69,7 @@ def _build_unsupported_error(unsupported: Set[str]) -> NotImplementedError:
     return NotImplementedError("its attention has a mask of its own")
 
 
-AttentionInterface.register(ATTENTION_NAME, compute_attention)
+AttentionInterface.register(ATTENTION_NAME, _compute_attention)
 AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
 
 
@@ -128,14 +128,14 @@ def find_mixing_outside_attention(model: Any) -> str:
     layers = config.num_hidden_layers
     if silent := sorted(set(range(layers)) - layout.attending_layers):
         return f"{len(silent)} of its {layers} layers (such as {silent[0]}) do not call the attention function as a layout needs it"
-    if unnamed := [layer for layer, kind in enumerate(get_layer_attention_kinds(config)) if kind and layer not in layout.windowed_layers]:
-        return f"its layer {unnamed[0]} hides distant tokens ({get_layer_attention_kinds(config)[unnamed[0]]}) without passing the window as an argument"
+    if unnamed := [layer for layer, kind in enumerate(_get_layer_attention_kinds(config)) if kind and layer not in layout.windowed_layers]:
+        return f"its layer {unnamed[0]} hides distant tokens ({_get_layer_attention_kinds(config)[unnamed[0]]}) without passing the window as an argument"
     [slopes] = torch.autograd.grad(logits[0, here].float().square().sum(), kept[:1])
     elsewhere = [place for place in range(length) if place != here and bool((slopes[0, place] != 0).any())]
     return "its tokens influence each other outside of attention (a convolution or a recurrent state)" if elsewhere else ""
 
 
-def get_layer_attention_kinds(config: Any) -> list[str]:
+def _get_layer_attention_kinds(config: Any) -> list[str]:
     """Return, for each layer, the kind of its attention if it is local, else ''.
 
     A window may be longer than the few tokens that a model is tested with, so it is read from the configuration.

@@ -77,7 +77,7 @@ def plan_memory(
     wide, dtype = BYTES_PER_NUMBER[config.model.dtype], config.model.dtype
     mixed = resolve_mixed_precision(config.train.mixed_precision, device, dtype)
     computed = {"no": dtype, "bf16": "bfloat16", "fp16": "float16"}[mixed]
-    trained = weights if config.model.lora is None else count_adapter_parameters(model, config)
+    trained = weights if config.model.lora is None else _count_adapter_parameters(model, config)
     over = f", over {share} devices" if share > 1 else ""
     parts = [
         MemoryItem("weights", weights * wide / share, f"{weights:,} in {dtype}{over}"),
@@ -86,7 +86,7 @@ def plan_memory(
     ]
     if sharded:
         parts.append(
-            estimate_gathered_weights(model, BYTES_PER_NUMBER[computed], wide if config.model.fp32_head else BYTES_PER_NUMBER[computed])
+            _estimate_gathered_weights(model, BYTES_PER_NUMBER[computed], wide if config.model.fp32_head else BYTES_PER_NUMBER[computed])
         )
     elif computed != dtype:
         parts.append(
@@ -103,10 +103,10 @@ def plan_memory(
     parts.append(MemoryItem("activations", kept, f"{tokens:,} tokens in {computed}"))
     logits = min(own.max_head_logits, tokens * shape.vocab_size)
     parts.append(MemoryItem("logits", 3 * 4 * logits, f"three tiles of {logits:,} in float32"))
-    return sorted([*parts, *estimate_engine_memory(config, shape, weights, BYTES_PER_NUMBER[computed])], key=lambda part: -part.bytes)
+    return sorted([*parts, *_estimate_engine_memory(config, shape, weights, BYTES_PER_NUMBER[computed])], key=lambda part: -part.bytes)
 
 
-def estimate_gathered_weights(model: Any, layer_bytes_per_number: int, other_bytes_per_number: int) -> MemoryItem:
+def _estimate_gathered_weights(model: Any, layer_bytes_per_number: int, other_bytes_per_number: int) -> MemoryItem:
     """Estimate what FSDP2 gathers at a time: the current and the next layer, the gradient of one, embedding, norm and head."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     layers = [sum(p.numel() for p in module.parameters()) for module in model.modules() if type(module).__name__ in names]
@@ -117,7 +117,7 @@ def estimate_gathered_weights(model: Any, layer_bytes_per_number: int, other_byt
     )
 
 
-def count_adapter_parameters(model: Any, config: RunConfig) -> int:
+def _count_adapter_parameters(model: Any, config: RunConfig) -> int:
     """Count the parameters of the adapter."""
     assert config.model.lora is not None
     names, head = config.model.lora.target_modules, model.get_output_embeddings()
@@ -144,7 +144,7 @@ def estimate_activation_bytes(model: Any, tokens: int, weight_bytes: int, comput
     return float(tokens * shape.num_hidden_layers * layer)
 
 
-def estimate_engine_memory(config: RunConfig, model_config: Any, num_weights: int, bytes_per_number: int) -> list[MemoryItem]:
+def _estimate_engine_memory(config: RunConfig, model_config: Any, num_weights: int, bytes_per_number: int) -> list[MemoryItem]:
     """Estimate the engine of the hf or vllm sampler, if it runs in the training process."""
     sampler = config.rollout.sampler
     kv_heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads

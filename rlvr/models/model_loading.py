@@ -141,7 +141,7 @@ def to_transformers_tokenizer(tokenizer: TokenizerContract) -> Any:
     if isinstance(tokenizer, CharTokenizer):
         words, split = [symbols.pre_tokenize_str(char)[0][0] for char in tokenizer.alphabet], [one_by_one, symbols]
     else:
-        words, split = list_byte_symbols(), [symbols, one_by_one]
+        words, split = _list_byte_symbols(), [symbols, one_by_one]
     words = [*SPECIALS, *words]
     made = tokenizers_library.Tokenizer(
         tokenizers_library.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=SPECIALS[UNK])
@@ -156,10 +156,10 @@ def to_transformers_tokenizer(tokenizer: TokenizerContract) -> Any:
     return exported
 
 
-def list_byte_symbols() -> list[str]:
+def _list_byte_symbols() -> list[str]:
     """List the symbols that byte-level tokenizers write for the bytes 0 to 255.
 
-    >>> list_byte_symbols()[32], list_byte_symbols()[97]
+    >>> _list_byte_symbols()[32], _list_byte_symbols()[97]
     ('Ġ', 'a')
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}

@@ -267,13 +267,13 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
     settings = config.get_text_config()
     known = getattr(settings, "max_position_embeddings", None)
     reached = min(mdp.max_length, max_prompt_length + mdp.max_new_tokens) if mdp.environment.max_turns == 1 else mdp.max_length
-    kind, original = get_rope_type_and_length(settings)
+    kind, original = _get_rope_type_and_length(settings)
     if kind == "longrope" and original and reached > original:
         raise ConfigError(
             f"prompt and answer may reach {reached} tokens, and beyond {original} {name} encodes positions with another factor, which "
             f"depends on the longest row of a batch: a row's gradient would depend on the other rows; set rollout.max_length={original}"
         )
-    if known and reached > known and not has_scaled_positions(settings):
+    if known and reached > known and not _has_scaled_positions(settings):
         left = known - max_prompt_length
         lower = f"rollout.max_new_tokens={left}" if mdp.environment.max_turns == 1 and left > 0 else "lower rollout.max_new_tokens"
         raise ConfigError(
@@ -281,7 +281,7 @@ def check_context_window(mdp: TokenMDP, config: Any, max_prompt_length: int, nam
         )
 
 
-def has_scaled_positions(model_config: Any) -> bool:
+def _has_scaled_positions(model_config: Any) -> bool:
     """Whether the model's positions are stretched by a factor, so that their number is no limit."""
     return "'factor'" in str(getattr(model_config, "rope_parameters", None))
 
@@ -289,14 +289,14 @@ def has_scaled_positions(model_config: Any) -> bool:
 def get_position_limit(model_config: Any) -> int | None:
     """Return the longest row that a model can be trained on; None: its configuration names no limit."""
     settings = model_config.get_text_config()
-    kind, original = get_rope_type_and_length(settings)
+    kind, original = _get_rope_type_and_length(settings)
     if kind == "longrope" and original:
         return original
     known = getattr(settings, "max_position_embeddings", None)
-    return int(known) if known and not has_scaled_positions(settings) else None
+    return int(known) if known and not _has_scaled_positions(settings) else None
 
 
-def get_rope_type_and_length(model_config: Any) -> tuple[str, int]:
+def _get_rope_type_and_length(model_config: Any) -> tuple[str, int]:
     """Return a model's RoPE scaling type, and its original number of positions."""
     rope = getattr(model_config, "rope_parameters", None) or getattr(model_config, "rope_scaling", None) or {}
     original = rope.get("original_max_position_embeddings") or getattr(model_config, "original_max_position_embeddings", None)

@@ -58,7 +58,7 @@ def attend_with_torch(
     if softcap and not importlib.util.find_spec("flash_attn"):
         raise NotImplementedError("its attention has a soft cap, which torch's varlen_attn lacks; `pip install flash-attn` brings one")
     if softcap:
-        return attend_with_flash_attn(query, key, value, lengths, scale=scale, window=window, softcap=softcap)
+        return _attend_with_flash_attn(query, key, value, lengths, scale=scale, window=window, softcap=softcap)
     attend: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     # before torch 2.12 there is no such keyword, and the kernel takes fewer heads of keys without being told
     grouped = {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in inspect.signature(attend).parameters else {}
@@ -69,7 +69,7 @@ def attend_with_torch(
     return out
 
 
-def attend_with_flash_attn(
+def _attend_with_flash_attn(
     query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
     """Compute attention with the kernel of flash_attn."""
@@ -110,7 +110,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype) -> tuple[VarlenAtten
         return None, "only CUDA has kernels for it"
     if dtype not in (torch.bfloat16, torch.float16):
         return None, f"the kernels compute in bfloat16 or float16, not in {str(dtype).removeprefix('torch.')}"
-    kernels: dict[str, VarlenAttentionKernel] = {"torch.nn.attention.varlen": attend_with_torch, "flash_attn": attend_with_flash_attn}
+    kernels: dict[str, VarlenAttentionKernel] = {"torch.nn.attention.varlen": attend_with_torch, "flash_attn": _attend_with_flash_attn}
     why = "neither torch.nn.attention.varlen nor flash_attn is installed"
     for name, kernel in kernels.items():
         try:

@@ -125,7 +125,7 @@ def get_kind(name: str) -> PluginKind:
 def list_entries(kind: str) -> list[PluginEntry]:
     """List all registered plugins of one kind, sorted by name, without importing them."""
     k = get_kind(kind)
-    found = {path.stem: PluginEntry(path.stem, k.name, "rlvr", _read_summary(path)) for path in list_builtin_files(k)}
+    found = {path.stem: PluginEntry(path.stem, k.name, "rlvr", _read_summary(path)) for path in _list_builtin_files(k)}
     for name, points in foreign.find_entry_points(k.entry_point_group).items():
         by_owner = {foreign.get_package_name(point.dist): point for point in points}
         entries = {owner: PluginEntry(name, k.name, owner, f"from {point.value}", entry_point=point) for owner, point in by_owner.items()}
@@ -199,7 +199,7 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
 def _find_entry(kind: str, name: str) -> PluginEntry | None:
     """Find a listed plugin by its name, or by `package:name`."""
     k = get_kind(kind)
-    for path in list_builtin_files(k):
+    for path in _list_builtin_files(k):
         if path.stem == name:  # no package can replace it, so the installed packages need not be searched
             return PluginEntry(name, k.name, "rlvr", _read_summary(path))
     entries = list_entries(kind)
@@ -218,7 +218,7 @@ def _find_factory_problem(factory: Callable[..., Any], kind: PluginKind) -> str:
         derived = issubclass(factory, kind.contract)
         return "" if derived else f"is the class {factory.__name__}, not an rlvr.{kind.contract.__name__}; derive it from that one"
     needed = [p for p, spec in get_parameters(factory).items() if spec.default is spec.empty and p not in getattr(factory, "needs", {})]
-    if inspect.isfunction(factory) and needed and not is_function_plugin(factory, kind.name):
+    if inspect.isfunction(factory) and needed and not _is_function_plugin(factory, kind.name):
         return (
             f"is the function {factory.__name__}, which needs {', '.join(map(repr, needed))}; a plugin is a class derived from "
             f"rlvr.{kind.contract.__name__}, or a function of keyword arguments with defaults that returns one"
@@ -226,7 +226,7 @@ def _find_factory_problem(factory: Callable[..., Any], kind: PluginKind) -> str:
     return ""
 
 
-def is_function_plugin(factory: Any, kind: str) -> bool:
+def _is_function_plugin(factory: Any, kind: str) -> bool:
     """Return whether a plain function is itself a verifier or a tool: `f(answer, reference)`; a function without arguments makes one."""
     if kind not in FUNCTION_KINDS or not inspect.isfunction(factory) or hasattr(factory, "needs"):
         return False
@@ -249,9 +249,9 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     """
     k = get_kind(kind)
     factory = load_factory(kind, plugin)
-    if isinstance(plugin, str) and is_function_plugin(factory, k.name):
+    if isinstance(plugin, str) and _is_function_plugin(factory, k.name):
         return build(k.name, "function", function=factory, **kwargs)
-    reject_other_contract_version(factory, k.name, plugin)
+    _reject_other_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
     if isinstance(factory, type):
         _check_class(factory, k, name)
@@ -297,7 +297,7 @@ def _check_class(plugin: type, kind: PluginKind, name: str) -> None:
         raise PluginLoadError(missing)
 
 
-def reject_other_contract_version(factory: Any, kind: str, name: Any) -> None:
+def _reject_other_contract_version(factory: Any, kind: str, name: Any) -> None:
     """Raise PluginLoadError if a plugin states another version of the contract than this one."""
     stated = getattr(factory, "contract_version", None)
     if stated is None or stated == CONTRACT_VERSION:
@@ -377,26 +377,26 @@ def check_settings(
     found = []
     for key in (key for key in settings if key not in known_settings):
         hint = hints.get(key) or explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)
-        others = [] if "did you mean" in hint else [f"`{other}`" for other in find_plugins_with_setting(kind, key)]
+        others = [] if "did you mean" in hint else [f"`{other}`" for other in _find_plugins_with_setting(kind, key)]
         if len(others) > MAX_PLUGINS_SHOWN:
             others[MAX_PLUGINS_SHOWN:] = [f"{len(others) - MAX_PLUGINS_SHOWN} more"]
         if others:
             named = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
             hint += f"; {named} {'has' if len(others) == 1 else 'have'} it"
-        if kind == "env" and "verifier" in known_settings and (verifiers := find_plugins_with_setting("verifier", key)):
+        if kind == "env" and "verifier" in known_settings and (verifiers := _find_plugins_with_setting("verifier", key)):
             hint += f"; a setting of a verifier is written verifier={{name: {verifiers[0]}, {key}: {settings[key]}}}"
         found.append(f"{key!r}; {hint}")
     if found:
         raise ConfigError(f"{kind} {name!r} has no setting {'; and no '.join(found)}")
 
 
-def find_plugins_with_setting(kind: str, setting: str) -> list[str]:
+def _find_plugins_with_setting(kind: str, setting: str) -> list[str]:
     """Find the built-in plugins whose constructor names a setting, without importing them.
 
-    >>> find_plugins_with_setting("verifier", "tolerance")
+    >>> _find_plugins_with_setting("verifier", "tolerance")
     ['numeric', 'quantity', 'table']
     """
-    return [path.stem for path in list_builtin_files(get_kind(kind)) if setting in _read_settings(path)]
+    return [path.stem for path in _list_builtin_files(get_kind(kind)) if setting in _read_settings(path)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -418,7 +418,7 @@ def _read_settings(path: Path) -> frozenset[str]:
     return frozenset(argument.arg for maker in makers for argument in maker.args.kwonlyargs)
 
 
-def split_target(target: str) -> tuple[Path, str]:
+def _split_target(target: str) -> tuple[Path, str]:
     """Split `path/to/file.py:Object` and check that the file exists."""
     where, _, attribute = target.rpartition(":")
     if not where.endswith(".py") or not attribute:
@@ -447,7 +447,7 @@ def get_needs(factory: Any) -> dict[str, Any]:
     return found
 
 
-def list_builtin_files(kind: PluginKind) -> list[Path]:
+def _list_builtin_files(kind: PluginKind) -> list[Path]:
     """List the files of the built-in plugins of one kind, in the order of its folders."""
     return [path for folder in kind.folders for path in _list_plugin_files(folder)]
 
@@ -476,7 +476,7 @@ def _first_line(text: str | None) -> str:
 
 
 def _load_from_file(kind: PluginKind, target: str) -> Callable[..., Any]:
-    path, attribute = split_target(target)
+    path, attribute = _split_target(target)
     # each file is imported once; files with the same name become different modules
     alias = f"{FILE_MODULE_PREFIX}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if alias not in sys.modules:

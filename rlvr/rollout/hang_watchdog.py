@@ -89,7 +89,7 @@ _lock = threading.Lock()
 _watch: HangWatchdog | None = None
 
 
-def run_watchdog(pid: int) -> None:
+def _run_watchdog(pid: int) -> None:
     """Read beats, each of which is the current limit, until the watched process ends; abort it if they end while it uses processor time."""
     limit_s, last_beat, cpu_at_beat = math.inf, time.monotonic(), 0.0
     while os.getppid() == pid:
@@ -124,4 +124,4 @@ def _read_cpu_s(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    run_watchdog(int(sys.argv[1]))
+    _run_watchdog(int(sys.argv[1]))

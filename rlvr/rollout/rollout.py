@@ -144,13 +144,13 @@ class Rollout(Hinted):
         """
         if n < 1:
             raise ConfigError(f"n is {n}; at least one episode of each task must be sampled")
-        requests = make_group_requests([tasks] if isinstance(tasks, Task) else tasks, n, seed)
+        requests = _make_group_requests([tasks] if isinstance(tasks, Task) else tasks, n, seed)
         episodes = self.collect(requests, SamplingParams(temperature, top_p, top_k), version=self.version)
         return [episodes[start : start + n] for start in range(0, len(episodes), n)]
 
     async def stream_groups(self, tasks: Sequence[Task], *, n: int = 1, seed: int = 0, **sampling: Any) -> AsyncIterator[list[Episode]]:
         """Yield each group as soon as its episodes are verified; the arguments are those of `sample`. Order is by completion."""
-        requests = make_group_requests(tasks, n, seed)
+        requests = _make_group_requests(tasks, n, seed)
         stream = self.stream_episodes(requests, SamplingParams(**sampling), version=self.version)
         found: dict[int, dict[int, Episode]] = {}
         try:
@@ -220,7 +220,7 @@ class Rollout(Hinted):
         self.close()
 
 
-def make_group_requests(tasks: Sequence[Task], n: int, seed: int) -> list[RolloutRequest]:
+def _make_group_requests(tasks: Sequence[Task], n: int, seed: int) -> list[RolloutRequest]:
     """Make the requests of `n` episodes for each task. Members of a group share the seed of their session, and no other randomness."""
     return [
         RolloutRequest(task, f"{seed}:{place}", derive_seed(seed, place, member)) for place, task in enumerate(tasks) for member in range(n)

@@ -11,10 +11,10 @@ from typing import Any
 METRICS_FILE = "metrics.prom"
 
 
-def format_metrics(row: Mapping[str, Any], run: str) -> str:
+def _format_metrics(row: Mapping[str, Any], run: str) -> str:
     """Format the numbers of a row as gauges, with the run's name as a label; other values are omitted.
 
-    >>> print(format_metrics({"step": 3, "cluster/sampling_fraction": 0.5, "kl": None}, "a"), end="")
+    >>> print(_format_metrics({"step": 3, "cluster/sampling_fraction": 0.5, "kl": None}, "a"), end="")
     # TYPE rlvr_step gauge
     rlvr_step{run="a"} 3
     # TYPE rlvr_cluster_sampling_fraction gauge
@@ -42,5 +42,5 @@ class PrometheusFile:
         """Write the metrics of a step; missing metrics keep their last value."""
         self._newest |= row
         partial = self.folder / f".{METRICS_FILE}.part"
-        partial.write_text(format_metrics(self._newest, self.folder.resolve().name), "utf-8")
+        partial.write_text(_format_metrics(self._newest, self.folder.resolve().name), "utf-8")
         partial.replace(self.folder / METRICS_FILE)

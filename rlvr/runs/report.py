@@ -21,18 +21,18 @@ def compute_trailing_mean(values: Sequence[float], window: int) -> list[float]:
 def plot_curve(values: Sequence[float], name: str, *, encoding: str = "utf-8") -> str:
     """Plot the curve of a run for the terminal, smoothed if it has enough steps; in ASCII where `encoding` has no braille."""
     window = 5 if len(values) >= 10 else 1
-    plot = plot_braille(compute_trailing_mean(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
+    plot = _plot_braille(compute_trailing_mean(values, window), title=f"{name} (mean of 5 steps)" if window > 1 else name)
     try:
         plot.encode(encoding)
         return plot
     except (UnicodeEncodeError, LookupError):
-        return convert_plot_to_ascii(plot)
+        return _convert_plot_to_ascii(plot)
 
 
-def convert_plot_to_ascii(plot: str) -> str:
+def _convert_plot_to_ascii(plot: str) -> str:
     """Convert a plot of braille characters to ASCII: the height of a point in its line is `'`, `-`, `.`, and `|` if it spans several.
 
-    >>> convert_plot_to_ascii("1.0 ┤⠁⣀⡇")
+    >>> _convert_plot_to_ascii("1.0 ┤⠁⣀⡇")
     "1.0 |'.|"
     """
     return "".join(_convert_character(sign) for sign in plot)
@@ -48,7 +48,7 @@ def _convert_character(sign: str) -> str:
     return "|" if rows[-1] - rows[0] > 1 else "'--."[rows[0]] if len(rows) == 1 else "-"
 
 
-def plot_braille(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
+def _plot_braille(values: Sequence[float], *, width: int = 60, height: int = 8, title: str = "") -> str:
     """Plot a curve in braille characters with axis labels, for any terminal."""
     if not values:
         return f"{title}: nothing to plot"

@@ -51,8 +51,8 @@ def choose_fallback_cache(model: Any) -> type[PaddedCache] | type[LengthGroupedC
                 memory = kind(model)
                 found = _compute_cache_logits(model, memory)
                 held = isinstance(memory, RecomputingCache) or memory.supports_all_layers
-                unfit = (kind is LengthGroupedCache and has_inconsistent_cached_steps(model)) or (
-                    kind is PaddedCache and is_padded_cache_wrong(model)
+                unfit = (kind is LengthGroupedCache and _has_inconsistent_cached_steps(model)) or (
+                    kind is PaddedCache and _is_padded_cache_wrong(model)
                 )
                 if held and are_close(found, expected, model.dtype) and not unfit:
                     return kind
@@ -65,7 +65,7 @@ def choose_fallback_cache(model: Any) -> type[PaddedCache] | type[LengthGroupedC
 
 
 @contextmanager
-def perturb_linear_layers(model: Any) -> Iterator[None]:
+def _perturb_linear_layers(model: Any) -> Iterator[None]:
     """Within this context, scale the output and change the bias of every linear layer but the head, to simulate other weights."""
     layers = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not model.get_output_embeddings()]
 
@@ -81,7 +81,7 @@ def perturb_linear_layers(model: Any) -> Iterator[None]:
             hook.remove()
 
 
-def has_inconsistent_cached_steps(model: Any) -> bool:
+def _has_inconsistent_cached_steps(model: Any) -> bool:
     """Return whether a model's cached steps differ from its forward pass.
 
     In a new model a difference may be small and grow when training changes the weights; so the two are compared with perturbed weights. One
@@ -89,13 +89,13 @@ def has_inconsistent_cached_steps(model: Any) -> bool:
     """
     if any(tuple(getattr(module, "time_step_limit", UNLIMITED)) != UNLIMITED for module in model.modules()):
         return True
-    with perturb_linear_layers(model):
+    with _perturb_linear_layers(model):
         expected, found = _compute_reference_logits(model), _compute_cache_logits(model, LengthGroupedCache(model))
     room = PERTURBED_TOLERANCE if model.dtype in (torch.float32, torch.float64) else LOW_PRECISION_PERTURBED_TOLERANCE
     return not bool((found - expected).abs().max() <= room * expected.abs().max())
 
 
-def is_padded_cache_wrong(model: Any) -> bool:
+def _is_padded_cache_wrong(model: Any) -> bool:
     """Return whether `PaddedCache` differs from a plain forward pass for prompts of equal length.
 
     transformers drops a mask without padding. An attention with a mask of its own may then look ahead: Doge does in version 4.56.

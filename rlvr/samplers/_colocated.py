@@ -211,15 +211,15 @@ class ColocatedEngine:
                 began = time.monotonic()
                 outputs = engine.step() if running else []
                 step_s = time.monotonic() - began
-                ended = [output for output in outputs if output.finished or has_turn_ended(output, running[output.request_id][1])]
+                ended = [output for output in outputs if output.finished or _has_turn_ended(output, running[output.request_id][1])]
                 engine.abort_request([output.request_id for output in ended if not output.finished])
                 for output in ended:
                     number, request = running.pop(output.request_id)
                     self._num_ended_tokens += len(output.outputs[0].token_ids)
                     yield (
                         number,
-                        convert_vllm_output(
-                            output.outputs[0], sampling, ended_early=not output.finished or has_turn_ended(output, request)
+                        _convert_vllm_output(
+                            output.outputs[0], sampling, ended_early=not output.finished or _has_turn_ended(output, request)
                         ),
                     )
                 if running and timer.update(self.count_all_generated_tokens(), step_s=step_s) > self.completion_timeout_s:
@@ -370,13 +370,13 @@ def find_tied_weights(model: Any) -> list[str] | None:
     return [f"{next(name for name, module in model.named_modules() if module is part)}.weight" for part in (head, table)]
 
 
-def has_turn_ended(output: Any, request: Request) -> bool:
+def _has_turn_ended(output: Any, request: Request) -> bool:
     """Return whether the stop criterion ends the turn, although the engine would continue: plain-text calls have no stop id."""
     tokens = output.outputs[0].token_ids
     return bool(request.stop_criterion and tokens and request.stop_criterion.may_stop(tokens[-1]) and request.stop_criterion(list(tokens)))
 
 
-def convert_vllm_output(output: Any, sampling: SamplingParams, *, ended_early: bool = False) -> Completion:
+def _convert_vllm_output(output: Any, sampling: SamplingParams, *, ended_early: bool = False) -> Completion:
     """Convert a vLLM output to a Completion. The finish reason is `error` unless it ended by a stop id, by the limit, or `ended_early`."""
     tokens, flat = list(output.token_ids), output.logprobs
     if list(flat.token_ids) != tokens:

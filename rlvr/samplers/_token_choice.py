@@ -29,7 +29,7 @@ def sample_tokens(logits_BV: Tensor, sampling: SamplingParams, uniform_B: Tensor
         logits_BV = logits_BV.masked_fill(~compute_support_mask(logits_BV, sampling.top_k, sampling.top_p), -torch.inf)
     logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
     odds_BV = logits_BV.exp()
-    cumulative_BV = odds_BV.cumsum(dim=-1) if odds_BV.device.type == "cpu" else compute_cumulative_sum(odds_BV)
+    cumulative_BV = odds_BV.cumsum(dim=-1) if odds_BV.device.type == "cpu" else _compute_cumulative_sum(odds_BV)
     total_B = cumulative_BV[:, -1]
     below_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))  # it may round up to the total
     chosen_B1 = torch.searchsorted(cumulative_BV, below_B[:, None], right=True).clamp(max=logits_BV.shape[-1] - 1)
@@ -37,7 +37,7 @@ def sample_tokens(logits_BV: Tensor, sampling: SamplingParams, uniform_B: Tensor
     return chosen_B1[:, 0], logprob_B.clamp(max=0.0)
 
 
-def compute_cumulative_sum(odds_BV: Tensor) -> Tensor:
+def _compute_cumulative_sum(odds_BV: Tensor) -> Tensor:
     """Compute the cumulative sum of each row on an accelerator. A single row is duplicated, because its summation order varies."""
     if len(odds_BV) > 1:
         return odds_BV.cumsum(dim=-1)

@@ -27,7 +27,7 @@ from rlvr.turns import Call, ToolSpec, Turn
 RETURN_HELP = "it must return a text, a Call or a list of them, or {'content': ..., 'tool_calls': [...]}"
 
 
-def answer_nothing(prompt: str) -> str:
+def _answer_nothing(prompt: str) -> str:
     """Return an empty completion: the default function of a FunctionSampler, to be replaced by yours."""
     return ""
 
@@ -42,7 +42,7 @@ class FunctionSampler(Sampler):
     traits = SamplerTraits(loads_weights=False)
     tokenizer = load_text_tokenizer()
 
-    def __init__(self, *, function: Callable[..., Any] | str = answer_nothing, concurrency: int = 32) -> None:
+    def __init__(self, *, function: Callable[..., Any] | str = _answer_nothing, concurrency: int = 32) -> None:
         """Set the function.
 
         Args:

@@ -99,7 +99,7 @@ class HFSampler(Sampler):
             self.slots_problem = find_slot_cache_problem(self.model)
             self.cache_class = choose_fallback_cache(self.model) if self.slots_problem else SlotCache
         elif self.model is not model:
-            copy_weights(model, self.model)
+            _copy_weights(model, self.model)
 
     @property
     def cache_description(self) -> str:
@@ -160,7 +160,7 @@ class HFSampler(Sampler):
         return min(self.batch_size, count_rows_that_fit(self.model, width))
 
 
-def copy_weights(model: Any, target: Any) -> None:
+def _copy_weights(model: Any, target: Any) -> None:
     """Copy new weights into a model of another precision."""
     with torch.no_grad():
         for own, weight in zip(target.state_dict().values(), model.state_dict().values(), strict=True):

@@ -298,7 +298,7 @@ class OpenAISampler(Sampler):
                 if reply.status in REQUEST_ERROR_STATUSES and self._has_succeeded:
                     raise NoReply(told)
                 if reply.status not in RETRY_STATUSES:
-                    raise ConfigError(format_rejection(reply, told, self.model, self.http.api_key_env))
+                    raise ConfigError(_format_rejection(reply, told, self.model, self.http.api_key_env))
             pause, attempts = compute_retry_delay(reply, attempts), attempts + 1
             if attempts > self.retries or time.monotonic() + pause > until or self._closed.wait(pause):
                 break
@@ -318,7 +318,7 @@ def compute_retry_delay(reply: HttpResponse | None, attempt: int) -> float:
     return min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2**attempt) * random.uniform(0.5, 1.0)
 
 
-def format_rejection(reply: HttpResponse, error: str, model: str, api_key_env: str) -> str:
+def _format_rejection(reply: HttpResponse, error: str, model: str, api_key_env: str) -> str:
     """Format the message for a permanent rejection, with advice."""
     if reply.status in (401, 403):
         return f"{error}; set the key in the environment variable {api_key_env}, or name another one with --sampler api_key_env=NAME"

@@ -179,21 +179,21 @@ class VLLMSampler(Sampler):
                 weights.
             probe_tolerance: allowed difference of the probe's log-probabilities; None: by precision.
         """
-        check_placement(placement, urls, engines, gpus, tensor_parallel_size)
-        check_weight_transfer(transfer, placement, weights_folder)
-        check_engine_args(engine_args or {}, placement)
+        _check_placement(placement, urls, engines, gpus, tensor_parallel_size)
+        _check_weight_transfer(transfer, placement, weights_folder)
+        _check_engine_args(engine_args or {}, placement)
         concurrency, start_timeout_s = (
             concurrency if concurrency is not None else max_num_seqs,
             START_TIMEOUTS_S[placement] if start_timeout_s is None else start_timeout_s,
         )
-        check_positive(
+        _check_positive(
             max_num_seqs=max_num_seqs,
             concurrency=concurrency,
             start_timeout_s=start_timeout_s,
             heartbeat_timeout_s=heartbeat_timeout_s,
             completion_timeout_s=completion_timeout_s,
         )
-        check_positive(memory_fraction=memory_fraction, max_value=1)
+        _check_positive(memory_fraction=memory_fraction, max_value=1)
         self.placement, self.tokenizer, self.probe_tolerance, self._model = placement, model, probe_tolerance, model
         self.urls, self.weights_folder, self.concurrency, self.enable_lora = urls or [], weights_folder, concurrency, enable_lora
         self.timeouts, self.engines, self.gpus, self.transfer = (
@@ -315,20 +315,22 @@ class VLLMSampler(Sampler):
         return str(AutoConfig.from_pretrained(model).dtype or "bfloat16").removeprefix("torch.")
 
 
-def check_positive(max_value: float = math.inf, **values: float) -> None:
+def _check_positive(max_value: float = math.inf, **values: float) -> None:
     """Raise ConfigError for values that are not above 0, or too large.
 
-    >>> check_positive(concurrency=1)
+    >>> _check_positive(concurrency=1)
     """
     for name, value in values.items():
         if not 0 < value <= max_value:
             raise ConfigError(f"{name} is {value}; it must be above 0" + (f" and at most {max_value:g}" if max_value < math.inf else ""))
 
 
-def check_placement(placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, tensor_parallel_size: int) -> None:
+def _check_placement(
+    placement: str, urls: list[str] | None, engines: int | None, gpus: list[int] | None, tensor_parallel_size: int
+) -> None:
     """Raise ConfigError for settings that do not fit the placement, and for an unsupported local version of vLLM.
 
-    >>> check_placement("server", ["http://localhost:8000"], None, None, 1)
+    >>> _check_placement("server", ["http://localhost:8000"], None, None, 1)
     """
     if placement not in PLACEMENTS:
         raise ConfigError(f"placement is {placement!r}; {format_suggestion(placement, PLACEMENTS)}")
@@ -350,10 +352,10 @@ def check_placement(placement: str, urls: list[str] | None, engines: int | None,
         check_vllm_version(get_installed_version())
 
 
-def check_engine_args(engine_args: Mapping[str, Any], placement: str) -> None:
+def _check_engine_args(engine_args: Mapping[str, Any], placement: str) -> None:
     """Raise ConfigError for arguments of an engine that this process does not start, or that the sampler sets itself.
 
-    >>> check_engine_args({"kv_cache_dtype": "fp8"}, "local")
+    >>> _check_engine_args({"kv_cache_dtype": "fp8"}, "local")
     """
     if engine_args and placement == "server":
         raise ConfigError(f"engine_args is {dict(engine_args)!r}, and placement 'server': give them to the command that starts the server")
@@ -366,10 +368,10 @@ def check_engine_args(engine_args: Mapping[str, Any], placement: str) -> None:
 make = VLLMSampler
 
 
-def check_weight_transfer(transfer: str, placement: str, folder: str | None) -> None:
+def _check_weight_transfer(transfer: str, placement: str, folder: str | None) -> None:
     """Raise ConfigError for a weight transfer that the placement does not support.
 
-    >>> check_weight_transfer("files", "local", None)
+    >>> _check_weight_transfer("files", "local", None)
     """
     if transfer not in (known := ("files", *TRANSFER_BACKENDS)):
         raise ConfigError(f"transfer is {transfer!r}; {format_suggestion(transfer, known)}")

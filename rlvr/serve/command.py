@@ -69,7 +69,7 @@ class ServeConfig:
 
     def build_worker_settings(self) -> dict[str, Any]:
         """Build the settings that a worker process gets: the plugins to build, the number of threads and the timeout of a verdict."""
-        verifiers, envs = parse_plugins("verifier", self.verifiers), parse_plugins("env", self.envs)
+        verifiers, envs = _parse_plugins("verifier", self.verifiers), _parse_plugins("env", self.envs)
         if not verifiers and not envs and not self.sandbox:
             raise ConfigError("there is nothing to serve; name a verifier, such as `rlvr serve symbolic`, or --env, or --sandbox")
         sandbox = _parse_plugin(self.sandbox) if self.sandbox else None
@@ -89,7 +89,7 @@ def serve(serve_config: ServeConfig) -> int:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "serve") from error
-    token = load_token(serve_config.token_file, serve_config.token_env, serve_config.host)
+    token = _load_token(serve_config.token_file, serve_config.token_env, serve_config.host)
     settings = serve_config.build_worker_settings()
     for kind in ("verifier", "env"):
         for name in settings[f"{kind}s"].values():
@@ -114,7 +114,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
             yield
 
     figures = ServiceMetrics()
-    pool = ServicePool(settings, workers=serve_config.workers, metrics=figures, log=log_line, hidden_variables=[serve_config.token_env])
+    pool = ServicePool(settings, workers=serve_config.workers, metrics=figures, log=_log_line, hidden_variables=[serve_config.token_env])
     await pool.start()
     sessions = SessionManager(
         pool,
@@ -131,7 +131,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
         max_body_bytes=serve_config.max_body,
         max_memory_bytes=serve_config.memory,
         metrics=figures,
-        log=log_line,
+        log=_log_line,
         body_timeout_s=serve_config.request_timeout_s,
     )
     config = uvicorn.Config(
@@ -154,7 +154,7 @@ async def _serve(serve_config: ServeConfig, settings: Mapping[str, Any], token: 
         if server.should_exit:
             server.force_exit = True
         else:
-            log_line("stopping: running requests end, new ones are not accepted")
+            _log_line("stopping: running requests end, new ones are not accepted")
         server.should_exit = True
 
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -191,12 +191,12 @@ async def _print_url_when_listening(server: Any, serve_config: ServeConfig, sett
         sys.stdout.flush()
     else:
         names = ", ".join([*told["verifiers"], *told["envs"], *([serve_config.sandbox] if serve_config.sandbox else [])])
-        log_line(
+        _log_line(
             f"serving {names} at {url} ({'with a token' if has_token else 'without a token, for this machine only'}); stop with Ctrl-C"
         )
 
 
-def load_token(token_file: Path | None, env_variable: str, host: str) -> str:
+def _load_token(token_file: Path | None, env_variable: str, host: str) -> str:
     """Load the bearer token from a file or an environment variable; a host that other machines can reach requires one."""
     if token_file is not None:
         try:
@@ -217,10 +217,10 @@ def load_token(token_file: Path | None, env_variable: str, host: str) -> str:
     return token
 
 
-def parse_plugins(kind: str, texts: Sequence[str]) -> dict[str, Any]:
+def _parse_plugins(kind: str, texts: Sequence[str]) -> dict[str, Any]:
     """Parse the plugins of the command line, each a name or a YAML mapping with settings.
 
-    >>> parse_plugins("verifier", ["numeric", "{name: exact, ignore_case: true}"])
+    >>> _parse_plugins("verifier", ["numeric", "{name: exact, ignore_case: true}"])
     {'numeric': 'numeric', 'exact': {'name': 'exact', 'ignore_case': True}}
     """
     found: dict[str, Any] = {}
@@ -247,6 +247,6 @@ def _parse_plugin(text: str) -> Any:
     return value
 
 
-def log_line(line: str) -> None:
+def _log_line(line: str) -> None:
     """Write one line with the time on standard error."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)

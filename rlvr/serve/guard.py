@@ -101,14 +101,14 @@ class RequestGuard:
         size = int(said) if said.isdigit() and len(said) < 16 else self.max_body_bytes if chunked or said else 0
         if size > self.max_body_bytes or len(said) >= 16:
             self.metrics.count("refused", reason="size")
-            raise make_too_large_error(self.max_body_bytes)
+            raise _make_too_large_error(self.max_body_bytes)
         if self.held_bytes + size > self.max_memory_bytes:
             self.metrics.count("refused", reason="memory")
             raise RequestError(429, "too many large requests at once; try again", **{"Retry-After": "1"})
         return size
 
 
-def make_too_large_error(max_bytes: int) -> RequestError:
+def _make_too_large_error(max_bytes: int) -> RequestError:
     """Make the error for a body that is too large.
 
     The connection stays open and the rest of the body is discarded, within the time limit of the connection: a client that is still sending
@@ -133,7 +133,7 @@ class _LimitedReceive:
             raise RequestError(408, "the body did not arrive in time", Connection="close") from None
         self.num_read += len(message.get("body", b""))
         if self.num_read > self.max_bytes:
-            raise make_too_large_error(self.max_bytes)
+            raise _make_too_large_error(self.max_bytes)
         self.done = not message.get("more_body", False)
         return dict(message)
 

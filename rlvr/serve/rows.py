@@ -76,7 +76,7 @@ def parse_row(line: bytes) -> tuple[Any, Task, str]:
     name = row.get("id")
     try:
         name = name if name is None or isinstance(name, str | int) else to_plain_json(name)
-        task = Task(parse_prompt(row.get("prompt")), row["reference"], id="row" if name is None or name == "" else str(name), meta=meta)
+        task = Task(_parse_prompt(row.get("prompt")), row["reference"], id="row" if name is None or name == "" else str(name), meta=meta)
     except RecursionError:
         raise BadRow(f"the row is nested too deeply; {ROW_FORMAT}") from None
     except (ValueError, TypeError) as error:
@@ -96,10 +96,10 @@ def get_row_id(line: bytes) -> Any:
         return None
 
 
-def parse_prompt(value: Any) -> tuple[Message, ...]:
+def _parse_prompt(value: Any) -> tuple[Message, ...]:
     """Parse the prompt of a row: None, a text, or messages.
 
-    >>> parse_prompt("2+2=")
+    >>> _parse_prompt("2+2=")
     ({'role': 'user', 'content': '2+2='},)
     """
     if value is None or isinstance(value, str):

@@ -63,7 +63,7 @@ class WorkerChunk:
         self.unsent_lines, self.num_sent, self.last_flush_time = list[bytes](), 0, time.monotonic()
         """Unsent verdicts, the number of sent ones, and the time of the last sending."""
         self.job: TimedFuture | None = None
-        self.is_batched = has_batch_verify(verifier)
+        self.is_batched = _has_batch_verify(verifier)
 
 
 class ServiceWorker:
@@ -90,7 +90,7 @@ class ServiceWorker:
         """Read and execute messages until the server closes the socket."""
         for verifier in self.verifiers.values():
             verifier.prepare()
-        told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if has_batch_verify(v)]}).encode()
+        told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if _has_batch_verify(v)]}).encode()
         self.send_to_server(b"R 0 %d\n" % len(told) + told)
         Thread(target=self._run_watchdog, name="watch", daemon=True).start()
         keys = 0
@@ -259,7 +259,7 @@ class ServiceWorker:
             )
 
 
-def has_batch_verify(verifier: Verifier) -> bool:
+def _has_batch_verify(verifier: Verifier) -> bool:
     """Whether a verifier overrides `verify_many`."""
     return verifier.traits.has_batch_method
 

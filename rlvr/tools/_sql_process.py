@@ -51,10 +51,10 @@ class CannotOpen(Exception):
     """The database of the settings cannot be opened."""
 
 
-def open_database(path: str, script: str, mode: str) -> sqlite3.Connection:
+def _open_database(path: str, script: str, mode: str) -> sqlite3.Connection:
     """Open the database, or create the copy, with all limits.
 
-    >>> open_database("", "create table t(n); insert into t values (1)", "read").execute("select n from t").fetchall()
+    >>> _open_database("", "create table t(n); insert into t values (1)", "read").execute("select n from t").fetchall()
     [(1,)]
     """
     connection = _create_scratch(script, path) if script or mode == "scratch" else _open_file(path)
@@ -104,10 +104,10 @@ def _create_scratch(script: str, path: str) -> sqlite3.Connection:
     return connection
 
 
-def run_statement(connection: sqlite3.Connection, query: str, timeout: float, max_rows: int) -> dict[str, Any]:
+def _run_statement(connection: sqlite3.Connection, query: str, timeout: float, max_rows: int) -> dict[str, Any]:
     """Run one statement within the limits, and return the reply. Time is processor time, so a busy machine stops nobody.
 
-    >>> run_statement(sqlite3.connect(":memory:"), "select 1 as one", 5.0, 10)
+    >>> _run_statement(sqlite3.connect(":memory:"), "select 1 as one", 5.0, 10)
     {'names': ['one'], 'rows': ['1'], 'changed': -1}
     """
     end = time.process_time() + timeout
@@ -146,7 +146,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        connection = open_database(**json.loads(sys.stdin.readline()))
+        connection = _open_database(**json.loads(sys.stdin.readline()))
     except CannotOpen as error:
         print(json.dumps({"config": str(error)}), flush=True)
         return
@@ -155,7 +155,7 @@ def main() -> None:
         statement = json.loads(line)
         last_s = int(time.process_time() + statement["timeout"]) + GRACE_CPU_S
         resource.setrlimit(resource.RLIMIT_CPU, (last_s, resource.RLIM_INFINITY))
-        print(json.dumps(run_statement(connection, **statement)), flush=True)
+        print(json.dumps(_run_statement(connection, **statement)), flush=True)
 
 
 if __name__ == "__main__":

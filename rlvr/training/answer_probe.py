@@ -115,7 +115,7 @@ class AnswerProbe:
 
     def describe_change(self, answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:
         """Describe how the verifier no longer tells answers apart as it did, beyond its own noise; empty if it does."""
-        return describe_verifier_change(answers, scores, self.repeatability)
+        return _describe_verifier_change(answers, scores, self.repeatability)
 
     def describe_noise(self, answers: Sequence[KeptAnswer]) -> str:
         """Describe how answers that got the same scores twice at first get another one each time now; empty if they do not."""
@@ -169,7 +169,7 @@ class AnswerProbe:
         def play_all() -> list[str]:
             executor = DaemonThreadExecutor(NUM_THREADS, name="probe")
             try:
-                futures = [executor.submit(find_changed_result, self.environment, answer.task, answer.record or {}) for answer in answers]
+                futures = [executor.submit(_find_changed_result, self.environment, answer.task, answer.record or {}) for answer in answers]
                 found: list[str] = []
                 for future in futures:
                     try:
@@ -304,7 +304,7 @@ class AnswerProbe:
         return run_on_main(self._trainer.accelerator, verify_all)
 
 
-def find_changed_result(environment: Environment, task: Task, record: Mapping[str, Any]) -> str:
+def _find_changed_result(environment: Environment, task: Task, record: Mapping[str, Any]) -> str:
     """Play the turns of a session record in a new session; describe the first call of a tool with another result, or return ''."""
     session = LazySession(environment, task, seed=record["seed"])
     try:
@@ -333,19 +333,19 @@ def _select_with_calls(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
     return called[:MAX_PLAYED]
 
 
-def describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None], repeatability: float = 1.0) -> str:
+def _describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None], repeatability: float = 1.0) -> str:
     """Describe how a verifier no longer tells answers apart as it did; empty if it does, or only gives them other scores in the same order.
 
     `repeatability`: how the scores of the same answers correlated without a change.
 
     >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 0.0, 1.0, 1.0)]
-    >>> describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
+    >>> _describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
     'all score the same now'
-    >>> describe_verifier_change(answers, [1.0, 0.9, 0.0, 0.0])
+    >>> _describe_verifier_change(answers, [1.0, 0.9, 0.0, 0.0])
     'those that scored more do not score more now'
-    >>> describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
+    >>> _describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
     ''
-    >>> describe_verifier_change(answers, [1.0, 0.0, 1.0, 0.0], repeatability=0.1)
+    >>> _describe_verifier_change(answers, [1.0, 0.0, 1.0, 0.0], repeatability=0.1)
     ''
     """
     known = _pair_scores(answers, scores)

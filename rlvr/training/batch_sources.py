@@ -124,7 +124,7 @@ def make_batch_source(components: Components, learner: Learner, source_class: ty
     check_sampling_supported(components)
     config, algorithm = components.config, components.algorithm
     if source_class is not None:
-        check_source_class(components, source_class)
+        _check_source_class(components, source_class)
     source: SynchronousSource = (
         source_class(components)
         if source_class is not None
@@ -162,7 +162,7 @@ def check_sampling_supported(components: Components) -> None:
         )
 
 
-def check_source_class(components: Components, source_class: Any) -> None:
+def _check_source_class(components: Components, source_class: Any) -> None:
     """Raise ConfigError if this is no batch source, or if the configuration asks for another one."""
     if not (isinstance(source_class, type) and issubclass(source_class, SynchronousSource)):
         raise ConfigError(
@@ -213,8 +213,8 @@ class StepRollout:
         c = self.components
         plan = plan_sampling_round(c, num_groups, self.step, first_group_number=self._num_sampled)
         self._num_sampled += num_groups
-        found = [sample_requests(c, requests, sampling, self.version) for requests, sampling in plan.calls]
-        groups, dropped, timing = record_sampling_round(c, plan, found)
+        found = [_sample_requests(c, requests, sampling, self.version) for requests, sampling in plan.calls]
+        groups, dropped, timing = _record_sampling_round(c, plan, found)
         self._canaries += dropped.get("canary", [])
         self.timing = self.timing + timing
         return groups
@@ -294,7 +294,7 @@ class PartialRolloutSource(SynchronousSource):
         resumed, plan = buffer.num_partial, plan_sampling_round(c, c.config.rollout.prompts_per_step, rollout.step)
         buffer.add_groups(plan.tasks, plan.calls[0][0])
         while not (done := buffer.pop_finished()):
-            found, spent = sample_requests(c, buffer.open_requests, c.sampling, rollout.version)
+            found, spent = _sample_requests(c, buffer.open_requests, c.sampling, rollout.version)
             buffer.store_results(found)
             timing = timing + spent
         groups = [[answer for answer in group.completions if isinstance(answer, Episode)] for group in done]
@@ -326,7 +326,7 @@ class OfflineSource(SynchronousSource):
         else:
             groups = list(build_gold_groups(c.task_sampler.next_tasks(count), c.mdp))
         groups, dropped = select_groups(c, groups, {})
-        return add_mismatched_kl_samples(c, RolloutBatch(groups, dropped, {}, RolloutTiming()))
+        return _add_mismatched_kl_samples(c, RolloutBatch(groups, dropped, {}, RolloutTiming()))
 
 
 # ---- ahead of the trainer ---------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class ConcurrentBatchSource(PrefetchedSource):
             self.components.sampler.update_weights(self.learner.weights, version)
         for step in steps:
             self._pending_batches.append(
-                self._worker.submit(request_batch(self.components, self._rollout, step, version=version))
+                self._worker.submit(_request_batch(self.components, self._rollout, step, version=version))
                 if self._is_requesting_process
                 else Future()
             )
@@ -516,16 +516,16 @@ class AsyncRollout(Protocol):
         ...
 
 
-def request_batch(components: Components, rollout: AsyncRollout, step: int, *, version: int) -> Callable[[], RolloutBatch]:
+def _request_batch(components: Components, rollout: AsyncRollout, step: int, *, version: int) -> Callable[[], RolloutBatch]:
     """Request the groups of one step; return a function that waits for the batch. Call these in the order of the steps."""
     asked = plan_sampling_round(components, components.config.rollout.prompts_per_step, step)
     begun = [rollout.start_rollout(list(chain(*requests)), sampling, version=version) for requests, sampling in asked.calls]
 
     def finish() -> RolloutBatch:
         found = [
-            (group_like_requests(requests, call.result()), call.timing) for (requests, _), call in zip(asked.calls, begun, strict=True)
+            (_group_like_requests(requests, call.result()), call.timing) for (requests, _), call in zip(asked.calls, begun, strict=True)
         ]
-        return build_batch(components, *record_sampling_round(components, asked, found))
+        return build_batch(components, *_record_sampling_round(components, asked, found))
 
     return finish
 
@@ -540,7 +540,7 @@ def build_batch(
     """Build the batch of a step: the algorithm selects its groups, and the metrics of tasks and weights are added."""
     groups, dropped = select_groups(components, groups, dropped)
     every = components.task_sampler.pop_metrics() | dict(metrics) | components.sampler.get_weight_sync_metrics()
-    return add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
+    return _add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
 
 
 def select_groups(components: Components, groups: list[Group], dropped: DroppedGroups) -> tuple[list[Group], DroppedGroups]:
@@ -563,7 +563,7 @@ def plan_sampling_round(components: Components, num_tasks: int, step: int, *, fi
         meta = {"split": "train", "index": index, **build_viewer_meta(task)}
         members = range(components.config.rollout.num_generations)
         requests.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
-    greedy = [plan_greedy_requests(requests, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
+    greedy = [_plan_greedy_requests(requests, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
     if (watch := components.task_sampler.reward_monitor) is not None:
         requests += watch.make_canary_requests(
             tasks,
@@ -574,14 +574,14 @@ def plan_sampling_round(components: Components, num_tasks: int, step: int, *, fi
     return SamplePlan(tasks, [(requests, components.sampling), *greedy])
 
 
-def plan_greedy_requests(
+def _plan_greedy_requests(
     requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams
 ) -> tuple[list[list[RolloutRequest]], SamplingParams]:
     """Build one greedy request per group, for a greedy baseline."""
     return [[replace(request[0], meta={**request[0].meta, "greedy": True})] for request in requests], replace(sampling, temperature=0.0)
 
 
-def record_sampling_round(
+def _record_sampling_round(
     components: Components, plan: SamplePlan, results: Sequence[tuple[list[Group], RolloutTiming]]
 ) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
     """Give the results of a sampling round to the task sampler; return the groups to train on, the canary groups as dropped ones, and
@@ -605,35 +605,35 @@ def build_viewer_meta(task: Task) -> dict[str, object]:
     return {"reference": json.loads(text)} if task.reference is not None and len(text) <= MAX_REFERENCE_CHARACTERS else {}
 
 
-def sample_requests(
+def _sample_requests(
     components: Components, requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams, version: int
 ) -> tuple[list[Group], RolloutTiming]:
     """Sample episodes in the nesting of their requests; return them and this process's timing."""
     if components.rollout.main_process_samples or components.accelerator.num_processes == 1:
-        return group_like_requests(
+        return _group_like_requests(
             requests, components.rollout.collect(list(chain(*requests)), sampling, version=version)
         ), components.rollout.timing
-    return sample_sharded(components, requests, sampling, version)
+    return _sample_sharded(components, requests, sampling, version)
 
 
-def sample_sharded(
+def _sample_sharded(
     components: Components, requests: Sequence[Sequence[RolloutRequest]], sampling: SamplingParams, version: int
 ) -> tuple[list[Group], RolloutTiming]:
     """Sample episodes with each process sampling its shard of the groups."""
 
     def work(mine: Sequence[Sequence[RolloutRequest]]) -> list[Group]:
-        return group_like_requests(mine, components.rollout.collect(list(chain(*mine)), sampling, version=version))
+        return _group_like_requests(mine, components.rollout.collect(list(chain(*mine)), sampling, version=version))
 
     return map_sharded(components.accelerator, requests, work, on_main_only=False), components.rollout.timing
 
 
-def group_like_requests(requests: Sequence[Sequence[RolloutRequest]], episodes: Sequence[Episode]) -> list[Group]:
+def _group_like_requests(requests: Sequence[Sequence[RolloutRequest]], episodes: Sequence[Episode]) -> list[Group]:
     """Return the episodes in the nesting of their requests."""
     fresh = iter(episodes)
     return [[next(fresh) for _ in group] for group in requests]
 
 
-def add_mismatched_kl_samples(components: Components, batch: RolloutBatch) -> RolloutBatch:
+def _add_mismatched_kl_samples(components: Components, batch: RolloutBatch) -> RolloutBatch:
     """Add episodes that pair each group's prompt with answers to another prompt, if the algorithm estimates a KL from them (KTO)."""
     return replace(batch, groups=list(add_mismatched_answers(batch.groups))) if components.algorithm.traits.needs_kl_samples else batch
 

@@ -235,7 +235,7 @@ class ProgressLine(Callback):
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Count the step."""
         for shown in self._shown:
-            shown.advance(select_progress_metrics(record.metrics, record.timings))
+            shown.advance(_select_progress_metrics(record.metrics, record.timings))
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
         """Remove the bar."""
@@ -310,7 +310,7 @@ def _write_accuracy(folder: Path, step: int, accuracy: float) -> None:
     (folder / "accuracy.json").write_text(json.dumps({"step": step, "accuracy": accuracy}), "utf-8")
 
 
-def select_progress_metrics(row: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, float | str]:
+def _select_progress_metrics(row: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, float | str]:
     """Select the metrics shown next to the progress bar."""
     numbers = {"reward": row["reward"], "length": row["completions/mean_length"], "turns": row.get("turns/mean_per_episode")}
     numbers |= {"calls": row.get("tools/calls_per_episode"), "kl": row.get("kl"), "tok/s": times["tokens_per_second"]}

@@ -175,7 +175,7 @@ def build_components(
     build_optimization_settings(config).check_and_configure_algorithm(
         algorithm, mdp.max_new_tokens, has_adapter=config.model.lora is not None, is_sharded=accelerator.is_fsdp2
     )
-    check_group_size(config, algorithm, environment)
+    _check_group_size(config, algorithm, environment)
     make_sampling_support_mask(config, algorithm)  # rejects top_p and top_k where the trainer could not follow them
     looks = (
         config.train.steps
@@ -271,14 +271,14 @@ def build_policy_model(
     if not accelerator.is_fsdp2:
         return load_model(source, tokenizer, config.seed).to(accelerator.device), None
     made = build_meta_model(source, tokenizer)
-    return made, build_weight_loader(made, source, accelerator, tokenizer, config.seed)
+    return made, _build_weight_loader(made, source, accelerator, tokenizer, config.seed)
 
 
 def _source_of(config: RunConfig, checkpoint_folder: Path | None) -> ModelConfig:
     return ModelConfig(path=str(checkpoint_folder), dtype=config.model.dtype) if checkpoint_folder else config.model
 
 
-def build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer: Tokenizer, seed: int) -> WeightLoader:
+def _build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerator, tokenizer: Tokenizer, seed: int) -> WeightLoader:
     """Build the weight loader of a model without weights: from its folder, or from the main process if weights must be converted."""
     if source.path is not None and (rows := FolderWeightLoader.for_model(model, str(source.local_folder))):
         return rows
@@ -307,7 +307,7 @@ def build_learner(components: Components, run_folder: Path, *, is_resumed: bool)
     lora, frozen = config.model.lora, dict[str, tuple[Any, WeightLoader | None]]()
     home = run_folder / ("reference" if lora is None else "base")
     if kept := lora is not None or (algorithm.traits.needs_reference and "reference" not in config.frozen_models):
-        initial, fill = load_or_save_initial_model(components, home, is_resumed=is_resumed)
+        initial, fill = _load_or_save_initial_model(components, home, is_resumed=is_resumed)
         if lora is not None:  # with the adapter off, the model is its own reference
             model, weight_loader = adapter.add_adapter(initial, lora), fill or weight_loader
         else:
@@ -360,7 +360,7 @@ def try_compile_policy(learner: Learner) -> str:
     return reason
 
 
-def load_or_save_initial_model(components: Components, reference_folder: Path, *, is_resumed: bool) -> tuple[Any, WeightLoader | None]:
+def _load_or_save_initial_model(components: Components, reference_folder: Path, *, is_resumed: bool) -> tuple[Any, WeightLoader | None]:
     """Return the initial model: loaded from the run folder if resumed, otherwise the current one, which is saved there.
 
     A sharded model has no weights here; in a new run it is saved after its weights are loaded.
@@ -368,7 +368,7 @@ def load_or_save_initial_model(components: Components, reference_folder: Path, *
     if components.weight_loader is not None:
         source = ModelConfig(path=str(reference_folder), dtype=components.config.model.dtype)
         fill = (
-            build_weight_loader(components.model, source, components.accelerator, components.tokenizer, components.config.seed)
+            _build_weight_loader(components.model, source, components.accelerator, components.tokenizer, components.config.seed)
             if is_resumed
             else None
         )
@@ -407,7 +407,7 @@ def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP
     return config.rollout.sync_turns
 
 
-def check_group_size(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:
+def _check_group_size(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:
     """Check that the algorithm has enough completions per prompt, and several turns if it requires them."""
     name = config.algorithm["name"]
     if config.data is None and algorithm.traits.requires_group and config.rollout.num_generations < 2:

@@ -36,7 +36,7 @@ def sample_held_out(components: Components) -> list[Episode]:
     settings = components.config.eval
     if not settings.tasks:
         return []
-    return sample_split(components, settings.split, settings.tasks, settings.temperature)
+    return _sample_split(components, settings.split, settings.tasks, settings.temperature)
 
 
 def estimate_score_interval(components: Components, episodes: Sequence[Episode]) -> list[float] | None:
@@ -56,7 +56,7 @@ def compute_mean_scores_by_env(components: Components, episodes: Sequence[Episod
 
 def evaluate_split(components: Components, split: str, num_tasks: int, temperature: float = 0.0) -> float | None:
     """Return the mean score on the first tasks of a split."""
-    return compute_mean_reward(sample_split(components, split, num_tasks, temperature))
+    return compute_mean_reward(_sample_split(components, split, num_tasks, temperature))
 
 
 def build_sub_environment_metrics(names: Sequence[str], episodes: Sequence[Episode]) -> dict[str, float | None]:
@@ -73,7 +73,7 @@ def parse_sub_environment(task_id: str) -> str:
     return task_id.split("/")[1]
 
 
-def sample_split(components: Components, split: str, num_tasks: int, temperature: float) -> list[Episode]:
+def _sample_split(components: Components, split: str, num_tasks: int, temperature: float) -> list[Episode]:
     """Sample a completion of each of the first tasks of a split, over all processes."""
     sampling = SamplingParams(temperature, stop_ids=components.tokenizer.stop_ids)
     asked = make_eval_requests(components.environment, split, num_tasks, 1, components.config.seed)
@@ -91,7 +91,7 @@ def count_held_out_and_contaminated(components: Components) -> tuple[int, int]:
     if not config.eval.tasks:
         return 0, 0
     count = count_available_tasks(environment, config.eval.split, config.eval.tasks)
-    held_out = {get_task_identity(environment.task(config.eval.split, index)) for index in range(count)}
+    held_out = {_get_task_identity(environment.task(config.eval.split, index)) for index in range(count)}
     questions = {question for question, _ in held_out}
     passed = [(components.task_sampler.task_order, components.task_sampler.position)]
     if config.sft_warmup:
@@ -103,12 +103,12 @@ def count_held_out_and_contaminated(components: Components) -> tuple[int, int]:
         )
     indices = {schedule.get_index(position) for schedule, end in passed for position in range(end)}  # each task is made once
     given = (environment.task("train", index) for index in sorted(indices))
-    trained = {get_task_identity(task) for task in given if task.question in questions}
+    trained = {_get_task_identity(task) for task in given if task.question in questions}
     if components.offline_dataset is not None:
-        trained |= {get_task_identity(task) for task in components.offline_dataset.load_tasks(components.mdp)}
+        trained |= {_get_task_identity(task) for task in components.offline_dataset.load_tasks(components.mdp)}
     return len(held_out), len(held_out & trained)
 
 
-def get_task_identity(task: Task) -> tuple[str, str]:
+def _get_task_identity(task: Task) -> tuple[str, str]:
     """Return the identity of a task: its question and its reference, because many tasks can share one question."""
     return task.question, repr(task.reference)

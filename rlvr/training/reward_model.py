@@ -97,7 +97,7 @@ def train_reward_model(
     transformers.utils.logging.disable_progress_bar()
     screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model_training
     assert settings is not None
-    reject_settings_without_effect(config)
+    _reject_settings_without_effect(config)
     if resume and out is None:
         raise ConfigError("--resume needs --out: the folder of the run to continue")
     folder = out or Path("runs") / f"reward-model-{datetime.now():%Y%m%d-%H%M%S}"
@@ -110,7 +110,7 @@ def train_reward_model(
         environment: Environment = stack.enter_context(build_from_config("env", config.env))
         mdp = TokenMDP(environment, tokenizer, **config.rollout.token_limits)
         groups = load_recorded_groups(config, mdp)
-        material, data = build_reward_model_data(groups, config, settings, mdp), compute_digest(groups)
+        material, data = _build_reward_model_data(groups, config, settings, mdp), compute_digest(groups)
         place = checkpoint.find_newest_checkpoint(folder) if resume and checkpoint.has_checkpoint(folder) else None
         if resume and not is_empty_run(folder):
             run = RunLog.reopen(folder, config)
@@ -141,7 +141,7 @@ def train_reward_model(
             screen.print(f"note: {careful}", highlight=False, markup=False, soft_wrap=True)
         with ProgressReporter(screen, "training", config.train.steps, done.num_completed_steps) as work:
             for step in range(done.num_completed_steps, config.train.steps):
-                row = run_training_step(trainer, material, config, step)
+                row = _run_training_step(trainer, material, config, step)
                 seconds = round(time.monotonic() - began, 3)
                 run.log_metrics(row, {"step": step + 1, "seconds": seconds})
                 if step + 1 == config.train.steps or (step + 1) % config.log.save_every == 0:
@@ -154,10 +154,10 @@ def train_reward_model(
                         Progress(step + 1, run.flush_and_get_offsets(), {"seconds": seconds}),
                     )
                 work.advance({"loss": row["loss"], "accuracy": row["accuracy"]})
-        return finish_run(trainer, material, run, config, screen, began)
+        return _finish_run(trainer, material, run, config, screen, began)
 
 
-def reject_settings_without_effect(config: RunConfig) -> None:
+def _reject_settings_without_effect(config: RunConfig) -> None:
     """Raise ConfigError for settings that have no effect on a reward model."""
     for name, usual, reason in (
         ("mixed_precision", "auto", "it trains in the precision of its weights, model.dtype"),
@@ -175,7 +175,7 @@ def reject_settings_without_effect(config: RunConfig) -> None:
             raise ConfigError(f"{name} is set, which has no effect on a reward model; remove it")
 
 
-def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> RewardModelData:
+def _build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings: RewardModelConfig, mdp: TokenMDP) -> RewardModelData:
     """Build pairs by the verifier's scores; whether a task is held out depends only on its id and the seed."""
     assert config.data is not None
     num_conversations = sum(e.turns != 1 for group in groups for e in group)
@@ -199,16 +199,16 @@ def build_reward_model_data(groups: Sequence[Group], config: RunConfig, settings
     return RewardModelData(training, of(True), answers)
 
 
-def run_training_step(trainer: RewardModelTrainer, data: RewardModelData, config: RunConfig, step: int) -> dict[str, Any]:
+def _run_training_step(trainer: RewardModelTrainer, data: RewardModelData, config: RunConfig, step: int) -> dict[str, Any]:
     """Train on one step's pairs (each pair once before any is repeated); return the metrics."""
     count, size = config.rollout.prompts_per_step, len(data.pairs)
     batch = [data.pairs[compute_shuffled_index(size, config.seed, "pairs", p)] for p in range(step * count, (step + 1) * count)]
     row: dict[str, Any] = {"step": step + 1, **trainer.train_on_pairs(batch)}
     every = config.eval.every
-    return row | (evaluate_held_out(trainer, data) if every and (step + 1) % every == 0 else {})
+    return row | (_evaluate_held_out(trainer, data) if every and (step + 1) % every == 0 else {})
 
 
-def evaluate_held_out(trainer: RewardModelTrainer, data: RewardModelData) -> dict[str, float | None]:
+def _evaluate_held_out(trainer: RewardModelTrainer, data: RewardModelData) -> dict[str, float | None]:
     """Evaluate on held-out tasks: the fraction of pairs ranked right, and the correlation with the verifier's scores."""
     flat = trainer.compute_scores([row for a, b, _ in data.held_out_pairs for row in (a, b)])
     right = [a > b for a, b in zip(flat[::2], flat[1::2], strict=True)]
@@ -220,11 +220,11 @@ def evaluate_held_out(trainer: RewardModelTrainer, data: RewardModelData) -> dic
     }
 
 
-def finish_run(
+def _finish_run(
     trainer: RewardModelTrainer, data: RewardModelData, run: RunLog, config: RunConfig, console: Console, started_at: float
 ) -> RewardModelReport:
     """Evaluate the reward model, print the results, and write the report."""
-    found = evaluate_held_out(trainer, data)
+    found = _evaluate_held_out(trainer, data)
     ended = RewardModelReport(
         str(run.folder), config.train.steps, round(time.monotonic() - started_at, 2), len(data.held_out_pairs),
         found["eval/accuracy"], found["eval/verifier_correlation"],

@@ -50,10 +50,10 @@ def build_run_table(components: Components, folder: Path) -> Table:
         ),
         *([("adapter", f"rank {lora.rank}, alpha {lora.effective_alpha}, next to {beside}; only the adapter is trained")] if lora else ()),
         ("device", describe_precision(config, components.accelerator.device, components.accelerator.mixed_precision)),
-        ("repeatable", describe_repeatability(components)),
+        ("repeatable", _describe_repeatability(components)),
         *(("cluster", sentence) for sentence in describe_cluster_guarantees(components)),
         *([("model check", told_of(components.check_results))] if components.check_results else ()),
-        ("window", describe_window(components.mdp)),
+        ("window", _describe_window(components.mdp)),
         ("processes", f"{processes}, each with its share of the groups" if processes > 1 else "1"),
         (
             "episodes a step",
@@ -67,7 +67,7 @@ def build_run_table(components: Components, folder: Path) -> Table:
             + (describe_on_policy(components) if updates == 1 and not source and not rollout.is_off_policy else ""),
         ),
         *([("critic", SHARED_CRITIC_DESCRIPTION)] if components.algorithm.traits.needs_value else []),
-        *([("sampled ahead", describe_staleness(components))] if rollout.max_staleness else []),
+        *([("sampled ahead", _describe_staleness(components))] if rollout.max_staleness else []),
         *([("partial rollouts", f"of {cut:,} tokens, each by the weights of its step")] if (cut := rollout.partial_rollout_tokens) else []),
         (
             "total",
@@ -93,7 +93,7 @@ def print_run_table(console: Console, table: Table) -> None:
         console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
 
-def describe_window(mdp: TokenMDP) -> str:
+def _describe_window(mdp: TokenMDP) -> str:
     """Describe how long a conversation may be."""
     whole = f"{mdp.max_length} tokens" + (", the model's positions" if mdp.is_window_shortened else "")
     return f"{whole}, at most {min(mdp.max_new_tokens, mdp.max_length)} of them sampled"
@@ -106,7 +106,7 @@ def describe_on_policy(components: Components) -> str:
     return f" (exactly on-policy{told})"
 
 
-def describe_staleness(components: Components) -> str:
+def _describe_staleness(components: Components) -> str:
     """Describe how old the sampling weights may be, and how that is corrected."""
     most = components.config.rollout.max_staleness
     settings = {name: value for name, value, _ in components.algorithm.describe_settings()}
@@ -144,7 +144,7 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
     ]
 
 
-def describe_repeatability(components: Components) -> str:
+def _describe_repeatability(components: Components) -> str:
     """Describe how exactly the run can be repeated, and what to set for more."""
     if components.is_bitwise_repeatable:
         return (

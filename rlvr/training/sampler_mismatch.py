@@ -46,7 +46,7 @@ MEDIAN_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.05, "mixed bf16": 0.05}
 """The tolerance of the median difference, by precision; the maximum may be twenty times as large."""
 
 
-def runs_trainer_model(sampler: Sampler) -> bool:
+def _runs_trainer_model(sampler: Sampler) -> bool:
     """Return whether a sampler runs the trainer's own model, in this process."""
     return sampler.traits.runs_model and sampler.traits.validates_model and getattr(sampler, "model", None) is not None
 
@@ -59,7 +59,7 @@ def check_model_numerics(
 ) -> list[numerics_check.NumericsCheck]:
     """Check the model of a run; raise ConfigError if it cannot be trained. A model without weights gets only a check of its stop ids."""
     temperature = 1.0 if config.data is not None else config.rollout.temperature
-    own, fp32_head = sampler if runs_trainer_model(sampler) and config.data is None else None, config.model.fp32_head
+    own, fp32_head = sampler if _runs_trainer_model(sampler) and config.data is None else None, config.model.fp32_head
     how: dict[str, Any] = {"temperature": temperature or 1.0, "precision": precision, "autocast": autocast, "fp32_head": fp32_head}
     found = (
         [numerics_check.check_stop_ids(model, mdp.tokenizer)]
@@ -91,18 +91,18 @@ def run_numerics_checks(
         policy = Policy(model, temperature=temperature, fp32_head=fp32_head)
         how = packing.choose_packing([policy], device, precision, autocast)
 
-        ways = build_logprob_functions(policy, how, device, autocast)
+        ways = _build_logprob_functions(policy, how, device, autocast)
         with autocast():
             found = list(numerics_check.compare_logprob_functions(model, ways, temperature=temperature, dtype=dtype, max_length=max_length))
         found += [numerics_check.NumericsCheck("packed rows", note=f"not used: {how.padding_reason}")] if how.padding_reason else []
         if sampler is not None:
             found.append(
-                try_compare_sampler(model, sampler, numerics_check.build_check_rows(model, max_length), temperature, dtype, autocast)
+                _try_compare_sampler(model, sampler, numerics_check.build_check_rows(model, max_length), temperature, dtype, autocast)
             )
         return [*found, numerics_check.check_attending_layers(model), numerics_check.check_stop_ids(model, tokenizer)]
 
 
-def build_logprob_functions(
+def _build_logprob_functions(
     policy: Any, packing_mode: packing.PackingMode, device: torch.device, autocast: Callable[[], Any] = nullcontext
 ) -> dict[str, numerics_check.LogprobFunction]:
     """Return the functions by which a trainer scores rows: padded, in training mode, and packed if possible."""
@@ -127,7 +127,7 @@ def build_logprob_functions(
     return ways if packing_mode.padding_reason else ways | {"packed rows": packed}
 
 
-def make_broadcast_logprob_function(compute_logprobs: numerics_check.LogprobFunction) -> numerics_check.LogprobFunction:
+def _make_broadcast_logprob_function(compute_logprobs: numerics_check.LogprobFunction) -> numerics_check.LogprobFunction:
     """Broadcast the scores of the main process, so that all processes make the same decisions."""
 
     def scored(rows: TokenRows) -> Tensor:
@@ -146,7 +146,8 @@ def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[n
     dtype = getattr(torch, get_compute_precision(model, learner.accelerator))
     how: dict[str, Any] = {"temperature": policy.temperature, "dtype": dtype, "max_length": max_length}
     ways = {
-        name: make_broadcast_logprob_function(way) for name, way in build_logprob_functions(policy, learner.packing, learner.device).items()
+        name: _make_broadcast_logprob_function(way)
+        for name, way in _build_logprob_functions(policy, learner.packing, learner.device).items()
     }
 
     def table() -> list[numerics_check.NumericsCheck]:
@@ -169,14 +170,14 @@ def check_model_folder_numerics(
     with build("env", "arithmetic") as environment, build("sampler", sampler_name) as asked:  # any environment: no task is sampled
         asked.setup(environment, tokenizer, precision="float32")
         asked.validate_model(model)
-        found = run_numerics_checks(model, asked if runs_trainer_model(asked) else None, tokenizer)
+        found = run_numerics_checks(model, asked if _runs_trainer_model(asked) else None, tokenizer)
     return found, numerics_check.find_untrainable_reason(model.config.model_type, found)
 
 
-def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> numerics_check.NumericsCheck:
-    """Run `compare_sampler_logprobs`; return a failed result if the sampler fails on this model."""
+def _try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> numerics_check.NumericsCheck:
+    """Run `_compare_sampler_logprobs`; return a failed result if the sampler fails on this model."""
     try:
-        return compare_sampler_logprobs(model, sampler, *compare_args)
+        return _compare_sampler_logprobs(model, sampler, *compare_args)
     except (RlvrError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # each family fails in its own way
@@ -186,7 +187,7 @@ def try_compare_sampler(model: Any, sampler: Sampler, *compare_args: Any) -> num
         )
 
 
-def compare_sampler_logprobs(
+def _compare_sampler_logprobs(
     model: Any, sampler: Sampler, rows: TokenRows, temperature: float, dtype: torch.dtype, autocast: Callable[[], Any]
 ) -> numerics_check.NumericsCheck:
     """Sample completions of some prompts, and compare their log-probabilities with a plain forward pass."""

@@ -25,7 +25,7 @@ EVAL_INTERVAL_STEPS, NUM_EVAL_TASKS = 5, 400
 def run_sft_warmup(components: Components, settings: SFTWarmupConfig, progress: ProgressReporter) -> Components:
     """Train on the gold solutions of training tasks (never held-out ones); return the components with the trained model."""
     blank = copy.deepcopy(components.model) if components.weight_loader is not None else None
-    learner = train_sft_warmup(components, settings, progress)
+    learner = _train_sft_warmup(components, settings, progress)
     if isinstance(weights := learner.weights, ShardedWeights):  # the next learner shards a model of its own
         trained = replace(components, model=blank, weight_loader=MainProcessWeightLoader(weights.gather_on_main()))
     else:
@@ -35,7 +35,7 @@ def run_sft_warmup(components: Components, settings: SFTWarmupConfig, progress: 
     return trained
 
 
-def train_sft_warmup(components: Components, settings: SFTWarmupConfig, progress: ProgressReporter) -> Learner:
+def _train_sft_warmup(components: Components, settings: SFTWarmupConfig, progress: ProgressReporter) -> Learner:
     """Train the SFT warmup, and return its learner."""
     schedule = TaskOrder(components.environment, "train", seed=components.config.seed, purpose=WARMUP_PURPOSE)
     learner = Learner(

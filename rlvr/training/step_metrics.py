@@ -43,11 +43,11 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
     mean = sum(rewards) / len(rewards) if rewards else None
     spread = (sum((r - mean) ** 2 for r in rewards) / max(len(rewards) - 1, 1)) ** 0.5 if mean is not None else None
     return (
-        compute_component_metrics(everyone)
+        _compute_component_metrics(everyone)
         | {
             "reward": mean,
             "reward_std": spread,
-            "reward_stderr": estimate_reward_error(groups),
+            "reward_stderr": _estimate_reward_error(groups),
             "completions/mean_length": sum(lengths) / len(lengths),
             "completions/max_length": max(lengths),
             "completions/clipped_ratio": sum(episode.truncated_mid_turn for episode in everyone) / len(everyone),
@@ -60,7 +60,7 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
     )
 
 
-def estimate_reward_error(groups: Sequence[Group]) -> float | None:
+def _estimate_reward_error(groups: Sequence[Group]) -> float | None:
     """Estimate the standard error of the mean reward from the means of the groups, because answers to one prompt are alike; None for fewer
     than two groups.
     """
@@ -115,7 +115,7 @@ def compute_token_staleness_metrics(groups: Sequence[Group], step: int, max_stal
     return {f"staleness/{age}": float(tokens[age]) for age in range(max([max_staleness, *tokens]) + 1)} | {"staleness/mean": mean}
 
 
-def compute_component_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
+def _compute_component_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
     """Compute the mean of each verdict component, and the correlation of a learned reward with the true one if both exist."""
     parts = [e.verdict.components for e in episodes if e.is_scored and e.verdict is not None]
     names = [name for name in parts[0] if all(name in part for part in parts)] if parts else []

@@ -52,7 +52,7 @@ class WeightChanges:
 
     def begin_step(self, model: nn.Module, step: int) -> None:
         """Look at the weights before an update."""
-        now = sample_weights(model)
+        now = _sample_weights(model)
         if len(self._last) and not torch.equal(now, self._last):
             self.foreign_steps.add(step)
             if self._has_learned and torch.equal(now, self._first):
@@ -66,7 +66,7 @@ class WeightChanges:
 
     def end_step(self, model: nn.Module, step: int, *, has_learned: bool) -> None:
         """Look at the weights after an update; `has_learned`: whether it should have changed them."""
-        before, self._last, self._has_learned, self._newest_step = self._last, sample_weights(model), has_learned, step
+        before, self._last, self._has_learned, self._newest_step = self._last, _sample_weights(model), has_learned, step
         self._look_for_broken(
             model, step, "The update of this step overflowed: lower train.learning_rate, or look at the gradient of the loss", step - 1
         )
@@ -77,7 +77,7 @@ class WeightChanges:
             self.idle_steps.add(step)
 
     def _look_for_broken(self, model: nn.Module, step: int, cause: str, last_good_step: int) -> None:
-        if self.broken is None and (found := find_nonfinite_weights(model)):
+        if self.broken is None and (found := _find_nonfinite_weights(model)):
             self.broken = NonfiniteWeights(step, f"{found} are not finite", cause, last_good_step)
 
     def was_in_vain(self, step: int) -> bool:
@@ -99,14 +99,14 @@ class WeightChanges:
         )
 
 
-def find_nonfinite_weights(model: nn.Module) -> str:
+def _find_nonfinite_weights(model: nn.Module) -> str:
     """Describe weights that are infinite or not a number, of this process's part if the model is sharded; empty if there are none.
 
     >>> model = nn.Linear(2, 2)
-    >>> find_nonfinite_weights(model)
+    >>> _find_nonfinite_weights(model)
     ''
     >>> model.weight.data[0, 1] = float("nan")
-    >>> find_nonfinite_weights(model)
+    >>> _find_nonfinite_weights(model)
     '1 of the 4 weights of weight'
     """
     parts = [
@@ -125,7 +125,7 @@ def _get_local(weights: Tensor) -> Tensor:
     return weights.to_local() if isinstance(weights, DTensor) else weights
 
 
-def sample_weights(model: nn.Module) -> Tensor:
+def _sample_weights(model: nn.Module) -> Tensor:
     """Copy some weights of some parameters, of this process's part if the model is sharded."""
     trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
     chosen = trained[:: max(1, len(trained) // NUM_PARAMETERS)]

@@ -122,8 +122,8 @@ def pack_episodes(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, p
             for row in chunk:
                 columns.add_episode(row)
                 rates.add_episode(row)
-            parts[f"{prefix}texts-{at}"] = compress_json([_collect_texts(row) for row in chunk])
-            parts[f"{prefix}tokens-{at}"] = compress_json([_collect_tokens(row) for row in chunk])
+            parts[f"{prefix}texts-{at}"] = _compress_json([_collect_texts(row) for row in chunk])
+            parts[f"{prefix}tokens-{at}"] = _compress_json([_collect_tokens(row) for row in chunk])
             seen.update(token for row in chunk for token in row["tokens"])
             fits += sum(_is_decodable(row, tokenizer) for row in chunk) if tokenizer else 0
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -134,11 +134,11 @@ def pack_episodes(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, p
     told = tokenizer if fits > columns.count / 2 else None
     vocabulary = {token: _decode_token(told, token) for token in sorted(seen)} if told else {}
     names = {token: name for token in vocabulary if (name := get_control_token_name(told, token))}
-    parts[f"{prefix}columns"] = compress_json(columns.to_json() | {"vocabulary": vocabulary, "names": names})
+    parts[f"{prefix}columns"] = _compress_json(columns.to_json() | {"vocabulary": vocabulary, "names": names})
     return PackedEpisodes(parts, columns.count, rates.build_panels())
 
 
-def compress_json(data: Any) -> str:
+def _compress_json(data: Any) -> str:
     """Encode plain data as gzipped JSON in base64. Equal data gives equal bytes."""
     text = json.dumps(data, separators=(",", ":"))  # ASCII output, because an answer may contain lone surrogates
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()

@@ -57,7 +57,7 @@ def _build_training_summary(run: Path) -> dict[str, Any]:
     head = {
         "name": run.resolve().name,
         "kind": "training",
-        "facts": facts | get_unfinished_fact(run),
+        "facts": facts | _get_unfinished_fact(run),
         "panels": build_curve_panels(rows),
         "figures": None,
     }
@@ -119,7 +119,7 @@ def _build_evaluation_summary(run: Path) -> dict[str, Any]:
         "policy": shorten_plugin_files(plan.policy),
         "sampled": plan.sampling_summary,
         "seed": plan.seed,
-    } | get_unfinished_fact(run)
+    } | _get_unfinished_fact(run)
     bars = [
         {"label": name, "value": env["mean_score"]["value"], "low": env["mean_score"]["low"], "high": env["mean_score"]["high"]}
         for name, env in envs.items()
@@ -129,7 +129,7 @@ def _build_evaluation_summary(run: Path) -> dict[str, Any]:
     return {"name": run.resolve().name, "kind": "evaluation", "facts": facts, "panels": [], "figures": figures, "settings": plan.to_yaml()}
 
 
-def get_unfinished_fact(run: Path) -> dict[str, str]:
+def _get_unfinished_fact(run: Path) -> dict[str, str]:
     """Return the fact that a run is unfinished (it has no report yet); empty for a finished run."""
     return {} if (run / REPORT_FILE).is_file() else {"state": "unfinished"}
 

@@ -9,7 +9,7 @@ PR_CAPBSET_DROP, VERSION_3, LAST_CAPABILITY = 24, 0x20080522, 63
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def get_effective() -> int:
+def _get_effective() -> int:
     """Return the effective capabilities of this process as a bit mask."""
     with open("/proc/self/status", encoding="ascii") as file:
         return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
@@ -17,7 +17,7 @@ def get_effective() -> int:
 
 def keep_only_capabilities(kept_mask: int) -> None:
     """Permanently drop every capability outside `kept_mask`; none is inherited across an exec."""
-    left = get_effective() & kept_mask
+    left = _get_effective() & kept_mask
     head = (ctypes.c_uint32 * 2)(VERSION_3, 0)
     low, high = left & 0xFFFFFFFF, left >> 32
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)

@@ -87,12 +87,12 @@ class NamespaceHelperClient:
         return True
 
 
-def run_namespace_helper(connection: socket.socket) -> NoReturn:
+def _run_namespace_helper(connection: socket.socket) -> NoReturn:
     """Run the namespace helper's main loop: create one init for every byte received."""
     rights.keep_only_capabilities(rights.CAP_SYS_ADMIN)
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     while connection.recv(1):
-        connection.send(PID_STRUCT.pack(retry_fork(lambda: fork_namespace_init(home))))
+        connection.send(PID_STRUCT.pack(retry_fork(lambda: _fork_namespace_init(home))))
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -111,7 +111,7 @@ def retry_fork(fork: Callable[[], int]) -> int:
             time.sleep(0.01)
 
 
-def fork_namespace_init(own_namespace: int) -> int:
+def _fork_namespace_init(own_namespace: int) -> int:
     """Fork an init in a new PID namespace; return its pid in our namespace."""
     if libc.unshare(NEW_PID) != 0:
         raise OSError(ctypes.get_errno(), "no PID namespace")
@@ -181,7 +181,7 @@ def has_namespace_support() -> bool:
             signal.alarm(int(FORK_TIMEOUT_S))
             home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             unshare_zygote_mounts()
-            init = fork_namespace_init(home)
+            init = _fork_namespace_init(home)
             os.close(os.pidfd_open(init))
             child = fork_into_namespace(init, home)
             if child == 0:
@@ -201,7 +201,7 @@ def start_namespace_helper() -> NamespaceHelperClient:
     if pid == 0:
         try:
             ours.close()
-            run_namespace_helper(theirs)
+            _run_namespace_helper(theirs)
         finally:
             os._exit(1)
     theirs.close()

@@ -51,7 +51,7 @@ class ProcessKiller:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for uid in uids if not self._namespace_helper else ():
-            kill_user_processes(uid, self._unused_uid or 0)
+            _kill_user_processes(uid, self._unused_uid or 0)
 
     def wait_until_empty(self, timeout_s: float) -> bool:
         """Return whether no process is left, once the first process has been reaped; wait up to `timeout_s` for it."""
@@ -99,7 +99,7 @@ class ProcessKiller:
         return sorted(self._namespace_helper.live_inits) if self._namespace_helper else self.list_program_pids()
 
 
-def kill_user_processes(uid: int, unused_uid: int) -> None:
+def _kill_user_processes(uid: int, unused_uid: int) -> None:
     """Kill every process of a user id in one call, which no fork can escape.
 
     Our real user id becomes one that no process has, so the signal reaches no other user's process, and none of them may signal us.

@@ -44,7 +44,7 @@ WEAK_ENGINE_HINT = (
 STREAM_HEADER = struct.Struct(">BxxxI")
 
 
-def compute_memory_mb(memory_mb: int, runtime: str | None) -> int:
+def _compute_memory_mb(memory_mb: int, runtime: str | None) -> int:
     """Return the memory limit of a container whose programs may have `memory_mb`."""
     return memory_mb + OVERHEAD_MB + (RUNTIME_MB if runtime else 0)
 
@@ -63,7 +63,7 @@ def build_host_config(
     Podman cannot limit the inodes of a disk. So the supervisor mounts the disks again, for which it has SYS_ADMIN while it starts.
     """
     tmpfs = f"nosuid,nodev,mode=0700,size={disk_mb}m{'' if is_podman else ',nr_inodes=4096'}"
-    memory = f"{compute_memory_mb(memory_mb, runtime)}m"
+    memory = f"{_compute_memory_mb(memory_mb, runtime)}m"
     mounts = uses_pid_namespaces or serves_sessions or is_podman
     return {
         "network_mode": "none",
@@ -133,7 +133,7 @@ class Container(SupervisorConnection):
                     "nests": settings["uses_pid_namespaces"],
                     "boxes": "box" if settings.get("serves_sessions") else "",
                     "own_disks_mb": settings["disk_mb"] if is_podman else 0,
-                    "memory_bytes": compute_memory_mb(settings["memory_mb"], settings["runtime"]) << 20,
+                    "memory_bytes": _compute_memory_mb(settings["memory_mb"], settings["runtime"]) << 20,
                 }
             )
             if missing := find_missing_isolation(self.handshake):

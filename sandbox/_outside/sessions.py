@@ -88,14 +88,14 @@ class OpenSandboxSession(SandboxSession):
     def write_file(self, path: str, data: bytes | str) -> None:
         """Write a file in the working folder; a text is written as UTF-8."""
         data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-        check_file_argument(path, data)
+        _check_file_argument(path, data)
         self._request_file({"box": "put", "path": path}, {"data": data})
 
     def read_file(self, path: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Read the first `max_bytes` bytes of a file in the working folder."""
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 <= max_bytes <= MAX_FILE_BYTES:
             raise ValueError(f"limit is {max_bytes!r}; a whole number from 0 to {MAX_FILE_BYTES} is needed")
-        check_file_argument(path, b"")
+        _check_file_argument(path, b"")
         return self._request_file({"box": "get", "path": path, "limit": max_bytes}, {})["data"][:max_bytes]
 
     def _request_file(self, header: dict[str, Any], parts: dict[str, bytes]) -> dict[str, bytes]:
@@ -192,7 +192,7 @@ class SessionPool(Generic[C]):
     def open_session(self, spec: SandboxSpec) -> SandboxSession:
         """Open a session in an idle supervisor with the same limits or in a new one. Raises SandboxError if none is free in time."""
         for name, data in spec.files.items():
-            check_file_argument(name, data)
+            _check_file_argument(name, data)
         shape = (spec.image, spec.memory_mb, spec.processes, spec.disk_mb)
         limits = {name: getattr(spec, name) for name in ("memory_mb", "processes", "file_mb", "output_bytes")}
         self.limiter.acquire()
@@ -299,7 +299,7 @@ class SessionPool(Generic[C]):
                 channel.close()
 
 
-def check_file_argument(path: str, data: bytes) -> None:
+def _check_file_argument(path: str, data: bytes) -> None:
     """Raise ValueError for a path that cannot name a file, or data that is too large."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"path is {path!r}; a path without a null character is needed")

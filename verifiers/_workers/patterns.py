@@ -9,17 +9,17 @@ import re
 from typing import Any
 
 
-def is_match(pattern: str, flags: int, text: str, *, allow_partial: bool) -> bool:
+def _is_match(pattern: str, flags: int, text: str, *, allow_partial: bool) -> bool:
     """Whether the whole text matches a regular expression, or with `allow_partial` any part of the text.
 
-    >>> is_match("a|ab", 0, "ab", allow_partial=False)
+    >>> _is_match("a|ab", 0, "ab", allow_partial=False)
     True
     """
     made = re.compile(pattern, flags)
     return bool(made.search(text) if allow_partial else made.fullmatch(text))
 
 
-def find_schema_violation(schema: Any, value: Any, *, check_formats: bool) -> str:
+def _find_schema_violation(schema: Any, value: Any, *, check_formats: bool) -> str:
     """Describe the first violation of a schema by a JSON value; "" if the value is valid."""
     import jsonschema
     import jsonschema.validators
@@ -31,7 +31,7 @@ def find_schema_violation(schema: Any, value: Any, *, check_formats: bool) -> st
     return ""
 
 
-def find_schema_flaw(schema: Any) -> str:
+def _find_schema_flaw(schema: Any) -> str:
     """Describe what is wrong with a schema itself; "" if it is valid."""
     import jsonschema
     import jsonschema.validators
@@ -47,10 +47,10 @@ def find_schema_flaw(schema: Any) -> str:
 def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     """Handle one request of the worker protocol."""
     if request["do"] == "match":
-        return {"same": is_match(request["pattern"], request["flags"], request["text"], allow_partial=request["search"])}
+        return {"same": _is_match(request["pattern"], request["flags"], request["text"], allow_partial=request["search"])}
     if request["do"] == "schema":
-        return {"flaw": find_schema_flaw(request["schema"])}
-    return {"problem": find_schema_violation(request["schema"], request["value"], check_formats=request["formats"])}
+        return {"flaw": _find_schema_flaw(request["schema"])}
+    return {"problem": _find_schema_violation(request["schema"], request["value"], check_formats=request["formats"])}
 
 
 def preload() -> None:

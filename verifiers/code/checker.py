@@ -47,13 +47,13 @@ class DependsOnAnswer(BaseException):
     """Raised in a dry run if the test continues in a way that depends on the answer."""
 
 
-def make_stub(name: str, copy_back_arguments: bool = False) -> Callable[..., Any]:
+def _make_stub(name: str, copy_back_arguments: bool = False) -> Callable[..., Any]:
     """Make a function that forwards its calls to the answer's process; with `copy_back_arguments`, changes of arguments are copied back."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         count_call()
         send_request({"call": name, "cases": [encode_call(args, kwargs)], "in_place": copy_back_arguments})
-        return receive_reply((args, kwargs) if copy_back_arguments else None)
+        return _receive_reply((args, kwargs) if copy_back_arguments else None)
 
     call.__name__ = call.__qualname__ = name
     return call
@@ -83,11 +83,11 @@ def send_request(request: dict[str, Any]) -> None:
         raise AnswerProcessEnded("the answer exited before it was called") from None
 
 
-def receive_reply(sent_arguments: Any = None) -> Any:
+def _receive_reply(sent_arguments: Any = None) -> Any:
     """Receive the next reply of the answer's process: return the value or raise the exception. Changed arguments are copied back into
     `sent_arguments`.
     """
-    return decode_reply(receive_message(), sent_arguments)
+    return _decode_reply(receive_message(), sent_arguments)
 
 
 def receive_message() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def receive_message() -> dict[str, Any]:
     return reply
 
 
-def decode_reply(reply: dict[str, Any], sent_arguments: Any = None) -> Any:
+def _decode_reply(reply: dict[str, Any], sent_arguments: Any = None) -> Any:
     """Return the value of a reply, or raise its exception."""
     try:
         if sent_arguments and "args" in reply:
@@ -114,7 +114,7 @@ def decode_reply(reply: dict[str, Any], sent_arguments: Any = None) -> Any:
                 *zip(sent_arguments[0], args, strict=False),
                 *((item, kwargs.get(key)) for key, item in sent_arguments[1].items()),
             ]:
-                copy_back(mine, theirs)
+                _copy_back(mine, theirs)
         if "raised" not in reply:
             return decode(reply.get("value"))
     except NotData as error:
@@ -140,7 +140,7 @@ class AnswerClass:
         """Make an object of the class."""
         count_call()
         send_request({"call": self.__name__, "cases": [encode_call(args, kwargs)], "in_place": False, "makes": True})
-        return receive_object(is_made=True)
+        return _receive_object(is_made=True)
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, AnswerObject) and value.kind == self.__name__
@@ -161,13 +161,13 @@ class AnswerObject(ObjectReference):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        reply = ask_object(self, "get", name)
+        reply = _ask_object(self, "get", name)
         if reply.get("callable") is True:
-            return lambda *args, **kwargs: decode_object(ask_object(self, "call", name, *args, **kwargs))
-        return decode_object(reply)
+            return lambda *args, **kwargs: _decode_object(_ask_object(self, "call", name, *args, **kwargs))
+        return _decode_object(reply)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        decode_object(ask_object(self, "set", name, value))
+        _decode_object(_ask_object(self, "set", name, value))
 
     def __bool__(self) -> bool:
         return not self.is_made or self.operate("bool", bool)
@@ -200,7 +200,7 @@ class AnswerObject(ObjectReference):
         """Ask for an operation of Python on the object; its result must be of the kind that Python would demand."""
         if not self.is_made:
             raise TypeError(f"the test may read attributes and call methods of an inner {self.kind}, but not take its {operation}")
-        value = decode_object(ask_object(self, operation, *args))
+        value = _decode_object(_ask_object(self, operation, *args))
         if not isinstance(value, kind):
             raise TypeError(f"{operation} gave a {type(value).__name__}")
         return value
@@ -210,27 +210,27 @@ answer_objects: dict[int, AnswerObject] = {}
 """By their number, so that an object that is returned twice is the same one."""
 
 
-def ask_object(asked: AnswerObject, operation: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def _ask_object(asked: AnswerObject, operation: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Send one operation on an object to the answer's process, and return the reply."""
     count_call()
     send_request({"object": asked.number, "do": operation, **encode_call(args, kwargs)})
     return receive_message()
 
 
-def receive_object(*, is_made: bool = False) -> Any:
+def _receive_object(*, is_made: bool = False) -> Any:
     """Receive a reply that may be an object."""
-    return decode_object(receive_message(), is_made=is_made)
+    return _decode_object(receive_message(), is_made=is_made)
 
 
-def decode_object(reply: dict[str, Any], *, is_made: bool = False) -> Any:
+def _decode_object(reply: dict[str, Any], *, is_made: bool = False) -> Any:
     """Return the object or the value of a reply, or raise its exception."""
     number = reply.get("object")
     if type(number) is not int:
-        return decode_reply(reply)
+        return _decode_reply(reply)
     return answer_objects.setdefault(number, AnswerObject(number, str(reply.get("kind"))[:100], is_made))
 
 
-def copy_back(original: Any, returned: Any) -> None:
+def _copy_back(original: Any, returned: Any) -> None:
     """Apply the answer's changes of an argument to the original; a copy of another type is ignored."""
     if type(original) is not type(returned):
         return
@@ -244,11 +244,11 @@ def copy_back(original: Any, returned: Any) -> None:
         original.extend(returned)
 
 
-def load_answer_in_process(source: str, function: str) -> bool:
+def _load_answer_in_process(source: str, function: str) -> bool:
     """Load the answer and return whether it defines the function. Errors are reported in a record."""
     try:
         send_request({"load": source, "wanted": [function]})
-        defined = receive_reply()
+        defined = _receive_reply()
     except Exception as error:
         write_message(5, {"over": f"the answer does not load: {type(error).__name__}: {str(error)[:300]}"})
         return False
@@ -266,12 +266,12 @@ def check_calls() -> None:
     brief = json.loads(sys.stdin.buffer.read())
     max_message_bytes = brief["most"]
     try:
-        if not load_answer_in_process(brief["source"], brief["function"]):
+        if not _load_answer_in_process(brief["source"], brief["function"]):
             return
         send_request({"call": brief["function"], "cases": brief["cases"], "in_place": False})  # together: it need not wait for us
         for index, expected in enumerate(brief["expected"]):
             try:
-                ok = is_same_value(receive_reply(), decode(expected), brief["rule"])
+                ok = is_same_value(_receive_reply(), decode(expected), brief["rule"])
                 why = "" if ok else "the result differs"
             except Exception as error:
                 ok, why = False, f"it raised {type(error).__name__}: {str(error)[:160]}"
@@ -298,13 +298,13 @@ def check_asserts() -> None:
     try:
         code, names = compile_test(brief, record)
         write_message(5, {"ready": True})
-        if not load_answer_in_process(brief["source"], brief["entry_point"]):
+        if not _load_answer_in_process(brief["source"], brief["entry_point"]):
             return
         if brief["is_class"]:
             made = AnswerClass(brief["entry_point"])
             add_answer_to_namespace(names, made, made)
         else:
-            add_answer_to_namespace(names, make_stub(brief["entry_point"], brief["in_place"]), make_stub(brief["entry_point"], True))
+            add_answer_to_namespace(names, _make_stub(brief["entry_point"], brief["in_place"]), _make_stub(brief["entry_point"], True))
         run_test(code, names, brief["check"])
     except (AnswerProcessEnded, InvalidTest) as error:
         write_message(5, {"over": str(error)[:300]})
@@ -336,7 +336,7 @@ def add_answer_to_namespace(namespace: dict[str, Any], function: Callable[..., A
         return (function_with_copy_back if called is function else called)(*args, **kwargs)
 
     def wanted(value: Any) -> Any:
-        if kind := find_opaque_type(value):
+        if kind := _find_opaque_type(value):
             raise InvalidTest(f"the test expects a {kind} from the answer, but only data can be returned")
         return value
 
@@ -344,10 +344,10 @@ def add_answer_to_namespace(namespace: dict[str, Any], function: Callable[..., A
     namespace["__in_place__"], namespace["__wanted__"], namespace["__holds__"] = in_its_place, wanted, lambda value: value
 
 
-def find_opaque_type(value: Any) -> str:
+def _find_opaque_type(value: Any) -> str:
     """Return the type name of a value that no data can equal, such as a function or a date; "" for all others.
 
-    >>> find_opaque_type(print), find_opaque_type([1])
+    >>> _find_opaque_type(print), _find_opaque_type([1])
     ('builtin_function_or_method', '')
     """
     for item in find_non_data(value):

@@ -17,7 +17,7 @@ from rlvr.verifiers.code.wire import MAX_ITEMS, NotData, decode, encode, find_ke
 BUILTIN_EXCEPTIONS = {name for name, kind in vars(__import__("builtins")).items() if isinstance(kind, type) and issubclass(kind, Exception)}
 
 
-def load_answer(source: str) -> dict[str, Any]:
+def _load_answer(source: str) -> dict[str, Any]:
     """Run the answer as a module and return the names that it defines."""
     module = types.ModuleType("answer")
     sys.modules["answer"] = module
@@ -25,7 +25,7 @@ def load_answer(source: str) -> dict[str, Any]:
     return module.__dict__
 
 
-def find_function(names: dict[str, Any], function: str) -> Any:
+def _find_function(names: dict[str, Any], function: str) -> Any:
     """Find a function by its name; also a method of a class `Solution`, as on contest sites."""
     if function in names:
         return names[function]
@@ -43,7 +43,7 @@ def call_function(function: Any, arguments: Any, keyword_arguments: Any) -> dict
         except NotData as error:
             return {"raised": "TypeError", "message": str(error)}
     except Exception as error:
-        return encode_exception(error)
+        return _encode_exception(error)
 
 
 OBJECT_OPERATIONS: dict[str, Any] = {
@@ -61,23 +61,23 @@ OBJECT_OPERATIONS: dict[str, Any] = {
 """What a test of a class may do with an object, besides reading its attributes and calling its methods."""
 
 
-def use_object(request: dict[str, Any]) -> dict[str, Any]:
+def _use_object(request: dict[str, Any]) -> dict[str, Any]:
     """Use an object of the answer's class as the test does, and return what comes of it, or the exception."""
     try:
         target, arguments, named = find_kept_object(request["object"]), decode(request["args"]), decode(request["kwargs"])
         if request["do"] == "get":
             found = getattr(target, *arguments)
-            return {"callable": True} if callable(found) else encode_result(found)
+            return {"callable": True} if callable(found) else _encode_result(found)
         if request["do"] == "call":
-            return encode_result(getattr(target, arguments[0])(*arguments[1:], **named))
-        return encode_result(OBJECT_OPERATIONS[request["do"]](target, *arguments))
+            return _encode_result(getattr(target, arguments[0])(*arguments[1:], **named))
+        return _encode_result(OBJECT_OPERATIONS[request["do"]](target, *arguments))
     except NotData as error:
         return {"raised": "TypeError", "message": str(error)}
     except Exception as error:
-        return encode_exception(error)
+        return _encode_exception(error)
 
 
-def encode_result(value: Any, *, is_made: bool = False) -> dict[str, Any]:
+def _encode_result(value: Any, *, is_made: bool = False) -> dict[str, Any]:
     """Encode a value as data, or by its number if it is an object of a class of the answer. One that `is_made` by the test always is."""
     own = type(value).__module__ == "answer"
     if own and (is_made or encode(value)[:1] == ["o"]):
@@ -88,17 +88,17 @@ def encode_result(value: Any, *, is_made: bool = False) -> dict[str, Any]:
     return {"value": encode(value)}
 
 
-def make_object(make: Any, arguments: Any, named: Any) -> dict[str, Any]:
+def _make_object(make: Any, arguments: Any, named: Any) -> dict[str, Any]:
     """Make an object of the answer's class, and return its number."""
     try:
-        return encode_result(make(*arguments, **named), is_made=True)
+        return _encode_result(make(*arguments, **named), is_made=True)
     except NotData as error:
         return {"raised": "TypeError", "message": str(error)}
     except Exception as error:
-        return encode_exception(error)
+        return _encode_exception(error)
 
 
-def encode_exception(error: BaseException) -> dict[str, Any]:
+def _encode_exception(error: BaseException) -> dict[str, Any]:
     """Encode an exception as data."""
     known = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILTIN_EXCEPTIONS), "Exception")
     try:
@@ -118,29 +118,29 @@ def serve_checker_calls() -> None:
             return
         if "load" in order:
             try:
-                names = load_answer(order["load"])
+                names = _load_answer(order["load"])
                 solution = vars(names.get("Solution", object))
                 write_message(4, {"value": encode([name for name in order["wanted"] if callable(names.get(name)) or name in solution])})
             except Exception as error:
-                write_message(4, encode_exception(error))
+                write_message(4, _encode_exception(error))
                 raise
         elif "object" in order:
-            write_message(4, use_object(order))
+            write_message(4, _use_object(order))
         else:
             try:
-                function = find_function(names, order["call"])
+                function = _find_function(names, order["call"])
             except Exception as error:
-                write_message(4, encode_exception(error))
+                write_message(4, _encode_exception(error))
                 continue
             for case in order["cases"]:
                 arguments, named = decode(case["args"]), decode(case["kwargs"])
-                reply = make_object(function, arguments, named) if order.get("makes") else call_function(function, arguments, named)
+                reply = _make_object(function, arguments, named) if order.get("makes") else call_function(function, arguments, named)
                 if order["in_place"]:
-                    reply |= encode_arguments(arguments, named)
+                    reply |= _encode_arguments(arguments, named)
                 write_message(4, reply)
 
 
-def encode_arguments(arguments: Any, keyword_arguments: Any) -> dict[str, Any]:
+def _encode_arguments(arguments: Any, keyword_arguments: Any) -> dict[str, Any]:
     """Encode the arguments after a call, which may have changed them."""
     try:
         return {"args": encode(arguments), "kwargs": encode(keyword_arguments)}

@@ -75,7 +75,7 @@ for _name in (*DECIDING_OPS, "next", "enter", "exit", "bytes", "fspath", "revers
     setattr(UnknownValue, f"__{_name}__", _raise_undecided)
 
 
-def make_unknown_function(name: str) -> Callable[..., UnknownValue]:
+def _make_unknown_function(name: str) -> Callable[..., UnknownValue]:
     """Make a replacement of the answer's function that checks that its arguments are data, and returns an unknown value."""
 
     def call(*args: Any, **kwargs: Any) -> UnknownValue:
@@ -111,7 +111,7 @@ class UnknownClass:
 
     def __call__(self, *args: Any, **kwargs: Any) -> UnknownObject:
         """Make a placeholder of an object."""
-        make_unknown_function(self.__name__)(*args, **kwargs)
+        _make_unknown_function(self.__name__)(*args, **kwargs)
         return UnknownObject()
 
     def __instancecheck__(self, value: Any) -> bool:
@@ -122,7 +122,7 @@ def dry_run_test() -> None:
     """Run the instrumented test, and write whether it is valid, or why it is not, to a record."""
     write_message(5, {"started": True})
     brief = json.loads(sys.stdin.buffer.read())
-    function = (UnknownClass if brief["is_class"] else make_unknown_function)(brief["entry_point"])
+    function = (UnknownClass if brief["is_class"] else _make_unknown_function)(brief["entry_point"])
     try:
         code, names = compile_test(brief, lambda *_: None)
         add_answer_to_namespace(names, function, function)

@@ -91,10 +91,10 @@ def split_nonblank_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def split_paragraphs(text: str) -> list[str]:
+def _split_paragraphs(text: str) -> list[str]:
     r"""Split a text at blank lines.
 
-    >>> split_paragraphs("a\nb\n\nc")
+    >>> _split_paragraphs("a\nb\n\nc")
     ['a\nb', 'c']
     """
     return [part.strip() for part in re.split(r"\n[ \t]*\n", text) if part.strip()]

@@ -84,7 +84,7 @@ class InspectInstance(SharedObjectInstance):
                 raise RuntimeError("its solver changes what was said before, which is not translated")
             self.messages = found
             return {"text": "\n".join(one["content"] for one in found[len(before) + 1 :]), "rewards": [], "over": False}
-        right = not self.strict or normalize_last_line(move) in {normalize_last_line(one) for one in self.target} - {""}
+        right = not self.strict or _normalize_last_line(move) in {_normalize_last_line(one) for one in self.target} - {""}
         return {"text": "", "rewards": [min(found["values"]) if right else 0.0], "over": True}
 
     def find_gold_answer(self, number: int) -> str | None:
@@ -146,10 +146,10 @@ class InspectInstance(SharedObjectInstance):
         )
         state = await self.solver(state, generate)
         scorers = self.task.scorer if isinstance(self.task.scorer, list) else [self.task.scorer]
-        return [convert_score(await scorer(state, target)) for scorer in scorers]
+        return [_convert_score(await scorer(state, target)) for scorer in scorers]
 
 
-def convert_score(score: Any) -> float:
+def _convert_score(score: Any) -> float:
     """Parse the value of a score as a number from 0 to 1; ValueError for anything else."""
     value = getattr(score, "value", None)
     found = SCORE_VALUES.get(value) if isinstance(value, str) else value
@@ -160,10 +160,10 @@ def convert_score(score: Any) -> float:
     return float(found)
 
 
-def normalize_last_line(text: str) -> str:
+def _normalize_last_line(text: str) -> str:
     r"""Normalize the last line of a text, without a leading `ANSWER:`.
 
-    >>> normalize_last_line("I think so.\nANSWER: Paris.")
+    >>> _normalize_last_line("I think so.\nANSWER: Paris.")
     'paris'
     """
     lines = [line for line in text.splitlines() if line.strip()]

@@ -82,7 +82,7 @@ class TasksetInstance(SharedObjectInstance):
             raise RuntimeError(f"the rewards {', '.join(missing)} did not run")
         return {
             "text": "",
-            "rewards": [compute_normalized_reward({name: (one.score, one.weight) for name, one in trace.rewards.items()})],
+            "rewards": [_compute_normalized_reward({name: (one.score, one.weight) for name, one in trace.rewards.items()})],
             "over": True,
         }
 
@@ -205,7 +205,7 @@ class LegacyInstance(SharedObjectInstance):
             raise RuntimeError(
                 f"its reward is {found['reward']!r:.80}, and its functions give {total:g}: it adds one that is not seen here"
             )
-        return {"text": "", "rewards": [compute_normalized_reward(self.rewards)], "over": True}
+        return {"text": "", "rewards": [_compute_normalized_reward(self.rewards)], "over": True}
 
     def _stop_rollout(self) -> None:
         """Stop a running rollout, whose threads would live as long as the process."""
@@ -306,12 +306,12 @@ def _needs_runtime(reward: Any) -> bool:
     return runtime is not None and runtime.default is inspect.Parameter.empty
 
 
-def compute_normalized_reward(rewards: dict[str, tuple[float, float]]) -> float:
+def _compute_normalized_reward(rewards: dict[str, tuple[float, float]]) -> float:
     """Compute the weighted sum of rewards, divided by its maximum. Each reward must be from 0 to 1. A sum below 0 counts as 0.
 
-    >>> compute_normalized_reward({"right": (1.0, 1.0), "form": (0.5, 0.2)})
+    >>> _compute_normalized_reward({"right": (1.0, 1.0), "form": (0.5, 0.2)})
     0.9166666666666667
-    >>> compute_normalized_reward({"right": (0.0, 1.0), "length penalty": (1.0, -0.5)})
+    >>> _compute_normalized_reward({"right": (0.0, 1.0), "length penalty": (1.0, -0.5)})
     0.0
     """
     for name, (score, _) in rewards.items():

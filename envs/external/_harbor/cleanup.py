@@ -33,24 +33,24 @@ def main(request: dict[str, Any]) -> None:
     """
     roots, asked = request["roots"], set(request["asked"])
     for root in roots:
-        for path in list_links(root):
-            if not is_allowed_link(path, roots, asked):
+        for path in _list_links(root):
+            if not _is_allowed_link(path, roots, asked):
                 os.unlink(path)
-    refused = set(request["planted"]) | (list_image_modules(request["paths"], roots) - asked)
+    refused = set(request["planted"]) | (_list_image_modules(request["paths"], roots) - asked)
     for here in request["imported"]:
         for name in sorted(os.listdir(here)) if os.path.isdir(here) else ():
             path = os.path.join(here, name)
-            if get_module_name(path) in refused and not os.path.lexists(get_original_path(path)):
+            if _get_module_name(path) in refused and not os.path.lexists(_get_original_path(path)):
                 remove(path)
             elif name.endswith(METADATA_SUFFIXES) and name.rpartition(".")[2] not in asked:
-                restore_from_image(path)
+                _restore_from_image(path)
     for root in roots:
         for folder, _, files in os.walk(root):
             for name in set(request["settings"]).intersection(files) - asked:
-                restore_from_image(os.path.join(folder, name))
+                _restore_from_image(os.path.join(folder, name))
 
 
-def list_links(root: str) -> list[str]:
+def _list_links(root: str) -> list[str]:
     """Return all links in a folder; the folder itself may be one."""
     if os.path.islink(root):
         return [root]
@@ -60,39 +60,39 @@ def list_links(root: str) -> list[str]:
     return found
 
 
-def is_allowed_link(path: str, answer_folders: list[str], mentioned_names: set[str]) -> bool:
+def _is_allowed_link(path: str, answer_folders: list[str], mentioned_names: set[str]) -> bool:
     """Return whether a link leads to a folder of the answer, or to the image, which no answer can change."""
     target = os.readlink(path)
-    if os.path.islink(get_original_path(path)) and os.readlink(get_original_path(path)) == target:
+    if os.path.islink(_get_original_path(path)) and os.readlink(_get_original_path(path)) == target:
         return True
     if target in DEVICES:
         return target in mentioned_names
     real = os.path.realpath(path)
-    if any(is_within(real, root) for root in answer_folders):
+    if any(_is_within(real, root) for root in answer_folders):
         return True
     closed = PROTECTED_PATHS if target in mentioned_names else (BOX_FOLDER, "/proc", "/dev/fd")
-    return not any(is_within(real, place) for place in closed)
+    return not any(_is_within(real, place) for place in closed)
 
 
-def is_within(path: str, root: str) -> bool:
+def _is_within(path: str, root: str) -> bool:
     """Return whether a path is `root` or inside it."""
     return path == root or path.startswith(root + "/")
 
 
-def list_image_modules(command_folders: list[str], answer_folders: list[str]) -> set[str]:
+def _list_image_modules(command_folders: list[str], answer_folders: list[str]) -> set[str]:
     """Return the names of all modules installed in the image, including its virtual environments."""
     prefixes = {"/usr", "/usr/local"} | {os.path.dirname(os.path.normpath(path)) for path in command_folders}
     for root in answer_folders:
-        for folder, folders, files in os.walk(get_original_path(root)):
+        for folder, folders, files in os.walk(_get_original_path(root)):
             if "pyvenv.cfg" in files:
                 prefixes.add(folder)
                 folders.clear()
     places = {os.path.realpath(place) for prefix in prefixes for form in PACKAGE_FOLDERS for place in glob.glob(os.path.join(prefix, form))}
-    names = {get_module_name(os.path.join(place, name)) or name.partition(".")[0] for place in places for name in os.listdir(place)}
+    names = {_get_module_name(os.path.join(place, name)) or name.partition(".")[0] for place in places for name in os.listdir(place)}
     return names - set(COMMON_NAMES) - {""}
 
 
-def get_module_name(path: str) -> str:
+def _get_module_name(path: str) -> str:
     """Return the name of the module that would be imported from a path; '' if there is none."""
     name = os.path.basename(path)
     if os.path.isdir(path):  # one that cannot be listed cannot be imported
@@ -100,18 +100,18 @@ def get_module_name(path: str) -> str:
     return name.partition(".")[0] if name.endswith((".py", ".pyc", ".so")) else ""
 
 
-def get_original_path(path: str) -> str:
+def _get_original_path(path: str) -> str:
     """Return the path of the image's original of a file."""
     return SEED_FOLDER + path[len(BOX_FOLDER) :]
 
 
-def restore_from_image(path: str) -> None:
+def _restore_from_image(path: str) -> None:
     """Replace a file or folder by the image's original; just remove it if there is none."""
     remove(path)
-    if os.path.isdir(get_original_path(path)):
-        shutil.copytree(get_original_path(path), path, symlinks=True)
-    elif os.path.lexists(get_original_path(path)):
-        shutil.copy2(get_original_path(path), path, follow_symlinks=False)
+    if os.path.isdir(_get_original_path(path)):
+        shutil.copytree(_get_original_path(path), path, symlinks=True)
+    elif os.path.lexists(_get_original_path(path)):
+        shutil.copy2(_get_original_path(path), path, follow_symlinks=False)
 
 
 def remove(path: str) -> None:

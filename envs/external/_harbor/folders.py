@@ -70,7 +70,7 @@ class TaskFolder:
         )
         for name, data in sorted(self.tests.items()):
             said.update(f"{name} {len(data)} ".encode() + data)
-        for name, path in iter_files(self.environment, MAX_CONTEXT_BYTES) if self.environment else ():
+        for name, path in _iter_files(self.environment, MAX_CONTEXT_BYTES) if self.environment else ():
             with path.open("rb") as file:
                 said.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()} ".encode())
         return said.hexdigest()
@@ -93,12 +93,12 @@ def read_task_folder(path: Path) -> TaskFolder:
         raise UnsupportedTask(f"it cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"[:300]) from error
 
 
-def read_files(folder: Path) -> dict[str, bytes]:
+def _read_files(folder: Path) -> dict[str, bytes]:
     """Read the files below a folder, by relative path."""
-    return {name: path.read_bytes() for name, path in iter_files(folder, MAX_BYTES)}
+    return {name: path.read_bytes() for name, path in _iter_files(folder, MAX_BYTES)}
 
 
-def iter_files(folder: Path, max_bytes: int) -> Iterator[tuple[str, Path]]:
+def _iter_files(folder: Path, max_bytes: int) -> Iterator[tuple[str, Path]]:
     """Yield the files below a folder with their relative paths. Links are followed only inside the folder."""
     root, size = folder.resolve(), 0
     for path in sorted(folder.rglob("*")):
@@ -133,7 +133,7 @@ def _read_harbor(path: Path) -> TaskFolder:
     if mode not in ("shared", "separate"):
         raise UnsupportedTask(f"[verifier] environment_mode is {mode!r}; it must be 'shared' or 'separate'")
     artifacts = tuple(_parse_artifact(one) for one in about.get("artifacts", ()))
-    solution = read_files(path / "solution") if (path / "solution").is_dir() else {}
+    solution = _read_files(path / "solution") if (path / "solution").is_dir() else {}
     return TaskFolder(
         name=path.name,
         instruction=(path / "instruction.md").read_text("utf-8").strip(),
@@ -142,7 +142,7 @@ def _read_harbor(path: Path) -> TaskFolder:
         image=image,
         workdir=_parse_workdir(str(place.get("workdir") or "")),
         variables=_parse_variables(place.get("env", {})),
-        tests=read_files(path / "tests"),
+        tests=_read_files(path / "tests"),
         test_variables=_parse_variables(verifier.get("env", {})),
         test_timeout_s=_parse_seconds(verifier.get("timeout_sec", 600.0), "[verifier] timeout_sec"),
         build_timeout_s=_parse_seconds(place.get("build_timeout_sec", 600.0), "[environment] build_timeout_sec"),
@@ -190,7 +190,7 @@ def _read_terminal_bench(path: Path) -> TaskFolder:
             services = (yaml.safe_load((path / name).read_text("utf-8")) or {}).get("services", {})
             if len(services) > 1:
                 raise UnsupportedTask(f"it needs {len(services)} containers ({', '.join(sorted(services))}), and a conversation has one")
-    tests = read_files(path / "tests") if (path / "tests").is_dir() else {}
+    tests = _read_files(path / "tests") if (path / "tests").is_dir() else {}
     solution = {"solution.sh": (path / "solution.sh").read_bytes()} if (path / "solution.sh").is_file() else {}
     return TaskFolder(
         name=path.name,

@@ -96,7 +96,7 @@ def stage_files_and_get_problem(sandbox_session: SandboxSession, image: TaskImag
     script = UNPACK_SCRIPT.format(
         path=SEARCH_PATH, cleared=cleared, wanted=" ".join(list_artifact_paths(image, folder)), inner=inner,
         others=shlex.quote(":".join(_list_trusted_search_path(image, folder))), cleaning=shlex.quote(CLEANUP_SOURCE),
-        given=shlex.quote(json.dumps(_build_cleanup_request(image, folder))), guarded="".join(build_restore_lines(image, folder)),
+        given=shlex.quote(json.dumps(_build_cleanup_request(image, folder))), guarded="".join(_build_restore_lines(image, folder)),
     )  # fmt: skip
     try:
         sandbox_session.write_file(".left.tgz", answer_archive)
@@ -113,13 +113,13 @@ def stage_files_and_get_problem(sandbox_session: SandboxSession, image: TaskImag
     return ""
 
 
-def build_restore_lines(image: TaskImage, folder: TaskFolder) -> Iterator[str]:
+def _build_restore_lines(image: TaskImage, folder: TaskFolder) -> Iterator[str]:
     """Yield shell lines for each folder on a search path for commands or libraries that the answer could change."""
     if folder.artifact_mode == "shared":
         yield RESTORE_VENVS_SCRIPT.format(**_quote_paths(image.workdir))
     roots = [f"/{path}" for path in list_artifact_paths(image, folder)]
     for variable in ("PATH", "LD_LIBRARY_PATH"):
-        places = find_search_folders_with_answer_files(image, folder, variable)
+        places = _find_search_folders_with_answer_files(image, folder, variable)
         others = _list_trusted_search_path(image, folder)
         for place in places:
             lines = REMOVE_SHADOWING_SCRIPT if place in roots else RESTORE_SCRIPT
@@ -127,11 +127,11 @@ def build_restore_lines(image: TaskImage, folder: TaskFolder) -> Iterator[str]:
             yield lines.format(asked=asked, others=shlex.quote(":".join(others)), **_quote_paths(place))
 
 
-def find_search_folders_with_answer_files(image: TaskImage, folder: TaskFolder, variable: str) -> list[str]:
+def _find_search_folders_with_answer_files(image: TaskImage, folder: TaskFolder, variable: str) -> list[str]:
     """Find the folders of a search path that have files of the answer, as paths of the image.
 
     >>> image = TaskImage("i", "/app", {"PATH": "/app/bin:.:/usr/bin"})
-    >>> find_search_folders_with_answer_files(image, TaskFolder("hello", "Write hello.txt.", "harbor"), "PATH")
+    >>> _find_search_folders_with_answer_files(image, TaskFolder("hello", "Write hello.txt.", "harbor"), "PATH")
     ['/app/bin', '/app']
     """
     roots = [f"/{path}" for path in list_artifact_paths(image, folder)]
@@ -160,7 +160,7 @@ def _find_mentioned_files(folder_path: str, image: TaskImage, folder: TaskFolder
 
 def _list_trusted_search_path(image: TaskImage, folder: TaskFolder) -> list[str]:
     """Return the search path for commands, without folders that have files of the answer."""
-    places = find_search_folders_with_answer_files(image, folder, "PATH")
+    places = _find_search_folders_with_answer_files(image, folder, "PATH")
     return [SEARCH_PATH, *(one for one in image.variables.get("PATH", "").split(":") if one and _make_absolute(one, image) not in places)]
 
 
@@ -177,7 +177,7 @@ def _build_cleanup_request(image: TaskImage, folder: TaskFolder) -> dict[str, li
     return {
         "roots": [f"/tmp/{path}" for path in list_artifact_paths(image, folder)],
         "imported": [
-            f"/tmp{place}" for place in dict.fromkeys([image.workdir, *find_search_folders_with_answer_files(image, folder, "PYTHONPATH")])
+            f"/tmp{place}" for place in dict.fromkeys([image.workdir, *_find_search_folders_with_answer_files(image, folder, "PYTHONPATH")])
         ],
         "planted": sorted(judging | (set(PROTECTED_MODULES) - asked)),
         "settings": list(PYTEST_SETTINGS),

@@ -47,26 +47,26 @@ def main(log_file: str, command: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) or libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "the processes of the tests cannot be watched")
-    places, before = [REWARD_FOLDER] + [folder for folder, _, _ in os.walk(TESTS_FOLDER)], snapshot_tests()
-    seen, watches = watch_folders(libc, places)
+    places, before = [REWARD_FOLDER] + [folder for folder, _, _ in os.walk(TESTS_FOLDER)], _snapshot_tests()
+    seen, watches = _watch_folders(libc, places)
     folder = os.stat(REWARD_FOLDER).st_ino
     with open(log_file or os.devnull, "wb") as file:
         run = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file if log_file else None, stderr=subprocess.STDOUT)
-    status, strays = wait_and_kill(run.pid)
-    found = [(watches.get(watch, ""), kind, os.fsdecode(name)) for watch, kind, name in read_events(seen)]
-    after = snapshot_tests()
-    names = {path for path in before if after.get(path) != before[path]} | find_added_runnable_paths(found)
-    said = {"exit": status, "strays": strays, "changes": count_reward_writes(found) + count_reward_problems(folder)}
+    status, strays = _wait_and_kill(run.pid)
+    found = [(watches.get(watch, ""), kind, os.fsdecode(name)) for watch, kind, name in _read_events(seen)]
+    after = _snapshot_tests()
+    names = {path for path in before if after.get(path) != before[path]} | _find_added_runnable_paths(found)
+    said = {"exit": status, "strays": strays, "changes": _count_reward_writes(found) + _count_reward_problems(folder)}
     print(json.dumps({**said, "touched": sorted(path[len(TESTS_FOLDER) + 1 :] for path in names)[:MAX_REPORTED_NAMES]}), file=sys.stderr)
 
 
-def snapshot_tests() -> dict[str, tuple[int, int]]:
+def _snapshot_tests() -> dict[str, tuple[int, int]]:
     """Return the test files with inode and change time, which every modification alters."""
     paths = [os.path.join(folder, name) for folder, _, names in os.walk(TESTS_FOLDER) for name in names]
     return {path: (found.st_ino, found.st_ctime_ns) for path, found in ((path, os.lstat(path)) for path in paths)}
 
 
-def watch_folders(libc: ctypes.CDLL, folders: list[str]) -> tuple[int, dict[int, str]]:
+def _watch_folders(libc: ctypes.CDLL, folders: list[str]) -> tuple[int, dict[int, str]]:
     """Watch folders with inotify; return the descriptor for events, and the folder of each watch."""
     seen = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     found = {libc.inotify_add_watch(seen, os.fsencode(place), WATCHED_EVENTS): place for place in folders}
@@ -75,7 +75,7 @@ def watch_folders(libc: ctypes.CDLL, folders: list[str]) -> tuple[int, dict[int,
     return seen, found
 
 
-def wait_and_kill(test_pid: int) -> tuple[int, int]:
+def _wait_and_kill(test_pid: int) -> tuple[int, int]:
     """Wait for the process of the tests, then kill all that still run; return its exit status, and how many processes outlived their
     parents.
     """
@@ -93,7 +93,7 @@ def wait_and_kill(test_pid: int) -> tuple[int, int]:
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status), strays
 
 
-def read_events(inotify_fd: int) -> Iterator[tuple[int, int, bytes]]:
+def _read_events(inotify_fd: int) -> Iterator[tuple[int, int, bytes]]:
     """Yield the events: the watch, the kind of event, and the name in the folder."""
     data = b""
     with contextlib.suppress(BlockingIOError):
@@ -105,7 +105,7 @@ def read_events(inotify_fd: int) -> Iterator[tuple[int, int, bytes]]:
         data = data[EVENT_STRUCT.size + size :]
 
 
-def count_reward_writes(events: list[tuple[str, int, str]]) -> int:
+def _count_reward_writes(events: list[tuple[str, int, str]]) -> int:
     """Count how often a reward was written, replaced, removed or made read-only."""
     count = 0
     for place, kind, name in events:
@@ -116,7 +116,7 @@ def count_reward_writes(events: list[tuple[str, int, str]]) -> int:
     return count
 
 
-def find_added_runnable_paths(events: list[tuple[str, int, str]]) -> set[str]:
+def _find_added_runnable_paths(events: list[tuple[str, int, str]]) -> set[str]:
     """Return the paths added beside the tests that could be run there: programs, modules, and folders."""
     new = [
         (os.path.join(place, name), kind) for place, kind, name in events if place.startswith(TESTS_FOLDER) and kind & (CREATED | MOVED_TO)
@@ -124,7 +124,7 @@ def find_added_runnable_paths(events: list[tuple[str, int, str]]) -> set[str]:
     return {path for path, kind in new if path.endswith(RUNNABLE_SUFFIXES) or kind & FOLDER}
 
 
-def count_reward_problems(folder_inode: int) -> int:
+def _count_reward_problems(folder_inode: int) -> int:
     """Count problems of the reward folder: replaced, not writable, or a reward that is not a regular file."""
     wrong = 0
     try:

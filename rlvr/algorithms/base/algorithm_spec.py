@@ -72,7 +72,7 @@ def declare_traits(
     return marked
 
 
-def get_traits(function: Function) -> frozenset[str]:
+def _get_traits(function: Function) -> frozenset[str]:
     """Return the traits that `declare_traits` declared; empty for an undecorated function."""
     found: frozenset[str] = getattr(function, "traits", frozenset())
     return found
@@ -101,7 +101,7 @@ class AlgorithmSpec:
         self.setting_types = {key: kind for key, (_, kind) in fields.items()}
         self.default_settings = {key: defaults.get(key, value) for key, (value, _) in fields.items()}
         """The settings and their defaults."""
-        self.traits = frozenset().union(*map(get_traits, self.components.values()))
+        self.traits = frozenset().union(*map(_get_traits, self.components.values()))
         self.frozen_models = tuple(dict.fromkeys(name for part in self.components.values() for name in getattr(part, "frozen_models", ())))
         if "values" not in self.traits:
             self.default_settings = {key: value for key, value in self.default_settings.items() if key not in base.critic_settings}
@@ -124,7 +124,7 @@ class AlgorithmSpec:
         named = {key: settings[key] for key in ("advantage", "loss") if key in self.components and settings.get(key)}
         if not named:
             return self
-        swapped = {key: load_component(key, target) for key, target in named.items()}
+        swapped = {key: _load_component(key, target) for key, target in named.items()}
         return AlgorithmSpec(self.base, self.name, self.__doc__, self.components | swapped, self.defaults)
 
     def __call__(self, **given: Any) -> Any:
@@ -171,23 +171,23 @@ class AlgorithmSpec:
         return list(find_inactive_settings(self.default_settings))
 
 
-def load_component(component_name: str, target: Any) -> Function:
+def _load_component(component_name: str, target: Any) -> Function:
     """Load a component: that of another algorithm, a function, or a function in a file."""
     if inspect.isfunction(target):
-        return check_component_parameters(component_name, target, target.__name__)
+        return _check_component_parameters(component_name, target, target.__name__)
     if not isinstance(target, str):
         raise ConfigError(f"{component_name} is {target!r}; it must be the name of an algorithm, a function, or path/to/file.py:function")
     found = load_factory("algorithm", target)
     parts = getattr(found, "components", None)
     if parts is None:
-        return check_component_parameters(component_name, found, target)
+        return _check_component_parameters(component_name, found, target)
     if component_name not in parts:
         raise ConfigError(f"{component_name} is {target!r}, which has no such component: it is not a policy-gradient algorithm")
     function: Function = parts[component_name]
     return function
 
 
-def check_component_parameters(component_name: str, function: Function, shown_name: str) -> Function:
+def _check_component_parameters(component_name: str, function: Function, shown_name: str) -> Function:
     """Return a component; raise ConfigError unless it takes one value by position and can do without its other parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -268,7 +268,7 @@ def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], call_id: str
     elif status is CallStatus.OK:
         try:
             schema = tools[raw_call.name].parameters
-            given = validate_arguments(schema, parse_untyped_arguments(schema, given) if raw_call.is_untyped else given)
+            given = validate_arguments(schema, _parse_untyped_arguments(schema, given) if raw_call.is_untyped else given)
         except SchemaError as wrong:
             status, why = CallStatus.BAD_ARGUMENTS, str(wrong)
     if problem := _find_unstorable_value(given):
@@ -301,12 +301,12 @@ def _mark_truncated(raw_call: RawCall) -> RawCall:
     return RawCall(raw_call.name, None, CallStatus.UNCLOSED, "the turn was cut off at its limit of tokens")
 
 
-def parse_untyped_arguments(schema: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+def _parse_untyped_arguments(schema: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
     """Parse values without types by the schema: strings are kept, everything else is JSON.
 
     Python's names for true, false and null are accepted too, because chat templates write them.
 
-    >>> parse_untyped_arguments({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}, {"a": "3", "b": "3"})
+    >>> _parse_untyped_arguments({"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}, {"a": "3", "b": "3"})
     {'a': '3', 'b': 3}
     """
     properties = schema.get("properties") or {}

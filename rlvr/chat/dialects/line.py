@@ -32,7 +32,7 @@ class LineDialect(Dialect):
 
     def _format_line(self, call: Call, tools: Sequence[ToolSpec]) -> str:
         given = dict(call.arguments or {})
-        key = find_single_argument(call.name, tools)
+        key = _find_single_argument(call.name, tools)
         value = given.get(key) if len(given) == 1 else None
         plain = isinstance(value, str) and value and value == value.strip() and "\n" not in value and not value.startswith("{")
         if plain and len(tools) == 1 and not str(value).startswith(call.name):
@@ -60,7 +60,7 @@ class LineDialect(Dialect):
         return CallScanResult((RawCall(name, {}),), end)
 
     def _parse_call(self, name: str, body: str, tools: Sequence[ToolSpec]) -> RawCall:
-        key = find_single_argument(name, tools)
+        key = _find_single_argument(name, tools)
         if not body:
             return RawCall(name, {})
         if key and not body.startswith("{"):
@@ -80,13 +80,13 @@ class LineDialect(Dialect):
 
     def _describe_arguments(self, spec: ToolSpec, tools: Sequence[ToolSpec]) -> str:
         properties: dict[str, Any] = spec.parameters.get("properties") or {}
-        return find_single_argument(spec.name, tools) or ("{" + ", ".join(map(format_json, properties)) + "}" if properties else "")
+        return _find_single_argument(spec.name, tools) or ("{" + ", ".join(map(format_json, properties)) + "}" if properties else "")
 
 
-def find_single_argument(name: str, tools: Sequence[ToolSpec]) -> str:
+def _find_single_argument(name: str, tools: Sequence[ToolSpec]) -> str:
     """Return the argument of a tool with a single scalar argument; '' for any other tool.
 
-    >>> find_single_argument("now", [ToolSpec("now", "The time.")])
+    >>> _find_single_argument("now", [ToolSpec("now", "The time.")])
     ''
     """
     properties = next((spec.parameters.get("properties") or {} for spec in tools if spec.name == name), {})

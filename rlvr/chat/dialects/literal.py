@@ -44,8 +44,8 @@ def parse_literal(text: str, position: int, style: LiteralSyntax, nesting_depth:
         raise ValueSyntaxError(f"nested more than {MAX_NESTING_DEPTH} levels deep")
     if position >= len(text):
         raise ValueSyntaxError("the text ends where a value is expected", cut=True)
-    if has_string_at(text, position, style):
-        return parse_string(text, position, style)
+    if _has_string_at(text, position, style):
+        return _parse_string(text, position, style)
     if text[position] == "[":
         return _parse_list(text, position + 1, style, nesting_depth)
     if text[position] == "{":
@@ -61,19 +61,19 @@ def parse_literal(text: str, position: int, style: LiteralSyntax, nesting_depth:
     raise ValueSyntaxError(f"{text[position : position + 20]!r} is not a value")
 
 
-def has_string_at(text: str, position: int, style: LiteralSyntax) -> bool:
+def _has_string_at(text: str, position: int, style: LiteralSyntax) -> bool:
     """Return whether a string starts at a position.
 
-    >>> has_string_at("'a'", 0, PYTHON_STYLE)
+    >>> _has_string_at("'a'", 0, PYTHON_STYLE)
     True
     """
     return text.startswith(style.quote, position) if style.quote else text[position : position + 1] in ("'", '"')
 
 
-def parse_string(text: str, position: int, style: LiteralSyntax) -> tuple[str, int]:
+def _parse_string(text: str, position: int, style: LiteralSyntax) -> tuple[str, int]:
     r"""Parse a quoted string; return it and its end.
 
-    >>> parse_string(r"'it\'s'", 0, PYTHON_STYLE)
+    >>> _parse_string(r"'it\'s'", 0, PYTHON_STYLE)
     ("it's", 7)
     """
     if style.quote:
@@ -144,8 +144,8 @@ def parse_bare_key(text: str, position: int) -> tuple[str, int]:
 
 
 def _parse_key(text: str, at: int, style: LiteralSyntax) -> tuple[str, int]:
-    if has_string_at(text, at, style):
-        return parse_string(text, at, style)
+    if _has_string_at(text, at, style):
+        return _parse_string(text, at, style)
     if style.bare_keys:
         return parse_bare_key(text, at)
     raise ValueSyntaxError(f"{text[at : at + 20]!r} is not a key between quotes", cut=at >= len(text))

@@ -53,10 +53,10 @@ class TaggedDialect(Dialect):
         return found
 
 
-def expect_mark(text: str, position: int, *marks: str) -> tuple[str, int]:
+def _expect_mark(text: str, position: int, *marks: str) -> tuple[str, int]:
     """Return which of `marks` stands at `position`, after white space, and its end; raise MissingTagError if none does.
 
-    >>> expect_mark("  <a>b", 0, "<b>", "<a>")
+    >>> _expect_mark("  <a>b", 0, "<b>", "<a>")
     ('<a>', 5)
     """
     start = skip_whitespace(text, position)
@@ -66,10 +66,10 @@ def expect_mark(text: str, position: int, *marks: str) -> tuple[str, int]:
     raise MissingTagError(start, " or ".join(marks))
 
 
-def read_until(text: str, position: int, mark: str, end_mark: str) -> tuple[str, int]:
+def _read_until(text: str, position: int, mark: str, end_mark: str) -> tuple[str, int]:
     """Return the text up to a mark, and the mark's end. Raises MissingTagError if the mark is missing or `end_mark` comes first.
 
-    >>> read_until("ab<c>d", 0, "<c>", "<end>")
+    >>> _read_until("ab<c>d", 0, "<c>", "<end>")
     ('ab', 5)
     """
     end = text.find(mark, position)
@@ -102,17 +102,17 @@ class QwenXmlDialect(TaggedDialect):
     def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse from `<tool_call>` to `</tool_call>`; a call that starts with `<function=` is malformed, with a hint."""
         whole_call = text.startswith("<tool_call>", position)
-        _, position = expect_mark(text, position + len("<tool_call>") * whole_call, "<function=")
-        name, position = read_until(text, position, ">", self.end_mark)
+        _, position = _expect_mark(text, position + len("<tool_call>") * whole_call, "<function=")
+        name, position = _read_until(text, position, ">", self.end_mark)
         parsed_names.append(name.strip())
         given: dict[str, str] = {}
         while True:
-            mark, position = expect_mark(text, position, "<parameter=", "</function>")
+            mark, position = _expect_mark(text, position, "<parameter=", "</function>")
             if mark == "</function>":
                 break
             start = position
-            key, position = read_until(text, position, ">", self.end_mark)
-            value, position = read_until(text, position, "</parameter>", self.end_mark)
+            key, position = _read_until(text, position, ">", self.end_mark)
+            value, position = _read_until(text, position, "</parameter>", self.end_mark)
             if key in given:
                 raise MissingTagError(start, f"a parameter other than {key!r}")
             given[key] = value[value.startswith("\n") : len(value) - (value.endswith("\n") and len(value) > 1)]
@@ -123,7 +123,7 @@ class QwenXmlDialect(TaggedDialect):
                 (RawCall(parsed_names[0], None, CallStatus.MALFORMED, "it must begin with <tool_call> and end with </tool_call>"),),
                 position,
             )
-        _, position = expect_mark(text, position, self.end_mark)
+        _, position = _expect_mark(text, position, self.end_mark)
         return CallScanResult((RawCall(parsed_names[0], given, is_untyped=True),), position)
 
 
@@ -153,13 +153,13 @@ class GlmDialect(TaggedDialect):
         position = match.end() if match else position
         given: dict[str, str] = {}
         while True:
-            mark, position = expect_mark(text, position, "<arg_key>", self.end_mark)
+            mark, position = _expect_mark(text, position, "<arg_key>", self.end_mark)
             if mark == self.end_mark:
                 return CallScanResult((RawCall(parsed_names[0], given, is_untyped=True),), position)
             start = position
-            key, position = read_until(text, position, "</arg_key>", self.end_mark)
-            _, position = expect_mark(text, position, "<arg_value>")
-            value, position = read_until(text, position, "</arg_value>", self.end_mark)
+            key, position = _read_until(text, position, "</arg_key>", self.end_mark)
+            _, position = _expect_mark(text, position, "<arg_value>")
+            value, position = _read_until(text, position, "</arg_value>", self.end_mark)
             if key.strip() in given:
                 raise MissingTagError(start, f"a key other than {key.strip()!r}")
             given[key.strip()] = value
@@ -193,19 +193,19 @@ class DsmlDialect(TaggedDialect):
 
     def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse the arguments, each a literal string or JSON."""
-        name, position = read_until(text, position + len(self.open_marks[0]), '">', self.end_mark)
+        name, position = _read_until(text, position + len(self.open_marks[0]), '">', self.end_mark)
         parsed_names.append(name)
         given: dict[str, Any] = {}
         wrong = ""
         while True:
-            mark, position = expect_mark(text, position, self._parameter_mark, self.end_mark)
+            mark, position = _expect_mark(text, position, self._parameter_mark, self.end_mark)
             if mark == self.end_mark:
                 broken = (RawCall(name, None, CallStatus.BAD_JSON, wrong),)
                 return CallScanResult(broken if wrong else (RawCall(name, given),), position)
             start = position
-            key, position = read_until(text, position, '"', self.end_mark)
-            kind, position = expect_mark(text, position, 'string="true">', 'string="false">')
-            value, position = read_until(text, position, self._parameter_close_mark, self.end_mark)
+            key, position = _read_until(text, position, '"', self.end_mark)
+            kind, position = _expect_mark(text, position, 'string="true">', 'string="false">')
+            value, position = _read_until(text, position, self._parameter_close_mark, self.end_mark)
             if key in given:
                 raise MissingTagError(start, f"a parameter other than {key!r}")
             try:

@@ -76,14 +76,14 @@ def _is_outside_of_package(path: Any) -> bool:
 
 def print_failure(message: str, exit_code: int) -> int:
     """Print a message on standard error and return the exit code."""
-    print(escape_control_characters(message), file=sys.stderr, flush=True)
+    print(_escape_control_characters(message), file=sys.stderr, flush=True)
     return exit_code
 
 
-def escape_control_characters(text: str) -> str:
+def _escape_control_characters(text: str) -> str:
     r"""Write control characters as escapes: a server's error text must not clear a terminal, set its title or turn its lines around.
 
-    >>> escape_control_characters("a\x1b[2Jb\nc\u202e")
+    >>> _escape_control_characters("a\x1b[2Jb\nc\u202e")
     'a\\x1b[2Jb\nc\\u202e'
     """
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -178,21 +178,21 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
     if commands is not None:
         name = next((word for word in arguments if word not in commands and f"'{word}'" in said and not word.startswith("-")), "")
         return _describe_command(name, commands) if name else _describe_option_of_group(error, context, said, arguments)
-    line = parse_command_line(context.command, _list_words_after(context.info_name, arguments), context)
+    line = _parse_command_line(context.command, _list_words_after(context.info_name, arguments), context)
     if line.wrong:
-        return describe_wrong_options(line, path)
+        return _describe_wrong_options(line, path)
     if type(error).__name__ == "MissingParameter":
         missing = error.param
         positional = _list_arguments(line.command)
         if [one.name for one in positional[:2]] == ["kind", "name"] and line.words and line.words[0] not in hints.PLUGIN_WORDS:
             missing = positional[0]  # the name alone was given
         about = str(missing.help or "").strip().rstrip(".")
-        return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{compose_line(line, path)}`"
+        return f"`{path}` lacks {_name_parameter(missing)}{f' ({about})' if about else ''}; write `{_compose_line(line, path)}`"
     if said.startswith("Got unexpected extra argument"):
         taken = [_get_metavar(one) for one in _list_arguments(context.command)]
         extra = ", ".join(map(repr, line.words[len(taken) :]))
         return (
-            f"`{path}` takes {' and '.join(taken) or 'no word'} without an option, and got {extra} too; write `{compose_line(line, path)}`"
+            f"`{path}` takes {' and '.join(taken) or 'no word'} without an option, and got {extra} too; write `{_compose_line(line, path)}`"
         )
     return f"{said}; {see}"
 
@@ -200,10 +200,10 @@ def format_usage_error(error: Any, arguments: Sequence[str]) -> str:
 # ---- commands ---------------------------------------------------------------------------------------------------------
 
 
-def explain_foreign_command(name: str) -> str:
+def _explain_foreign_command(name: str) -> str:
     """Return the rlvr command that does what this command of another tool does, or "".
 
-    >>> explain_foreign_command("list-verifiers")
+    >>> _explain_foreign_command("list-verifiers")
     '`rlvr list verifiers` lists them'
     """
     word = name.lower().replace("_", "-")
@@ -234,7 +234,7 @@ def _list_algorithm_names() -> set[str]:
 
 
 def _describe_command(name: str, commands: Iterable[str]) -> str:
-    hint = explain_foreign_command(name) or (f"did you mean {near!r}?" if (near := find_similar(name, commands)) else "")
+    hint = _explain_foreign_command(name) or (f"did you mean {near!r}?" if (near := find_similar(name, commands)) else "")
     return f"there is no command {name!r}; {hint}{' ' if hint.endswith('?') else '; ' if hint else ''}see `rlvr --help`"
 
 
@@ -251,7 +251,7 @@ def _describe_option_of_group(error: Any, context: Any, said: str, arguments: Se
 # ---- options ----------------------------------------------------------------------------------------------------------
 
 
-def parse_command_line(command: Any, words: Sequence[str], context: Any = None) -> ParsedCommandLine:
+def _parse_command_line(command: Any, words: Sequence[str], context: Any = None) -> ParsedCommandLine:
     """Read the words of a command line as far as they can be read, and find what to write for the options that do not exist."""
     line, known = ParsedCommandLine(command), _list_options(command)
     rest = list(words)
@@ -363,10 +363,10 @@ LIST_KEYS = ("log.report_to", "model.lora.target_modules")
 """Keys of a run whose value is a list."""
 
 
-def describe_wrong_options(line: ParsedCommandLine, path: str) -> str:
+def _describe_wrong_options(line: ParsedCommandLine, path: str) -> str:
     """Describe all options of a line that do not exist, and write the line as it should be."""
     is_solved = all(one.target or one.about for one in line.wrong) and any(one.target for one in line.wrong)
-    right = compose_line(line, path) if is_solved else ""
+    right = _compose_line(line, path) if is_solved else ""
     if len(line.wrong) == 1:
         (one,) = line.wrong
         said = (
@@ -423,7 +423,7 @@ def _write_target(one: UnknownOption) -> list[str]:
 # ---- the line as it should be -----------------------------------------------------------------------------------------
 
 
-def compose_line(line: ParsedCommandLine, path: str) -> str:
+def _compose_line(line: ParsedCommandLine, path: str) -> str:
     """Write a command line as it should be: words, settings, options; words in capitals stand for what is missing."""
     command = line.command
     arguments = {_get_metavar(one): one for one in _list_arguments(command)}
@@ -435,7 +435,7 @@ def compose_line(line: ParsedCommandLine, path: str) -> str:
         elif one.target.endswith(" NAME"):
             named |= {"KIND": one.target.removesuffix(" NAME"), "NAME": one.value or "NAME"}
         elif one.target == _POLICY:
-            options += ["--policy", convert_foreign_model_options(model)] if one is model[0] and "--policy" not in options else []
+            options += ["--policy", _convert_foreign_model_options(model)] if one is model[0] and "--policy" not in options else []
         elif one.target.startswith("-"):
             given = getattr(known.get(one.target), "opts", [])
             added = [one.target] if getattr(known.get(one.target), "is_flag", False) else _write_target(one)
@@ -472,12 +472,12 @@ def quote(word: str) -> str:
     return word if re.fullmatch(r"[\w@%+=:,./#-]+", word) and not word.startswith("#") else shlex.quote(word)
 
 
-def convert_foreign_model_options(options: Iterable[UnknownOption]) -> str:
+def _convert_foreign_model_options(options: Iterable[UnknownOption]) -> str:
     """Write the policy for a model, and perhaps the address of its server, as inspect, verifiers and lm-eval take them.
 
-    >>> convert_foreign_model_options([UnknownOption("--model", "openai/m"), UnknownOption("--base-url", "http://localhost:9/v1")])
+    >>> _convert_foreign_model_options([UnknownOption("--model", "openai/m"), UnknownOption("--base-url", "http://localhost:9/v1")])
     'openai:http://localhost:9/v1#m'
-    >>> convert_foreign_model_options([UnknownOption("--model", "hf"), UnknownOption("--model_args", "pretrained=models/a,dtype=float32")])
+    >>> _convert_foreign_model_options([UnknownOption("--model", "hf"), UnknownOption("--model_args", "pretrained=models/a,dtype=float32")])
     'hf:models/a'
     """
     model, url, args = "", "", dict[str, str]()

@@ -88,7 +88,7 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> Resampling
     config, places = load_run_config(run), {parse_step(place): place for place in iter_complete_checkpoints(run)}
     if config.rollout.partial_rollout_tokens is not None:
         raise ConfigError("--audit needs completions of one version of the weights, and rollout.partial_rollout_tokens mixes versions")
-    known = [group for group in iter_recorded_groups(run, config, report) if group[0]["policy_version"] in places]
+    known = [group for group in _iter_recorded_groups(run, config, report) if group[0]["policy_version"] in places]
     if not known:
         found = (", ".join(map(str, sorted(places))) or "none") + (f"; {report.left_out} groups are incomplete" if report.left_out else "")
         raise NotFound(
@@ -96,7 +96,7 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> Resampling
             "for an audit, save more often (log.save_every) and keep the checkpoints (log.save_total_limit)"
         )
     chosen = random.Random(0).sample(known, min(num_groups, len(known)))
-    with closing(build_local_worker(config)) as collector:
+    with closing(_build_local_worker(config)) as collector:
         for version, group in sorted(((group[0]["policy_version"], group) for group in chosen), key=lambda pair: pair[0]):
             if version != collector.version and collector.model is not None:
                 model = load_model(ModelConfig(path=str(places[version]), dtype=config.model.dtype))
@@ -110,15 +110,15 @@ def audit_recorded_groups(run: str | Path, *, num_groups: int = 8) -> Resampling
                 )
                 del model
             collector.version = version
-            compare_and_add_group(report, group, resample_group(collector, config, group))
+            compare_and_add_group(report, group, _resample_group(collector, config, group))
     return report
 
 
-def iter_recorded_groups(run: Path, config: RunConfig, report: ResamplingReport) -> Iterator[Group]:
+def _iter_recorded_groups(run: Path, config: RunConfig, report: ResamplingReport) -> Iterator[Group]:
     """Read the groups of the log, each in the order of its members. Groups that cannot be sampled again are counted and skipped."""
     log = run / "episodes.jsonl"
     rows = (
-        check_log_row(row, number, log)
+        _check_log_row(row, number, log)
         for number, row in enumerate(read_jsonl(log), 1)
         if not any(row.get(name) for name in AUXILIARY_FLAGS)
     )
@@ -132,7 +132,7 @@ def iter_recorded_groups(run: Path, config: RunConfig, report: ResamplingReport)
             report.left_out += 1
 
 
-def check_log_row(row: Mapping[str, Any], line_number: int, log: Path) -> Mapping[str, Any]:
+def _check_log_row(row: Mapping[str, Any], line_number: int, log: Path) -> Mapping[str, Any]:
     """Check a row and return it; ConfigError if it was damaged."""
     for name, kind in REQUIRED_FIELDS.items():
         if not isinstance(row.get(name), kind):
@@ -148,7 +148,7 @@ def check_log_row(row: Mapping[str, Any], line_number: int, log: Path) -> Mappin
     return row
 
 
-def build_local_worker(config: RunConfig) -> RolloutWorker:
+def _build_local_worker(config: RunConfig) -> RolloutWorker:
     """Build a rollout worker in this process, without verifier workers."""
     accelerator = Accelerator()
     plain = config.model_copy(update={"cluster": None})
@@ -167,7 +167,7 @@ def build_local_worker(config: RunConfig) -> RolloutWorker:
     return made
 
 
-def resample_group(worker: RolloutWorker, config: RunConfig, group: Group) -> list[Episode]:
+def _resample_group(worker: RolloutWorker, config: RunConfig, group: Group) -> list[Episode]:
     """Sample the completions of a recorded group again."""
     mdp, asked, first = worker.rollout.mdp, config.rollout, group[0]
     step, place = map(int, str(first["group"]).split(":"))

@@ -77,7 +77,7 @@ def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOU
         kind = ray.remote(max_restarts=0, max_task_retries=0)(_MachineProbe)
         for role, needs in [(role, needs) for role, count, needs in list_required_processes(settings) if count]:
             if lacking := [name for name, amount in needs.items() if all(machine.get(name, 0.0) < amount for machine in machines)]:
-                lacks = f"needs {format_resources(needs)} on one machine, and no machine has so many {' and '.join(lacking)}s"
+                lacks = f"needs {_format_resources(needs)} on one machine, and no machine has so many {' and '.join(lacking)}s"
                 found.append(ClusterCheck(role, "no machine is large enough", lacks))
                 continue
             actors.append(kind.options(num_cpus=needs.get("CPU", 0), num_gpus=needs.get("GPU", 0)).remote())
@@ -97,10 +97,10 @@ def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOU
             ray.shutdown()
 
 
-def format_resources(needs: dict[str, float]) -> str:
+def _format_resources(needs: dict[str, float]) -> str:
     """Format the resources of a process.
 
-    >>> format_resources({"CPU": 1.0, "GPU": 2.0})
+    >>> _format_resources({"CPU": 1.0, "GPU": 2.0})
     '1 CPUs and 2 GPUs'
     """
     return " and ".join(f"{amount:g} {name}s" for name, amount in needs.items()) or "nothing"
@@ -111,13 +111,13 @@ def _check_placement(ray: Any, role: str, needs: dict[str, float], start_call: A
     ready, _ = ray.wait([start_call], timeout=max(0.1, deadline - time.monotonic()))
     if ready:
         try:
-            return ClusterCheck(role, "", f"needs {format_resources(needs)}; placed on {ray.get(start_call, timeout=5)['machine']}")
+            return ClusterCheck(role, "", f"needs {_format_resources(needs)}; placed on {ray.get(start_call, timeout=5)['machine']}")
         except ray.exceptions.RayError as error:
             return ClusterCheck(role, "does not start", " ".join(str(error).split())[:200], "see the logs of Ray on that machine")
     free = ray.available_resources()
     busy = [name for name, amount in needs.items() if free.get(name, 0.0) < amount]
     why = f"all {' and '.join(busy)}s are in use" if busy else "no process started in time"
-    return ClusterCheck(role, "not placed", f"needs {format_resources(needs)} on one machine; {why}", "`ray status` shows what else runs")
+    return ClusterCheck(role, "not placed", f"needs {_format_resources(needs)} on one machine; {why}", "`ray status` shows what else runs")
 
 
 def _check_versions(ray: Any, names: Sequence[str], calls: Sequence[Any], deadline: float) -> list[ClusterCheck]:

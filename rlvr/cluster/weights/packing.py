@@ -92,18 +92,18 @@ class WeightPacker:
             if id(tensor) not in seen:
                 seen.add(id(tensor))
                 plain = tensor.detach()
-                yield name, plain if same else convert_tensor(plain, self.precision, converts_vectors=self.converts_vectors)
+                yield name, plain if same else _convert_tensor(plain, self.precision, converts_vectors=self.converts_vectors)
 
     def _iter_full(self, tensors: Tensors) -> Iterator[TensorSlice]:
         for name, tensor in self._iter_tensors(tensors):
-            form, data = describe_tensor(tensor), _view_bytes(tensor)
+            form, data = _describe_tensor(tensor), _view_bytes(tensor)
             for begin in range(0, len(data), self.bucket_bytes):
                 yield TensorSlice(name, form, begin, data[begin : begin + self.bucket_bytes])
 
     def _iter_changes(self, tensors: Tensors) -> Iterator[TensorSlice]:
         """Encode the changes to the base, and update the base. The few tensors without deltas are sent in full."""
         for name, tensor in self._iter_tensors(tensors):
-            form, data = describe_tensor(tensor), _view_bytes(tensor)
+            form, data = _describe_tensor(tensor), _view_bytes(tensor)
             if tensor.itemsize != 2:
                 yield TensorSlice(name, form, 0, data)
                 continue
@@ -116,7 +116,7 @@ class WeightPacker:
             old[:] = new
 
 
-def convert_tensor(tensor: torch.Tensor, precision: str, *, converts_vectors: bool) -> torch.Tensor:
+def _convert_tensor(tensor: torch.Tensor, precision: str, *, converts_vectors: bool) -> torch.Tensor:
     """Convert a tensor to the precision of the workers; vectors only if `converts_vectors`."""
     dtype = getattr(torch, precision)
     return tensor.to(dtype) if converts_vectors and tensor.is_floating_point() else cast_if_matrix(tensor, precision)
@@ -124,7 +124,7 @@ def convert_tensor(tensor: torch.Tensor, precision: str, *, converts_vectors: bo
 
 def convert_model(model: Any, precision: str, *, converts_vectors: bool) -> Any:
     """Convert a model in place to the precision in which weights are sent, and return it."""
-    if has_dtype(model, precision):
+    if _has_dtype(model, precision):
         return model
     if converts_vectors:
         return model.to(getattr(torch, precision))
@@ -133,15 +133,15 @@ def convert_model(model: Any, precision: str, *, converts_vectors: bool) -> Any:
     return model
 
 
-def has_dtype(model: Any, precision: str) -> bool:
+def _has_dtype(model: Any, precision: str) -> bool:
     """Whether a model has a precision; then its tensors of other precisions are not converted."""
     return bool(getattr(torch, precision) == model.dtype)
 
 
-def describe_tensor(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     """Describe the type and the shape of a tensor.
 
-    >>> describe_tensor(torch.zeros(2, 3))
+    >>> _describe_tensor(torch.zeros(2, 3))
     'float32 [2, 3]'
     """
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
@@ -208,8 +208,8 @@ def apply_updates(model: Any, updates: Iterable[WeightUpdate]) -> None:
             if compute_checksum(bucket.parts) != bucket.checksum:
                 raise RlvrError(f"{len(bucket.parts)} parts of the weights arrived with a wrong checksum")
             for part in bucket.parts:
-                if part.name not in places or describe_tensor(places[part.name]) != part.type_and_shape:
-                    here = describe_tensor(places[part.name]) if part.name in places else "no such tensor"
+                if part.name not in places or _describe_tensor(places[part.name]) != part.type_and_shape:
+                    here = _describe_tensor(places[part.name]) if part.name in places else "no such tensor"
                     raise RlvrError(
                         f"the weights that were sent are those of another model: {part.name} is {part.type_and_shape}, here {here}"
                     )

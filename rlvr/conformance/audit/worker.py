@@ -41,7 +41,7 @@ VERL_ARGUMENTS = {"data_source": "audit", "extra_info": None}
 VerifyRow = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def load_verify_function(target: str, settings: Mapping[str, Any]) -> tuple[VerifyRow, str]:
+def _load_verify_function(target: str, settings: Mapping[str, Any]) -> tuple[VerifyRow, str]:
     """Load a verifier by name, from `file.py:object` or from `module:object`, and return its verify function for rows, and its version."""
     found = _import_object(target) if ":" in target else None
     if found is not None and not isinstance(found, Verifier) and not (isinstance(found, type) and issubclass(found, Verifier)):
@@ -130,7 +130,7 @@ def main() -> None:
         out.flush()
 
     try:
-        verify_row, version = load_verify_function(target, settings)
+        verify_row, version = _load_verify_function(target, settings)
     except BaseException as error:
         say({"broken": f"{type(error).__name__}: {error}"[:500]})
         return

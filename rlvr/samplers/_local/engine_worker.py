@@ -119,7 +119,7 @@ class EngineWorker:
                 return
 
 
-def receive_commands(connection: MessageSocket, orders: Orders, parent: int, folder: str) -> None:
+def _receive_commands(connection: MessageSocket, orders: Orders, parent: int, folder: str) -> None:
     """Receive orders until the trainer is gone, then kill this process and its children."""
     while os.getppid() == parent:
         if select.select([connection.sock], [], [], PARENT_CHECK_INTERVAL_S)[0]:
@@ -138,7 +138,7 @@ def main() -> None:
     """Run the worker. Arguments: the socket, the trainer's pid, a folder to remove if the trainer dies."""
     fd, parent, home = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     wire, orders = MessageSocket(socket.socket(fileno=fd)), Orders()
-    threading.Thread(target=receive_commands, args=(wire, orders, parent, home), daemon=True).start()
+    threading.Thread(target=_receive_commands, args=(wire, orders, parent, home), daemon=True).start()
     try:
         EngineWorker(wire, orders, orders.get()).run()
     except Exception as error:

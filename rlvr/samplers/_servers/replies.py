@@ -77,8 +77,8 @@ def parse_completion(
     """
     try:
         spans = {str(span["version"]) for span in choice.get("weight_versions") or []}
-        tokens = [check_token_id(token) for token in choice["token_ids"]]
-        logprobs = [check_logprob(one["logprob"]) for one in choice["logprobs"]["content"]]
+        tokens = [_check_token_id(token) for token in choice["token_ids"]]
+        logprobs = [_check_logprob(one["logprob"]) for one in choice["logprobs"]["content"]]
         if len(tokens) != len(logprobs) or len(tokens) > max_tokens:
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probabilities, and at most {max_tokens} were asked for")
         if (reason := str(choice["finish_reason"])) not in ("stop", "length"):
@@ -95,10 +95,10 @@ def parse_completion(
     return make_completion(tokens, logprobs, reason, sampling)
 
 
-def check_token_id(token: Any) -> int:
+def _check_token_id(token: Any) -> int:
     """Check and return a token id.
 
-    >>> check_token_id(7)
+    >>> _check_token_id(7)
     7
     """
     if type(token) is not int or not 0 <= token < 1 << 31:
@@ -106,10 +106,10 @@ def check_token_id(token: Any) -> int:
     return token
 
 
-def check_logprob(value: Any) -> float:
+def _check_logprob(value: Any) -> float:
     """Check and return the log-probability of a sampled token.
 
-    >>> check_logprob(-0.5)
+    >>> _check_logprob(-0.5)
     -0.5
     """
     if type(value) not in (int, float) or not -math.inf < value <= LOGPROB_EPS:

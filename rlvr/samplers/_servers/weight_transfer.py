@@ -120,7 +120,7 @@ class WeightTransfer:
         """Send all tensors, in the given dtype. A group that failed once is not used again."""
         self._source.weights, self._source.dtype = weights, dtype
         if self._sender is None:
-            address = weights.run_on_main(lambda: find_local_address(self.url))
+            address = weights.run_on_main(lambda: _find_local_address(self.url))
             self._sender = self._run_with_timeout(lambda: self._join_group(*address))
         sender, self._sender = self._sender, None
         self._run_with_timeout(sender.send_weights)
@@ -175,10 +175,10 @@ def get_rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def find_local_address(url: str) -> tuple[str, int]:
+def _find_local_address(url: str) -> tuple[str, int]:
     """Return the address of this machine in a server's network, and a free port. Nothing is sent.
 
-    >>> find_local_address("http://127.0.0.1:8000")[0]
+    >>> _find_local_address("http://127.0.0.1:8000")[0]
     '127.0.0.1'
     """
     parts = urlsplit(url)

@@ -173,7 +173,7 @@ def _accept_peers(count: int, timeout_s: float) -> dict[int, socket.socket] | No
             except (OSError, ValueError, KeyError, TypeError):
                 known = False
             if known:
-                peers[said["rank"]] = enable_keepalive(peer)
+                peers[said["rank"]] = _enable_keepalive(peer)
             else:
                 peer.close()
     return peers
@@ -187,7 +187,7 @@ def _connect_to_main(rank: int, timeout_s: float) -> dict[int, socket.socket] | 
         peer.sendall(json.dumps({"rank": rank, "token": told[1]}).encode() + b"\n")
     except OSError:
         return None
-    return {0: enable_keepalive(peer)}
+    return {0: _enable_keepalive(peer)}
 
 
 def _read_line(peer: socket.socket) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _close_all(peers: dict[int, socket.socket]) -> None:
         peer.close()
 
 
-def enable_keepalive(peer: socket.socket) -> socket.socket:
+def _enable_keepalive(peer: socket.socket) -> socket.socket:
     """Enable TCP keepalive on a connection."""
     peer.settimeout(5.0)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

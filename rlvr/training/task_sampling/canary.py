@@ -42,7 +42,7 @@ class CanaryTasks:
         self.fraction, self.max_rewarded, self.seed = fraction, max_rewarded, seed
         self.num_rewarded_total = self.num_rewarded_in_step = self.num_sampled_in_step = 0
         if fraction:
-            check_canary_support(environment)
+            _check_canary_support(environment)
 
     def make_requests(
         self, tasks: Sequence[tuple[int, Task]], *, step: int, first_group_number: int, num_regular_completions: int
@@ -128,7 +128,7 @@ def _replace_reference(task: Task, rng: random.Random) -> Any:
     return str(digits) if NUMBER_PATTERN.fullmatch(was) else "".join(rng.choices(string.ascii_lowercase, k=16))
 
 
-def check_canary_support(environment: Environment) -> None:
+def _check_canary_support(environment: Environment) -> None:
     """Raise ConfigError if canaries do not work for this environment, tested with its gold answers."""
     if environment.max_turns > 1 or environment.tools:
         raise ConfigError("rollout.canary_fraction works for environments of one turn without tools; set it to 0 here")

@@ -97,7 +97,7 @@ def load_recorded_groups(config: RunConfig, mdp: TokenMDP) -> list[Group]:
     if not found:
         raise ConfigError(f"{folder} has no episode with a score yet; let it run longer, or name another run in data.run")
     for group in found[:NUM_COMPARED_PROMPTS]:
-        if differs := find_incompatibility(group[0], mdp):
+        if differs := _find_incompatibility(group[0], mdp):
             ours, theirs = (c.tokenizer_name for c in (config, their))
             raise ConfigError(
                 f"the episodes of {folder} do not fit this run: {differs}. They have the environment {their.env} and the tokenizer "
@@ -132,7 +132,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
     )
 
 
-def find_incompatibility(episode: Episode, mdp: TokenMDP) -> str:
+def _find_incompatibility(episode: Episode, mdp: TokenMDP) -> str:
     """Return why an episode does not match this environment and tokenizer; empty if it does."""
     split, index = episode.meta.get("split"), episode.meta.get("index")
     try:

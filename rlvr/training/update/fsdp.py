@@ -37,12 +37,12 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(p, DTensor) for p in module.parameters())
 
 
-def build_mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
+def _build_mixed_precision_policy(precision: str) -> MixedPrecisionPolicy:
     """Build a policy that computes in a precision, reduces gradients in float32, and does not cast outputs.
 
     accelerate's default policy casts outputs too, and log-probabilities in bfloat16 have steps of 0.03.
 
-    >>> policy = build_mixed_precision_policy("bf16")
+    >>> policy = _build_mixed_precision_policy("bf16")
     >>> policy.reduce_dtype, policy.output_dtype
     (torch.float32, None)
     """
@@ -68,10 +68,10 @@ def shard_policy(
     settings: dict[str, Any] = {"mesh": init_device_mesh(accelerator.device.type, (accelerator.num_processes,))}
     settings |= {"offload_policy": offload} if offload else {}
     layers, root = (
-        build_mixed_precision_policy(accelerator.mixed_precision),
-        build_mixed_precision_policy("no" if policy.fp32_head else accelerator.mixed_precision),
+        _build_mixed_precision_policy(accelerator.mixed_precision),
+        _build_mixed_precision_policy("no" if policy.fp32_head else accelerator.mixed_precision),
     )
-    own = move_to_meta(policy)
+    own = _move_to_meta(policy)
     names = set(getattr(policy, "_no_split_modules", None) or ())
     for layer in [module for module in policy.modules() if type(module).__name__ in names]:
         fully_shard(layer, reshard_after_forward=plugin.reshard_after_forward, mp_policy=layers, **settings)
@@ -92,7 +92,7 @@ def shard_frozen_model(frozen: ReferencePolicy, policy: Policy, accelerator: Acc
     if frozen.adapted_model is not None:
         frozen.policy = policy  # with its adapter disabled
         return
-    start = partial(copy_shards, source_policy=policy) if has_no_weights(frozen.policy) else None
+    start = partial(_copy_shards, source_policy=policy) if has_no_weights(frozen.policy) else None
     shard_policy(frozen.policy, accelerator, weight_loader or start, keep_root_gathered=False)
 
 
@@ -104,7 +104,7 @@ def prepare_with_accelerate(policy: Policy, optimizer: Any, accelerator: Acceler
     return wrapped
 
 
-def move_to_meta(module: nn.Module) -> dict[str, Tensor]:
+def _move_to_meta(module: nn.Module) -> dict[str, Tensor]:
     """Move all parameters to the meta device, keeping ties, and return those that had values. Buffers stay."""
     held = dict(module.named_parameters())  # kept alive, so that no id is reused
     blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad) for p in held.values()}
@@ -178,7 +178,7 @@ class MainProcessWeightLoader:
                     mine.copy_(sent)
 
 
-def copy_shards(model: nn.Module, source_policy: Policy) -> None:
+def _copy_shards(model: nn.Module, source_policy: Policy) -> None:
     """Copy the weights of an identically sharded policy into a model."""
     reshard(source_policy)
     with torch.no_grad():

@@ -533,7 +533,7 @@ class Learner(Hinted):
             optimizer_state.write_sharded_state(folder, self.optimizer, state.get_moving_reference(self))
 
 
-def compute_kl_penalties(learner: Learner, step: StepData) -> Tensor:
+def _compute_kl_penalties(learner: Learner, step: StepData) -> Tensor:
     """Compute beta * (old - reference) of each policy token."""
     penalties: Tensor = learner.algorithm.beta * (step.columns["old_logprobs"] - step.columns["reference"])
     return penalties
@@ -544,7 +544,7 @@ TOKEN_INPUTS: Mapping[str, tuple[str, Callable[[Learner, StepData], Tensor] | No
     "values": ("old_values", None),
     "entropy": ("old_entropy", None),
     "reference_logprobs": ("reference", None),
-    "penalties": ("penalties", compute_kl_penalties),
+    "penalties": ("penalties", _compute_kl_penalties),
 }
 """The inputs of advantages, by the field of `TokenStats`: the column of the step, and what computes it, a number for each policy token.
 None: the forward passes of the policy and the frozen models, which come first. If a column has the name of a field of `LossInputs`, the loss

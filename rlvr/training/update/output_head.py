@@ -54,15 +54,15 @@ class TiledLogprobs(torch.autograd.Function):
         norms = torch.empty_like(logprobs)
         entropies = torch.zeros_like(logprobs)
         with _no_autocast(hidden):
-            matrix = round_operand(weight, dtype)
+            matrix = _round_operand(weight, dtype)
             ctx.is_compiled = are_layers_compiled() and bias is None and logit_mask is None and not entropy
             for a in range(0, len(hidden), tile_size):
                 part = slice(a, a + tile_size)
                 if ctx.is_compiled:
-                    product = _compute_product(round_operand(hidden[part], dtype), matrix)
+                    product = _compute_product(_round_operand(hidden[part], dtype), matrix)
                     logprobs[part], norms[part] = run_compiled_or_plain(_score_tile, product, target[part], temperature, transform)
                     continue
-                logits = _compute_logits(round_operand(hidden[part], dtype), matrix, bias, temperature, transform)
+                logits = _compute_logits(_round_operand(hidden[part], dtype), matrix, bias, temperature, transform)
                 logits = logits if logit_mask is None else logit_mask(logits, part)
                 norms[part] = logits.logsumexp(-1)
                 logprobs[part] = logits.gather(1, target[part, None]).squeeze(1) - norms[part]
@@ -93,10 +93,10 @@ class TiledLogprobs(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=_accumulation_dtype(weight.dtype)) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=_accumulation_dtype(bias.dtype)) if bias is not None and wants_bias else None
-        matrix = round_operand(weight, ctx.dtype)
+        matrix = _round_operand(weight, ctx.dtype)
         for a in range(0, len(hidden), ctx.tile_size):
             part = slice(a, a + ctx.tile_size)
-            states = round_operand(hidden[part], ctx.dtype)
+            states = _round_operand(hidden[part], ctx.dtype)
             if ctx.is_compiled:
                 product, slopes = _compute_product(states, matrix), grad_logprobs[part]
                 grad = run_compiled_or_plain(
@@ -107,11 +107,11 @@ class TiledLogprobs(torch.autograd.Function):
                 grad = TiledLogprobs._differentiate_logits(ctx, part, logits, grad_logprobs, grad_entropies)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-            grad = round_operand(grad, ctx.dtype)
+            grad = _round_operand(grad, ctx.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = matmul_fp32(grad, matrix).to(hidden.dtype)
+                grad_hidden[part] = _matmul_fp32(grad, matrix).to(hidden.dtype)
             if grad_weight is not None:
-                grad_weight += matmul_fp32(grad.t(), states)
+                grad_weight += _matmul_fp32(grad.t(), states)
         cast_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         cast_bias = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
         return grad_hidden, cast_weight, cast_bias
@@ -167,13 +167,13 @@ def _no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def round_operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _round_operand(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Round a tensor to the operand precision, in the dtype in which the device multiplies it."""
     rounded = tensor.to(dtype)
     return rounded if rounded.device.type in FP32_ACCUMULATION_DEVICES else rounded.to(_accumulation_dtype(dtype))
 
 
-def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
+def _matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
     """Compute a matrix product with float32 accumulation and output, also for 16-bit operands."""
     return a @ b if a.dtype in FULL_PRECISION_DTYPES else torch.mm(a, b, out_dtype=torch.float32)
 
@@ -181,7 +181,7 @@ def matmul_fp32(a: Tensor, b: Tensor) -> Tensor:
 def _compute_product(states: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     if states.dtype in FULL_PRECISION_DTYPES:
         return nn.functional.linear(states, matrix, None if bias is None else bias.to(states.dtype))
-    product = matmul_fp32(states, matrix.t())
+    product = _matmul_fp32(states, matrix.t())
     return product if bias is None else product.add_(bias)
 
 
@@ -200,8 +200,8 @@ def compute_token_logprobs(
     `tile_size` 0: the device's default tile size. `fp32_operands`: float32 operands, ignoring autocast. `logit_mask`: removes tokens that could
     not be sampled.
     """
-    if tile_size or fp32_operands or not fits_cpu_cache(hidden, weight):
-        return compute_tiled_logprobs(
+    if tile_size or fp32_operands or not _fits_cpu_cache(hidden, weight):
+        return _compute_tiled_logprobs(
             hidden,
             weight,
             bias,
@@ -210,7 +210,7 @@ def compute_token_logprobs(
             tile_size,
             entropy,
             logit_transform,
-            get_head_dtype(hidden, fp32_operands=fp32_operands),
+            _get_head_dtype(hidden, fp32_operands=fp32_operands),
             logit_mask,
         )
     logits = nn.functional.linear(hidden, weight, bias)
@@ -220,13 +220,13 @@ def compute_token_logprobs(
     return compute_full_logprobs(logits, target, entropy=entropy)
 
 
-def fits_cpu_cache(hidden: Tensor, weight: Tensor) -> bool:
+def _fits_cpu_cache(hidden: Tensor, weight: Tensor) -> bool:
     """Return whether all logits fit the cache of a CPU and are computed in the precision of the weights."""
     plain = weight.device.type == "cpu" and weight.dtype == hidden.dtype in FULL_PRECISION_DTYPES and not torch.is_autocast_enabled("cpu")
     return plain and len(hidden) * len(weight) <= defaults.CPU_DEFAULTS.max_head_logits
 
 
-def compute_tiled_logprobs(
+def _compute_tiled_logprobs(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, temperature: float, tile_size: int, entropy: bool, logit_transform: LogitTransform,
     dtype: torch.dtype, logit_mask: LogitMask | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
@@ -236,7 +236,7 @@ def compute_tiled_logprobs(
     return logprobs, entropies if entropy else None
 
 
-def get_head_dtype(hidden: Tensor, *, fp32_operands: bool) -> torch.dtype:
+def _get_head_dtype(hidden: Tensor, *, fp32_operands: bool) -> torch.dtype:
     """Return the precision of the head's operands: that of autocast, or of the hidden states."""
     kind = hidden.device.type
     if fp32_operands or hidden.dtype == torch.float64:

@@ -66,7 +66,7 @@ class BucketLayout:
         if window not in self.buckets_by_window:
             hides = window <= int(self.positions.max())
             self.buckets_by_window[window] = [
-                b._replace(mask=add_sliding_window_mask(b, self.positions[0], window)) if hides else b for b in self.buckets
+                b._replace(mask=_add_sliding_window_mask(b, self.positions[0], window)) if hides else b for b in self.buckets
             ]
         return self.buckets_by_window[window]
 
@@ -205,11 +205,11 @@ def pack_rows(rows: TokenRows, row_indices: Sequence[int], device: torch.device 
             source[i] = np.where(before < shared, begin + before, end + before - shared)
             end += last - first
     place = copy_to_device(torch.from_numpy(np.concatenate(positions)[None]), device)
-    layout = build_bucket_layout(pieces, place, mode.dtype) if mode.kernel is None else build_segment_layout(pieces, place, mode.kernel)
+    layout = _build_bucket_layout(pieces, place, mode.dtype) if mode.kernel is None else _build_segment_layout(pieces, place, mode.kernel)
     return rows.build_batch(row_indices, np.concatenate(line)[None], [source[i] for i in row_indices], device, layout)
 
 
-def build_segment_layout(segments: list[Segment], positions: Tensor, kernel: VarlenAttentionKernel) -> SegmentLayout:
+def _build_segment_layout(segments: list[Segment], positions: Tensor, kernel: VarlenAttentionKernel) -> SegmentLayout:
     """Build the layout of all segments in packed order, each with the keys of its prompt before its own."""
     device, keys = positions.device, None
     if any(p.prompt_length for p in segments):
@@ -219,7 +219,7 @@ def build_segment_layout(segments: list[Segment], positions: Tensor, kernel: Var
     return SegmentLayout(positions, keys, lengths, kernel)
 
 
-def build_bucket_layout(segments: list[Segment], positions: Tensor, dtype: torch.dtype) -> BucketLayout:
+def _build_bucket_layout(segments: list[Segment], positions: Tensor, dtype: torch.dtype) -> BucketLayout:
     """Build the layout of segments in buckets, with the index of each token's output."""
     home, device = np.zeros(positions.shape[1], dtype=np.int64), positions.device
     buckets, offset = [], 0
@@ -235,7 +235,7 @@ def build_bucket_layout(segments: list[Segment], positions: Tensor, dtype: torch
     return BucketLayout(positions, buckets, copy_to_device(torch.from_numpy(home), device), {})
 
 
-def add_sliding_window_mask(bucket: SegmentBucket, positions: Tensor, window: int) -> Tensor:
+def _add_sliding_window_mask(bucket: SegmentBucket, positions: Tensor, window: int) -> Tensor:
     """Add a sliding window to the mask of a bucket: a token sees itself and the `window` - 1 tokens before it."""
     queries, keys = positions[bucket.query], positions[bucket.keys]
     hidden = (queries[:, :, None] - keys[:, None, :] >= window)[:, None]

@@ -95,7 +95,7 @@ class ShardedWeights(Weights):
     def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
         """Return names, dtypes and shapes of the plain model."""
         reshard(self.policy)
-        return list_merged_shapes(self.policy.model, dtype)
+        return _list_merged_shapes(self.policy.model, dtype)
 
     def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """Yield each full tensor under its name in a model file."""
@@ -113,7 +113,7 @@ class ShardedWeights(Weights):
         if not adapter.has_adapter(model := self.policy.model):
             return None
         reshard(self.policy)
-        return build_adapter(model, ShardedWeights(self.policy, dtype=self.dtype, merged=False))
+        return _build_adapter(model, ShardedWeights(self.policy, dtype=self.dtype, merged=False))
 
     def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` in the main process; all processes get its result."""
@@ -147,7 +147,7 @@ class AdapterWeights(Weights):
 
     def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
         """Return names, dtypes and shapes of the merged model."""
-        return list_merged_shapes(self._model, dtype)
+        return _list_merged_shapes(self._model, dtype)
 
     def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """Yield the tensors of the merged model."""
@@ -160,7 +160,7 @@ class AdapterWeights(Weights):
     def get_adapter(self) -> LoraAdapter | None:
         """Return the adapter, with base weights that are shared and not copied."""
         if self._adapter is None:
-            self._adapter = build_adapter(self._model, PlainWeights(adapter.remove_adapter(self._model), run_on_main=run_in_main_process))
+            self._adapter = _build_adapter(self._model, PlainWeights(adapter.remove_adapter(self._model), run_on_main=run_in_main_process))
         return self._adapter
 
     def run_on_main(self, work: Callable[[], T]) -> T:
@@ -177,7 +177,7 @@ def build_policy_weights(policy: Policy, accelerator: Accelerator) -> Weights:
     )
 
 
-def build_adapter(model: Any, base: Weights) -> LoraAdapter:
+def _build_adapter(model: Any, base: Weights) -> LoraAdapter:
     """Build the `LoraAdapter` of a model: base weights and matrices."""
 
     def save(folder: Path) -> None:
@@ -192,7 +192,7 @@ def get_base_model(model: Any) -> Any:
     return model.get_base_model() if adapter.has_adapter(model) else model
 
 
-def list_merged_shapes(model: Any, dtype: str | None) -> dict[str, Tensor]:
+def _list_merged_shapes(model: Any, dtype: str | None) -> dict[str, Tensor]:
     """Return names, dtypes and shapes of a model's tensors in its files, with its adapter merged."""
     return build_file_meta_tensors(
         get_base_model(model), ((name, tensor) for name, tensor, _ in adapter.list_tensors_without_adapter(model)), dtype
@@ -210,7 +210,7 @@ class _ShardedSaver:
             self.model.config.save_pretrained(folder)
             if self.model.generation_config is not None:
                 self.model.generation_config.save_pretrained(folder)
-            self.file = TensorWriter(folder / "model.safetensors", list_merged_shapes(model, dtype))
+            self.file = TensorWriter(folder / "model.safetensors", _list_merged_shapes(model, dtype))
         except Exception as error:  # a full disk, and whatever a family's configuration raises
             self.error = f"{type(error).__name__}: {error}"
 

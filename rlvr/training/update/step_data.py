@@ -260,14 +260,14 @@ class MeanMetrics:
     def compute_means(self, all_reduce: AllReduce) -> dict[str, float]:
         """Compute the mean of each metric over all tokens of all processes."""
         names = list(self.sums)
-        tokens, *sums = all_reduce([self.num_tokens, *(sum_weighted_scalars(self.sums[n]) for n in names)])
+        tokens, *sums = all_reduce([self.num_tokens, *(_sum_weighted_scalars(self.sums[n]) for n in names)])
         return {name: value / tokens if tokens else 0.0 for name, value in zip(names, sums, strict=True)}
 
 
-def sum_weighted_scalars(weighted_scalars: Sequence[tuple[Tensor, int]]) -> float:
+def _sum_weighted_scalars(weighted_scalars: Sequence[tuple[Tensor, int]]) -> float:
     """Compute the weighted sum of scalars on a device, fetching all at once.
 
-    >>> sum_weighted_scalars([(torch.tensor(0.5), 2), (torch.tensor(3.0), 1)])
+    >>> _sum_weighted_scalars([(torch.tensor(0.5), 2), (torch.tensor(3.0), 1)])
     4.0
     """
     values = torch.stack([value for value, _ in weighted_scalars]).tolist() if weighted_scalars else []

@@ -19,7 +19,7 @@ from typing import Any
 CHANNEL_FD = 3
 
 
-def serve_calls() -> None:
+def _serve_calls() -> None:
     """Run sources until the supervisor closes the channel."""
     os.set_inheritable(CHANNEL_FD, False)
     door = socket.socket(fileno=CHANNEL_FD)
@@ -38,7 +38,7 @@ def serve_calls() -> None:
         os.dup2(given[2], 2)
         os.close(given[1])
         os.close(given[2])
-        status = execute_source(source, main.__dict__, f"<call {number}>")
+        status = _execute_source(source, main.__dict__, f"<call {number}>")
         _flush_streams()
         if os.getpid() != home:
             os._exit(status)  # a child that the source forked, and that ran to the end of the source
@@ -48,7 +48,7 @@ def serve_calls() -> None:
     os._exit(0)
 
 
-def execute_source(source: bytes, namespace: dict[str, Any], title: str) -> int:
+def _execute_source(source: bytes, namespace: dict[str, Any], title: str) -> int:
     """Run one source and return its exit status. Tracebacks are shown without our frames, and with the lines of the source."""
     try:
         text = source.decode("utf-8", "replace")
@@ -86,4 +86,4 @@ def _flush_streams() -> None:
 
 
 if __name__ == "__main__":
-    serve_calls()
+    _serve_calls()

@@ -45,20 +45,20 @@ def compare_trees(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
     """Normalize gold and answer, and compare them under the policy of the context."""
     if _is_numeral(gold) and _is_numeral(answer):
         return compare_normalized(gold, answer, context)
-    if answer[0] == "either" and (gold[0] in ("tuple", "text", "choice") or is_choice_list(gold)):
+    if answer[0] == "either" and (gold[0] in ("tuple", "text", "choice") or _is_choice_list(gold)):
         return Comparison(False, f"it offers {len(answer) - 1} alternatives; the gold is {describe_tree(gold)}")
     gold, answer = (("list", *tree[1:]) if tree[0] == "either" else tree for tree in (gold, answer))
     gold, answer = (
         convert_mod_to_residue(gold),
-        drop_repeated_sum_or_limit(convert_mod_to_residue(answer) if convert_mod_to_residue(gold)[0] == "mod" else answer),
+        _drop_repeated_sum_or_limit(convert_mod_to_residue(answer) if convert_mod_to_residue(gold)[0] == "mod" else answer),
     )
     if context.conventions.worked_out != "off" and describe_unevaluated_operation(answer) and not describe_unevaluated_operation(gold):
         return Comparison(False, f"it is not evaluated: it still contains {describe_unevaluated_operation(answer)}")
     wrong = explain_invalid_value(answer)
     if wrong:
         return Comparison(False, wrong)
-    gold, answer = align_notation(gold, answer)
-    return compare_normalized(expand_plus_minus(gold), expand_plus_minus(answer), context)
+    gold, answer = _align_notation(gold, answer)
+    return compare_normalized(_expand_plus_minus(gold), _expand_plus_minus(answer), context)
 
 
 def _is_numeral(tree: Tree) -> bool:
@@ -75,10 +75,10 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
         return Comparison(True, f"{describe_tree(answer)} is the gold")
     rule = COMPARERS.get(gold[0])
     if rule is None and gold[0] == "const" and gold[1] in "RZNQC":
-        rule = compare_number_sets
+        rule = _compare_number_sets
     if rule is not None:
         return rule(gold, answer, context)
-    value, why = extract_value(gold, answer, context)
+    value, why = _extract_value(gold, answer, context)
     if value is None:
         return Comparison(False, why)
     if value[0] == "set" and len(value) == 2 and (answer[0] == "rel" or gold[0] == "rel"):
@@ -87,7 +87,7 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
         value = value[1]
     if value[0] == "set" and len(value) == 2:
         return Comparison(False, f"{describe_tree(value)} is a set; the gold {format_tree(gold)} is one value")
-    value = read_word_as_product(gold, value)
+    value = _read_word_as_product(gold, value)
     if value[0] == "ratio" and len(value) == 3:
         value = ("div", value[1], value[2])
     if value[0] == "list" and _may_repeat_one_value(value) and all(compare_normalized(gold, arg, context).is_equal for arg in value[1:]):
@@ -96,7 +96,7 @@ def compare_normalized(gold: Tree, answer: Tree, context: CompareContext) -> Com
         return Comparison(True, f"{describe_tree(value)} has the values of {format_tree(gold)}")
     if value[0] in NON_SCALAR_OPS:
         return Comparison(False, f"parsed as {describe_tree(value)}; the gold {format_tree(gold)} is one value")
-    return compare_scalars(gold, convert_combinations(value) if has_op(value, "tuple") else value, context)
+    return compare_scalars(gold, _convert_combinations(value) if has_op(value, "tuple") else value, context)
 
 
 def _may_repeat_one_value(tree: Tree) -> bool:
@@ -113,7 +113,7 @@ def _compare_words(gold: Tree, answer: Tree, context: CompareContext) -> Compari
     if answer == ("set",) and gold[1] == "no solution":
         return Comparison(True, "the empty set is no solution")
     if gold[1] in ("all real numbers", "no solution"):
-        return compare_number_sets(gold, answer, context)
+        return _compare_number_sets(gold, answer, context)
     if answer[0] == "text":
         right = is_same_wording(gold[1], answer[1])
         return Comparison(right, f"the words {answer[1]!r} {'are' if right else 'are not'} {gold[1]!r}"[:200])
@@ -144,7 +144,7 @@ def _compare_choice(gold: Tree, answer: Tree, context: CompareContext) -> Compar
 
 
 def _compare_base(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
-    value, why = extract_value(gold, answer, context)
+    value, why = _extract_value(gold, answer, context)
     if value is None:
         return Comparison(False, why)
     if value[0] == "base":
@@ -162,7 +162,7 @@ def _compare_residue(gold: Tree, answer: Tree, context: CompareContext) -> Compa
     if answer[0] == "rel" and answer[1][0] == "sym" and len(answer[1][1]) == 1:
         return Comparison(False, f"{format_tree(answer)} is one number; the gold is {describe_tree(gold)}")
     if answer[0] != "mod":
-        value, why = extract_value(gold[1], answer, context)
+        value, why = _extract_value(gold[1], answer, context)
         if value is None:
             return Comparison(False, why)
         return (
@@ -178,7 +178,7 @@ def _compare_residue(gold: Tree, answer: Tree, context: CompareContext) -> Compa
 
 
 def _compare_ratio(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
-    value, why = extract_value(gold, answer, context)
+    value, why = _extract_value(gold, answer, context)
     if value is None:
         return Comparison(False, why)
     if value[0] == "time":
@@ -210,14 +210,14 @@ def _compare_time(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
 
 
 def _compare_cases(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
-    value, why = extract_value(gold, answer, context)
+    value, why = _extract_value(gold, answer, context)
     if value is not None and value[0] not in NON_SCALAR_OPS:
         right = is_equal_to_formula(gold, value, context)
         return Comparison(right, f"{describe_tree(value)} {'has' if right else 'does not have'} the values of {describe_tree(gold)}")
     if value is None or value[0] != "cases" or len(value) != len(gold):
         return Comparison(False, why or f"parsed as {describe_tree(answer)}; the gold is {describe_tree(gold)}")
     gold, value = replace_otherwise_case(gold, value), replace_otherwise_case(value, gold)
-    return compare_any_order(gold[1:], value[1:], context)
+    return _compare_any_order(gold[1:], value[1:], context)
 
 
 # Relations: values of assignments, chains, equations and inequalities
@@ -274,12 +274,12 @@ def split_assignment(tree: Tree) -> tuple[str, Tree]:
             return left, tree[3]
         if right:
             return right, tree[1]
-        if find_quantity_name(tree[1]) and not get_free_symbols(tree[3]):
-            return find_quantity_name(tree[1]), tree[3]
+        if _find_quantity_name(tree[1]) and not get_free_symbols(tree[3]):
+            return _find_quantity_name(tree[1]), tree[3]
     return "", tree
 
 
-def find_quantity_name(tree: Tree) -> str:
+def _find_quantity_name(tree: Tree) -> str:
     r"""Find the name of a requested quantity of more than one letter: `f(2)`, `a:b`, `AB/CD`, `\sin A`; "" for anything else."""
     op = tree[0]
     if (
@@ -299,7 +299,7 @@ def find_quantity_name(tree: Tree) -> str:
     return format_tree(tree) if any(row(tree) for row in _REQUESTED_FORMS) else ""
 
 
-def contains_call_missing_in_gold(tree: Tree, gold: Tree) -> bool:
+def _contains_call_missing_in_gold(tree: Tree, gold: Tree) -> bool:
     """Whether a tree has the value of a function that the gold does not have: `f(2)`, `f(x) - g(x)`, `f(g(2))`."""
     letters = _CALLED_LETTERS - get_free_symbols(gold)
     if tree[0] == "sym" and tree[1].partition("(")[0] in letters and tree[1].endswith(")"):
@@ -337,18 +337,18 @@ def _may_be_curve_equation(tree: Tree) -> bool:
     return scaled and all(letter.partition("_")[0] in ("x", "y", "z") for letter in get_free_symbols(tree))
 
 
-def is_requested_quantity(tree: Tree) -> bool:
+def _is_requested_quantity(tree: Tree) -> bool:
     """Whether the left side of an equation only names the requested quantity: `m + n = 204`, `f(1) + f(2) = 6`.
 
     An equation in one letter might be unsolved; an equation in several letters determines none of them.
     """
     if tree[:2] == ("fun", "abs") and tree[2][0] == "sym" and tree[2][1] in _UNKNOWN_LETTERS:
         return False
-    if find_assigned_name(tree) or find_quantity_name(tree):
+    if find_assigned_name(tree) or _find_quantity_name(tree):
         return True
     if tree[0] in ("add", "mul", "neg", "div", "pow", "root") and len(get_free_symbols(tree)) > 1:
         return tree[0] != "add" or not _may_be_curve_equation(tree)
-    return tree[0] == "add" and all(find_quantity_name(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
+    return tree[0] == "add" and all(_find_quantity_name(arg[1] if arg[0] == "neg" else arg) for arg in tree[1:])
 
 
 def is_solved(tree: Tree) -> bool:
@@ -362,35 +362,35 @@ def is_solved(tree: Tree) -> bool:
     lettered = [part for part in parts if get_free_symbols(part)]
     if len(lettered) == 1:
         (part,) = lettered
-        return bool(find_assigned_name(part) or find_quantity_name(part))
+        return bool(find_assigned_name(part) or _find_quantity_name(part))
     left = parts[0]
     defined = tree[2] == "=" and left[0] == "mul" and len(left) == 3 and left[1][0] == left[2][0] == "sym"
     return defined and bool(find_assigned_name(left)) and left[1][1] not in get_free_symbols(parts[1])
 
 
-def find_unsolved(tree: Tree) -> Tree | None:
+def _find_unsolved(tree: Tree) -> Tree | None:
     """Find the first relation in an answer that is not solved; None if there is none."""
     if tree[0] == "rel":
         name, value = split_assignment(tree)
         return None if tree[2] == "in" or is_solved(tree) or (name and name not in get_free_symbols(value)) else tree
     if tree[0] in ("list", "union", "inter", "builder"):
-        return next((found for arg in tree[1:] if (found := find_unsolved(arg)) is not None), None)
+        return next((found for arg in tree[1:] if (found := _find_unsolved(arg)) is not None), None)
     return None
 
 
-def evaluate_bases(tree: Tree) -> Tree:
+def _evaluate_bases(tree: Tree) -> Tree:
     """Replace numerals in other bases by their values.
 
-    >>> evaluate_bases(("mul", ("base", "6", 8), ("base", "12", 8)))
+    >>> _evaluate_bases(("mul", ("base", "6", 8), ("base", "12", 8)))
     ('mul', ('num', 6, 1), ('num', 10, 1))
     """
     if tree[0] == "base" and tree[1].isalnum() and 2 <= tree[2] <= 36:
         with contextlib.suppress(ValueError):  # a digit that the base does not have
             return ("num", int(tree[1], tree[2]), 1)
-    return tuple(evaluate_bases(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
+    return tuple(_evaluate_bases(arg) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree)
 
 
-def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tree | None, str]:
+def _extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tree | None, str]:
     """Extract the value that an answer asserts if the gold is one value: `x = 5` asserts 5, a chain must be consistent."""
     if answer[0] != "rel":
         return answer, ""
@@ -401,30 +401,30 @@ def extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[Tr
         return None, f"parsed as {describe_tree(answer)}; the gold {format_tree(gold)} is not a relation"
     values = parts
     equation = parts[0][0] == "add" and gold == ZERO  # everything on one side, and zero on the other
-    named = is_requested_quantity(parts[0]) and (
+    named = _is_requested_quantity(parts[0]) and (
         not get_free_symbols(parts[0]) & get_free_symbols(gold) or (parts[0][0] != "sym" and bool(find_assigned_name(parts[0])))
     )
-    called = parts[0][0] == "mul" and parts[0][1][0] == "sym" and contains_call_missing_in_gold(parts[0], gold)
+    called = parts[0][0] == "mul" and parts[0][1][0] == "sym" and _contains_call_missing_in_gold(parts[0], gold)
     if not equation and (named or called or is_letter_of_constant(parts[0], gold)):
         values, signs = parts[1:], signs[1:]
-        while len(values) > 1 and signs[0] == "=" and contains_call_missing_in_gold(values[0], gold):  # f(g(2)) = f(3) = 5
+        while len(values) > 1 and signs[0] == "=" and _contains_call_missing_in_gold(values[0], gold):  # f(g(2)) = f(3) = 5
             values, signs = values[1:], signs[1:]
     elif len(parts) == 2 and find_assigned_name(parts[1]) and not (get_free_symbols(parts[1]) & get_free_symbols(gold)):
         values, signs = parts[:1], ()
     if not values:
         return None, "it asserts nothing"
     for sign, value in zip(signs, values[1:], strict=False):
-        if sign == "=" and not compare_trees(evaluate_bases(values[0]), evaluate_bases(value), context).is_equal:
+        if sign == "=" and not compare_trees(_evaluate_bases(values[0]), _evaluate_bases(value), context).is_equal:
             return None, f"its chain is inconsistent: {format_tree(values[0])} is not {format_tree(value)}"
         if sign == "~" and not _is_near(values[0], value):
             return None, f"its chain is inconsistent: {format_tree(values[0])} is not close to {format_tree(value)}"
     if gold[0] == "base" and (based := [value for value in values if value[0] == "base" and value[2] == gold[2]]):
         return based[-1], ""
-    simple = [value for value in values if value[0] in ("num", "dec") or is_rational(value)]
+    simple = [value for value in values if value[0] in ("num", "dec") or _is_rational(value)]
     return (simple[-1] if simple and len(values) > 1 and "~" not in signs else values[0]), ""
 
 
-def is_rational(tree: Tree) -> bool:
+def _is_rational(tree: Tree) -> bool:
     """Whether the tree is a rational number."""
     try:
         return to_rational(tree) is not None
@@ -437,12 +437,12 @@ def _is_near(a: Tree, b: Tree) -> bool:
     return x is not None and y is not None and bool(abs(x - y) <= abs(x) / 50)
 
 
-def compare_relations(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
+def _compare_relations(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare an answer with a gold that is a relation: a membership, an assignment, an equation, an inequality."""
     judge = compare_trees
     if answer[0] == "mod" and gold[2] == "=":
         return Comparison(False, f"parsed as {describe_tree(answer)}; the gold is the equation {format_tree(gold)}")
-    if is_solved(gold) and (left := find_unsolved(answer)) is not None:
+    if is_solved(gold) and (left := _find_unsolved(answer)) is not None:
         return Comparison(False, f"{format_tree(left)} is not solved yet; the gold {format_tree(gold)} is")
     signs = gold[2::2]
     size, gold_size = len(answer), len(gold)
@@ -467,7 +467,7 @@ def compare_relations(gold: Tree, answer: Tree, context: CompareContext) -> Comp
         return _compare_inequalities(gold, answer, context)
     name, value = split_assignment(gold)
     if gold_size > 4 or "~" in gold[2::2]:
-        inner, why = extract_value(("num", 0, 1), gold, context)
+        inner, why = _extract_value(("num", 0, 1), gold, context)
         judged = judge(inner, answer, context) if inner is not None else Comparison(False, f"the gold's {why}")
         return judge(gold[-1], answer, context) if not judged.is_equal and gold[-2] == "~" and answer[0] == gold[-1][0] == "dec" else judged
     if answer[0] != "rel":
@@ -491,7 +491,7 @@ def compare_relations(gold: Tree, answer: Tree, context: CompareContext) -> Comp
             return Comparison(False, f"it names {mine}; the gold names {name}")
         return _compare_equations(gold, answer, context)
     if name:
-        inner, why = extract_value(value, answer, context)
+        inner, why = _extract_value(value, answer, context)
         return judge(value, inner, context) if inner is not None else Comparison(False, why)
     return Comparison(False, f"parsed as {describe_tree(answer)}; the gold is the equation {format_tree(gold)}")
 
@@ -584,20 +584,20 @@ def match_members(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
     if gold[0] == "list" and any(arg[0] == "rel" for arg in gold[1:]):
         spans = parse_region(gold)
         if spans is not None and any(arg[2] != "=" for arg in gold[1:] if arg[0] == "rel"):
-            return compare_number_sets(gold, answer, context)
+            return _compare_number_sets(gold, answer, context)
     value: Tree | None = answer
     if answer[0] == "rel":
-        value, why = extract_value(gold, answer, context)
+        value, why = _extract_value(gold, answer, context)
         if value is None:
             return Comparison(False, why)
-        value = expand_plus_minus(value)
+        value = _expand_plus_minus(value)
     assert value is not None
-    gold, value = group_solutions(gold), split_choice_letters(gold, group_solutions(value))
+    gold, value = _group_solutions(gold), _split_choice_letters(gold, _group_solutions(value))
     if not len(gold) > 1:
         empty = value in (("set",), ("text", "no solution"), ("text", "none"))
         return Comparison(empty, f"{describe_tree(value)} {'is' if empty else 'is not'} the empty set")
     if gold[0] == "set" and value[0] in ("union", "inter", "minus", "builder"):
-        return compare_number_sets(gold, value, context)
+        return _compare_number_sets(gold, value, context)
     strict = context.conventions.brackets == "strict"
     ordered = context.conventions.order == "strict" and gold[0] == "list"
     if value[0] == "tuple" and gold[0] == "list" and not strict:
@@ -622,14 +622,14 @@ def match_members(gold: Tree, answer: Tree, context: CompareContext) -> Comparis
     golds, answers = (
         [split_assignment(arg)[1] for arg in tree[1:]] if indexed else _list_member_values(tree, whole) for tree in (gold, value)
     )
-    golds, answers = shorten_ellipsis_list(golds), shorten_ellipsis_list(answers)
+    golds, answers = _shorten_ellipsis_list(golds), _shorten_ellipsis_list(answers)
     if gold[0] == "set" and value[0] == "set":
         golds, answers = _drop_duplicates(golds, context), _drop_duplicates(answers, context)
     if len(golds) != len(answers):
         return Comparison(False, f"it has {len(answers)} values; the gold {describe_tree(gold)} has {len(golds)}")
     if len(golds) > MAX_MEMBERS:
         raise LimitExceeded(f"it has more than {MAX_MEMBERS} members")
-    return _compare_in_order(golds, answers, context) if ordered else compare_any_order(golds, answers, context)
+    return _compare_in_order(golds, answers, context) if ordered else _compare_any_order(golds, answers, context)
 
 
 def _list_member_values(tree: Tree, keep_equations: bool) -> list[Tree]:
@@ -649,13 +649,13 @@ def _drop_duplicates(members: Sequence[Tree], context: CompareContext) -> list[T
 
 def _compare_in_order(golds: Sequence[Tree], answers: Sequence[Tree], context: CompareContext) -> Comparison:
     for place, (want, have) in enumerate(zip(golds, answers, strict=True), 1):
-        judged = compare_normalized(expand_plus_minus(want), expand_plus_minus(have), context)
+        judged = compare_normalized(_expand_plus_minus(want), _expand_plus_minus(have), context)
         if not judged.is_equal:
             return Comparison(False, f"member {place}: {judged.reason}")
     return Comparison(True, "every member matches the gold's, in order")
 
 
-def compare_any_order(golds: Sequence[Tree], answers: Sequence[Tree], context: CompareContext) -> Comparison:
+def _compare_any_order(golds: Sequence[Tree], answers: Sequence[Tree], context: CompareContext) -> Comparison:
     """Compare members in any order: every member of the gold must match exactly one member of the answer."""
     left = list(answers)
     values = [compute_exact_value(split_unit(arg)[0]) for arg in left]
@@ -669,7 +669,7 @@ def compare_any_order(golds: Sequence[Tree], answers: Sequence[Tree], context: C
     return Comparison(True, "the members match the gold's")
 
 
-def compare_tuples(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
+def _compare_tuples(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare a point or a pair: as a tuple, a column, a list in order, or named coordinates."""
     if (
         answer[0] == "rel"
@@ -677,7 +677,7 @@ def compare_tuples(gold: Tree, answer: Tree, context: CompareContext) -> Compari
         and "".join(find_assigned_name(arg) for arg in answer[1][1:]) in ("yx", "zyx", "yxz", "xzy", "zxy")
     ):
         return Comparison(False, f"{format_tree(answer[1])} are the coordinates in another order")
-    value, why = extract_value(gold, answer, context)
+    value, why = _extract_value(gold, answer, context)
     if value is None:
         if len(gold) == 3 and parse_region(answer) is not None:
             value = answer
@@ -700,7 +700,7 @@ def compare_tuples(gold: Tree, answer: Tree, context: CompareContext) -> Compari
             return Comparison(False, f"it has {len(value) - 1} members; the gold {describe_tree(gold)} has {len(gold) - 1}")
         return _compare_in_order(gold[1:], value[1:], context)
     if value[0] in ("rel", "builder", "union", "inter") and len(gold) == 3:
-        return compare_number_sets(gold, value, context)
+        return _compare_number_sets(gold, value, context)
     return Comparison(False, f"parsed as {describe_tree(value)}; the gold is {describe_tree(gold)}")
 
 
@@ -722,14 +722,14 @@ def _sort_coordinates(pairs: list[tuple[str, Tree]]) -> list[tuple[str, Tree]]:
     return sorted(pairs, key=lambda pair: _POLAR_NAMES.index(pair[0])) if set(names) <= set(_POLAR_NAMES) else pairs
 
 
-def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
+def _compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare a matrix or a vector, row by row."""
-    value, why = extract_value(gold, answer, context)
+    value, why = _extract_value(gold, answer, context)
     if value is None:
         return Comparison(False, why)
     rows = gold[1]
     if value[0] == "binom" and len(rows) == 2 and len(rows[0]) == 1:  # a column, as written in some countries
-        value = make_column(value[1:])
+        value = _make_column(value[1:])
     if value[0] == "interval" and value[3:] == ("[", "]"):
         value = ("tuple", value[1], value[2])
     if value[0] == "tuple":
@@ -738,7 +738,7 @@ def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Compa
             value = ("matrix", tuple(tuple(arg[1:]) for arg in parts))
         elif len(rows) == 1 or len(rows[0]) == 1:
             value = ("matrix", (value[1:],) if len(rows) == 1 else tuple((cell,) for cell in value[1:]))
-    if value[0] != "matrix" and len(rows) == len(rows[0]) and (factor := find_identity_factor(value, len(rows))) is not None:
+    if value[0] != "matrix" and len(rows) == len(rows[0]) and (factor := _find_identity_factor(value, len(rows))) is not None:
         value = ("matrix", tuple(tuple(factor if k == j else ZERO for k in range(len(rows))) for j in range(len(rows))))
     if value[0] != "matrix":
         return Comparison(False, f"parsed as {describe_tree(value)}; the gold is {describe_tree(gold)}")
@@ -747,25 +747,25 @@ def compare_matrices(gold: Tree, answer: Tree, context: CompareContext) -> Compa
     return _compare_in_order([cell for row in rows for cell in row], [cell for row in value[1] for cell in row], context)
 
 
-def find_identity_factor(tree: Tree, size: int) -> Tree | None:
+def _find_identity_factor(tree: Tree, size: int) -> Tree | None:
     """Return the factor of a multiple of the identity matrix of this size, -1 of `-I` and `-I_2`; None for anything else: `I` alone is read
     as a choice before.
 
-    >>> find_identity_factor(("neg", ("sym", "I")), 2), find_identity_factor(("sym", "I_3"), 2)
+    >>> _find_identity_factor(("neg", ("sym", "I")), 2), _find_identity_factor(("sym", "I_3"), 2)
     (('neg', ('num', 1, 1)), None)
     """
     if tree[0] == "sym" and tree[1] in ("I", f"I_{size}"):
         return ("num", 1, 1)
-    if tree[0] == "neg" and (inner := find_identity_factor(tree[1], size)) is not None:
+    if tree[0] == "neg" and (inner := _find_identity_factor(tree[1], size)) is not None:
         return ("neg", inner)
-    if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]) and find_identity_factor(tree[2], size) == ("num", 1, 1):
+    if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]) and _find_identity_factor(tree[2], size) == ("num", 1, 1):
         return tree[1]
     return None
 
 
-def compare_number_sets(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
+def _compare_number_sets(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
     """Compare a set of numbers: as intervals, as a solved condition, or in words."""
-    if find_unsolved(gold) is None and (left := find_unsolved(answer)) is not None:
+    if _find_unsolved(gold) is None and (left := _find_unsolved(answer)) is not None:
         return Comparison(False, f"{format_tree(left)} is not solved yet; the gold is {describe_tree(gold)}")
     want, have = parse_region(gold), parse_region(answer)
     if want is not None and have is not None:
@@ -782,7 +782,7 @@ def compare_number_sets(gold: Tree, answer: Tree, context: CompareContext) -> Co
         golds, answers = _flatten(gold, gold[0]), _flatten(answer, gold[0])
         if len(golds) != len(answers):
             return Comparison(False, f"{describe_tree(answer)} has {len(answers)} parts; the gold has {len(golds)}")
-        return compare_any_order(golds, answers, context)
+        return _compare_any_order(golds, answers, context)
     return Comparison(False, f"parsed as {describe_tree(answer)}; the gold is {describe_tree(gold)}")
 
 
@@ -804,22 +804,22 @@ UNIT_VECTORS = ("ell_vi", "ell_vj", "ell_vk")
 """Names of the unit vectors after the spelling rules."""
 
 
-def align_notation(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+def _align_notation(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Align alternative names, positions and numberings of gold and answer."""
-    answer = drop_condition(gold, answer)
-    gold, answer = convert_unit_vector_sums(
-        *align_solution_families(evaluate_matrices(convert_named_point(gold)), evaluate_matrices(convert_named_point(answer)))
+    answer = _drop_condition(gold, answer)
+    gold, answer = _convert_unit_vector_sums(
+        *_align_solution_families(_evaluate_matrices(_convert_named_point(gold)), _evaluate_matrices(_convert_named_point(answer)))
     )
     if gold[0] == "mod":
-        answer = extract_residue(answer)
-    answer = rename_arbitrary_constant(gold, answer)
-    return gold, convert_clock_format(rename_function_argument(gold, answer), gold)
+        answer = _extract_residue(answer)
+    answer = _rename_arbitrary_constant(gold, answer)
+    return gold, _convert_clock_format(_rename_function_argument(gold, answer), gold)
 
 
-def convert_named_point(tree: Tree) -> Tree:
+def _convert_named_point(tree: Tree) -> Tree:
     """Convert a point with its letter, `A(1, 2)`, to `A = (1, 2)`; C(5, 2) stays a binomial coefficient."""
     if tree[0] == "list":
-        return ("list", *(convert_named_point(arg) for arg in tree[1:]))
+        return ("list", *(_convert_named_point(arg) for arg in tree[1:]))
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "sym" and tree[1][1][0] in "ABDEFGHIJKLMNOPQRSTUVW" and tree[2][0] == "tuple":
         return ("rel", tree[1], "=", tree[2])
     return tree
@@ -830,7 +830,7 @@ def convert_mod_to_residue(tree: Tree) -> Tree:
     return ("mod", *tree[2:]) if tree[:2] == ("fun", "mod") else tree
 
 
-def extract_residue(tree: Tree) -> Tree:
+def _extract_residue(tree: Tree) -> Tree:
     """Extract the residue that a family over the integers describes: `x = 12k + 5, k in Z` is 5 (mod 12)."""
     values, letter, _ = _split_solution_family(tree)
     name, value = split_assignment(values)
@@ -848,22 +848,24 @@ def extract_residue(tree: Tree) -> Tree:
     return ("mod", ("num", first.numerator, 1), ("num", abs(step.numerator), 1))
 
 
-def rename_function_argument(gold: Tree, answer: Tree) -> Tree:
+def _rename_function_argument(gold: Tree, answer: Tree) -> Tree:
     """Rename a function's argument to the gold's letter: `f(t) = 2t` if the gold is `f(x) = 2x`."""
     if gold[0] != "rel" or answer[0] != "rel" or any(side[0] != "mul" or len(side) != 3 for side in (gold[1], answer[1])):
         return answer
     (_, name, wanted), (_, other, given) = gold[1], answer[1]
     if name != other or wanted == given or not wanted[0] == given[0] == "sym":
         return answer
-    return rename_letter(rename_letter(answer, wanted[1], f"{wanted[1]}'"), given[1], wanted[1])  # f(x) = y^2 is a constant, not f(y) = y^2
+    return _rename_letter(
+        _rename_letter(answer, wanted[1], f"{wanted[1]}'"), given[1], wanted[1]
+    )  # f(x) = y^2 is a constant, not f(y) = y^2
 
 
-def drop_condition(gold: Tree, answer: Tree) -> Tree:
+def _drop_condition(gold: Tree, answer: Tree) -> Tree:
     """Drop a condition on a letter of the gold behind a formula: `1/(s^2 + 1), s > 0`."""
     if answer[0] != "list" or len(answer) != 3 or gold[0] in ("list", "set", "tuple", "either") or answer[2][0] != "rel":
         return answer
     _, letter, *rest = answer[2]
-    bounded = len(rest) == 2 and rest[0] in (">", ">=", "<", "<=", "!=") and letter[0] == "sym" and is_rational(rest[1])
+    bounded = len(rest) == 2 and rest[0] in (">", ">=", "<", "<=", "!=") and letter[0] == "sym" and _is_rational(rest[1])
     bare = answer[1][0] != "rel" or answer[1][2] == "="
     return answer[1] if bounded and bare and letter[1] in get_free_symbols(gold) else answer
 
@@ -871,7 +873,7 @@ def drop_condition(gold: Tree, answer: Tree) -> Tree:
 _ARBITRARY_CONSTANTS = frozenset(f"{letter}{index}" for letter in "ABCDKck" for index in ("", "_0", "_1", "_2", "_3"))
 
 
-def rename_arbitrary_constant(gold: Tree, answer: Tree) -> Tree:
+def _rename_arbitrary_constant(gold: Tree, answer: Tree) -> Tree:
     """Rename the arbitrary constants of a family of functions to the gold's: `y = Ae^(2x)` is `y = Ce^(2x)`.
 
     Of several constants each may be each: the assignment is chosen with which the functions agree at sample points.
@@ -887,16 +889,16 @@ def rename_arbitrary_constant(gold: Tree, answer: Tree) -> Tree:
     for order in itertools.permutations(wanted):
         renamed = answer
         for old, new in zip(given, order, strict=True):
-            renamed = rename_letter(renamed, old, new)
+            renamed = _rename_letter(renamed, old, new)
         if len(wanted) == 1 or not differs_at_sample_points(gold[3], renamed[3]):
             return renamed
     return answer
 
 
-def convert_clock_format(time: Tree, gold: Tree) -> Tree:
+def _convert_clock_format(time: Tree, gold: Tree) -> Tree:
     """Convert a time of day to the gold's 12- or 24-hour format: 15:30 if the gold is 3:30 pm; anything else is unchanged.
 
-    >>> convert_clock_format(("time", 15, 30, ""), ("time", 3, 30, "pm"))
+    >>> _convert_clock_format(("time", 15, 30, ""), ("time", 3, 30, "pm"))
     ('time', 3, 30, 'pm')
     """
     if not time[0] == gold[0] == "time" or bool(time[3]) == bool(gold[3]):
@@ -907,12 +909,12 @@ def convert_clock_format(time: Tree, gold: Tree) -> Tree:
     return ("time", (hour - 1) % 12 + 1, time[2], "pm" if hour > 12 else "am") if hour > 12 or not hour else time
 
 
-def group_solutions(tree: Tree) -> Tree:
+def _group_solutions(tree: Tree) -> Tree:
     """Group several solutions of several unknowns: `p = 5, q = 2, p = 7, q = 2` is (5, 2), (7, 2).
 
     >>> one, two = ("num", 1, 1), ("num", 2, 1)
     >>> row = [("rel", ("sym", name), "=", value) for name, value in zip("xyxy", (one, two, two, one))]
-    >>> group_solutions(("list", *row)) == ("list", ("tuple", one, two), ("tuple", two, one))
+    >>> _group_solutions(("list", *row)) == ("list", ("tuple", one, two), ("tuple", two, one))
     True
     """
     if tree[0] != "list":
@@ -927,20 +929,20 @@ def group_solutions(tree: Tree) -> Tree:
     return ("list", *(("tuple", *values[at : at + size]) for at in range(0, len(values), size)))
 
 
-def is_choice_list(gold: Tree) -> bool:
+def _is_choice_list(gold: Tree) -> bool:
     """Whether the gold is several letters of a multiple choice: A, C."""
     return gold[0] in ("list", "set") and all(arg[0] == "sym" and arg[1] in CHOICE_LETTERS for arg in gold[1:])
 
 
-def split_choice_letters(gold: Tree, answer: Tree) -> Tree:
+def _split_choice_letters(gold: Tree, answer: Tree) -> Tree:
     """Split several letters of a multiple choice without commas: `ACD` for the gold A, C, D."""
-    if not is_choice_list(gold) or answer[0] != "text" or not answer[1].isalpha():
+    if not _is_choice_list(gold) or answer[0] != "text" or not answer[1].isalpha():
         return answer
     letters = answer[1].upper()
     return ("list", *(("sym", letter) for letter in letters)) if CHOICE_LETTERS.issuperset(letters) else answer
 
 
-def read_word_as_product(gold: Tree, answer: Tree) -> Tree:
+def _read_word_as_product(gold: Tree, answer: Tree) -> Tree:
     """Convert a short word to what its letters mean in the gold: a product, or the name of an angle."""
     if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
         return make_point_name(gold[1].partition(" ")[0], answer[1].upper())
@@ -951,11 +953,11 @@ def read_word_as_product(gold: Tree, answer: Tree) -> Tree:
     return ("mul", first, *rest) if rest else first
 
 
-def rename_letter(tree: Tree, old: str, new: str) -> Tree:
+def _rename_letter(tree: Tree, old: str, new: str) -> Tree:
     """Replace one letter in a tree."""
     if tree == ("sym", old):
         return ("sym", new)
-    return tuple(rename_letter(arg, old, new) if isinstance(arg, tuple) else arg for arg in tree)
+    return tuple(_rename_letter(arg, old, new) if isinstance(arg, tuple) else arg for arg in tree)
 
 
 def _split_solution_family(tree: Tree) -> tuple[Tree, str, Tree | None]:
@@ -967,27 +969,27 @@ def _split_solution_family(tree: Tree) -> tuple[Tree, str, Tree | None]:
     return (values, last[1][1], last[3]) if last[1][1] in get_free_symbols(values) else (tree, "", None)
 
 
-def align_solution_families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+def _align_solution_families(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     """Align two families of values over the integers, so that the name of the parameter does not matter."""
     golds, letter, field = _split_solution_family(gold)
     answers, mine, my_field = _split_solution_family(answer)
     if not letter and not mine and has_op(gold, "const"):  # pi/4 + pi n, without a definition of n: still a trigonometric family
         (wanted, own) = ("".join(get_free_symbols(tree)) for tree in (gold, answer))
         if wanted != own and wanted in FAMILY_LETTERS and own in FAMILY_LETTERS and ("const", "pi") in list_nodes(gold):
-            return gold, rename_letter(answer, own, wanted)
+            return gold, _rename_letter(answer, own, wanted)
     if not (letter or mine) or (letter and mine and field != my_field) or (not mine and letter not in get_free_symbols(answer)):
         return gold, answer
     if mine and mine not in get_free_symbols(golds):
         free = sorted(get_free_symbols(golds) - get_free_symbols(answers)) if not letter else [letter]
         if len(free) != 1 or free[0] in get_free_symbols(answers) or (not letter and (len(free[0]) > 1 or golds == ("sym", free[0]))):
             return gold, answer
-        answers = rename_letter(answers, mine, free[0])
+        answers = _rename_letter(answers, mine, free[0])
     return golds, answers
 
 
-def convert_combinations(tree: Tree) -> Tree:
+def _convert_combinations(tree: Tree) -> Tree:
     """Convert `C(10, 3)` to a binomial coefficient, where a value is expected."""
-    parts = [convert_combinations(arg) if isinstance(arg, tuple) else arg for arg in tree]
+    parts = [_convert_combinations(arg) if isinstance(arg, tuple) else arg for arg in tree]
     if tree[0] == "mul":
         for at in range(len(parts) - 1):
             if parts[at] == ("sym", "C") and isinstance(parts[at + 1], tuple) and parts[at + 1][0] == "tuple" and len(parts[at + 1]) == 3:
@@ -996,7 +998,7 @@ def convert_combinations(tree: Tree) -> Tree:
     return tuple(parts)
 
 
-def shorten_ellipsis_list(members: list[Tree]) -> list[Tree]:
+def _shorten_ellipsis_list(members: list[Tree]) -> list[Tree]:
     """Shorten a list of numbers with dots to the fewest numbers before the dots: 1, 2, 3, ..., 10 is 1, 2, ..., 10."""
     at = members.index(DOTS) if members.count(DOTS) == 1 else 0
     values = [compute_exact_value(arg) for arg in members[:at]]
@@ -1006,7 +1008,7 @@ def shorten_ellipsis_list(members: list[Tree]) -> list[Tree]:
     return [*members[: 2 if at + 1 < len(members) else 3], *members[at:]] if len(steps) == 1 else members
 
 
-def convert_unit_vector_sums(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
+def _convert_unit_vector_sums(gold: Tree, answer: Tree) -> tuple[Tree, Tree]:
     r"""Convert sums of unit vectors to tuples of their components: `2\\mathbf{i} - \\mathbf{k}` is (2, 0, -1)."""
     used = (get_free_symbols(gold) | get_free_symbols(answer)).intersection(UNIT_VECTORS)
     if not used:
@@ -1042,20 +1044,20 @@ def _get_vector_component(tree: Tree, axis: str) -> Tree:
     return tree
 
 
-def make_column(members: Sequence[Tree]) -> Tree:
+def _make_column(members: Sequence[Tree]) -> Tree:
     """Make a matrix of one column."""
     return ("matrix", tuple((member,) for member in members))
 
 
-def evaluate_matrices(tree: Tree) -> Tree:
+def _evaluate_matrices(tree: Tree) -> Tree:
     r"""Evaluate sums and multiples of matrices: `\\frac{1}{2} \\begin{pmatrix} 1 & 3 \\end{pmatrix}` is (1/2, 3/2)."""
     if tree[0] == "pow" and tree[2] == ("sym", "T"):
         return _transpose(tree[1]) or tree
     if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4 and tree[3][0] == "pow":
-        return (*tree[:3], evaluate_matrices(tree[3]))
+        return (*tree[:3], _evaluate_matrices(tree[3]))
     if tree[0] not in ("add", "mul", "neg", "div") or not has_op(tree, "matrix", "tuple"):
         return tree
-    parts = [evaluate_matrices(arg) for arg in tree[1:]]
+    parts = [_evaluate_matrices(arg) for arg in tree[1:]]
     grids = [part for part in parts if part[0] == "matrix" or (part[0] == "tuple" and len(parts) == 2 and not get_free_symbols(parts[0]))]
     if tree[0] in ("neg", "div") and parts[0] in grids and len(grids) == 1:
         return _map_cells(parts[0], lambda cell: (tree[0], cell, *parts[1:]))
@@ -1071,7 +1073,7 @@ def evaluate_matrices(tree: Tree) -> Tree:
 def _transpose(tree: Tree) -> Tree | None:
     """Transpose a row or a matrix; None for anything else."""
     if tree[0] == "tuple" or (tree[0] == "interval" and tree[3:] == ("[", "]")):
-        return make_column(tree[1:3] if tree[0] == "interval" else tree[1:])
+        return _make_column(tree[1:3] if tree[0] == "interval" else tree[1:])
     return ("matrix", tuple(zip(*tree[1], strict=True))) if tree[0] == "matrix" else None
 
 
@@ -1088,20 +1090,20 @@ def _map_cells(grid: Tree, change: Callable[[Tree], Tree]) -> Tree:
 # Plus-minus signs
 
 
-def expand_plus_minus(tree: Tree) -> Tree:
+def _expand_plus_minus(tree: Tree) -> Tree:
     r"""Expand plus-minus signs: `1 \\pm 2` is the list -1, 3; inside a list or a set it adds two members."""
     if not has_op(tree, "pm"):
         return tree
     if tree[0] in ("list", "set"):
         members: list[Tree] = []
         for arg in tree[1:]:
-            arg = expand_plus_minus(arg)
+            arg = _expand_plus_minus(arg)
             members.extend(arg[1:] if arg[0] == "list" else [arg])
         return (tree[0], *members)
     if tree[0] == "rel" and tree[2] == "in" and len(tree) == 4 and tree[3][0] == "set":
-        return (*tree[:3], expand_plus_minus(tree[3]))
+        return (*tree[:3], _expand_plus_minus(tree[3]))
     if tree[0] == "rel" and tree[2] == "=" and len(tree) == 4 and not has_op(tree[1], "pm"):
-        right = expand_plus_minus(tree[3])
+        right = _expand_plus_minus(tree[3])
         return ("list", *(("rel", tree[1], "=", arg) for arg in right[1:])) if right[0] == "list" else tree
     signs = sum(1 for node in list_nodes(tree) if node[0] == "pm")
     if signs > 4:
@@ -1148,7 +1150,7 @@ def describe_unevaluated_operation(tree: Tree) -> str:
     return ""
 
 
-def drop_repeated_sum_or_limit(tree: Tree) -> Tree:
+def _drop_repeated_sum_or_limit(tree: Tree) -> Tree:
     """Drop a requested sum or limit that an answer repeats before its value."""
     if (
         tree[0] == "rel"
@@ -1163,14 +1165,14 @@ def drop_repeated_sum_or_limit(tree: Tree) -> Tree:
 COMPARERS: dict[str, Callable[[Tree, Tree, CompareContext], Comparison]] = {
     "list": match_members,
     "set": match_members,
-    "tuple": compare_tuples,
-    "matrix": compare_matrices,
-    "interval": compare_number_sets,
-    "union": compare_number_sets,
-    "inter": compare_number_sets,
-    "minus": compare_number_sets,
-    "builder": compare_number_sets,
-    "rel": compare_relations,
+    "tuple": _compare_tuples,
+    "matrix": _compare_matrices,
+    "interval": _compare_number_sets,
+    "union": _compare_number_sets,
+    "inter": _compare_number_sets,
+    "minus": _compare_number_sets,
+    "builder": _compare_number_sets,
+    "rel": _compare_relations,
     "text": _compare_words,
     "choice": _compare_choice,
     "base": _compare_base,

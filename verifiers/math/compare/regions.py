@@ -79,7 +79,7 @@ def complement_spans(spans: Spans) -> Spans:
     return merge_spans(out)
 
 
-def intersect_spans(a: Spans, b: Spans) -> Spans:
+def _intersect_spans(a: Spans, b: Spans) -> Spans:
     """Return the intersection of two sets of spans."""
     return complement_spans(merge_spans(complement_spans(a) + complement_spans(b)))
 
@@ -107,9 +107,9 @@ def _parse_region(tree: Tree) -> Spans:
     if op == "union":
         return merge_spans(_parse_region(args[0]) + _parse_region(args[1]))
     if op == "inter":
-        return intersect_spans(_parse_region(args[0]), _parse_region(args[1]))
+        return _intersect_spans(_parse_region(args[0]), _parse_region(args[1]))
     if op == "minus":
-        return intersect_spans(_parse_region(args[0]), complement_spans(_parse_region(args[1])))
+        return _intersect_spans(_parse_region(args[0]), complement_spans(_parse_region(args[1])))
     if op == "add" and len(args) == 2 and args[0] == ("const", "R") and args[1][0] == "neg" and args[1][1][0] == "set":
         return complement_spans(_parse_region(args[1][1]))  # R - {2}
     if op == "builder":
@@ -142,7 +142,7 @@ def _parse_list(args: tuple[Tree, ...]) -> Spans:
     shape = [(bool(get_infinity_sign(lo.tree)), bool(get_infinity_sign(hi.tree))) for lo, hi in whole]
     common = parts[0]
     for part in parts[1:]:
-        common = intersect_spans(common, part)
+        common = _intersect_spans(common, part)
     if shape == [(True, True)] or all(arg[0] == "rel" and "!=" in arg for arg in args):  # `x > 1, x < 3` means both
         return common
     if any("!=" in arg for arg in args):
@@ -159,7 +159,7 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
         return _solve_absolute_inequality(values[0][2], signs[0], values[1])
     insides = [value[2] if value[0] == "fun" and value[1] == "abs" and value[2][0] == "sym" else value for value in values]
     if insides != values:  # `1 <= |x| <= 2`: the condition for a non-negative letter, and its mirror image
-        parts = intersect_spans(
+        parts = _intersect_spans(
             _parse_relation(tuple(insides[k // 2] if k % 2 == 0 else sign for k, sign in enumerate(args))),
             [(Endpoint.from_tree(ZERO, True), Endpoint.from_tree(PLUS_INFINITY, False))],
         )
@@ -187,7 +187,7 @@ def _parse_relation(args: tuple[Any, ...]) -> Spans:
                 if direction[0] == "<"
                 else [(end, Endpoint.from_tree(PLUS_INFINITY, False))]
             )
-        out = intersect_spans(out, part)
+        out = _intersect_spans(out, part)
     return out
 
 

@@ -162,10 +162,10 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     gold_value, gold_unit = split_unit(gold)
     value, unit = split_unit(answer)
     if not get_free_symbols(gold) and not unit:
-        value, unit = split_letter_unit(answer)
+        value, unit = _split_letter_unit(answer)
         answer = ("unit", value, unit) if unit else answer
     elif unit and not gold_unit and not get_free_symbols(answer):
-        gold_value, gold_unit = split_letter_unit(gold)
+        gold_value, gold_unit = _split_letter_unit(gold)
     if unit and not gold_unit and (split := split_unit_symbol(gold, unit)) is not None:
         gold_value, gold_unit = split
         gold = ("unit", *split)
@@ -179,8 +179,8 @@ def compare_scalars(gold: Tree, answer: Tree, context: CompareContext) -> Compar
     if get_free_symbols(answer) | get_free_symbols(gold):  # in a formula, ml^2 is m times l^2
         known = get_free_symbols(answer) | get_free_symbols(gold)
         spelled = (
-            split_units_into_letters(gold, ALL_LETTERS if gold[0] != "unit" else known),
-            split_units_into_letters(answer, ALL_LETTERS if answer[0] != "unit" else known),
+            _split_units_into_letters(gold, ALL_LETTERS if gold[0] != "unit" else known),
+            _split_units_into_letters(answer, ALL_LETTERS if answer[0] != "unit" else known),
         )
         if spelled != (gold, answer):
             return compare_scalars(*spelled, context)
@@ -312,7 +312,7 @@ def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -
     if has_op(gold, "fun") and has_op(answer, "fun"):
         gold, answer = _write_maximum_as_formula(gold, answer), _write_maximum_as_formula(answer, gold)
     if context.is_same_value(gold, answer):
-        wrong = find_form_violation(answer, context.conventions.form, gold)
+        wrong = _find_form_violation(answer, context.conventions.form, gold)
         return (
             Comparison(False, f"it has the right value, but {wrong}")
             if wrong
@@ -354,14 +354,14 @@ class WrittenDigits(NamedTuple):
     decimal_places: int
 
 
-def count_written_digits(tree: Tree) -> WrittenDigits | None:
+def _count_written_digits(tree: Tree) -> WrittenDigits | None:
     """Count the significant digits of a decimal as written, and its places after the point; None for anything else.
 
-    >>> count_written_digits(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
+    >>> _count_written_digits(("mul", ("dec", 602, 2), ("pow", ("num", 10, 1), ("num", 23, 1))))
     WrittenDigits(significant_digits=3, decimal_places=-21)
     """
     if tree[0] == "neg":
-        return count_written_digits(tree[1])
+        return _count_written_digits(tree[1])
     if tree[0] == "dec":
         return WrittenDigits(len(str(abs(tree[1]))) if tree[1].bit_length() < 4000 else 1000, tree[2])
     if tree[0] == "mul" and len(tree) == 3 and tree[1][0] == "dec" and tree[2][0] == "pow" and tree[2][1] == ("num", 10, 1):
@@ -373,7 +373,7 @@ def count_written_digits(tree: Tree) -> WrittenDigits | None:
 
 def _explain_rounding(gold: Tree, answer: Tree, conventions: MathConventions) -> str:
     """Explain why an unequal value is accepted as a rounding of the gold; "" if it is not accepted."""
-    of_gold, of_answer = count_written_digits(gold), count_written_digits(answer)
+    of_gold, of_answer = _count_written_digits(gold), _count_written_digits(answer)
     if of_gold is None and of_answer is None:
         return ""
     x, y = _to_exact_or_rounded_rational(gold), _to_exact_or_rounded_rational(answer)
@@ -444,10 +444,10 @@ def _differs_only_by_number(gold: Tree, answer: Tree, context: CompareContext) -
 # The required form of an answer whose value is right: reduced, factored, expanded, a numeral
 
 
-def find_form_violation(tree: Tree, form: str, gold: Tree) -> str:
+def _find_form_violation(tree: Tree, form: str, gold: Tree) -> str:
     """Describe how a tree violates the required form; "" if it does not.
 
-    >>> find_form_violation(("div", ("num", 2, 1), ("num", 4, 1)), "reduced", ("num", 1, 2))
+    >>> _find_form_violation(("div", ("num", 2, 1), ("num", 4, 1)), "reduced", ("num", 1, 2))
     'a fraction in it is not in lowest terms'
     """
     if form == "factored" and _count_factors(tree) < _count_factors(gold):
@@ -524,7 +524,7 @@ def is_numeral(tree: Tree) -> bool:
         return is_numeral(tree[1]) or _is_compound_amount(tree[1])
     if op in ("mul", "div"):
         value, label = split_unit(tree)
-        value, label = split_letter_unit(value) if not label else (value, label)
+        value, label = _split_letter_unit(value) if not label else (value, label)
         if label:
             return is_numeral(value)
         if op == "div":
@@ -607,22 +607,22 @@ def split_unit(tree: Tree) -> tuple[Tree, str]:
     return tree, ""
 
 
-def split_units_into_letters(tree: Tree, known_letters: frozenset[str]) -> Tree:
+def _split_units_into_letters(tree: Tree, known_letters: frozenset[str]) -> Tree:
     """Replace each unit whose letters are all known letters by a product: `ml^2` if m and l are known."""
     if tree[0] == "unit" and (spelled := re.fullmatch(r"([a-zA-Z]{1,3})(?:\^(\d))?", tree[2])) and known_letters.issuperset(spelled[1]):
         *first, last = (("sym", letter) for letter in spelled[1])
         return (
             "mul",
-            split_units_into_letters(tree[1], known_letters),
+            _split_units_into_letters(tree[1], known_letters),
             *first,
             ("pow", last, ("num", int(spelled[2]), 1)) if spelled[2] else last,
         )
     return tuple(
-        split_units_into_letters(arg, known_letters) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree
+        _split_units_into_letters(arg, known_letters) if isinstance(arg, tuple) and arg and isinstance(arg[0], str) else arg for arg in tree
     )
 
 
-def split_letter_unit(tree: Tree) -> tuple[Tree, str]:
+def _split_letter_unit(tree: Tree) -> tuple[Tree, str]:
     """Split a number times one letter that may be a unit: `5m`, `12m^2`; the label is "" for anything else."""
     if tree[0] == "mul" and len(tree) == 3 and not get_free_symbols(tree[1]):
         letter, power = (tree[2][1], tree[2][2]) if tree[2][0] == "pow" else (tree[2], ("num", 1, 1))

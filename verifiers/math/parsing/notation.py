@@ -22,19 +22,19 @@ _CHANGING_WORDS = re.compile(
 )
 
 
-def is_announcement(text: str) -> bool:
+def _is_announcement(text: str) -> bool:
     """Whether words only announce a value: `the total number of ways is`; no word in them may change the value.
 
-    >>> is_announcement("the required sum of digits is"), is_announcement("half of it is")
+    >>> _is_announcement("the required sum of digits is"), _is_announcement("half of it is")
     (True, False)
     """
     return len(text) <= 80 and _ANNOUNCEMENT.fullmatch(text) is not None and not _CHANGING_WORDS.search(text)
 
 
-def is_value_label(text: str) -> bool:
+def _is_value_label(text: str) -> bool:
     """Whether words with a colon only announce the value that follows: `Total:`.
 
-    >>> is_value_label("Maximum value:"), is_value_label("Not the value:")
+    >>> _is_value_label("Maximum value:"), _is_value_label("Not the value:")
     (True, False)
     """
     named = re.fullmatch(r"[a-z]{3,20}(?: [a-z]{1,20}){0,4} ?:", text, re.IGNORECASE)
@@ -50,10 +50,10 @@ def strip_leading_words(text: str) -> str:
     command = _LEADING_TEXT.match(text)
     if command is not None:
         said = command[0][command.start(1) - command.start() :].replace("}", "").strip()
-        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or is_announcement(said.rstrip(":= ")) or is_value_label(said):
+        if _LEAD.fullmatch(said + ("" if said[-1:] in ":=" else " ")) or _is_announcement(said.rstrip(":= ")) or _is_value_label(said):
             return text[command.end() :].strip() or text
     titled = _TITLE.match(text)
-    if titled is not None and is_value_label(titled[1]):
+    if titled is not None and _is_value_label(titled[1]):
         return text[titled.end() :].strip() or text
     match = _LEAD.match(text)
     return (text[match.end() :].strip() or text) if match else text
@@ -128,9 +128,9 @@ def iter_alternative_readings(gold: str, answer: str) -> Iterator[tuple[str, str
         yield gold, f"{rate[1]} per {rate[2]}"
     if (counted := _COUNTED_THING.fullmatch(answer.strip())) and any(len(word) > 2 for word in counted[2].split()):
         yield gold, rf"{counted[1]} \text{{ {counted[2]}}}"
-    if (decimal := convert_decimal_comma(answer)) is not None:
+    if (decimal := _convert_decimal_comma(answer)) is not None:
         yield gold, decimal
-    if (decimal := convert_decimal_comma(gold, 2)) is not None:
+    if (decimal := _convert_decimal_comma(gold, 2)) is not None:
         yield decimal, answer
     if "e" in gold and _SCIENTIFIC.search(answer) and not _SCIENTIFIC.search(gold):
         yield gold, _SCIENTIFIC.sub(r"\1 e\2", answer)
@@ -149,10 +149,10 @@ def _space_letters(text: str) -> str:
     return re.sub("(?<=[a-zA-Z])(?=[a-zA-Z])", " ", text)
 
 
-def convert_decimal_comma(text: str, min_digits: int = 1) -> str | None:
+def _convert_decimal_comma(text: str, min_digits: int = 1) -> str | None:
     """Convert a decimal comma to a decimal point; None for anything else, and for a list of round numbers.
 
-    >>> convert_decimal_comma("2,74"), convert_decimal_comma("2, 74"), convert_decimal_comma("5,0")
+    >>> _convert_decimal_comma("2,74"), _convert_decimal_comma("2, 74"), _convert_decimal_comma("5,0")
     ('2.74', None, None)
     """
     match = _COMMA_DECIMAL.fullmatch(text.strip().strip("$"))

@@ -146,7 +146,7 @@ def parse_answer(text: str) -> Tree:
     """
     numbered = _NUMBER.fullmatch(text)
     if numbered:  # the most common case: a shortcut for the code below
-        value = parse_numeral(numbered[2].replace(",", ""))
+        value = _parse_numeral(numbered[2].replace(",", ""))
         return ("neg", value) if numbered[1] else value
     if not text.isascii() and (said := parse_circled_numbers(text)) is not None:
         return said
@@ -266,7 +266,7 @@ class AnswerParser:
         sign = self.peek().text
         if len(terms) != 1 or not self.accept(r"\over", r"\choose"):
             return terms
-        return [("div" if sign == r"\over" else "binom", require_single_value(terms[0]), require_single_value(self.parse_sum()))]
+        return [("div" if sign == r"\over" else "binom", _require_single_value(terms[0]), _require_single_value(self.parse_sum()))]
 
     def is_conjunction(self, token: Token) -> bool:
         """Whether a token is the word `and` or `or`."""
@@ -698,7 +698,7 @@ class AnswerParser:
             raise LimitExceeded(f"it has more than {MAX_NODES} parts")
         token = self.next_token()
         if token.kind == "num":
-            return parse_numeral(token.text)
+            return _parse_numeral(token.text)
         if token.kind == "word":
             return self.parse_word(token)
         if token.kind == "begin":
@@ -727,7 +727,7 @@ class AnswerParser:
         if name in WORD_CONSTANTS or name.lower() in ("infinity",):
             return ("const", WORD_CONSTANTS[name if name in WORD_CONSTANTS else "infinity"])
         if len(name) > 1 and (
-            is_product_of_letters(name) or (len(name) == 2 < len(self.tokens) and name not in WORD_CONSTANTS)
+            _is_product_of_letters(name) or (len(name) == 2 < len(self.tokens) and name not in WORD_CONSTANTS)
         ):  # mg in a formula, 5 mg elsewhere
             if len(name) > 3:
                 raise ParseError(f"the word {name[:30]!r} is not part of an expression")
@@ -765,7 +765,7 @@ class AnswerParser:
         """Parse the operand of a function: a bracket, or the factors that follow without a sign."""
         token = self.peek()
         if token.text in ("(", "{", "[") and token.kind == "op":
-            return require_single_value(self.parse_atom())
+            return _require_single_value(self.parse_atom())
         if token.text in ABSOLUTE_BARS:
             return self.parse_atom()
         tree = self.parse_factor()
@@ -823,7 +823,7 @@ class AnswerParser:
                 self.position += 1
                 degree = self.parse_sum()
                 self.expect("]")
-            return ("root", require_single_value(self.parse_argument(whole_numeral=True)), degree)
+            return ("root", _require_single_value(self.parse_argument(whole_numeral=True)), degree)
         if text in (r"\binom", r"\dbinom", r"\tbinom"):
             top = self.parse_argument()
             return ("binom", top, self.parse_argument())
@@ -1092,7 +1092,7 @@ def _multiply(left: Tree, right: Tree) -> Tree:
     return ("mul", *(left[1:] if left[0] == "mul" else (left,)), right)
 
 
-def is_product_of_letters(word: str) -> bool:
+def _is_product_of_letters(word: str) -> bool:
     """Whether a run of letters is read as separate letters."""
     return word not in WORD_CONSTANTS and word not in FUNCTIONS and not is_unit(word)
 
@@ -1108,10 +1108,10 @@ def _split_differential(tree: Tree) -> tuple[Tree, str] | None:
     return (("mul", *rest) if len(rest) > 1 else rest[0]), last[1]
 
 
-def parse_numeral(text: str) -> Tree:
+def _parse_numeral(text: str) -> Tree:
     """Parse a numeral: integer, decimal, repeating decimal, scientific notation.
 
-    >>> parse_numeral("1.50")
+    >>> _parse_numeral("1.50")
     ('dec', 150, 2)
     """
     if "~" in text:
@@ -1148,7 +1148,7 @@ def make_point_name(kind: str, letters: str) -> Tree:
     return ("sym", f"{kind} {min(letters, letters[::-1]) if either_way else letters}")
 
 
-def require_single_value(tree: Tree) -> Tree:
+def _require_single_value(tree: Tree) -> Tree:
     """Return the content of a bracket if it is one value; raises otherwise."""
     if tree[0] in ("tuple", "list", "set", "interval"):
         raise ParseError("several values where one is expected")

@@ -284,10 +284,10 @@ for _place, _spelling in enumerate(SPELLING_RULES):
         _RULES_BY_TRIGGER.setdefault(_sign, []).append(_place)
 
 
-def convert_outward_brackets(text: str) -> str:
+def _convert_outward_brackets(text: str) -> str:
     """Convert square brackets that are turned outward: `]a, b[` is the open interval (a, b).
 
-    >>> convert_outward_brackets("]0, 1]")
+    >>> _convert_outward_brackets("]0, 1]")
     '(0, 1]'
     """
     places = [at for at, sign in enumerate(text) if sign in "[]"]
@@ -321,4 +321,4 @@ def standardize_notation(text: str) -> str:
                 break
         else:
             break
-    return convert_outward_brackets(text) if ("[" in text or "]" in text) and r"\sqrt" not in text else text
+    return _convert_outward_brackets(text) if ("[" in text or "]" in text) and r"\sqrt" not in text else text

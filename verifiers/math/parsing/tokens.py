@@ -69,7 +69,7 @@ def normalize_characters(text: str) -> str:
     >>> normalize_characters("½×2²")
     '\\frac{1}{2}\\times 2^{2}'
     """
-    if check_length(text).isascii():
+    if _check_length(text).isascii():
         if _CONTROL.search(text):
             raise ParseError("it contains a control character")
         return text
@@ -87,10 +87,10 @@ def normalize_characters(text: str) -> str:
         if deceives or _CONTROL.match(char):
             raise ParseError(f"the character U+{ord(char):04X} ({unicodedata.name(char, 'unnamed')}) is not part of an answer")
         out.append(sign)
-    return check_length("".join(out))
+    return _check_length("".join(out))
 
 
-def check_length(text: str) -> str:
+def _check_length(text: str) -> str:
     """Return the text; raises if it is too long."""
     if len(text) > MAX_LENGTH:
         raise LimitExceeded(f"it is {len(text)} characters long; at most {MAX_LENGTH} are allowed")

@@ -88,7 +88,7 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 _TURNED = VALUE_CHANGING_WORDS | {"half", "plus", "minus", "times"}
 
 
-def is_changing_word(word: str) -> bool:
+def _is_changing_word(word: str) -> bool:
     """Whether a word beside a counted thing makes the text say something else than the count: a number, a denial, a conjunction."""
     return (word in NON_UNIT_WORDS and word not in ("the", "a", "an", "of", "in")) or is_number_word(word) or not word.isalpha()
 
@@ -188,7 +188,7 @@ def _parse_product(text: str) -> Measure | None:
         start += 1
     for place, word in enumerate(words[start:], start):
         name, _, power = word.partition("^")
-        if name == "of" and (things or powers) and place + 1 < len(words) and not any(map(is_changing_word, words[place + 1 :])):
+        if name == "of" and (things or powers) and place + 1 < len(words) and not any(map(_is_changing_word, words[place + 1 :])):
             if things[-1:] == ["quarter"]:
                 return None  # 3 quarters of a pie are no 3
             break  # bags of oats are bags

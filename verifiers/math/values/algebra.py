@@ -36,10 +36,10 @@ class UnsupportedTree(Exception):
     """Raised for a tree that is not passed to sympy."""
 
 
-def to_sympy(tree: Tree) -> Any:
+def _to_sympy(tree: Tree) -> Any:
     """Convert a tree to a sympy expression.
 
-    >>> to_sympy(("div", ("num", 1, 1), ("num", 2, 1)))
+    >>> _to_sympy(("div", ("num", 1, 1), ("num", 2, 1)))
     1/2
     """
     op, args = tree[0], tree[1:]
@@ -52,24 +52,24 @@ def to_sympy(tree: Tree) -> Any:
     if op == "const" and args[0] in CONSTANTS:
         return CONSTANTS[args[0]]
     if op == "unit" and args[1] in ("degree", "degrees"):
-        return to_sympy(args[0]) * sp.pi / 180
+        return _to_sympy(args[0]) * sp.pi / 180
     if op == "fun" and args[0] == "det":
         return _make_matrix(args[1]).det()
     if op == "fun" and args[0] in FUNCTIONS:
-        return FUNCTIONS[args[0]](*(to_sympy(arg) for arg in args[1:]))
+        return FUNCTIONS[args[0]](*(_to_sympy(arg) for arg in args[1:]))
     if op in _CALCULUS_RULES and len(args) > 1 and args[1]:
         return _CALCULUS_RULES[op](
-            to_sympy(args[0]), sp.Symbol(args[1], real=True), *(a if isinstance(a, str) else to_sympy(a) for a in args[2:])
+            _to_sympy(args[0]), sp.Symbol(args[1], real=True), *(a if isinstance(a, str) else _to_sympy(a) for a in args[2:])
         )
     if op in _RULES:
-        return _RULES[op](*(to_sympy(arg) for arg in args))
+        return _RULES[op](*(_to_sympy(arg) for arg in args))
     raise UnsupportedTree(f"there is no rule for {op}")
 
 
 def _make_matrix(tree: Tree) -> Any:
     if tree[0] != "matrix" or len(tree[1]) > 6:
         raise UnsupportedTree("not a small matrix")
-    return sp.Matrix([[to_sympy(cell) for cell in row] for row in tree[1]])
+    return sp.Matrix([[_to_sympy(cell) for cell in row] for row in tree[1]])
 
 
 def _make_root(base: Any, degree: Any) -> Any:
@@ -113,7 +113,7 @@ def is_equal(a: Tree, b: Tree) -> bool | None:
     True
     """
     try:
-        gap = to_sympy(a) - to_sympy(b)
+        gap = _to_sympy(a) - _to_sympy(b)
     except UnsupportedTree:
         return None
     if gap == 0:

@@ -34,7 +34,7 @@ def reset_budget(limit: int = MAX_COST) -> None:
     _LOCAL.left = limit
 
 
-def get_remaining_budget() -> int:
+def _get_remaining_budget() -> int:
     """Return the remaining budget of this thread's answer."""
     found: int = getattr(_LOCAL, "left", MAX_COST)
     return found
@@ -42,6 +42,6 @@ def get_remaining_budget() -> int:
 
 def charge(function_name: str, digits: int) -> None:
     """Charge one call to the budget; raises if the budget is exceeded."""
-    _LOCAL.left = get_remaining_budget() - compute_cost(function_name, digits)
+    _LOCAL.left = _get_remaining_budget() - compute_cost(function_name, digits)
     if _LOCAL.left < 0:
         raise LimitExceeded("evaluating it needs too much work")

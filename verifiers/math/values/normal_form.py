@@ -56,7 +56,7 @@ class Normalizer:
     def make_atom(self, tree: Tree) -> Form:
         """Make an opaque atom, named by its operator and the forms of its arguments."""
         self.has_opaque_part = True
-        parts = [arg if isinstance(arg, str) else format_form(self.to_form(arg)) for arg in tree[1:] if not isinstance(arg, int)]
+        parts = [arg if isinstance(arg, str) else _format_form(self.to_form(arg)) for arg in tree[1:] if not isinstance(arg, int)]
         return {((f"{tree[0]}({','.join(parts)})", 1),): 1}
 
     def _add(self, tree: Tree) -> Form:
@@ -192,7 +192,7 @@ class Normalizer:
         self.has_opaque_part = True
         lead = base[min(base)]
         scaled: Form = {mono: Fraction(value) / lead for mono, value in base.items()}
-        return {((f"({format_form(scaled)})", -1),): Fraction(1) / lead}
+        return {((f"({_format_form(scaled)})", -1),): Fraction(1) / lead}
 
     def charge_steps(self, steps: int) -> None:
         """Charge steps to the budget; raises if it is exceeded."""
@@ -272,7 +272,7 @@ def _factor_primes(value: Fraction) -> list[tuple[str, Rational]] | None:
     return found
 
 
-def format_form(form: Form) -> str:
+def _format_form(form: Form) -> str:
     """Format a form as one canonical string."""
     rows = sorted("*".join([str(value), *(f"{atom}^{e}" for atom, e in mono)]) for mono, value in form.items())
     joined = "+".join(rows) or "0"

@@ -39,7 +39,7 @@ def get_mp_context() -> Any:
     return _LOCAL.mp
 
 
-def count_digits_needed(*trees: Tree) -> int:
+def _count_digits_needed(*trees: Tree) -> int:
     """Count the digits needed to distinguish these expressions: sixty, plus digits for every numeral and power in them."""
     total = BASE_DIGITS
     for tree in trees:
@@ -241,7 +241,7 @@ _FUNCTIONS |= {"ln": "ln", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
 _FUNCTIONS |= {"asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "Re": "re", "Im": "im", "sgn": "sign", "Gamma": "gamma"}
 
 
-def make_sample_point(names: frozenset[str], index: int, salt: int) -> dict[str, Fraction]:
+def _make_sample_point(names: frozenset[str], index: int, salt: int) -> dict[str, Fraction]:
     """Make a sample point for these letters, equal in every process: mixed signs, no small integers, seeded by the expressions."""
     point = {}
     for place, name in enumerate(sorted(names)):
@@ -254,10 +254,10 @@ def make_sample_point(names: frozenset[str], index: int, salt: int) -> dict[str,
 def differs_at_sample_points(a: Tree, b: Tree) -> bool | None:
     """Compare at sample points. True: the values differ at some point. False: they agree at every point. None: undecided."""
     names = get_free_symbols(a) | get_free_symbols(b)
-    digits = count_digits_needed(a, b)
+    digits = _count_digits_needed(a, b)
     salt = zlib.crc32(repr((a, b)).encode())
     on_reals = bool(names) and not any(node == ("const", "i") for tree in (a, b) for node in list_nodes(tree))
-    points = [make_sample_point(names, turn, salt) for turn in range(NUM_POINTS if names else 1)]
+    points = [_make_sample_point(names, turn, salt) for turn in range(NUM_POINTS if names else 1)]
     agreed = False
     for precision in (digits, MAX_DIGITS):
         vague = []

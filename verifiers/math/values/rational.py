@@ -109,7 +109,7 @@ def _integer_root(value: int, degree: int) -> int | None:
     return low if low**degree == value else None
 
 
-def compute_factorial(value: Fraction) -> Fraction | None:
+def _compute_factorial(value: Fraction) -> Fraction | None:
     """Compute n! for an integer that is not too large; None for other numbers."""
     if value.denominator != 1 or value < 0:
         return None
@@ -118,7 +118,7 @@ def compute_factorial(value: Fraction) -> Fraction | None:
     return Fraction(math.factorial(int(value)))
 
 
-def compute_binomial(top: Fraction, low: Fraction) -> Fraction | None:
+def _compute_binomial(top: Fraction, low: Fraction) -> Fraction | None:
     """Compute n over k for integers that are not too large; None for other numbers."""
     if top.denominator != 1 or low.denominator != 1 or top < 0:
         return None
@@ -158,6 +158,6 @@ _RULES: dict[str, Callable[..., Fraction | None]] = {
     "div": _div,
     "pow": compute_power,
     "root": compute_root,
-    "fact": compute_factorial,
-    "binom": compute_binomial,
+    "fact": _compute_factorial,
+    "binom": _compute_binomial,
 }

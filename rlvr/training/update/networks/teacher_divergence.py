@@ -59,7 +59,7 @@ class TeacherDivergence:
     def _compute_tile(self, policy: Policy, hidden: Tensor, states: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             ours, theirs = (compute_vocab_logprobs(p, x) for p, x in ((policy, hidden), (self.teacher, states)))
-        return compute_divergence(ours, theirs.detach(), self.kind)
+        return _compute_divergence(ours, theirs.detach(), self.kind)
 
 
 def compute_vocab_logprobs(policy: Policy, hidden: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ def compute_vocab_logprobs(policy: Policy, hidden: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def compute_divergence(policy_logprobs: Tensor, teacher_logprobs: Tensor, kind: str) -> Tensor:
+def _compute_divergence(policy_logprobs: Tensor, teacher_logprobs: Tensor, kind: str) -> Tensor:
     """Compute the divergence of two rows of log-probabilities.
 
     >>> p, q = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
-    >>> [round(float(compute_divergence(p, q, kind)), 4) for kind in DIVERGENCE_KINDS]
+    >>> [round(float(_compute_divergence(p, q, kind)), 4) for kind in DIVERGENCE_KINDS]
     [0.1438, 0.1308, 0.0338]
     """
     if kind == "reverse_kl":
