@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -63,10 +63,6 @@ class ControlTokenEncoder:
     def select_control_ids(self, ids: Iterable[int]) -> list[int]:
         """Return the control tokens of a sequence, in order."""
         return [i for i in ids if i in self.control_ids]
-
-    def find_control_tokens(self, text: str) -> Iterator[re.Match[str]]:
-        """Yield the matches where a text spells control tokens."""
-        return self._any_pattern.finditer(text)
 
     def mask_content(self, value: Any, *, is_author: bool = False) -> Any:
         """Replace every character of a content that could start a control token with a placeholder."""
