@@ -18,6 +18,8 @@ from rlvr.hints import Hinted, add_usage_to_constructor_errors, add_usage_to_err
 from rlvr.synonyms import accept_synonyms
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
+MAX_REWARD = 1e15
+"""The largest reward, in either direction: the square of a larger one does not fit beside others into a float32."""
 
 
 class Message(TypedDict):
@@ -121,8 +123,7 @@ class StepReward:
 
     def __post_init__(self) -> None:
         whole = (self.turn, 0 if self.characters is None else self.characters)
-        if isinstance(self.amount, bool) or not isinstance(self.amount, int | float) or not math.isfinite(self.amount):
-            raise ValueError(f"the amount of a step reward is {self.amount!r}; it must be a finite number")
+        check_payable(self.amount, "the amount of a step reward")
         if any(isinstance(n, bool) or not isinstance(n, int) for n in whole) or whole[1] < 0:
             raise ValueError(f"turn {self.turn!r} and characters {self.characters!r} of {self!r} must be whole numbers, characters from 0")
 
@@ -138,7 +139,7 @@ EXTRACTED_HINT = (
 class Verdict(Hinted):
     """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
 
-    The verifiers of this library score from 0 to 1. A reward function of yours may give any finite number. An answer that makes
+    The verifiers of this library score from 0 to 1. A reward function of yours may give any number from -1e15 to 1e15. An answer that makes
     verification fail (fault `answer`) gets 0, or with plain rewards what an empty or a harmless answer gets, if that is less.
 
     >>> Verdict(1.0, "12 equals 12").passed
@@ -173,7 +174,7 @@ class Verdict(Hinted):
     def __post_init__(self) -> None:
         object.__setattr__(self, "fault", Fault(self.fault))
         if self.score is not None:
-            object.__setattr__(self, "score", _check_finite(self.score, "score"))
+            object.__setattr__(self, "score", check_payable(self.score, "score"))
         is_unpaid = self.score is not None and self.score <= 0
         possible = {Fault.NONE: self.score is not None, Fault.ANSWER: is_unpaid}.get(self.fault, self.score is None)
         if not possible or not isinstance(self.reason, str):
@@ -190,7 +191,7 @@ class Verdict(Hinted):
 
     def _check_components(self) -> None:
         object.__setattr__(
-            self, "components", {name: _check_finite(value, f"component {name!r}") for name, value in self.components.items()}
+            self, "components", {name: check_payable(value, f"component {name!r}") for name, value in self.components.items()}
         )
         object.__setattr__(self, "step_rewards", tuple(e if isinstance(e, StepReward) else StepReward(**e) for e in self.step_rewards))
         total = math.fsum(e.amount for e in self.step_rewards)
@@ -255,9 +256,20 @@ def to_plain_json(value: Any, max_depth: int = MAX_DETAIL_DEPTH) -> Any:
     return str(value)
 
 
-def _check_finite(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{name} is {value!r}; it must be a finite number")
+def is_payable(value: object) -> bool:
+    """Return whether a value can be a reward: a number, and not so large that means and squares of rewards lose all others.
+
+    >>> is_payable(-2.5), is_payable(float("nan")), is_payable(1e300), is_payable(10**5000), is_payable(True)
+    (True, False, False, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MAX_REWARD <= value <= MAX_REWARD
+
+
+def check_payable(value: Any, name: str) -> float:
+    """Return a reward as a float; raise ValueError if the value cannot be one."""
+    if not is_payable(value):
+        shown = f"a number of {value.bit_length()} bits" if type(value) is int else f"{value!r:.80}"  # Python refuses to write 5,000 digits
+        raise ValueError(f"{name} is {shown}; it must be a finite number from {-MAX_REWARD:g} to {MAX_REWARD:g}")
     return float(value)
 
 

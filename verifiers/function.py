@@ -14,7 +14,7 @@ from rlvr.contracts.reward_function import RewardSignature, adapt_reward_functio
 from rlvr.errors import ConfigError, RlvrError, describe_exception, reject_non_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.mdp.sessions import RAISED
-from rlvr.task import Fault, Task, Verdict
+from rlvr.task import MAX_REWARD, Fault, Task, Verdict
 
 
 def _match_exactly(answer: str, reference: str | None) -> bool | None:
@@ -99,13 +99,19 @@ class FunctionVerifier(Verifier):
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
             reason = f"{self.name} returned {value!r:.80}; it must return a number, True, False or None"
             return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "TypeError"})
-        number = float(value)
-        low, high = self.score_range or (-math.inf, math.inf)
-        if not math.isfinite(number) or not low <= number <= high:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            reason = (
+                f"{self.name} returned {type(value).__name__} that is not a float ({error}); it must return a number, True, False or None"
+            )
+            return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: type(error).__name__})
+        low, high = self.score_range or (-MAX_REWARD, MAX_REWARD)
+        if not low <= number <= high:
             allowed = (
                 f"outside of its score_range, {low:g} to {high:g}; widen it, or leave it out"
                 if self.score_range
-                else "and a score is a finite number"
+                else f"and a score is a finite number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
             )
             return Verdict(
                 None, f"{self.name} returned {number:g}, {allowed}", fault=Fault.INFRA, detail={"out_of_range": True, RAISED: "ValueError"}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rlvr.task import Message
+from rlvr.task import Message, check_payable
 from rlvr.turns import ToolResult, ToolSpec, Turn
 
 
@@ -33,8 +32,7 @@ class StepResult:
         if isinstance(self.messages, str):
             raise ValueError(f"the messages of a StepResult are a text; write StepResult(make_user_prompt({self.messages!r:.60}))")
         object.__setattr__(self, "messages", tuple(self.messages))
-        if isinstance(self.reward, bool) or not isinstance(self.reward, int | float) or not math.isfinite(self.reward):
-            raise ValueError(f"the reward of a StepResult is {self.reward!r}; it must be a finite number")
+        check_payable(self.reward, "the reward of a StepResult")
         if not self.messages and not self.done:
             raise ValueError("a StepResult has no message and does not end the conversation; give a message, or done=True")
         for message in self.messages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +320,30 @@ def test_what_a_plain_reward_function_makes_of_an_odd_answer_is_the_answers_own_
         report = rlvr.evaluate([{"question": "2+2=", "answer": "4"}], lambda prompt: text, verifier=verifier)
         [sample] = report.samples
         assert sample.score is not None and sample.score <= 1 and (sample.score <= 0 or function is root), (function, sample)
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 2e15, 10**5000, Decimal("sNaN")], ids=["1e300", "-1e300", "2e15", "10**5000", "sNaN"])
+@pytest.mark.parametrize("kind", ["function", "score", "component", "step reward"])
+def test_a_reward_that_no_mean_can_hold_is_the_answers_own_zero(kind: str, value: Any) -> None:
+    class Odd(Verifier):
+        has_bounded_score = False
+
+        def verify(self, task: Task, answer: str) -> Verdict:
+            if answer != "odd":
+                return Verdict(float(answer == task.reference), "")
+            if kind == "component":
+                return Verdict(0.0, "", components={"part": value})
+            return Verdict(value, "") if kind == "score" else Verdict(0.0, "", step_rewards=[StepReward(value), StepReward(-value)])
+
+    def odd(answer: str, reference: str) -> Any:
+        return value if answer == "odd" else answer == reference
+
+    rows = [{"question": f"{n}+0=", "answer": str(n)} for n in range(4)]
+    policy = lambda prompt: "odd" if prompt.startswith("3") else prompt[0]  # noqa: E731
+    report = rlvr.evaluate(rows, policy, verifier=odd if kind == "function" else Odd())
+    assert sorted(sample.score for sample in report.samples) == [0.0, 1.0, 1.0, 1.0]
+    if kind == "function":
+        assert rlvr.verify_many(odd, ["odd", "1"], ["1", "1"])[1].score == 1.0
 
 
 def test_a_detail_with_a_huge_integer_ends_no_evaluation(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rlvr.mdp.sessions import load_recorded_transcript
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.runs.conversation_stats import count_turns_and_calls
-from rlvr.task import Task, Verdict
+from rlvr.task import MAX_REWARD, Task, Verdict
 
 MAX_TEXT_CHARACTERS = 1_000_000
 """The longest text, reason or error of an episode."""
@@ -26,8 +26,6 @@ MAX_TURNS = 1_000_000
 """The most turns of an episode whose environment is not known here."""
 MIN_LOGPROB = -1e4
 """The smallest log-probability of a token that can have been sampled."""
-MAX_REWARD = 1e6
-"""The largest score, and the largest amount of a step reward, in either direction, where the verifier has no bound of its own."""
 MAX_REWARD_ROUNDING = 1e-6
 TRUNCATION_REASONS = ("turns", "tokens", "turn", "window", "time")
 READING_ERRORS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
