@@ -93,6 +93,18 @@ class SupervisorPool(Generic[C]):
                         f"no supervisor became free within {self._queue_timeout_s:.0f} s; all {self.size} are busy"
                     ) from None
             handed = waiter.get()  # it was handed over at the last moment
+        except BaseException:  # the caller was interrupted: what was handed over goes to the next one
+            with self._lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                    raise
+            with contextlib.suppress(Empty):
+                if (handed := waiter.get_nowait()) is not None:
+                    self.release(handed, is_healthy=True)
+                else:
+                    with self._lock:
+                        self._free_slot()
+            raise
         if self._closed:
             raise SandboxError("the sandbox is closed")
         return handed

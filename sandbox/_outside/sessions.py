@@ -118,6 +118,9 @@ class OpenSandboxSession(SandboxSession):
                 blamed = "" if self._end_reason else self._channel.explain_exit()
                 self._mark_failed(f"{blamed or error}", broken=bool(blamed))
                 raise self._make_error() from error
+            except BaseException:  # the caller was interrupted: the next call would get this call's reply
+                self._mark_failed("a call was interrupted", broken=False)
+                raise
             if reply.get("fatal"):
                 self._mark_failed(reply["fatal"], broken=header["box"] == "run")
                 if not {"stop", "errno"} & reply.keys():
@@ -206,6 +209,9 @@ class SessionPool(Generic[C]):
                 if not used:
                     self._release(channel, shape, is_healthy=False)
                     raise SandboxError(f"a session could not be opened: {error}") from error
+            except BaseException:  # the caller was interrupted
+                self._release(channel, shape, is_healthy=False)
+                raise
             with contextlib.suppress(OSError):
                 channel.close()  # it died while idle: nothing of this session has run yet
             channel, used = self._start_supervisor(spec), False
