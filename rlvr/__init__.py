@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rlvr.mdp._gymnasium import register_when_imported as _register_when_imported
@@ -200,10 +201,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
-        from rlvr.hints import explain_name, suggest_name
+        from rlvr.hints import explain_name, is_import_from, suggest_name
 
-        hint = explain_name(name) or suggest_name(name, __all__)
-        raise AttributeError(f"rlvr has no {name!r}; {hint}", name=name, obj=None)
+        message = f"rlvr has no {name!r}; {explain_name(name) or suggest_name(name, __all__)}"
+        # `from rlvr import name` turns an AttributeError into a message of its own; a module of that name is found all the same
+        if is_import_from(sys._getframe(1)) and f"rlvr.{name}" not in sys.modules:
+            raise ImportError(message, name="rlvr", path=__file__)
+        raise AttributeError(message, name=name, obj=None)
     try:
         value = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
@@ -216,9 +220,24 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+class _MissingModules:
+    """The last finder of modules: it says that the public names are here, if a module of rlvr is imported that does not exist."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: object = None, target: object = None) -> None:
+        package, _, name = fullname.partition(".")
+        if package != "rlvr" or "." in name:
+            return
+        from rlvr.hints import explain_name, suggest_name
+
+        hint = explain_name(name) or suggest_name(name, __all__)
+        raise ModuleNotFoundError(f"rlvr has no module {name!r}: its public names are in rlvr itself; {hint}", name=fullname)
+
+
 def __dir__() -> Any:
     """All public names, for completion in a notebook."""
     return sorted(["__version__", *_MODULE_OF])
 
 
 _register_when_imported()
+sys.meta_path.append(_MissingModules)  # type: ignore[arg-type]

@@ -14,7 +14,9 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dis import opname
 from operator import attrgetter
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -565,6 +567,11 @@ def explain_name(name: str) -> str:
                 continue
             return _advise(call.format(kind=kind) if kind else call)
     return ""
+
+
+def is_import_from(frame: FrameType) -> bool:
+    """Return whether a frame stands at `from module import name`, rather than at `module.name`."""
+    return opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -348,3 +350,24 @@ def test_one_keyword_has_another_answer_in_each_call() -> None:
     assert hints.explain_keyword("num_return_sequences", "evaluate").startswith("write n=, ")
     assert hints.explain_keyword("num_return_sequences", "verify") == ""
     assert hints.explain_keyword("lr") == "write learning_rate=" and hints.explain_keyword("metrics").startswith("the report has")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from rlvr import GRPOTrainer", r"rlvr has no 'GRPOTrainer'; write rlvr\.train\("),
+        ("from rlvr import Task, load_env", r"rlvr has no 'load_env'; write rlvr\.make_env\("),
+        ("from rlvr.scorer import match", r"rlvr has no module 'scorer': .*; a scorer is a function"),
+        ("import rlvr.trainers", r"rlvr has no module 'trainers': its public names are in rlvr itself; "),
+    ],
+)
+def test_an_import_of_a_name_that_is_not_here_says_the_right_call(line: str, words: str) -> None:
+    with pytest.raises(ImportError, match=words):
+        exec(line, {})
+    assert not hasattr(rlvr, line.split()[-1])
+
+
+def test_modules_are_imported_by_every_form() -> None:
+    """A module is no name of `rlvr` until it is imported; `from` must find it all the same."""
+    code = "from rlvr import hints, task\nimport rlvr.turns as turns\nfrom rlvr.training import trainer\nassert hints and task and turns and trainer"
+    subprocess.run([sys.executable, "-c", code], check=True)
