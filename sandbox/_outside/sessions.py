@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from rlvr.contracts import ExecutionResult, ExitStatus, SandboxSession, SandboxSpec
@@ -20,7 +20,7 @@ from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.sandbox import MAX_FILE_BYTES
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import ConnectionBroken
-from rlvr.sandbox._outside.supervisor_connection import REPLY_TIMEOUT_S, SupervisorConnection
+from rlvr.sandbox._outside.supervisor_connection import BYTES_LIKE, REPLY_TIMEOUT_S, SupervisorConnection
 
 C = TypeVar("C", bound=SupervisorConnection)
 CLOSE_TIMEOUT_S = 20.0  # timeout for a running call to notice that its session is closed
@@ -122,7 +122,7 @@ class OpenSandboxSession(SandboxSession):
                 self._mark_failed("a call was interrupted", broken=False)
                 raise
             if reply.get("fatal"):
-                self._mark_failed(reply["fatal"], broken=header["box"] == "run")
+                self._mark_failed(reply["fatal"], broken=header["box"] == "run" and not reply.get("unprovoked"))
                 if not {"stop", "errno"} & reply.keys():
                     raise self._make_error()
             return reply, said
@@ -194,6 +194,8 @@ class SessionPool(Generic[C]):
 
     def open_session(self, spec: SandboxSpec) -> SandboxSession:
         """Open a session in an idle supervisor with the same limits or in a new one. Raises SandboxError if none is free in time."""
+        if not isinstance(spec.files, Mapping):
+            raise ValueError(f"files is {spec.files!r:.80}; a mapping of paths to bytes is needed")
         for name, data in spec.files.items():
             _check_file_argument(name, data)
         shape = (spec.image, spec.memory_mb, spec.processes, spec.disk_mb)
@@ -309,6 +311,8 @@ def _check_file_argument(path: str, data: bytes) -> None:
     """Raise ValueError for a path that cannot name a file, or data that is too large."""
     if not isinstance(path, str) or not path or "\0" in path:
         raise ValueError(f"path is {path!r}; a path without a null character is needed")
+    if not isinstance(data, BYTES_LIKE):
+        raise ValueError(f"the file {path!r} has the content {data!r:.80}; bytes are needed")
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"the file {path!r} has {len(data)} bytes; at most {MAX_FILE_BYTES} are possible")
 
@@ -322,6 +326,8 @@ def _check_timeout(timeout: float) -> float:
 def _encode_source(source: str | Sequence[str]) -> tuple[bytes, bool]:
     if isinstance(source, str):
         return source.encode("utf-8", "surrogatepass"), False
+    if not isinstance(source, Sequence) or isinstance(source, BYTES_LIKE):
+        raise ValueError(f"the source is {source!r:.200}; a script as a text, or a list of a program and its arguments, is needed")
     words = list(source)
     if not words or any(not isinstance(word, str) or "\0" in word for word in words):
         raise ValueError(f"the command is {words!r:.200}; a program and its arguments are needed, as texts without null characters")

@@ -15,9 +15,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import ExecutionResult, ExitStatus, Program
+from rlvr.contracts import ExecutionResult, ExitStatus, Limits, Program
+from rlvr.contracts.sandbox import CheckerProgram
 from rlvr.sandbox._inside.frames import pack_frame, unpack_frame
 
+BYTES_LIKE = (bytes, bytearray, memoryview)
 SUPERVISOR_FOLDER = Path(__file__).parents[1] / "_inside"
 SUPERVISOR_FILES = (
     *(
@@ -61,6 +63,9 @@ del given
 module.main(settings)
 """
 BOOTSTRAP_COMMAND = ["python3", "-I", "-B", "-c", BOOTSTRAP_CODE]
+MAX_POLL_MS = 2**31 - 1  # a C int: 24 days
+MAX_LIMIT = 1e12
+"""The largest value of any limit, in its unit: the kernel takes no larger ones, and no infinite ones."""
 MAX_WALL_FACTOR, REPLY_TIMEOUT_S, CLEANUP_TIMEOUT_S, START_TIMEOUT_S = 10.0, 60.0, 40.0, 120.0
 """The supervisor gives up after HARD times the wall limit; we wait PATIENCE_S longer before we treat it as dead. Finding out why
 and removing it takes at most CLEANUP_TIMEOUT_S. Their sum is the timeout of every result, counted from the start of the program."""
@@ -154,19 +159,30 @@ def wait_readable(fd: int, timeout_s: float) -> bool:
     """Wait up to `seconds` until data (or the end of the stream) can be read from a descriptor; return whether it can."""
     poll = select.poll()  # not `select.select`, which supports the first 1024 descriptors only
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(max(timeout_s, 0) * 1000))
+    return bool(poll.poll(_get_poll_timeout_ms(timeout_s)))
 
 
 def wait_writable(fd: int, timeout_s: float) -> bool:
     """Wait up to `seconds` until a descriptor can be written to (or a write fails at once); return whether it can."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(max(timeout_s, 0) * 1000))
+    return bool(poll.poll(_get_poll_timeout_ms(timeout_s)))
+
+
+def _get_poll_timeout_ms(timeout_s: float) -> float:
+    return min(max(timeout_s, 0) * 1000, MAX_POLL_MS)
 
 
 def check_program_fits(program: Program, memory_mb: int, processes: int) -> ExecutionResult | None:
-    """Return an error result if the program can never run in a sandbox of this size (it requests more than there is); else None."""
+    """Return an error result if the program can never run in a sandbox of this size (it requests more than there is); else None.
+
+    Raises ValueError if a part of the program is of a wrong type.
+    """
+    _check_types(program)
     limits, why = program.limits, ""
+    for name, value in asdict(limits).items():
+        if value > MAX_LIMIT:
+            why = f"limit {name} is {value}; at most {MAX_LIMIT:.0e} is possible"
     if limits.memory_mb > memory_mb:
         why = f"limit memory_mb is {limits.memory_mb}, but this sandbox has {memory_mb}; raise the sandbox's memory_mb"
     elif limits.processes > processes:
@@ -175,6 +191,21 @@ def check_program_fits(program: Program, memory_mb: int, processes: int) -> Exec
         if not name or "/" in name or "\0" in name or name in (".", "..") or len(name.encode("utf-8", "replace")) > 200:
             why = f"a file has the name {name!r}; a file name must be plain, without a folder"
     return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=why, unsupported=True) if why else None
+
+
+def _check_types(program: Program) -> None:
+    wanted: list[tuple[str, Any, type | tuple[type, ...], str]] = [
+        ("source", program.source, str, "a text is"),
+        ("stdin", program.stdin, BYTES_LIKE, "bytes are"),
+        ("limits", program.limits, Limits, "rlvr.Limits(...) is"),
+        ("files", program.files, Mapping, "a mapping of names to bytes is"),
+        ("checker", program.checker, (CheckerProgram, type(None)), "a CheckerProgram, or None, is"),
+    ]
+    if isinstance(program.files, Mapping):
+        wanted += [(f"the file {name!r}", data, BYTES_LIKE, "bytes are") for name, data in program.files.items()]
+    for name, value, kind, words in wanted:
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} of the program is {value!r:.80}; {words} needed")
 
 
 def check_language(program: Program, languages: Sequence[str]) -> ExecutionResult | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +21,9 @@ from rlvr.errors import ConfigError, SandboxError, ToolInfrastructureError
 from rlvr.registry.plugins import build
 from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.box import cgroups as groups
-from rlvr.sandbox._outside.supervisor_connection import wait_readable
+from rlvr.sandbox._inside.box.session_server import SessionServer
+from rlvr.sandbox._outside.sessions import OpenSandboxSession
+from rlvr.sandbox._outside.supervisor_connection import SupervisorConnection, wait_readable
 from rlvr.sandbox.process import FOLDER_PREFIX
 from rlvr.tools.python import Python
 from rlvr.turns import Call
@@ -149,6 +153,69 @@ def test_a_command_that_makes_no_sense_is_refused(process_sandbox: Sandbox, wron
         with pytest.raises(ValueError, match="a program and its arguments are needed"):
             box.run(wrong)
         assert box.run(["printf", "%s|", "a b", "*", ""]).stdout == b"a b|*||"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda box: box.run(None), "the source is None; a script as a text, or a list"),
+        (lambda box: box.run(b"echo"), "the source is b'echo'; a script as a text, or a list"),
+        (lambda box: box.write_file("a", None), "the file 'a' has the content None; bytes are needed"),
+        (lambda box: box.write_file("a", 5), "the file 'a' has the content 5; bytes are needed"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_told_in_one_sentence(process_sandbox: Sandbox, wrong: Any, message: str) -> None:
+    with process_sandbox.create_session() as box, pytest.raises(ValueError, match=re.escape(message)):
+        wrong(box)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"), [({"a": "text"}, "the file 'a' has the content 'text'; bytes"), ([1], "files is [1]; a mapping")]
+)
+def test_files_of_a_wrong_type_are_told_in_one_sentence(process_sandbox: Sandbox, files: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        process_sandbox.create_session(SandboxSpec(files=files))
+
+
+def test_a_timeout_may_be_as_long_as_one_likes(process_sandbox: Sandbox) -> None:
+    with process_sandbox.create_session(SandboxSpec(wall_s=1e300)) as box:
+        assert box.run("echo well").stdout == b"well\n"
+        assert box.run("echo well", timeout=1e300).stdout == b"well\n"
+
+
+class FailingChannel(SupervisorConnection):
+    """A supervisor that cannot start a process: it failed before any code of the session ran, or after some did."""
+
+    handshake = {"isolation": []}
+
+    def __init__(self, unprovoked: bool) -> None:
+        resources = SimpleNamespace(uid=None, folders=["/"], meter=SimpleNamespace(count_oom_kills=lambda: 0, get_total_cpu_s=lambda: 0.0))
+        self.server = SessionServer(cast(Any, resources))
+        self.server.limits, self.server.has_run = {"output_bytes": 1}, not unprovoked
+        self.server._start_shell = self.fail  # type: ignore[method-assign]
+
+    def fail(self) -> Any:
+        raise PermissionError(1, "Operation not permitted")
+
+    def request(self, header: Any, parts: Any, deadline: float) -> Any:
+        return self.server.handle_request(dict(header), dict(parts))
+
+    def send(self, data: bytes, deadline: float) -> None: ...
+    def receive(self, buffer: memoryview, deadline: float) -> int:
+        return 0
+
+    def is_alive(self) -> bool:
+        return True
+
+    def disconnect(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("unprovoked", "status"), [(True, ExitStatus.INTERNAL_ERROR), (False, ExitStatus.SANDBOX_VIOLATION)])
+def test_a_session_that_fails_before_its_first_call_is_nobodys_fault(unprovoked: bool, status: ExitStatus) -> None:
+    box = OpenSandboxSession(FailingChannel(unprovoked), SandboxSpec(), "s", lambda sound: None)
+    assert box.run("echo").status is status
+    assert box.has_failed is unprovoked
 
 
 OWNER = """

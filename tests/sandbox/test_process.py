@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -290,6 +291,31 @@ def test_a_large_output_is_never_held_more_than_twice() -> None:
 def test_a_limit_above_the_sandbox_is_said_and_not_scored(process_sandbox: Sandbox) -> None:
     outcome = process_sandbox.run(Program("print(1)", limits=Limits(memory_mb=1 << 20)))
     assert outcome.status is ExitStatus.INTERNAL_ERROR and "memory_mb" in outcome.reason
+
+
+@pytest.mark.parametrize("name", ["cpu_s", "wall_s", "file_mb", "output_bytes"])
+@pytest.mark.parametrize("value", [float("inf"), 1e300])
+def test_a_limit_that_no_kernel_takes_is_said_and_not_scored(process_sandbox: Sandbox, name: str, value: float) -> None:
+    outcome = process_sandbox.run(Program("print(1)", limits=Limits(**{name: value})))  # type: ignore[arg-type]
+    assert outcome.status is ExitStatus.INTERNAL_ERROR and outcome.unsupported
+    assert outcome.reason == f"limit {name} is {value}; at most 1e+12 is possible"
+    assert process_sandbox.run(Program("print(1)", limits=Limits(wall_s=1e12))).ok
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"source": b"print(1)"}, "source of the program is b'print(1)'; a text is needed"),
+        ({"source": "", "stdin": "text"}, "stdin of the program is 'text'; bytes are needed"),
+        ({"source": "", "limits": None}, "limits of the program is None; rlvr.Limits(...) is needed"),
+        ({"source": "", "checker": 5}, "checker of the program is 5; a CheckerProgram, or None, is needed"),
+        ({"source": "", "files": {"a": "text"}}, "the file 'a' of the program is 'text'; bytes are needed"),
+        ({"source": "", "files": [1]}, "files of the program is [1]; a mapping of names to bytes is needed"),
+    ],
+)
+def test_a_part_of_a_wrong_type_is_told_in_one_sentence(process_sandbox: Sandbox, wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        process_sandbox.run(Program(**wrong))
 
 
 def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:

@@ -90,6 +90,7 @@ class SessionServer:
         self.next_shell: PreparedShell | None = None
         self.is_open, self.shell_state, self.pending_message, self.fatal_error = False, b"", "", ""
         self.background_fds: list[int] = []
+        self.has_run = False  # whether any code of this session has run
 
     def handle_request(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
         """Handle one request; `fatal_error` in the reply says why this supervisor cannot continue."""
@@ -104,13 +105,15 @@ class SessionServer:
         try:
             header, said = act(request, parts)
         except OSError as error:
-            self.fatal_error, header, said = f"{type(error).__name__}: {error}", {}, {}
+            # before any of its code ran, a session cannot have provoked a failure of ours
+            self.fatal_error, header, said = f"{type(error).__name__}: {error}", {"unprovoked": not self.has_run}, {}
         return header | {"fatal": self.fatal_error}, said
 
     # ---- open and end
 
     def _open_session(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
         self.limits, self.shell_state, self.pending_message, self.is_open = request["limits"], b"", "", True
+        self.has_run = False
         self.processes.prepare_session(self.limits)
         places.grant_access(self.resources.folders, self.processes.uid)
         for name, data in parts.items():
@@ -181,7 +184,7 @@ class SessionServer:
         if self.next_shell and self.next_shell.process.has_exited:  # a process of the session killed the shell; nothing had run in it
             self._forget_shell()
         shell, self.next_shell = self.next_shell or self._start_shell(), None
-        call.read_ends = shell.descriptors.read_ends
+        call.read_ends, self.has_run = shell.descriptors.read_ends, True
         try:
             streams.write_all(shell.source_fd, source if call_kind == calls.ARGV_CALL else source + b"\0")
             with contextlib.suppress(BrokenPipeError):
@@ -218,7 +221,7 @@ class SessionServer:
         ports.add_input(calls.SOURCE_FD, source)
         for place, name in ((1, "stdout"), (2, "stderr")):
             ports.add_output(place, name)
-        call.read_ends = ports.read_ends
+        call.read_ends, self.has_run = ports.read_ends, True
         given = array.array("i", [ports.child_fds[place] for place in (calls.SOURCE_FD, 1, 2)])
         try:
             session.channel.sendmsg([b"run"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)], socket.MSG_DONTWAIT)
