@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rlvr.contracts import Verifier
+from rlvr.contracts.fault_rule import CONTROL_ROUNDS, TIMEOUT_ROUNDS
 from rlvr.errors import reject_non_text_answers
 from rlvr.task import Task, Verdict
 
@@ -22,15 +23,21 @@ RETRIED_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 
 
 class EndpointUnavailable(Exception):
-    """Raised when the endpoint gives no usable reply: an infrastructure fault. `status` is the HTTP status, 0 without a reply.
+    """Raised when the endpoint gives no usable reply: an infrastructure fault. `status` is the HTTP status, 0 without a reply;
+    `timed_out` says that the last attempt waited in vain.
 
     >>> EndpointUnavailable("status 400: too long", 400).status
     400
     """
 
-    def __init__(self, reason: str, status: int = 0) -> None:
+    def __init__(self, reason: str, status: int = 0, *, timed_out: bool = False) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.timed_out = status, timed_out
+
+    @property
+    def num_rounds(self) -> int:
+        """How often the work is repeated beside a control to find out whose fault this is."""
+        return TIMEOUT_ROUNDS if self.timed_out else CONTROL_ROUNDS
 
 
 class BackgroundEventLoop:
@@ -72,15 +79,16 @@ class BackgroundEventLoop:
 
 async def post_json(url: str, body: dict[str, Any], *, api_key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:
     """Post JSON with retries and return the JSON reply; raises EndpointUnavailable if every attempt fails."""
-    why, status = "", 0
+    why, status, timed_out = "", 0, False
     for attempt in range(retries + 1):
         if attempt:
             await asyncio.sleep(min(0.25 * 2**attempt, 8.0))
-        status = 0
+        status, timed_out = 0, False
         try:
             status, data, _ = await asyncio.wait_for(send_request(url, json.dumps(body).encode(), api_key), timeout_s)
         except (OSError, EOFError, ValueError, TimeoutError, asyncio.IncompleteReadError) as error:
             why = f"{type(error).__name__}: {error}" if str(error) else f"no reply within {timeout_s:g} s"
+            timed_out = isinstance(error, TimeoutError)
             continue
         if status == 200:
             try:
@@ -94,7 +102,7 @@ async def post_json(url: str, body: dict[str, Any], *, api_key: str = "", timeou
             why = f"status {status}: {data[:200].decode('utf-8', 'replace')}"
             if status not in RETRIED_STATUSES:
                 break
-    raise EndpointUnavailable(why, status)
+    raise EndpointUnavailable(why, status, timed_out=timed_out)
 
 
 async def send_request(

@@ -62,9 +62,9 @@ class LLMJudge(AsyncVerifier):
     1.0
     """
 
-    version = (
-        "4"  # 2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does; 4: a verdict is a line
-    )
+    version = "5"
+    """2: the canary asks about a reference that looks like a real one; 3: and about a rubric that does; 4: a verdict is a line; 5: an answer
+    on which the endpoint hangs is wrong after two repetitions."""
     needs = {"verifier": "exact"}
     examples = (VerifierExample("Paris", correct=("Paris",), incorrect=("Rome", "Paris or Rome", "")),)
     setting_hints: ClassVar = {
@@ -196,6 +196,8 @@ class LLMJudge(AsyncVerifier):
             self._semaphore = asyncio.Semaphore(self.concurrency)
         for attempt in range(self.retries + 1):
             async with self._semaphore:
+                if usage_counter["refused"]:
+                    return False  # the endpoint takes as long to refuse it each time, and the run does not wait for ever
                 body["seed"] = vote_index + 1000 * attempt
                 try:
                     text = await self._request_completion(body, usage_counter)
@@ -228,6 +230,7 @@ class LLMJudge(AsyncVerifier):
                 lambda: self._request_completion(control, usage_counter, retries=self.retries if says_so else 0),
                 None if says_so else lambda: self._request_completion(body, usage_counter, retries=0),
                 failures=(EndpointUnavailable,),
+                rounds=error.num_rounds,
             )
         except AnswerAtFault:
             return None
@@ -293,7 +296,9 @@ async def _call_function(function: Callable[[str], Any], messages: Sequence[Mapp
         called = function(prompt) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, prompt)
         text = await asyncio.wait_for(called, timeout_s)
     except TimeoutError as error:
-        raise EndpointUnavailable(f"the function {get_plugin_label(function)} gave no reply within {timeout_s:g} s") from error
+        raise EndpointUnavailable(
+            f"the function {get_plugin_label(function)} gave no reply within {timeout_s:g} s", timed_out=True
+        ) from error
     except (Exception, SystemExit) as error:
         raise EndpointUnavailable(f"the function {get_plugin_label(function)} raised {describe_exception(error)}") from error
     if not isinstance(text, str):

@@ -9,10 +9,12 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from rlvr.contracts import Verifier, VerifierExample
+from rlvr.contracts.fault_rule import AnswerAtFault, aretry_and_attribute_failure
 from rlvr.contracts.plugin import reject_unused_settings
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.task import Fault, Task, Verdict, to_plain_json
@@ -22,21 +24,43 @@ BATCH_WAIT_S = 0.002
 """How long an answer waits for others, to be sent in one batch."""
 MAX_BATCH_BYTES = 1 << 20
 """Approximate maximum bytes of a request; a single answer may have more."""
+CONTROL_ANSWER = "-"
+"""The answer that is judged beside one on which the service fails."""
 MAX_ANSWER_CHARS = 1_000_000
 """Maximum characters of an answer; a longer answer is not sent and scores 0."""
+
+
+class _ServiceDown(EndpointUnavailable):
+    """Raised for the answers of a request that failed, as one with a harmless answer did."""
+
+
+class _RowRefused(EndpointUnavailable):
+    """Raised for a row that the service refuses, as one whose reference it cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRow:
+    """An answer that waits to be sent: its row, the row with a harmless answer in its place, and where the reply goes."""
+
+    line: bytes
+    control: bytes
+    said: asyncio.Future[Mapping[str, Any]]
 
 
 class ServiceVerifier(AsyncVerifier):
     """Verification by a remote service; answers are batched into requests, and none occupies a thread while it waits.
 
     A failed request is retried with the same idempotency key, so that the service verifies each answer once even if its reply was lost. A
-    service that is unreachable, overloaded or broken gives no score, and never a score of 0. Artifacts of a session are not sent.
+    service that is unreachable, overloaded or broken gives no score, and never a score of 0. If it fails on some answers of a batch and
+    judges a harmless one, each of them is judged alone, and an answer on which it always fails scores 0 (fault `answer`). Artifacts of a
+    session are not sent.
 
     >>> import rlvr
     >>> rlvr.make_verifier("remote").verify(rlvr.Task(rlvr.make_user_prompt("2+2="), "4", id="t"), "4").score
     1.0
     """
 
+    version = "2"  # 2: an answer on which the service always fails, beside one that it judges, scores 0
     needs = {"verifier": "exact"}
     examples = (VerifierExample("4", correct=("4",), incorrect=("5", "")),)
 
@@ -77,7 +101,7 @@ class ServiceVerifier(AsyncVerifier):
         self.has_bounded_score = verifier.has_bounded_score
         self.client = ServiceClient(url, token_env=token_env, timeout_s=timeout_s, retries=retries) if url else None
         super().__init__()
-        self._pending: list[tuple[bytes, asyncio.Future[dict[str, Any]]]] = []
+        self._pending: list[_PendingRow] = []
         self._semaphore: asyncio.Semaphore | None = None
         self._send_tasks = set[asyncio.Task[None]]()
 
@@ -99,48 +123,93 @@ class ServiceVerifier(AsyncVerifier):
             return Verdict(0.0, f"the answer has over {MAX_ANSWER_CHARS} characters")
         row = {"id": task.id, "reference": task.reference, "answer": answer, "prompt": list(task.prompt), "meta": to_plain_json(task.meta)}
         try:
-            line = json.dumps(row).encode()
+            line, control = json.dumps(row).encode(), json.dumps({**row, "answer": CONTROL_ANSWER}).encode()
         except (TypeError, ValueError, RecursionError) as error:
             return Verdict(None, f"the reference of {task.id} cannot be sent as JSON: {error}"[:300], fault=Fault.TASK)
         loop = asyncio.get_running_loop()
-        said: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._pending.append((line, said))
+        said: asyncio.Future[Mapping[str, Any]] = loop.create_future()
+        self._pending.append(_PendingRow(line, control, said))
         if len(self._pending) == 1:
             loop.call_later(BATCH_WAIT_S, self._send_pending)
         elif len(self._pending) >= self.batch:
             self._send_pending()
         try:
             return _parse_verdict(await said)
-        except EndpointUnavailable as error:
+        except _ServiceDown as error:
             return Verdict(None, f"the service gave no verdict: {error}"[:400], fault=Fault.INFRA)
+        except EndpointUnavailable as error:
+            return await self._judge_beside_control(line, control, error)
+
+    async def _judge_beside_control(self, line: bytes, control: bytes, error: EndpointUnavailable) -> Verdict:
+        """Judge an answer on which a request failed, or whose verdict is none, alone and beside a harmless one; decide whose fault it is."""
+        lowest = 0.0
+
+        async def judge_control() -> None:
+            nonlocal lowest
+            verdict = await self._judge_alone(control)
+            if verdict.score is None:
+                raise EndpointUnavailable(f"it gives a harmless answer no score either: {verdict.reason}")
+            lowest = 0.0 if self.has_bounded_score else min(0.0, verdict.score)  # where rewards are negative, a 0 would pay
+
+        try:
+            return await aretry_and_attribute_failure(
+                error, judge_control, lambda: self._judge_alone(line), failures=(EndpointUnavailable,), rounds=error.num_rounds
+            )
+        except AnswerAtFault:
+            reason = f"the service gives no verdict on this answer, and judges another one: {error}"
+            return Verdict(lowest, reason[:400], fault=Fault.ANSWER)
+        except _RowRefused as failed:
+            return Verdict(None, str(failed), fault=Fault.TASK)
+        except EndpointUnavailable as failed:
+            return Verdict(None, f"the service gave no verdict: {failed}"[:400], fault=Fault.INFRA)
+
+    async def _judge_alone(self, line: bytes) -> Verdict:
+        """Judge one row in a request of its own, sent once."""
+        assert self.client is not None
+        if self._semaphore is None:
+            self._semaphore = asyncio.Semaphore(self.concurrency)
+        async with self._semaphore:
+            [found] = await self.client.verify_batch([line], verifier=self.remote_name, retries=0)
+        return _parse_verdict(found)
 
     def _send_pending(self) -> None:
         """Send the pending answers in batches."""
         while self._pending:
             count, weight = 0, 0
-            while count < min(self.batch, len(self._pending)) and (not count or weight + len(self._pending[count][0]) <= MAX_BATCH_BYTES):
-                weight += len(self._pending[count][0])
+            while count < min(self.batch, len(self._pending)) and (not count or weight + len(self._pending[count].line) <= MAX_BATCH_BYTES):
+                weight += len(self._pending[count].line)
                 count += 1
             part, self._pending = self._pending[:count], self._pending[count:]
             sending = asyncio.get_running_loop().create_task(self._send_batch(part))
             self._send_tasks.add(sending)
             sending.add_done_callback(self._send_tasks.discard)
 
-    async def _send_batch(self, part: Sequence[tuple[bytes, asyncio.Future[dict[str, Any]]]]) -> None:
+    async def _send_batch(self, part: Sequence[_PendingRow]) -> None:
+        """Judge the rows of a request; where it has failed, find out whether the service judges a harmless answer."""
         if self._semaphore is None:
             self._semaphore = asyncio.Semaphore(self.concurrency)
         assert self.client is not None
+        lines: Sequence[Mapping[str, Any] | None] = [None] * len(part)
+        failure = EndpointUnavailable(f"{self.client.url} replied something else than verdicts")
         try:
             async with self._semaphore:
-                lines = await self.client.verify_batch([line for line, _ in part], verifier=self.remote_name)
+                lines = await self.client.verify_rows([row.line for row in part], verifier=self.remote_name)
         except EndpointUnavailable as error:
-            for _, said in part:
-                if not said.done():
-                    said.set_exception(EndpointUnavailable(str(error)))
+            failure = error
+        for line, row in zip(lines, part, strict=True):
+            if line is not None and not row.said.done():
+                row.said.set_result(line)
+        if not (open_rows := [row for row in part if not row.said.done()]):
             return
-        for line, (_, said) in zip(lines, part, strict=True):
-            if not said.done():
-                said.set_result(line)
+        kind: type[EndpointUnavailable] = EndpointUnavailable
+        if len(open_rows) > 1:  # one harmless answer for all of them: a service that hangs would make each of them wait for its own
+            try:
+                await self._judge_alone(open_rows[0].control)
+            except EndpointUnavailable:
+                kind = _ServiceDown
+        for row in open_rows:
+            if not row.said.done():
+                row.said.set_exception(kind(str(failure), failure.status, timed_out=failure.timed_out))
 
     def close(self) -> None:
         """Stop the event loop thread, and close the inner verifier."""
@@ -172,30 +241,45 @@ class ServiceClient:
             raise ConfigError(f"{self.url} is not a service that can be used: {error}; start one with `rlvr serve`") from None
 
     async def verify_batch(
-        self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", idempotency_key: str = ""
+        self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", idempotency_key: str = "", retries: int | None = None
     ) -> list[dict[str, Any]]:
         """Verify rows and return the verdicts in order; raises if the service fails. A repeated `idempotency_key` returns the same
-        verdicts.
+        verdicts. `retries` replaces that of the client.
         """
+        found = await self.verify_rows(rows, verifier=verifier, idempotency_key=idempotency_key, retries=retries)
+        if missing := found.count(None):
+            raise EndpointUnavailable(f"{self.url} replied something else than verdicts on {missing} of {len(rows)} rows")
+        return [line for line in found if line is not None]
+
+    async def verify_rows(
+        self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", idempotency_key: str = "", retries: int | None = None
+    ) -> list[dict[str, Any] | None]:
+        """Verify rows like `verify_batch`, with None for a row on which the reply has no verdict or two that differ."""
         data = b"\n".join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
         path = "/verify/batch" + (f"?verifier={quote(verifier, safe='')}" if verifier else "")
         headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        try:
-            found = {line["index"]: line for line in map(json.loads, (await self._request(path, data, headers)).splitlines())}
-            return [found[place] for place in range(len(rows))]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise EndpointUnavailable(f"{self.url} replied something else than verdicts ({type(error).__name__})") from None
+        reply = await self._request(path, data, headers, retries=retries)
+        found, contradicted = dict[int, dict[str, Any]](), set[int]()
+        for line in map(_parse_line, reply.splitlines()):
+            if line is None or type(place := line.get("index")) is not int:
+                continue
+            if found.setdefault(place, line) != line:
+                contradicted.add(place)
+        return [None if place in contradicted else found.get(place) for place in range(len(rows))]
 
-    async def _request(self, path: str, data: bytes | None, headers: Mapping[str, str]) -> bytes:
-        token, why, wait = os.environ.get(self.token_env, "") if self.token_env else "", "", 0.0
-        until = time.monotonic() + self.timeout_s * (self.retries + 1)
-        for attempt in range(self.retries + 1):
+    async def _request(self, path: str, data: bytes | None, headers: Mapping[str, str], *, retries: int | None = None) -> bytes:
+        token, why, wait, timed_out = os.environ.get(self.token_env, "") if self.token_env else "", "", 0.0, False
+        retries = self.retries if retries is None else retries
+        until = time.monotonic() + self.timeout_s * (retries + 1)
+        for attempt in range(retries + 1):
             if attempt:
                 await asyncio.sleep(max(0.0, min(wait or 0.25 * 2**attempt, 30.0, until - time.monotonic())))
             try:
                 status, said, told = await asyncio.wait_for(send_request(self.url + path, data, token, headers), self.timeout_s)
             except (OSError, EOFError, ValueError, IndexError, TimeoutError) as error:
                 why, wait = f"{type(error).__name__}: {error}" if str(error) else f"no reply within {self.timeout_s:g} s", 0.0
+                if timed_out := isinstance(error, TimeoutError):
+                    break  # one answer may be the cause, and the others wait for it
                 continue
             if status == 200:
                 return said
@@ -203,7 +287,16 @@ class ServiceClient:
             why, wait = f"status {status}: {said[:200].decode('utf-8', 'replace')}", float(after) if after.isdigit() else 0.0
             if status not in RETRIED_STATUSES:
                 break
-        raise EndpointUnavailable(f"{self.url}: {why.replace(token, '[token]') if token else why}")
+        raise EndpointUnavailable(f"{self.url}: {why.replace(token, '[token]') if token else why}", timed_out=timed_out)
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """Parse one line of a reply; None if it is no JSON object."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def _parse_verdict(line: Mapping[str, Any]) -> Verdict:
@@ -213,7 +306,7 @@ def _parse_verdict(line: Mapping[str, Any]) -> Verdict:
     True
     """
     if "error" in line:
-        return Verdict(None, f"the service refused the row: {line['error']}"[:400], fault=Fault.TASK)
+        raise _RowRefused(f"the service refused the row: {line['error']}"[:400])
     try:
         needed = {name: line[name] for name in ("score", "reason", "fault")}  # a reply that lacks one is something else than a verdict
         return Verdict(**needed, **{name: line[name] for name in ("components", "detail", "step_rewards") if name in line})

@@ -23,6 +23,8 @@ T = TypeVar("T")
 CONTROL_ROUNDS = 8
 """How often in turn the control must work and the failed work must not, before the answer counts as the cause. What fails every second time
 at random passes that in one of 65,000 cases."""
+TIMEOUT_ROUNDS = 2
+"""How often, after a timeout: each round waits for another one, and a run has a timeout of its own, after which there is no score."""
 
 
 class AnswerAtFault(RlvrError):

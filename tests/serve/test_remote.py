@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -135,6 +136,62 @@ def test_components_and_step_rewards_arrive() -> None:
 def test_a_reply_that_is_no_verdict_is_no_score(line: Any) -> None:
     with endpoint(lambda *_: (200, line)) as seen, build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0) as verifier:
         assert verify_transcript_safely(verifier, task(), "4").fault is Fault.INFRA
+
+
+def fails_on(trick: Any) -> Any:
+    """A service that judges all answers but one text, at which `trick` gives its reply from the rows and the place of the text."""
+
+    def script(path: str, body: dict[str, Any], before: int) -> Any:
+        rows = body.get("rows", [body])
+        lines = [
+            {"index": place, "score": float(row["answer"] == row["reference"]), "reason": "", "fault": "none"}
+            for place, row in enumerate(rows)
+        ]
+        bad = next((place for place, row in enumerate(rows) if row["answer"] == "bad"), None)
+        said = lines if bad is None else trick(lines, bad)
+        if not isinstance(said, list):
+            return said
+        return 200, b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in said)
+
+    return script
+
+
+TRICKS: dict[str, Any] = {
+    "no line": lambda lines, bad: lines[:bad] + lines[bad + 1 :],
+    "another place": lambda lines, bad: [*lines[:bad], {**lines[bad], "index": 99}, *lines[bad + 1 :]],
+    "two verdicts": lambda lines, bad: [*lines, {**lines[bad], "score": 1.0}],
+    "no JSON": lambda lines, bad: [*lines[:bad], b"{", *lines[bad + 1 :]],
+    "a deep line": lambda lines, bad: [*lines[:bad], b"[" * 200_000, *lines[bad + 1 :]],
+    "a huge score": lambda lines, bad: [*lines[:bad], {**lines[bad], "score": 10**400}, *lines[bad + 1 :]],
+    "a score of 1e300": lambda lines, bad: [*lines[:bad], {**lines[bad], "score": 1e300}, *lines[bad + 1 :]],
+    "a refused row": lambda lines, bad: [*lines[:bad], {"index": bad, "error": "no"}, *lines[bad + 1 :]],
+    "status 413": lambda lines, bad: (413, {"error": "too large"}),
+    "status 503": lambda lines, bad: (503, {"error": "down"}, {"Retry-After": "0"}),
+    "hangs": lambda lines, bad: lambda handler: time.sleep(2),
+    "hangs up": lambda lines, bad: lambda handler: None,
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_an_answer_on_which_the_service_fails_is_wrong_and_costs_no_other_its_score(name: str) -> None:
+    answers = ["4", "bad", "5", "4"]
+    with (
+        endpoint(fails_on(TRICKS[name])) as seen,
+        build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0, timeout_s=0.5) as verifier,
+    ):
+        verdicts = verifier.verify_many([task()] * 4, answers)
+        assert [verdict.score for verdict in verdicts] == [1.0, 0.0, 0.0, 1.0], verdicts
+        alone = verifier.verify(task(), "bad")
+        assert (alone.score, alone.fault) == (0.0, Fault.ANSWER) and "judges another one" in alone.reason
+
+
+def test_a_service_that_fails_on_every_answer_is_asked_once_more_for_a_whole_batch() -> None:
+    with (
+        endpoint(lambda *_: (500, {"error": "down"})) as seen,
+        build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0) as verifier,
+    ):
+        assert {verdict.fault for verdict in verifier.verify_many([task()] * 20, ["4"] * 20)} == {Fault.INFRA}
+        assert len(seen.asked) == 2
 
 
 @pytest.mark.parametrize("url", ["judges:8765", "http://me:secret@judges", "http://judges?key=1", "ftp://judges", "http://"])

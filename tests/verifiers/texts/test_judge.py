@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rlvr import Fault, Task, Verdict, make_user_prompt, make_verifier
+from rlvr.contracts.fault_rule import TIMEOUT_ROUNDS
 from rlvr.errors import ConfigError
 from rlvr.verifiers._decoys import make_decoy_reference
 from tests.fixtures.endpoint import endpoint, hang_up
@@ -264,6 +265,17 @@ def test_an_answer_on_which_alone_an_endpoint_fails_is_wrong(way: Any) -> None:
     with endpoint(blocks) as seen, judge(seen.url, retries=0, canary=False) as verifier:
         blocked, other = verifier.verify(TASK, "<script>"), verifier.verify(TASK, "in Rome")
         assert (blocked.score, blocked.fault, other.score) == (0.0, Fault.NONE, 0.0)
+
+
+def test_an_answer_on_which_alone_an_endpoint_hangs_is_wrong_before_a_run_gives_it_up() -> None:
+    def hangs(measure: str, answer: str, before: int) -> str:
+        time.sleep(1.0 if "loop" in answer else 0.0)
+        return fair(measure, answer, before)
+
+    with scripted(hangs) as seen, judge(seen.url, retries=0, timeout_s=0.2, votes=3, temperature=0.5, canary=False) as verifier:
+        looped, other = verifier.verify_many([TASK, TASK], ["a loop", "in Paris"])
+        assert (looped.score, other.score) == (0.0, 1.0) and "refuses this answer" in looped.reason
+        assert len(seen.asked) == 3 + 1 + 2 * TIMEOUT_ROUNDS  # the other votes are not waited for
 
 
 def test_an_endpoint_that_fails_now_and_then_costs_no_answer_its_score() -> None:
