@@ -38,7 +38,8 @@ START_HINT = (
     f"kernel.apparmor_restrict_unprivileged_userns=0`; Debian: `sysctl kernel.unprivileged_userns_clone=1`); {OTHERWISE}"
 )
 SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
-SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
+SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/R", "/etc/mono")
+"""Of /etc only these, and the settings of a Java runtime: compilers and interpreters of packages look there."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 ROOT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "SETPCAP", "SYS_ADMIN", "SYS_PTRACE")
 """What the supervisor starts with as root; PTRACE is needed to read how much memory another user's process has."""
@@ -83,7 +84,8 @@ def build_command(program: str, python: str, python_mounts: list[str]) -> list[s
         elif os.path.isdir(place):
             words += ["--ro-bind", place, place]
     words += ["--perms", "0755", "--dir", "/etc"]
-    words += itertools.chain.from_iterable(("--ro-bind-try", place, place) for place in SYSTEM_FILES)
+    shown = (*SYSTEM_FILES, *map(str, Path("/etc").glob("java-*-openjdk")))
+    words += itertools.chain.from_iterable(("--ro-bind-try", place, place) for place in shown)
     words += [*python_mounts, "--proc", "/proc", "--dir", "/tmp", "--dir", "/dev/shm"]
     words += itertools.chain.from_iterable(("--dev-bind", f"/dev/{name}", f"/dev/{name}") for name in DEVICES)
     words += ["--symlink", "/proc/self/fd", "/dev/fd"]

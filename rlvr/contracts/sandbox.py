@@ -69,6 +69,10 @@ class CheckerProgram:
     input: bytes = b""
 
 
+Language = Literal["python", "bash", "cpp", "csharp", "go", "java", "javascript", "r", "rust", "typescript"]
+"""The languages of programs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """An untrusted program to run once, in isolation.
@@ -79,7 +83,8 @@ class Program:
 
     source: str
     stdin: bytes = b""
-    language: Literal["python", "cpp", "javascript"] = "python"
+    language: Language = "python"
+    """A language other than Python runs where its compiler or interpreter is installed."""
     limits: Limits = field(default_factory=Limits)
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files in the working folder; the folder and all changes in it are deleted after the run."""

@@ -17,7 +17,19 @@ from dataclasses import dataclass
 from rlvr.extraction import Extraction, strip_thinking
 
 FENCE_LINE = re.compile(r"^([ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)?)(`{3,}|~{3,})([^\n`]*)$")
-LANGUAGE_LABELS = {"python": {"python", "py", "python3"}, "cpp": {"cpp", "c++", "cc", "cxx"}, "javascript": {"javascript", "js", "node"}}
+LANGUAGE_LABELS = {
+    "python": {"python", "py", "python3"},
+    "bash": {"bash", "sh", "shell"},
+    "cpp": {"cpp", "c++", "cc", "cxx"},
+    "csharp": {"csharp", "c#", "cs"},
+    "go": {"go", "golang"},
+    "java": {"java"},
+    "javascript": {"javascript", "js", "node"},
+    "r": {"r"},
+    "rust": {"rust", "rs"},
+    "typescript": {"typescript", "ts"},
+}
+BYTE_ORDER_MARK = "\ufeff"  # Python skips it at the start of a file, but not of a text
 FUTURE_IMPORT = re.compile(r"from\s+__future__\s+import\s")
 
 
@@ -42,14 +54,14 @@ def parse_blocks(text: str) -> list[CodeBlock] | None:
     found: list[CodeBlock] = []
     fence, indent, label = "", 0, ""
     lines: list[str] = []
-    for line in text.split("\n"):
+    for line in text.removeprefix(BYTE_ORDER_MARK).split("\n"):
         mark = FENCE_LINE.match(line.rstrip("\r"))
         if not fence:
             if mark:
                 fence, indent, lines = mark[2], len(mark[1].expandtabs(4)), []
                 label = (mark[3].split() or [""])[0].strip("{}.,").lower()
         elif mark and mark[2].startswith(fence) and not mark[3].strip() and _is_closing_fence(mark[1], indent):
-            found.append(CodeBlock(label, "".join(f"{row}\n" for row in lines)))
+            found.append(CodeBlock(label, "".join(f"{row}\n" for row in lines).removeprefix(BYTE_ORDER_MARK)))
             fence = ""
         else:
             lines.append(_dedent_line(line, indent))

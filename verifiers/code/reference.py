@@ -26,9 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlvr.contracts import Limits
+from rlvr.contracts.sandbox import Language
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.verifiers.code.compare_text import TEXT_RULES
 from rlvr.verifiers.code.compare_values import VALUE_RULES
@@ -42,7 +43,7 @@ KEYS_BY_KIND: Mapping[str, frozenset[str]] = {
 }
 COMMON_KEYS = frozenset({"kind", "limits", "prelude"})
 CASE_KEYS = {"stdio": frozenset({"stdin", "stdout"}), "calls": frozenset({"args", "expected", "kwargs"})}
-LANGUAGES = ("python", "cpp", "javascript")
+LANGUAGES: tuple[str, ...] = get_args(Language)
 EXAMPLES: Mapping[str, str] = {
     "asserts": "{'kind': 'asserts', 'entry_point': 'add', 'test': 'assert add(1, 2) == 3'}",
     "calls": "{'kind': 'calls', 'function': 'add', 'cases': [{'args': [1, 2], 'expected': 3}]}",
@@ -82,7 +83,7 @@ class UnitTestSpec:
     prepared: PreparedTest | None = None
     setup: str = ""
     prelude: str = ""
-    language: Literal["python", "cpp", "javascript"] = "python"
+    language: Language = "python"
     in_place: bool = False
 
     def build_checker_input(self) -> dict[str, Any]:
