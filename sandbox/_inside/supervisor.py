@@ -12,11 +12,11 @@ import ctypes
 import os
 import resource
 import selectors
-import shutil
 import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rlvr.sandbox._inside import capabilities as rights
@@ -27,6 +27,7 @@ from rlvr.sandbox._inside import workdirs as places
 from rlvr.sandbox._inside.box import cgroups, processes, session_server
 from rlvr.sandbox._inside.pid_namespace import NamespaceHelperClient, PeerExited
 from rlvr.sandbox._inside.program_io import ProgramIO
+from rlvr.sandbox._inside.toolchains import Toolchain
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
 POLL_INTERVAL_S = 0.005  # interval between measurements of a running program
@@ -69,18 +70,18 @@ class Supervisor:
         ran.
         """
         run = streams.RunState(request["limits"])
-        language = request["language"]
+        language, toolchain = request["language"], toolchains.TOOLCHAINS.get(request["language"])
         if self.uid is not None:
             self.uid += 2  # one for the program, one for its checker; neither was used before
         fatal = ""
         if self.killer.mechanism == ends.BY_USER_ID_AND_TABLE:
             self.killer.kill_listed()  # what the last program forked unseen must not meet the next one
         try:
-            laid = self._write_program_files(language, parts)
-            if language in toolchains.COMPILERS:
-                run = self._compile(run, language, parts["source"], laid)
+            laid = self._write_program_files(parts, toolchain)
+            if toolchain and toolchain.compiler:
+                run = self._compile(run, language, toolchain, parts["source"], laid)
             if not run.exit_status:
-                self._run_program(run, parts, argv=toolchains.RUNNERS.get(language, []))
+                self._run_program(run, parts, toolchain.runner if toolchain else (), toolchain)
             if fatal := self._find_foreign_files(laid):
                 run.exit_status, run.reason = "INTERNAL_ERROR", fatal
         except OSError as error:
@@ -108,22 +109,24 @@ class Supervisor:
         """Empty the folders that programs may write to, for the next program."""
         places.empty_folders(self.folders, self.uid, self.uid)
 
-    def _write_program_files(self, language: str, parts: dict[str, bytes]) -> set[tuple[int, int]]:
+    def _write_program_files(self, parts: dict[str, bytes], toolchain: Toolchain | None) -> set[tuple[int, int]]:
         """Open the folders to the program and write its files; return them by inode, since the program may rename them."""
         places.grant_access(self.folders, self.uid)
         laid = {self._write_file(name[5:], data) for name, data in parts.items() if name.startswith("file:")}
-        if language in toolchains.SOURCE_FILES:
-            laid.add(self._write_file(toolchains.SOURCE_FILES[language], parts["source"]))
+        if toolchain:
+            laid.add(self._write_file(toolchain.source, parts["source"]))
         return laid
 
-    def _compile(self, run: streams.RunState, language: str, source: bytes, known_inodes: set[tuple[int, int]]) -> streams.RunState:
+    def _compile(
+        self, run: streams.RunState, language: str, toolchain: Toolchain, source: bytes, known_inodes: set[tuple[int, int]]
+    ) -> streams.RunState:
         """Compile under separate limits. Returns a fresh run state for the program, or the compiler's with status CE if it failed."""
         binary = self.binary_cache.get(language, source)
         if binary is not None:
             known_inodes.add(self._write_file(toolchains.BINARY_NAME, binary, 0o755))
             return run
         compiling = streams.RunState(toolchains.compute_compiler_limits(run.limits))
-        self._run_program(compiling, {}, argv=toolchains.COMPILERS[language])
+        self._run_program(compiling, {}, toolchain.compiler, toolchain)
         if not compiling.exit_status and (binary := toolchains.read_binary(self.folders[0])):
             self.binary_cache.put(language, source, binary)
             run.fatal_error = compiling.fatal_error
@@ -149,8 +152,9 @@ class Supervisor:
             about = os.fstat(number)
         return about.st_dev, about.st_ino
 
-    def _run_program(self, run: streams.RunState, parts: dict[str, bytes], argv: list[str]) -> None:
-        """Start the program (and its checker), watch it until the end, and record the result."""
+    def _run_program(self, run: streams.RunState, parts: dict[str, bytes], command: Sequence[str], toolchain: Toolchain | None) -> None:
+        """Start the program (and its checker), watch it until the end, and record the result. Without a command it is Python."""
+        argv = [word.replace("{memory_mb}", str(int(run.limits["memory_mb"]))) for word in command]
         stage = ProgramIO(parts)
         try:
             base = self.meter.set_baseline()
@@ -159,11 +163,11 @@ class Supervisor:
                 other = None if self.uid is None else self.uid + 1
                 # under one user id the kernel counts the program's processes, too: they must not keep the checker from its own
                 shared = run.limits if other is not None else {**run.limits, "processes": 2 * run.limits["processes"]}
-                run.children.append(self._start_process(stage.checker_fds, shared, [], other, "/", 500))
+                run.children.append(self._start_process(stage.checker_fds, shared, [], other, "/", 500, None))
                 if not stage.wait_for_checker(KILL_TIMEOUT_S):
                     run.record_stop("INTERNAL_ERROR", "the checker could not be set up")
             if not run.exit_status:
-                run.children.insert(0, self._start_process(stage.program_fds, run.limits, argv, self.uid, self.folders[0], 1000))
+                run.children.insert(0, self._start_process(stage.program_fds, run.limits, argv, self.uid, self.folders[0], 1000, toolchain))
             stage.close_child_ends()
             began = time.monotonic()
             if self.namespace_helper:
@@ -177,7 +181,14 @@ class Supervisor:
             stage.close()
 
     def _start_process(
-        self, fds: dict[int, int], limits: dict[str, float], argv: list[str], uid: int | None, folder: str, oom_score: int
+        self,
+        fds: dict[int, int],
+        limits: dict[str, float],
+        argv: list[str],
+        uid: int | None,
+        folder: str,
+        oom_score: int,
+        toolchain: Toolchain | None,
     ) -> ChildProcess:
         seconds = int(limits["cpu_s"]) + 2
         rlimits = {
@@ -191,9 +202,10 @@ class Supervisor:
             "STACK": 64 * MEGABYTE,
         }
         if self.num_own_processes is not None:
-            rlimits["NPROC"] = int(limits["processes"]) + self.num_own_processes
+            spare = toolchain.spare_processes if toolchain else 0
+            rlimits["NPROC"] = int(limits["processes"]) + spare + self.num_own_processes
         if isinstance(self.meter, meter.ProcessTableMeter):  # nothing else enforces the limit then
-            spare = toolchains.SPARE_ADDRESS_MB.get(argv[0] if argv else "", 512)
+            spare = toolchain.spare_address_mb if toolchain else toolchains.SPARE_ADDRESS_MB
             rlimits["AS"] = (int(limits["memory_mb"]) + spare) * MEGABYTE
         request = {
             "argv": argv,
@@ -382,8 +394,7 @@ def main(settings: dict[str, Any]) -> None:
     rights.keep_only_capabilities(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
     filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
     supervisor = Supervisor(settings, {child, namespace_helper.pid} if namespace_helper else {child}, door, namespace_helper)
-    compilers = [(name, argv[0]) for name, argv in (toolchains.RUNNERS | toolchains.COMPILERS).items()]
-    languages = ["python", *(name for name, path in compilers if shutil.which(path))]
+    languages = ["python", *(name for name, toolchain in toolchains.TOOLCHAINS.items() if toolchain.is_installed())]
     applied = probe.detect_isolation(settings, filtered, supervisor.meter.name, supervisor.killer.mechanism, spaces)
     if has_cgroup_process_limit:
         applied.append("process count limited by the kernel")
