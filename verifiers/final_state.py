@@ -20,13 +20,14 @@ REFERENCE_FORMAT = "write {'answer': [text, ...]}, {'files': {path: text, or nul
 class FinalState(Verifier):
     """Score 1 if every file of the reference has the expected content at the end and the answer is an accepted one; else 0.
 
-    A line break at the end of a file does not count. The reference has `answer`, `files`, or both.
+    One line break at the end of a file does not count. The reference has `answer`, `files`, or both.
 
     >>> task = Task(({"role": "user", "content": "Sort a.txt"},), {"files": {"a.txt": "1", "b.txt": None}}, id="t")
     >>> FinalState().verify_transcript(task, Transcript("", {"a.txt": b"1", "b.txt": None})).score
     1.0
     """
 
+    version = "2"  # 2: exactly one line break at the end does not count
     examples = (
         VerifierExample(
             {"answer": ["42"]}, correct=("42", " 42\n", "\\boxed{42}"), incorrect=("41", "42 or 41", "4 2", "It is not 42.", "")
@@ -83,7 +84,7 @@ def _describe_difference(path: str, wanted: str | None, artifacts: Mapping[str, 
         return f"{path} is missing"
     if not isinstance(found, bytes):
         return f"{path} cannot be read: {found!r:.40}"
-    return "" if found.rstrip(b"\n") == wanted.encode().rstrip(b"\n") else f"the content of {path} is wrong"
+    return "" if found.removesuffix(b"\n") == wanted.encode().removesuffix(b"\n") else f"the content of {path} is wrong"
 
 
 make = FinalState

@@ -141,6 +141,17 @@ def test_no_attack_is_paid_and_none_takes_its_zero_away(docker_sandbox: Sandbox)
     assert {name: (verdict.score, verdict.reason) for name, verdict in verdicts.items() if verdict.score != 0.0} == {}
 
 
+def test_a_link_that_leads_nowhere_is_no_deleted_file(process_sandbox: Sandbox) -> None:
+    environment = shell(process_sandbox, "delete")
+    task = environment.task("train", 0)
+    path = next(path for path, text in task.reference["files"].items() if text is None)
+    turns = environment.oracle_turns(task)
+    assert turns
+    assert play_conversation(environment, task, turns)[0].score == 1.0
+    verdict = play_conversation(environment, task, [*turns[:-1], bash(f"ln -s nowhere {path}"), "ready"])[0]
+    assert (verdict.score, verdict.reason) == (0.0, f"{path} is still there")
+
+
 # ---- the verifier
 
 
@@ -149,7 +160,9 @@ def test_no_attack_is_paid_and_none_takes_its_zero_away(docker_sandbox: Sandbox)
     [
         ({"a": b"1\n", "b": None}, 1.0),
         ({"a": b"1", "b": None}, 1.0),
+        ({"a": b"1\n\n", "b": None}, 0.0),
         ({"a": b"1\n\n2", "b": None}, 0.0),
+        ({"a": b"1\n", "b": "ENOLINK"}, 0.0),
         ({"a": b" 1\n", "b": None}, 0.0),
         ({"a": "1\n", "b": None}, 0.0),
         ({"a": "EACCES", "b": None}, 0.0),

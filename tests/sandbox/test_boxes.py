@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -218,6 +219,29 @@ def test_a_session_that_fails_before_its_first_call_is_nobodys_fault(unprovoked:
     assert box.has_failed is unprovoked
 
 
+def test_a_link_that_leads_nowhere_is_no_missing_file(process_sandbox: Sandbox) -> None:
+    with process_sandbox.create_session() as box:
+        box.run("ln -s nowhere link; ln -s link other")
+        for path, code in (("nowhere", errno.ENOENT), ("link", errno.ENOLINK), ("other", errno.ENOLINK), ("link/a", errno.ENOENT)):
+            with pytest.raises(OSError) as raised:
+                box.read_file(path)
+            assert raised.value.errno == code, path
+        box.write_file("link", b"now")
+        assert box.read_file("other") == b"now"
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_thousands_of_files_are_written_at_once(kind: str, settings: dict[str, Any]) -> None:
+    with build("sandbox", kind, **settings) as sandbox:
+        sandbox.create_session().close()
+        began = time.monotonic()
+        with sandbox.create_session(SandboxSpec(files={f"a/{number}": b"%d" % number for number in range(3000)})) as box:
+            assert time.monotonic() - began < 5
+            assert box.run("cat a/* | wc -c; stat -c %a a a/7").text == "10890\n755\n644\n"
+        with pytest.raises(ConfigError, match="the file 'b/c' cannot be written: File exists"):
+            sandbox.create_session(SandboxSpec(files={"a": b"", "b": b"", "b/c": b"", "d": b""}))
+
+
 OWNER = """
 import sys, time, rlvr
 sandbox = rlvr.make_sandbox(sys.argv[1], **({"trusted": True} if sys.argv[1] == "process" else {}))
@@ -292,6 +316,7 @@ def children(process: int) -> list[int]:
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_a_box_that_broke_from_inside_costs_the_score_and_not_the_verdict(kind: str, settings: dict[str, Any]) -> None:
     with build("sandbox", kind, max_sessions=2, **settings) as sandbox, sandbox.create_session(SandboxSpec(files={"a": b"1"})) as box:
+        box.run("echo before")  # before the first call there is no program to blame
         kill_zygote(sandbox, box)
         first, second = box.run("echo once"), box.run("echo twice", language="python")
         assert (first.status, second.status, box.has_failed) == (ExitStatus.SANDBOX_VIOLATION, ExitStatus.SANDBOX_VIOLATION, False), (

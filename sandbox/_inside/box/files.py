@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Mapping
 
 from rlvr.sandbox._inside import streams
 from rlvr.sandbox._inside import workdirs as places
@@ -18,22 +19,39 @@ libc = ctypes.CDLL(None, use_errno=True)
 NO_ERRNO = 199  # an exit status that is no errno
 
 
-def write_file(home: str, uid: int | None, path: str, data: bytes) -> int:
-    """Write a file below `home` and create its parent folders; return 0 or an errno."""
+def write_files(home: str, uid: int | None, files: Mapping[str, bytes]) -> tuple[int, str]:
+    """Write files below `home` and create their parent folders, in one process for all; return (0, '') or an errno and the file's name."""
+    names, reached = list(files), os.memfd_create("reached", os.MFD_CLOEXEC)
 
     def work() -> int:
         os.umask(0o022)
-        target = _resolve_inside(home, path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.isdir(target):
-            return errno.EISDIR
-        number = _open_resolved(home, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for place, name in enumerate(names):
+            os.pwrite(reached, b"%d" % place, 0)
+            if code := _write_file(home, name, files[name]):
+                return code
+        return 0
+
+    try:
+        code = _run_as_user(uid, work)
+        place = os.pread(reached, 20, 0)
+        return code, names[int(place)] if code and place else ""
+    finally:
+        os.close(reached)
+
+
+def _write_file(home: str, path: str, data: bytes) -> int:
+    target = _resolve_inside(home, path)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.isdir(target):
+        return errno.EISDIR
+    number = _open_resolved(home, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             return errno.EINVAL
         streams.write_all(number, data)
-        return 0
-
-    return _run_as_user(uid, work)
+    finally:
+        os.close(number)
+    return 0
 
 
 def read_file(home: str, uid: int | None, path: str, max_bytes: int) -> tuple[int, bytes]:
@@ -41,7 +59,11 @@ def read_file(home: str, uid: int | None, path: str, max_bytes: int) -> tuple[in
     result = os.memfd_create("file", os.MFD_CLOEXEC)
 
     def work() -> int:
-        number = _open_resolved(home, _resolve_inside(home, path), os.O_RDONLY)
+        try:
+            number = _open_resolved(home, _resolve_inside(home, path), os.O_RDONLY)
+        except FileNotFoundError:
+            # a link that leads nowhere is no missing file: there is something of that name
+            return errno.ENOLINK if os.path.lexists(os.path.join(home, path)) else errno.ENOENT
         mode = os.fstat(number).st_mode
         if not stat.S_ISREG(mode):
             return errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL

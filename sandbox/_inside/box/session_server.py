@@ -116,10 +116,8 @@ class SessionServer:
         self.has_run = False
         self.processes.prepare_session(self.limits)
         places.grant_access(self.resources.folders, self.processes.uid)
-        for name, data in parts.items():
-            if code := files.write_file(self.processes.home, self.processes.uid, name, data):
-                return {"error": f"the file {name!r} cannot be written: {os.strerror(code)}"}, {}
-        return {"error": ""}, {}
+        code, name = files.write_files(self.processes.home, self.processes.uid, parts) if parts else (0, "")
+        return {"error": f"the file {name!r} cannot be written: {os.strerror(code)}" if code else ""}, {}
 
     def _end_session(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
         self.is_open = False
@@ -140,7 +138,7 @@ class SessionServer:
     # ---- files
 
     def _write_file(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
-        return {"errno": files.write_file(self.processes.home, self.processes.uid, request["path"], parts["data"])}, {}
+        return {"errno": files.write_files(self.processes.home, self.processes.uid, {request["path"]: parts["data"]})[0]}, {}
 
     def _read_file(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
         code, data = files.read_file(self.processes.home, self.processes.uid, request["path"], request["limit"])
