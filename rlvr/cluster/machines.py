@@ -5,6 +5,7 @@ Ray lets actors that it cannot place wait forever, without a message.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -101,16 +102,35 @@ def check_location(location: object) -> dict[str, Any]:
     return {"pid": pid, **texts}
 
 
+def locate_actor(actor: Any, location: object) -> dict[str, Any]:
+    """Return the location of an actor, which it has said itself; raise ValueError if it cannot be one, or if Ray has started another process.
+
+    `is_known_to_ray` says whether Ray's own table has this pid for the actor. It may only be killed then.
+    """
+    found, pid = check_location(location), _read_actor_pid(actor)
+    if pid not in (0, found["pid"]):
+        raise ValueError(f"it says that its pid is {found['pid']}, and Ray has started it as {pid}")
+    return found | {"is_known_to_ray": pid != 0}
+
+
+def _read_actor_pid(actor: Any) -> int:
+    """Return the pid of an actor's process from the table of Ray; 0 if that is unknown."""
+    with suppress(Exception):  # not a public function of Ray
+        return int(importlib.import_module("ray._private.state").actors(actor._actor_id.hex())["Pid"])
+    return 0
+
+
 def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
     """End the process of an actor. A frozen one does not react to Ray, so on this machine it is killed by its pid.
 
-    The worker itself has said which pid it has, so nothing is killed but a worker process of Ray.
+    The worker itself has said where it runs, so nothing is killed but a process of Ray that Ray has started for this actor.
     """
     if actor is not None:
         with suppress(Exception):
             ray.kill(actor, no_restart=True)
     if (
         location is not None
+        and location["is_known_to_ray"]
         and location["pids"]
         and location["pids"] == get_pid_namespace_id()
         and location["born"] == get_process_start_time(location["pid"])

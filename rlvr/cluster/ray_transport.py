@@ -31,12 +31,12 @@ from rlvr.cluster.event_log import (
 from rlvr.cluster.machines import (
     change_to_driver_folder,
     check_capacity,
-    check_location,
     describe_process,
     end_actor,
     explain_unplaced_worker,
     get_pid_namespace_id,
     install_sigterm_handler,
+    locate_actor,
     restore_default_sigterm_handler,
 )
 from rlvr.cluster.rollout_tasks import RolloutTask
@@ -231,7 +231,7 @@ class RayTransport:
             return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
         if isinstance(expected_event, WorkerStarted):
             try:
-                self._locations[worker] = check_location(value)
+                self._locations[worker] = locate_actor(self._actors[worker], value)
             except ValueError as error:
                 return WorkerLost(worker, f"what it said at its start is damaged: {error}")
             self._has_started = True

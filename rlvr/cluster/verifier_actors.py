@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlvr.cluster.event_log import describe_exit
-from rlvr.cluster.machines import change_to_driver_folder, check_location, describe_process, end_actor
+from rlvr.cluster.machines import change_to_driver_folder, describe_process, end_actor, locate_actor
 from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeStart
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
@@ -156,7 +156,7 @@ class VerifierActorPool:
             return
         try:
             slot.location, slot.busy_fraction = (
-                (check_location(value), 0.0) if slot.start_call is not None else (slot.location, _check_busy_fraction(value))
+                (locate_actor(slot.actor, value), 0.0) if slot.start_call is not None else (slot.location, _check_busy_fraction(value))
             )
         except ValueError as error:
             self._handle_loss(slot, f"what it said is damaged: {error}")

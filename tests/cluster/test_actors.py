@@ -468,8 +468,9 @@ def running_under(node: str, child: str) -> Iterator[tuple[subprocess.Popen[str]
 
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
     with running_under("raylet", "ray::Actor.f") as (node, pid):
-        place = describe_process() | {"pid": pid, "born": get_process_start_time(pid)}
+        place = describe_process() | {"pid": pid, "born": get_process_start_time(pid), "is_known_to_ray": True}
         end_actor(ray, None, place | {"born": "1"})
+        end_actor(ray, None, place | {"is_known_to_ray": False})
         assert get_process_start_time(pid)
         end_actor(ray, None, place)
         assert node.stdout is not None and node.stdout.readline().strip() == "-9" and get_process_start_time(pid) == ""
@@ -482,8 +483,36 @@ def test_a_worker_that_names_another_process_as_its_own_does_not_get_it_ended(ra
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rlvr.cluster.machines.os.kill", lambda number, _: killed.append(number))
             for named in (pid, os.getpid(), os.getppid(), 1):
-                end_actor(ray, None, describe_process() | {"pid": named, "born": get_process_start_time(named)})
+                place = describe_process() | {"pid": named, "born": get_process_start_time(named), "is_known_to_ray": True}
+                end_actor(ray, None, place)
         assert killed == []
+
+
+def with_pids(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
+    """A table of Ray that has this pid for every actor."""
+    monkeypatch.setitem(sys.modules, "ray._private.state", SimpleNamespace(actors=lambda name: {"Pid": pid} if name == "a1" else {}))
+    monkeypatch.setattr(Actor, "_actor_id", SimpleNamespace(hex=lambda: "a1"), raising=False)
+
+
+def test_a_worker_that_names_the_worker_of_another_run_as_its_own_is_lost_and_ends_nothing(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_under("raylet", "ray::Actor.f") as (_, pid):
+        with_pids(monkeypatch, PLACE["pid"])
+        transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
+        transport.start_worker("c0.0")
+        ray.last("build_worker").ends(describe_process() | {"pid": pid, "born": get_process_start_time(pid)})
+        [lost] = transport.poll(0)
+        assert isinstance(lost, WorkerLost) and f"Ray has started it as {PLACE['pid']}" in lost.reason
+        transport.kill_worker("c0.0")
+        assert get_process_start_time(pid)
+
+
+def test_a_worker_whose_pid_ray_knows_is_ended_by_it(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_under("raylet", "ray::Actor.f") as (node, pid):
+        with_pids(monkeypatch, pid)
+        started(**describe_process() | {"pid": pid, "born": get_process_start_time(pid)}).kill_worker("c0.0")
+        assert node.stdout is not None and node.stdout.readline().strip() == "-9"
 
 
 class Unsayable(Exception):
@@ -622,7 +651,8 @@ def test_rollout_workers_and_verifier_workers_must_have_room_together() -> None:
 
 def test_a_process_here_that_has_the_number_of_one_elsewhere_is_left_alone(ray: Ray) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    end_actor(ray, None, describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid), "pids": "another machine"})
+    place = describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid), "is_known_to_ray": True}
+    end_actor(ray, None, place | {"pids": "another machine"})
     assert process.poll() is None
     process.kill()
     process.communicate(timeout=20)
