@@ -86,6 +86,12 @@ def test_of_whole_programs_the_last_one_in_the_tasks_language_counts(verifier: U
     assert verdict.score == score, verdict
 
 
+def test_a_byte_order_mark_is_skipped_as_in_a_file(verifier: UnitTests) -> None:
+    task = Task(make_user_prompt("?"), {"kind": "asserts", "entry_point": "f", "test": "assert f(2) == 4"}, id="t")
+    for answer in ("```python\n\ufeffdef f(x): return 2 * x\n```", "\ufeff```python\ndef f(x): return 2 * x\n```"):
+        assert verifier.verify(task, answer).score == 1.0
+
+
 def test_many_blocks_are_read_in_linear_time() -> None:
     def used(count: int) -> float:
         text = "```python\ndef f(x):\n   return x\n```\n" * count + "- " * count + " " * count + "`" * count
