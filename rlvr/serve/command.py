@@ -21,6 +21,7 @@ from rlvr.errors import ConfigError, MissingExtra
 from rlvr.registry.plugins import load_factory
 
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+"""The names of this machine. A service without a token listens on them only, and answers to no other name."""
 TOKEN_VARIABLE = "RLVR_SERVE_TOKEN"
 MIN_TOKEN_CHARS = 16
 

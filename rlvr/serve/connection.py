@@ -1,6 +1,6 @@
-"""Limits on the time and the size of a request's head.
+"""Limits on the time and the size of a request's head, and on the number of parts of its body.
 
-uvicorn has neither limit, so clients without a token could hold connections and memory.
+uvicorn has none of them, so clients without a token could hold connections and memory, or the one thread that serves all clients.
 """
 
 from __future__ import annotations
@@ -8,29 +8,55 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 1 << 16
 """The maximum size of a request's head."""
-Base: Any = AutoHTTPProtocol
+FREE_PARTS, MIN_PART_BYTES = 1000, 64
+"""A body may have this many parts, and one more for each so many bytes: parsing a part takes the same time however small it is."""
+Base: Any = H11Protocol
 
 
 def make_protocol_class(head_timeout_s: float) -> Any:
-    """Make uvicorn's HTTP protocol class with limits on the time and the size of a request's head, for `uvicorn.Config(http=...)`.
+    """Make uvicorn's HTTP protocol class with limits on a request's head and on the parts of its body, for `uvicorn.Config(http=...)`.
 
     >>> make_protocol_class(30.0).__name__
     'Patient'
     """
 
     class Patient(Base):  # type: ignore[misc]
-        """A connection that is closed if no request head arrives in time, or the head is too long."""
+        """A connection that is closed if no request head arrives in time, the head is too long, or the body comes in too many parts."""
 
         timer: asyncio.TimerHandle | None = None
-        heard = 0
+        heard = num_parts = num_part_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._next_event, self.conn.next_event = self.conn.next_event, self._read_event
             self._wait()
+
+        def _read_event(self) -> Any:
+            """Read the next event of the parser; refuse a body in too many parts, also one that is read only to be discarded."""
+            event = self._next_event()
+            if isinstance(event, h11.Request):
+                self.num_parts = self.num_part_bytes = 0
+            elif isinstance(event, h11.Data):
+                self.num_parts += 1
+                self.num_part_bytes += len(event.data)
+                if self.num_parts > FREE_PARTS + self.num_part_bytes // MIN_PART_BYTES:
+                    raise h11.RemoteProtocolError("the body comes in too many parts")
+            return event
+
+        def send_400_response(self, msg: str) -> None:
+            """Refuse what is not HTTP, and close the connection; a reply that has begun, or is still to come, is given up."""
+            if self.cycle is not None:
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                super().send_400_response(msg)
+            else:
+                self.transport.close()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

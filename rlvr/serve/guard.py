@@ -1,4 +1,5 @@
-"""Checks that every request must pass first: the token, the limits on its size and its time, and the memory of all requests.
+"""Checks that every request must pass first: the token, or without one the host and the origin; the limits on its size and its time, and
+the memory of all requests.
 
 The guard also counts requests and logs one line for each failed one. Log lines never contain headers, queries or bodies.
 """
@@ -11,9 +12,11 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 
+from rlvr.serve.command import LOCAL_HOSTS
 from rlvr.serve.metrics import ServiceMetrics
 
 Scope = dict[str, Any]
@@ -68,6 +71,7 @@ class RequestGuard:
         self.num_requests += 1
         try:
             self._check_token(scope["path"], headers.get(b"authorization", b""))
+            self._check_origin(scope["path"], headers)
             size = self._compute_reserved_bytes(headers)
             self.held_bytes += size
             await self.app(scope, _LimitedReceive(receive, self.max_body_bytes, self.body_timeout_s), reply)
@@ -94,6 +98,23 @@ class RequestGuard:
             self.metrics.count("refused", reason="token")
             raise RequestError(401, "a bearer token is needed: Authorization: Bearer TOKEN", **{"WWW-Authenticate": "Bearer"})
 
+    def _check_origin(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a web page of another site sends through a browser on this machine, which needs no token to get here.
+
+        A browser names the page's site in `Origin`. A site whose name resolves to this machine is of the same origin, but is named in `Host`.
+        """
+        if self.token or path in PUBLIC_PATHS:
+            return
+        for header, prefix in (("host", "//"), ("origin", "")):
+            value = headers.get(header.encode())
+            if value is not None and _get_host_name(prefix + value.decode("latin1")) not in LOCAL_HOSTS:
+                self.metrics.count("refused", reason="origin")
+                raise RequestError(
+                    403,
+                    f"{header.title()} is {value.decode('latin1')!r:.80}; a service without a token takes requests to and from localhost only: "
+                    "start it with a token",
+                )
+
     def _compute_reserved_bytes(self, headers: Mapping[bytes, bytes]) -> int:
         """Return the bytes to reserve for a request: its content length, or the maximum if the length is unknown."""
         said = headers.get(b"content-length", b"")
@@ -106,6 +127,18 @@ class RequestGuard:
             self.metrics.count("refused", reason="memory")
             raise RequestError(429, "too many large requests at once; try again", **{"Retry-After": "1"})
         return size
+
+
+def _get_host_name(address: str) -> str:
+    """Return the host of an address without its port; empty if there is none.
+
+    >>> _get_host_name("//localhost:8765"), _get_host_name("http://[::1]:80"), _get_host_name("null")
+    ('localhost', '::1', '')
+    """
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _make_too_large_error(max_bytes: int) -> RequestError:

@@ -269,10 +269,9 @@ class ServicePool:
             open_to.remove(
                 min(open_to, key=lambda hand: len(hand.running_chunks))
             )  # gets no more chunks, to become free for a quarantined row
-        while self.queue and (
-            open_to := [hand for hand in open_to if len(hand.running_chunks) < self.max_chunks and self._send_next(hand)]
-        ):
-            pass
+        while self.queue and (open_to := [hand for hand in open_to if len(hand.running_chunks) < self.max_chunks]):
+            open_to.sort(key=lambda hand: len(hand.running_chunks))  # a slow answer takes time from all others in its process
+            open_to = [hand for hand in open_to if self._send_next(hand)]
 
     def _send_next(self, worker: WorkerProcess) -> bool:
         """Send the next chunk to a process; False if there is none for it."""

@@ -52,7 +52,7 @@ class SessionManager:
         """Open a session; the reply has its id, its prompt and its tools.
 
         While no session is free, the request waits for one, first come, first served, for `open_wait_s` at most and until its client is
-        `leaving`. It holds nothing but its connection.
+        `leaving`. It holds nothing but its connection. A session whose client has left before the reply is closed.
         """
         end, is_next = time.monotonic() + self.open_wait_s, not self._waiting_opens
         while True:
@@ -68,6 +68,8 @@ class SessionManager:
                 self._admit_next_open()
                 raise
             else:
+                if leaving.done() and "session" in opened:  # nobody else knows its id
+                    self._drop_session(opened["session"], self.sessions[opened["session"]].worker)
                 return opened
             await self._wait_for_free_session(end, leaving, at_front=True)
             is_next = True

@@ -45,7 +45,7 @@ def format_openrlhf_reply(lines: Sequence[bytes]) -> dict[str, Any]:
 
 
 def parse_nemo_gym_request(body: Mapping[str, Any]) -> bytes:
-    """Parse a request to `/verify` of a NeMo-Gym resources server; the answer is the text of the response.
+    """Parse a request to `/verify` of a NeMo-Gym resources server; the answer is the text of the last message of the policy.
 
     >>> parse_nemo_gym_request({"responses_create_params": {"input": "2+2="}, "response": {"output": []}, "expected_answer": "4"})
     b'{"reference": "4", "answer": "", "prompt": "2+2=", "meta": {}}'
@@ -58,9 +58,15 @@ def parse_nemo_gym_request(body: Mapping[str, Any]) -> bytes:
     params = body.get("responses_create_params") or {}
     given = params.get("input") if isinstance(params, dict) else None
     prompt = given if isinstance(given, str) else "\n".join(_get_message_text(item) for item in given or () if isinstance(item, dict))
-    response = body.get("response") or {}
+    response = body["response"]
     output = response.get("output") if isinstance(response, dict) else None
-    texts = [_get_message_text(item) for item in output or () if isinstance(item, dict) and item.get("type", "message") == "message"]
+    if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
+        raise RequestError(422, f"response is {response!r:.80}; it must be an object whose 'output' is a list of objects")
+    texts = [
+        _get_answer_text(item)
+        for item in output
+        if item.get("type", "message") == "message" and item.get("role", "assistant") == "assistant"
+    ]
     answer = texts[-1] if texts else ""
     return dump_json({"reference": found[0], "answer": answer, "prompt": prompt, "meta": meta})
 
@@ -98,6 +104,15 @@ def _get_message_text(item: Mapping[str, Any]) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text", "")) for part in content or () if isinstance(part, dict))
+
+
+def _get_answer_text(item: Mapping[str, Any]) -> str:
+    """Return the text of a message of the policy; a message without a readable text is no empty answer."""
+    content = item.get("content")
+    parts = [{"text": content}] if isinstance(content, str) else content
+    if not isinstance(parts, list) or not all(isinstance(part, dict) and isinstance(part.get("text", ""), str) for part in parts):
+        raise RequestError(422, f"the content of a message is {content!r:.80}; it must be a text, or a list of objects with a 'text'")
+    return "".join(part.get("text", "") for part in parts)
 
 
 def _get_list(body: Any, name: str) -> list[Any]:

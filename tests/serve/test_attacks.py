@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import socket
 import threading
@@ -157,6 +158,50 @@ def test_a_refused_body_without_end_is_cut_off(server: Server) -> None:
                 link.sendall(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
                 time.sleep(0.001)
     assert well(server)
+
+
+@pytest.mark.parametrize("token", [TOKEN, "wrong" * 5])
+def test_a_body_of_a_million_parts_holds_up_nobody(server: Server, token: str) -> None:
+    """Also without the token: the rest of a refused body is read, and each of its parts is parsed in the thread that serves all clients."""
+    with link_to(server) as link:
+        before = cpu_seconds(server)
+        link.sendall(head("Transfer-Encoding: chunked", token=token))
+        with suppress(OSError):
+            for _ in range(100):
+                link.sendall(b"1\r\n \r\n" * 10_000)
+        link.settimeout(10)
+        with suppress(ConnectionError):
+            while link.recv(4096):
+                pass
+        assert cpu_seconds(server) - before < 1.0 and well(server)
+
+
+def cpu_seconds(server: Server) -> float:
+    """The time that the process of a service has used, without its workers."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize(("pause", "token"), [(0.0, TOKEN), (0.1, TOKEN), (0.0, "wrong" * 5)])
+def test_a_body_that_is_not_http_is_an_error_without_a_trace(server: Server, pause: float, token: str) -> None:
+    with link_to(server) as link:
+        link.sendall(head("Transfer-Encoding: chunked", token=token) + (b"" if pause else b"no length\r\n"))
+        time.sleep(pause)
+        link.sendall(b"no length\r\n" if pause else b"")
+        assert status_of(link) == 400
+    time.sleep(0.1)
+    assert "Traceback" not in "".join(server.said) and well(server)
+
+
+def test_a_body_in_a_thousand_rows_each_a_part_is_read(server: Server) -> None:
+    row = json.dumps(ROW).encode() + b" " * 40 + b"\n"
+    parts = [b"%x\r\n%b\r\n" % (len(row), row) for _ in range(2000)]
+    with link_to(server) as link:
+        link.sendall(
+            head("Transfer-Encoding: chunked", "Content-Type: application/x-ndjson", path="/verify/batch")
+            + b"".join([*parts, b"0\r\n\r\n"])
+        )
+        assert status_of(link) == 200
 
 
 def test_a_head_without_end_is_cut_off(server: Server) -> None:
@@ -319,6 +364,42 @@ def test_a_call_that_is_refused_leaves_its_session_as_it_was(server: Server) -> 
 def test_what_opens_too_late_is_closed(server: Server, log: Path) -> None:
     assert server.ask("/sessions", {"index": 25})[0] == 504  # it opens after 2.5 s, and 1.5 s are allowed
     until(lambda: log.exists() and "slow/train/25 closed" in log.read_text())
+
+
+def test_a_session_whose_client_left_before_the_reply_is_closed(server: Server) -> None:
+    body = json.dumps({"split": "train", "index": 2}).encode()
+    before = open_sessions(server)
+    for _ in range(4):
+        with link_to(server) as link:
+            link.sendall(head(f"Content-Length: {len(body)}", path="/sessions") + body)
+            time.sleep(0.05)
+    began = time.monotonic()
+    while not (opened := open_sessions(server) > before):  # they open one after the other
+        assert time.monotonic() - began < 5
+    until(lambda: open_sessions(server) <= before, 0.9)  # the lease alone would take a second
+    assert opened
+
+
+def open_sessions(server: Server) -> int:
+    return int(server.ask("/metrics")[1].rpartition("rlvr_sessions_open ")[2].partition("\n")[0])
+
+
+def test_a_web_page_reaches_no_service_without_a_token(files: tuple[str, str]) -> None:
+    with served("numeric", "--workers", "1") as running:
+        port = urlsplit(running.url).port
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):
+            assert running.ask("/verify", ROW, host=host)[0] == 200
+            assert running.ask("/verify", ROW, host=host, origin=f"http://{host}")[0] == 200
+        for named in (
+            {"host": f"rebound.example:{port}"},
+            {"origin": "https://page.example"},
+            {"origin": "null"},
+            {"host": "localhost@page.example"},
+        ):
+            status, said = running.ask("/verify", ROW, **named)
+            assert status == 403 and "start it with a token" in said["error"]
+            assert running.ask("/metrics", method="GET", **named)[0] == 403
+            assert running.ask("/healthz", method="GET", **named)[0] == 200
 
 
 def test_a_lease_ends_and_its_world_is_closed(server: Server, log: Path) -> None:

@@ -232,6 +232,30 @@ def test_the_shapes_of_other_trainers(server: Server) -> None:
     assert server.ask("/seed_session", {}) == (200, {})
 
 
+def test_only_a_message_of_the_policy_is_an_answer_and_an_unreadable_one_is_no_zero(server: Server) -> None:
+    row = {"responses_create_params": {"input": "2+2="}, "expected_answer": "4"}
+    right, wrong = ({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]} for text in ("4", "5"))
+    from_tool = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "4"}]}
+    for output, reward in (([right], 1.0), ([wrong, from_tool], 0.0), ([from_tool], 0.0), ([], 0.0), ([{**right, "content": "4"}], 1.0)):
+        status, said = server.ask("/verify", row | {"response": {"output": output}})
+        assert (status, said["reward"]) == (200, reward), output
+    for response in (5, None, {}, {"output": "4"}, {"output": [5]}, {"output": [{"content": 5}]}, {"output": [{"content": [{"text": 4}]}]}):
+        assert server.ask("/verify", row | {"response": response})[0] == 422, response
+
+
+@pytest.mark.slow
+def test_an_answer_that_takes_all_of_its_process_does_not_hold_up_another(file: str) -> None:
+    with served(f"{file}:Moody", "--workers", "2", "--timeout", "20") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        first = running.ask("/verify", {"reference": "4", "answer": "pid"})[1]["reason"]
+        slow = threading.Thread(target=running.ask, args=("/verify", {"reference": "4", "answer": "sleep 2"}))
+        slow.start()
+        time.sleep(0.3)
+        pids = {running.ask("/verify", {"reference": "4", "answer": "pid"})[1]["reason"] for _ in range(10)}
+        slow.join()
+    assert first not in pids
+
+
 def test_the_document_names_every_route(server: Server) -> None:
     from rlvr.serve.app import ServiceRoutes
 
