@@ -60,6 +60,7 @@ def run_doctor(*, json: bool) -> int:
         _check_accelerator(),
         _check_engine(),
         *_check_sandboxes(),
+        _check_languages(),
         *_check_plugins(),
         _check_disk(),
     ]
@@ -218,6 +219,16 @@ def _check_sandboxes() -> list[Finding]:
             found += [Finding(f"sandbox {entry.name}", "missing", what, how) for what, how in lacks]
             found += [Finding(f"sandbox {entry.name}", "ok", "can run programs here")] if not lacks else []
     return found
+
+
+def _check_languages() -> Finding:
+    """Say in which languages programs can be written for the sandboxes that use this machine's compilers and interpreters."""
+    from rlvr.sandbox._inside.toolchains import TOOLCHAINS
+
+    found = ["python", *(name for name, toolchain in TOOLCHAINS.items() if toolchain.is_installed())]
+    missing = [name for name in TOOLCHAINS if name not in found]
+    how = f"for {', '.join(missing)} install a compiler or an interpreter in /usr/bin" if missing else ""
+    return Finding("languages", "ok", f"{', '.join(found)}; an image of docker has its own", how)
 
 
 def _get_engine_version() -> tuple[str, str]:

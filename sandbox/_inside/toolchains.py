@@ -20,8 +20,9 @@ kinds='(class|record|enum|interface)'
 name=$(sed -n -E "s/^ *public +((final|abstract) +)*$kinds +([A-Za-z0-9_]+).*/\4/p" answer.java | head -n 1)
 quick='-J-XX:+UseSerialGC -J-XX:TieredStopAtLevel=1 -J-Xmx512m'
 mkdir classes
-mv answer.java "${name:-answer}.java"
-/usr/bin/javac $quick -encoding UTF-8 -nowarn -d classes "${name:-answer}.java"
+file="${name:-answer}.java"
+[ "$file" = answer.java ] || mv answer.java "$file"
+/usr/bin/javac $quick -encoding UTF-8 -nowarn -d classes "$file"
 cd classes
 main=$(grep -l -r -a -F '([Ljava/lang/String;)V' . | sed 's|^\./||; s|\.class$||' | while read -r one; do
   /usr/bin/javap $quick -cp . "$one" | grep -q 'public static.* void main(java.lang.String' && echo "$one" && break
