@@ -41,8 +41,9 @@ SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/libx32")
 SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/R", "/etc/mono")
 """Of /etc only these, and the settings of a Java runtime: compilers and interpreters of packages look there."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
-ROOT_CAPABILITIES = ("SETUID", "SETGID", "KILL", "SETPCAP", "SYS_ADMIN", "SYS_PTRACE")
-"""What the supervisor starts with as root; PTRACE is needed to read how much memory another user's process has."""
+ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "40")
+"""What the supervisor starts with as root; PTRACE is needed to read how much memory another user's process has, and 40
+(CHECKPOINT_RESTORE, a name that older systems lack) how much it shares."""
 REQUIRED_ISOLATION = (
     f"every program ended by {BY_NAMESPACE}",
     "no network",
@@ -92,7 +93,7 @@ def build_command(program: str, python: str, python_mounts: list[str]) -> list[s
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         words += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
     if can_separate_user_ids():
-        words += ["--cap-drop", "ALL", *itertools.chain.from_iterable(("--cap-add", f"CAP_{name}") for name in ROOT_CAPABILITIES)]
+        words += ["--cap-drop", "ALL", *itertools.chain.from_iterable(("--cap-add", name) for name in ROOT_CAPABILITIES)]
     else:
         words += ["--unshare-user", "--uid", INSIDE_USER_ID, "--gid", INSIDE_USER_ID, "--cap-add", "ALL"]
     return [*words, "--remount-ro", "/", "--", python, "-I", "-B", "-c", BOOTSTRAP_CODE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 CAP_KILL, CAP_SETGID, CAP_SETUID, CAP_SYS_PTRACE, CAP_SYS_ADMIN = 1 << 5, 1 << 6, 1 << 7, 1 << 19, 1 << 21
+CAP_CHECKPOINT_RESTORE = 1 << 40
 PR_CAPBSET_DROP, VERSION_3, LAST_CAPABILITY = 24, 0x20080522, 63
 libc = ctypes.CDLL(None, use_errno=True)
 

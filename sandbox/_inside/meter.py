@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 
 CGROUP_ROOT = "/sys/fs/cgroup"
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 EXITING_FLAG = 4  # among the flags of a process
+SHARED_GROWTH_BYTES, SHARED_INTERVAL_S = 16 << 20, 0.02
 FORK_COST_BYTES = 12 << 20
 """What gVisor copies of a warm interpreter for each process that is forked from it: pieces of 2 MB, where Linux copies pages."""
 
@@ -121,6 +123,7 @@ class ProcessTableMeter:
 
     def __init__(self, root: int, spared_pids: set[int]) -> None:
         self._root, self._spared_pids, self._exited_cpu_s, self._cpu_s_by_pid = root, spared_pids, 0.0, dict[int, float]()
+        self._shared = SharedMemoryMeter()
 
     def set_baseline(self) -> int:
         """Return 0: before a program starts, it has no processes."""
@@ -128,7 +131,10 @@ class ProcessTableMeter:
 
     def get_memory_bytes(self) -> int:
         """Return the bytes of memory of all living descendants; shared memory is divided among the processes that share it."""
-        return sum(_read_pss_bytes(pid) for pid in list_descendants(self._root, self._spared_pids))
+        pids = list_descendants(self._root, self._spared_pids)
+        shown = [_read_pss_bytes(pid) for pid in pids]
+        # what a process shares and has not touched itself is in no process's count, while it keeps the memory in use
+        return sum(total for total, _ in shown) + max(self._shared.get_bytes(pids) - sum(shared for _, shared in shown), 0)
 
     def exceeds_memory(self, max_bytes: int) -> bool:
         """Return whether more than `max_bytes` are in use: an upper bound first, because the exact count is slow."""
@@ -136,7 +142,8 @@ class ProcessTableMeter:
 
     def _estimate_max_memory_bytes(self) -> int:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
-        return sum(_read_rss_bytes(pid) for pid in list_descendants(self._root, self._spared_pids))
+        pids = list_descendants(self._root, self._spared_pids)
+        return sum(_read_rss_bytes(pid) for pid in pids) + self._shared.get_bytes(pids)
 
     def get_total_cpu_s(self) -> float:
         """Return the processor time, in seconds, of all descendants seen so far."""
@@ -152,6 +159,46 @@ class ProcessTableMeter:
     def count_oom_kills(self) -> int:
         """Return 0: without a control group, kills for lack of memory are not counted."""
         return 0
+
+
+class SharedMemoryMeter:
+    """Meter for the memory that processes share without a file. Such memory exists for as long as any process has any part of it mapped,
+    and the kernel shows it only in processes that have touched it: a child that sleeps keeps it unseen.
+
+    Its exact size needs CAP_CHECKPOINT_RESTORE; without it, the part that is mapped counts.
+    """
+
+    def __init__(self) -> None:
+        self._least_bytes, self._measured_at, self._bytes = read_machine_memory("Shmem"), 0.0, 0
+
+    def get_bytes(self, pids: list[int]) -> int:
+        """Return the bytes that the processes have in use; 0 while all sharing of the whole machine has hardly grown, which is cheap to
+        know.
+        """
+        now = read_machine_memory("Shmem")
+        self._least_bytes = min(self._least_bytes, now)
+        if now - self._least_bytes < SHARED_GROWTH_BYTES:
+            return 0
+        if time.monotonic() - self._measured_at > SHARED_INTERVAL_S:
+            self._bytes = sum(self._measure_objects(pids).values())
+            self._measured_at = time.monotonic()  # after the measurement: many processes make it slow
+        return self._bytes
+
+    @staticmethod
+    def _measure_objects(pids: list[int]) -> dict[bytes, int]:
+        sizes: dict[bytes, int] = {}
+        for pid in pids:
+            for line in _read_maps(pid).splitlines():
+                if not line.endswith(b"/dev/zero (deleted)"):
+                    continue
+                place, _, offset, _, inode, *_ = line.split()
+                first, last = (int(address, 16) for address in place.split(b"-"))
+                try:
+                    size = os.stat(f"/proc/{pid}/map_files/{first:x}-{last:x}").st_blocks * 512
+                except OSError:
+                    size = int(offset, 16) + last - first
+                sizes[inode] = max(sizes.get(inode, 0), size)
+        return sizes
 
 
 class OwnKernelMeter(ProcessTableMeter):
@@ -201,12 +248,21 @@ def read_machine_memory(name: str) -> int:
         return _parse_field(file.read().replace(b":", b""), name.encode()) << 10
 
 
-def _read_pss_bytes(pid: int) -> int:
-    """Return a process's memory with its part of what it shares; what the kernel does not show to us counts in full."""
+def _read_pss_bytes(pid: int) -> tuple[int, int]:
+    """Return a process's memory with its part of what it shares, and that part; what the kernel does not show to us counts in full."""
     for thread in _list_threads(pid):  # any living thread can report it; the first one may have exited
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/smaps_rollup", "rb", 0) as file:
-            return _parse_field(file.read().replace(b":", b""), b"Pss") << 10
-    return _read_rss_bytes(pid)
+            raw = file.read().replace(b":", b"")
+            return _parse_field(raw, b"Pss") << 10, _parse_field(raw, b"Pss_Shmem") << 10
+    return _read_rss_bytes(pid), 0
+
+
+def _read_maps(pid: int) -> bytes:
+    for thread in _list_threads(pid):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/maps", "rb") as file:
+            if raw := file.read():  # a thread that has exited shows nothing
+                return raw
+    return b""
 
 
 def _read_rss_bytes(pid: int) -> int:

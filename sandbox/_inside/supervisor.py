@@ -390,7 +390,8 @@ def main(settings: dict[str, Any]) -> None:
         zygote.run_as_program(request)
         return
     other.close()
-    measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE  # reading the memory of other users' processes needs it
+    # reading the memory of other users' processes needs the one, and of what they share the other
+    measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE | rights.CAP_CHECKPOINT_RESTORE
     rights.keep_only_capabilities(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
     filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
     supervisor = Supervisor(settings, {child, namespace_helper.pid} if namespace_helper else {child}, door, namespace_helper)
