@@ -7,6 +7,7 @@ transport, for all of them.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -52,6 +53,8 @@ from rlvr.rollout.timing import RolloutTiming
 logger = logging.getLogger(__name__)
 NO_WEIGHTS = WeightUpdate(())
 """Placeholder for the weights of a sampler that loads none."""
+MAX_TABLE_VALUES = 4_000_000
+"""The most texts, numbers, lists and mappings in what a worker sends for a task. They are read in seconds."""
 POLL_INTERVAL_S = 0.05
 """How long to wait for an event before the timeouts and the requests of other threads are checked."""
 
@@ -307,7 +310,9 @@ class Driver:
             has_nothing = isinstance(encoded_episodes, bytes) and not encoded_episodes
             if unit is not None and has_nothing:
                 raise CorruptData(f"task {command.task_name} came back without episodes, although it was not cancelled")
-            found = [] if has_nothing else _decode_task(name, encoded_episodes)
+            limits = self._pending[name].limits if unit is not None else self.limits
+            max_tokens = math.inf if unit is None or limits.may_count_own_tokens else len(unit) * limits.max_length
+            found = [] if has_nothing else _decode_task(name, encoded_episodes, max_tokens)
             if unit is not None:
                 batch = self._pending[name]
                 check_task_episodes(name, unit, found, policy_version=batch.policy_version, limits=batch.limits, prompts=batch.prompts)
@@ -392,11 +397,13 @@ class Driver:
                     pass
 
 
-def _decode_task(task_name: str, data: Any) -> list[Episode]:
-    """Decode the episodes of one task; raise CorruptData for anything else."""
+def _decode_task(task_name: str, data: Any, max_tokens: float = math.inf) -> list[Episode]:
+    """Decode the episodes of one task, of at most so many tokens together; raise CorruptData for anything else."""
     if not isinstance(data, bytes | memoryview):
         raise CorruptData(f"task {task_name} came back as {type(data).__name__}, not as bytes")
-    groups = decode_episodes(EncodedEpisodes.from_bytes(data))
-    if len(groups) != 1:
-        raise CorruptData(f"task {task_name} came back as {len(groups)} tasks")
-    return groups[0]
+    encoded = EncodedEpisodes.from_bytes(data, max_values=MAX_TABLE_VALUES)
+    if len(encoded.group_sizes) != 1:
+        raise CorruptData(f"task {task_name} came back as {len(encoded.group_sizes)} tasks")
+    if len(encoded.tokens) > max_tokens:  # decoded, a token takes sixteen times as much memory
+        raise CorruptData(f"task {task_name} came back with {len(encoded.tokens):,} tokens, and {max_tokens:,} are allowed")
+    return decode_episodes(encoded)[0]

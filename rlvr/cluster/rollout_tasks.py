@@ -12,7 +12,9 @@ from itertools import groupby
 from rlvr.cluster.checks.episode_fields import (
     MIN_LOGPROB,
     EpisodeLimits,
+    find_contradictory_end,
     find_invalid_text,
+    find_wrong_components,
     find_wrong_meta,
     find_wrong_prompt,
     find_wrong_rewards,
@@ -63,7 +65,8 @@ def check_task_episodes(
     """Raise CorruptData if the episodes are not what a rollout of these requests can give.
 
     A worker that computes wrongly must not end the run, and what it can change is bounded: other requests, prompts, limits or weights,
-    token ids that do not exist, rewards that the verdicts do not give, and keys of `meta` that no rollout writes are refused.
+    token ids that do not exist, ends that contradict each other, rewards that the verdicts do not give, and keys of `meta` that no rollout
+    writes are refused.
 
     Not checked, because only a second sampling could show it (`cluster.resample_fraction`): whether the policy sampled these tokens with
     these log-probabilities, whether `text` is their text, whether the verifier gave this verdict, and which member of a group is which.
@@ -104,7 +107,9 @@ def _find_impossible_field(
         return f"a log-probability is {min(episode.logprobs):g}, below {MIN_LOGPROB:g}"
     return (
         find_wrong_size(episode, limits)
+        or find_contradictory_end(episode, limits)
         or find_wrong_prompt(episode, prompt)
+        or find_wrong_components(verdict)
         or find_wrong_rewards(episode, verdict, limits)
         or find_wrong_meta(request, episode, policy_version)
     )

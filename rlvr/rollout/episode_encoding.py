@@ -8,6 +8,8 @@ value, a numpy float to a float, any mapping to a dict. Decoding never unpickles
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 import zlib
 from array import array
@@ -27,6 +29,8 @@ from rlvr.task import Fault, StepReward, Verdict
 
 MAGIC = b"rlvr columns 1\n"
 """The magic bytes at the start, with the version of the layout."""
+JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string of JSON, also one without an end, so that the time to find all of them grows with the text alone."""
 HEADER = struct.Struct("<IQ")
 """The header after the magic bytes: checksum and length of the payload."""
 ARRAY_DTYPES: Mapping[str, tuple[str, ...]] = {
@@ -86,8 +90,10 @@ class EncodedEpisodes:
         return b"".join([MAGIC, HEADER.pack(checksum, sum(map(len, parts))), *parts])
 
     @classmethod
-    def from_bytes(cls, data: bytes | memoryview) -> EncodedEpisodes:
-        """Deserialize a block; the arrays are views of it. Raises CorruptData for an invalid block."""
+    def from_bytes(cls, data: bytes | memoryview, *, max_values: float = math.inf) -> EncodedEpisodes:
+        """Deserialize a block; the arrays are views of it. Raises CorruptData for an invalid block, and for one whose table has more values
+        than `max_values`: each of them takes far more memory than the two bytes that it is written in.
+        """
         view = memoryview(data).cast("B")
         if (begins := bytes(view[: len(MAGIC)])) != MAGIC:
             if begins.startswith(MAGIC[:13]):
@@ -102,14 +108,17 @@ class EncodedEpisodes:
         if zlib.crc32(view[begin:]) != checksum:
             raise CorruptData(f"columns of episodes ({length:,} bytes) have another checksum than when they were written; send them again")
         try:
-            return cls._decode(view[begin:])
+            return cls._decode(view[begin:], max_values)
         except (*DECODE_ERRORS, struct.error) as error:
             raise CorruptData(f"columns of episodes have a right checksum and cannot be read: {type(error).__name__}: {error}") from error
 
     @classmethod
-    def _decode(cls, view: memoryview) -> EncodedEpisodes:
+    def _decode(cls, view: memoryview, max_values: float) -> EncodedEpisodes:
         [size] = struct.unpack_from("<Q", view)
-        shapes, lengths, sizes, rest = json.loads(bytes(view[8 : 8 + size]).decode("utf-8", "surrogatepass"))
+        table = bytes(view[8 : 8 + size])
+        if max_values < math.inf and sum(map(JSON_STRING.sub(b"", table).count, (b",", b"[", b"{"))) > max_values:
+            raise ValueError(f"its table has more than {max_values:,} values")
+        shapes, lengths, sizes, rest = json.loads(table.decode("utf-8", "surrogatepass"))
         arrays, at = list[Array](), 8 + size
         for (name, kinds), (kind, count) in zip(ARRAY_DTYPES.items(), shapes, strict=True):
             if kind not in kinds or count < 0:

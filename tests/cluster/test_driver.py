@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rlvr.cluster.checks.comparison import choose_audit_tasks
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
-from rlvr.cluster.driver import Driver
+from rlvr.cluster.driver import Driver, _decode_task
 from rlvr.cluster.event_log import EventLog
 from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK, RolloutTask, choose_groups_per_task, split_into_tasks
 from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
@@ -25,7 +25,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import RlvrError, SamplerError
-from rlvr.rollout.episode_encoding import EncodedEpisodes, decode_episodes, encode_episodes
+from rlvr.rollout.episode_encoding import CorruptData, EncodedEpisodes, decode_episodes, encode_episodes
 from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, derive_seed
 from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
@@ -46,7 +46,8 @@ def answered(draw: RolloutRequest, label: int) -> Episode:
     tokens = [5, draw.seed % 1000, 2]
     verdict = Verdict(reward, "judged")
     acted, logprobs, rewards = [False, True, True], [0.0, -0.5, -0.25], [0.0, 0.0, reward]
-    return Episode(draw.task.id, draw.group, tokens, acted, logprobs, rewards, StopReason.TERMINATED, label, verdict, meta=draw.meta)
+    meta = {**draw.meta, "finish": "terminated"}
+    return Episode(draw.task.id, draw.group, tokens, acted, logprobs, rewards, StopReason.TERMINATED, label, verdict, meta=meta)
 
 
 class Pretended:
@@ -288,7 +289,7 @@ class Unlucky(Pretended):
     "how",
     [
         {"error": "it fell", "stop_reason": StopReason.FAILED, "verdict": Verdict(None, "it fell", fault=Fault.INFRA)},
-        {"meta": {"truncated": "time"}},
+        {"stop_reason": StopReason.TRUNCATED, "meta": {"finish": "truncated", "truncated": "time"}},
     ],
     ids=str,
 )
@@ -518,13 +519,13 @@ LIES: dict[str, Any] = {
     "a turn less than none": forge(turns=-1),
     "no text": forge(text=None),
     "an error that is a list": forge(error=["x"]),
-    "a baseline that nobody asked for": forge(meta={"index": 0, "greedy": True}),
-    "a canary that nobody asked for": forge(meta={"index": 0, "canary": True}),
-    "another task's index": forge(meta={"index": 99}),
+    "a baseline that nobody asked for": forge(meta={"index": 0, "finish": "terminated", "greedy": True}),
+    "a canary that nobody asked for": forge(meta={"index": 0, "finish": "terminated", "canary": True}),
+    "another task's index": forge(meta={"index": 99, "finish": "terminated"}),
     "no meta": forge(meta={}),
-    "a key that no rollout writes": forge(meta={"index": 0, "advantage": 9}),
+    "a key that no rollout writes": forge(meta={"index": 0, "finish": "terminated", "advantage": 9}),
     **{
-        f"{name} {value!r:.30}": forge(meta={"index": 0, name: value})
+        f"{name} {value!r:.30}": forge(meta={"index": 0, "finish": "terminated", name: value})
         for name, values in {
             "versions": ("xx", 5, None, [["a", "b"]], [[-(10**12), 1]], [[7, 2]], [[8, 2]], [[7]], [7, 2]),
             "malformed_turns": (5, "0", [[1]], [1], [-1], [0, 0], [True], None),
@@ -559,6 +560,17 @@ LIES: dict[str, Any] = {
         }.items()
         for value in values
     },
+    "no finish": forge(meta={"index": 0}),
+    "another end than its finish": forge(stop_reason=StopReason.TRUNCATED),
+    "an end that was cut, and is complete": forge(
+        stop_reason=StopReason.TRUNCATED, meta={"index": 0, "finish": "truncated", "truncated": "tokens"}
+    ),
+    "a cut without its limit": forge(stop_reason=StopReason.TRUNCATED, tokens=[5, 1, 1], meta={"index": 0, "finish": "truncated"}),
+    "a limit without a cut": forge(meta={"index": 0, "finish": "terminated", "truncated": "tokens"}),
+    "an end without its token": forge(tokens=[5, 1, 1]),
+    "tokens after the end": forge(tokens=[5, 2, 2]),
+    "an error and a score": forge(error="down"),
+    "many components": forge(verdict=Verdict(1.0, "", components={f"c{n}": 1.0 for n in range(10_001)}), rewards=[0.0, 0.0, 1.0]),
     "rewards that cancel": forge(rewards=[0.0, 1e6, -1e6], verdict=Verdict(0.0, "")),
     "a reward before the last token": forge(rewards=[0.0, 1.0, 0.0], verdict=Verdict(1.0, "")),
     "steps that cancel": forge(
@@ -597,14 +609,33 @@ LIES: dict[str, Any] = {
         verdict=Verdict(None, "down", fault=Fault.INFRA),
         error="down",
     ),
-    "tokens counted as by an endpoint": forge(meta={"index": 0, "usage": [1, 2]}),
+    "tokens counted as by an endpoint": forge(meta={"index": 0, "finish": "terminated", "usage": [1, 2]}),
     "a reason of 3 MB": forge(verdict=Verdict(1.0, "x" * 3_000_000), rewards=[0.0, 0.0, 1.0]),
     "a text of 5 MB": forge(text="a" * 5_000_000),
     "an error of 5 MB": forge(error="a" * 5_000_000),
 }
 LIMITS = EpisodeLimits(
-    1000, max_new_tokens=8, max_length=16, max_turns=1, may_count_own_tokens=False, has_bounded_score=True, render_prompt=lambda task: [5]
+    1000,
+    max_new_tokens=8,
+    max_length=16,
+    max_turns=1,
+    may_count_own_tokens=False,
+    has_bounded_score=True,
+    render_prompt=lambda task: [5],
+    stop_ids=frozenset((2,)),
 )
+
+
+def test_what_is_too_large_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.cluster.driver.MAX_TABLE_VALUES", 1000)
+    monkeypatch.setattr("rlvr.cluster.driver.decode_episodes", lambda _: pytest.fail("it was decoded"))
+    for groups, words in (
+        ([[]] * 2000, "more than 1,000 values"),
+        ([[]] * 3, "as 3 tasks"),
+        ([[answered(draws()[0], 0)] * 6], "18 tokens"),
+    ):
+        with pytest.raises(CorruptData, match=words):
+            _decode_task("1:0", encode_episodes(groups).to_bytes(), max_tokens=17)
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 import zlib
 from collections import OrderedDict
 from dataclasses import replace
@@ -243,6 +244,20 @@ def test_deep_nesting_is_refused_too() -> None:
     rest = struct.pack("<Q", len(text)) + text
     with pytest.raises(CorruptData, match="RecursionError"):
         EncodedEpisodes.from_bytes(MAGIC + HEADER.pack(zlib.crc32(rest), len(rest)) + rest)
+
+
+def test_the_values_of_a_table_are_counted_outside_of_its_texts() -> None:
+    texts = [replace(long(1, 60)[0], text=text) for text in (",[{" * 100, '",[{' * 100, "\\," * 100, '\\",' * 100)]
+    data = encode_episodes([texts]).to_bytes()
+    assert len(EncodedEpisodes.from_bytes(data, max_values=300).episode_lengths) == 4
+    with pytest.raises(CorruptData, match="more than 10 values"):
+        EncodedEpisodes.from_bytes(data, max_values=10)
+    begun = time.perf_counter()
+    for text in (b'"' + b'\\"' * 500_000, b'"\\' * 500_000 + b"\\"):
+        rest = struct.pack("<Q", len(text)) + text
+        with pytest.raises(CorruptData, match="JSONDecodeError"):
+            EncodedEpisodes.from_bytes(MAGIC + HEADER.pack(zlib.crc32(rest), len(rest)) + rest, max_values=10)
+    assert time.perf_counter() - begun < 5
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Readers of the episodes trust their types and bounds, so a wrong value would end
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from rlvr.task import MAX_REWARD, Task, Verdict
 
 MAX_TEXT_CHARACTERS = 1_000_000
 """The longest text, reason or error of an episode."""
+MAX_COMPONENTS = 10_000
+"""The most partial scores of a verdict. The metrics of a step with so many take a second."""
 MAX_TURNS = 1_000_000
 """The most turns of an episode whose environment is not known here."""
 MIN_LOGPROB = -1e4
@@ -51,6 +54,8 @@ class EpisodeLimits:
     """Whether every score lies between 0 and 1, and every step reward between -1 and 1."""
     render_prompt: Callable[[Task], list[int]] | None = None
     """Renders the prompt of a task; None: prompts are not known here."""
+    stop_ids: frozenset[int] | None = None
+    """The token ids of which one ends an answer; None: other things end it too, such as a reply, a call or an endpoint."""
 
     @classmethod
     def from_mdp(cls, mdp: TokenMDP, *, may_count_own_tokens: bool) -> EpisodeLimits:
@@ -69,6 +74,7 @@ class EpisodeLimits:
             may_count_own_tokens,
             mdp.environment.verifier.has_bounded_score,
             None if mdp.has_sessions else render_prompt,
+            None if mdp.is_interactive or may_count_own_tokens else frozenset(mdp.tokenizer.stop_ids),
         )
 
     def render_prompts(self, tasks: Sequence[Task]) -> dict[str, list[int]]:
@@ -111,6 +117,26 @@ def find_wrong_size(episode: Episode, limits: EpisodeLimits) -> str:
     return ""
 
 
+def find_contradictory_end(episode: Episode, limits: EpisodeLimits) -> str:
+    """Return what contradicts the way in which an episode has ended; '' if nothing does. A failure may come after any end."""
+    if episode.stop_reason is StopReason.FAILED:
+        return ""
+    end, is_cut = episode.stop_reason.value, episode.stop_reason is StopReason.TRUNCATED
+    if episode.meta.get("finish") != end:
+        return f"it ended as {end}, and meta['finish'] is {episode.meta.get('finish')!r:.40}"
+    if ("truncated" in episode.meta) != is_cut:
+        return f"it ended as {end}, and meta['truncated'] is {episode.meta.get('truncated')!r:.40}"
+    if episode.error:
+        return "it has a score and an error"
+    if limits.stop_ids is None:
+        return ""
+    if not limits.stop_ids.isdisjoint(episode.tokens[episode.prompt_length : -1]):
+        return "it has tokens after the one that ends an answer"
+    if (episode.tokens[-1] in limits.stop_ids) == is_cut:
+        return f"it ended as {end}, and its last token is {episode.tokens[-1]}"
+    return ""
+
+
 def find_wrong_prompt(episode: Episode, prompt: Sequence[int] | None) -> str:
     """Return what is wrong with the prompt of an episode, if it is known; '' if nothing is. A failed episode may lack its end."""
     if prompt is None:
@@ -121,6 +147,14 @@ def find_wrong_prompt(episode: Episode, prompt: Sequence[int] | None) -> str:
     if episode.stop_reason is not StopReason.FAILED and episode.prompt_length != length:
         return f"its prompt has {episode.prompt_length} tokens, and that of its task has {length}"
     return ""
+
+
+def find_wrong_components(verdict: Verdict) -> str:
+    """Return what is wrong with the partial scores of an episode, each of which becomes a metric; '' if nothing is."""
+    if len(verdict.components) > MAX_COMPONENTS:
+        return f"its verdict has {len(verdict.components)} components, and {MAX_COMPONENTS} are allowed"
+    wrong = next((name for name in verdict.components if not isinstance(name, str)), None)
+    return "" if wrong is None else f"a component of its verdict has the name {wrong!r:.40}, which is no text"
 
 
 def find_wrong_rewards(episode: Episode, verdict: Verdict, limits: EpisodeLimits) -> str:
@@ -149,8 +183,11 @@ def _find_wrong_step_sum(episode: Episode, verdict: Verdict) -> str:
     spans = episode.turn_spans
     if len(spans) != episode.turns:
         spans = [(0, len(episode.tokens))]
+    earned_by_turn = defaultdict[int, list[float]](list)
+    for part in verdict.step_rewards:
+        earned_by_turn[part.turn % len(spans)].append(part.amount)
     for turn, (begin, end) in enumerate(spans):
-        earned = [part.amount for part in verdict.step_rewards if len(spans) == 1 or part.turn % len(spans) == turn]
+        earned = earned_by_turn[turn]
         paid, most = episode.rewards[begin:end], math.fsum(map(abs, earned)) + MAX_REWARD_ROUNDING
         if abs(math.fsum(paid) - math.fsum(earned)) > MAX_REWARD_ROUNDING or any(abs(reward) > most for reward in paid):
             return f"the rewards of turn {turn} are not its step rewards"
