@@ -320,11 +320,19 @@ def describe_skipped(folder: Path, used: Path) -> list[str]:
 
 def find_damage(checkpoint_folder: Path) -> str:
     """Return why a checkpoint cannot be used; empty if it is complete."""
+    path = checkpoint_folder / "manifest.json"
     try:
-        manifest = json.loads((checkpoint_folder / "manifest.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        if path.exists() and not path.is_file():
+            return "its manifest is no file"  # reading a pipe would wait for ever
+        manifest = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         return f"its manifest cannot be read ({error})"
-    now = _hash_files(checkpoint_folder)
+    if not isinstance(manifest, dict):
+        return f"its manifest is {type(manifest).__name__}, not a mapping of files to their checksums"
+    try:
+        now = _hash_files(checkpoint_folder)
+    except OSError as error:
+        return f"its files cannot be read ({error})"
     wrong = sorted(name for name in manifest.keys() | now.keys() if manifest.get(name) != now.get(name))
     return f"these files do not match the manifest: {', '.join(wrong)}" if wrong else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -134,6 +135,21 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, mod
     assert checkpoint.find_newest_checkpoint(tmp_path) == older
     [line] = checkpoint.describe_skipped(tmp_path, older)
     assert "step-000002 is passed over: " in line and file.removesuffix(".json") in line
+
+
+@pytest.mark.parametrize(
+    "manifest", [b"null", b"[]", b"NaN", b'"x"', b"[" * 100_000, b"\xff", b"9" * 9999, None], ids=lambda text: repr(text)[:12]
+)
+def test_a_manifest_that_is_none_is_damage_too(tmp_path: Path, model: Any, manifest: bytes | None) -> None:
+    older = saved(tmp_path, model, 1)
+    path = saved(tmp_path, model, 2) / "manifest.json"
+    path.unlink()
+    if manifest is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(manifest)
+    assert checkpoint.find_newest_checkpoint(tmp_path) == older
+    assert "step-000002 is passed over: its manifest " in checkpoint.describe_skipped(tmp_path, older)[0]
 
 
 def test_nothing_to_resume_from_is_said(tmp_path: Path, model: Any) -> None:
