@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Callable
 
+from rlvr.sandbox._inside import unix_sockets
+
 CGROUP_ROOT = "/sys/fs/cgroup"
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -121,9 +123,9 @@ class ProcessTableMeter:
 
     name = "process table"
 
-    def __init__(self, root: int, spared_pids: set[int]) -> None:
+    def __init__(self, root: int, spared_pids: set[int], sockets: unix_sockets.UnixSocketMeter | None = None) -> None:
         self._root, self._spared_pids, self._exited_cpu_s, self._cpu_s_by_pid = root, spared_pids, 0.0, dict[int, float]()
-        self._shared = SharedMemoryMeter()
+        self._shared, self._sockets = SharedMemoryMeter(), sockets
 
     def set_baseline(self) -> int:
         """Return 0: before a program starts, it has no processes."""
@@ -134,7 +136,8 @@ class ProcessTableMeter:
         pids = list_descendants(self._root, self._spared_pids)
         shown = [_read_pss_bytes(pid) for pid in pids]
         # what a process shares and has not touched itself is in no process's count, while it keeps the memory in use
-        return sum(total for total, _ in shown) + max(self._shared.get_bytes(pids) - sum(shared for _, shared in shown), 0)
+        hidden = max(self._shared.get_bytes(pids) - sum(shared for _, shared in shown), 0)
+        return sum(total for total, _ in shown) + hidden + self._get_socket_bytes()
 
     def exceeds_memory(self, max_bytes: int) -> bool:
         """Return whether more than `max_bytes` are in use: an upper bound first, because the exact count is slow."""
@@ -143,7 +146,10 @@ class ProcessTableMeter:
     def _estimate_max_memory_bytes(self) -> int:
         """Return an upper bound of the memory of all living descendants: shared memory is counted once per process."""
         pids = list_descendants(self._root, self._spared_pids)
-        return sum(_read_rss_bytes(pid) for pid in pids) + self._shared.get_bytes(pids)
+        return sum(_read_rss_bytes(pid) for pid in pids) + self._shared.get_bytes(pids) + self._get_socket_bytes()
+
+    def _get_socket_bytes(self) -> int:
+        return self._sockets.get_bytes() if self._sockets else 0
 
     def get_total_cpu_s(self) -> float:
         """Return the processor time, in seconds, of all descendants seen so far."""
@@ -227,14 +233,22 @@ class OwnKernelMeter(ProcessTableMeter):
         return excess > 0 and excess > FORK_COST_BYTES * max(len(list_descendants(self._root, self._spared_pids)) - 1, 0)
 
 
-def make_meter(root: int, spared_pids: set[int], use_cgroup: bool, memory_bytes: int = 0) -> CgroupMeter | ProcessTableMeter:
-    """Return the best available meter; `memory_bytes` is the limit that the engine was given for this container."""
+def make_meter(
+    root: int,
+    spared_pids: set[int],
+    use_cgroup: bool,
+    memory_bytes: int = 0,
+    sockets: unix_sockets.UnixSocketMeter | None = None,
+) -> CgroupMeter | ProcessTableMeter:
+    """Return the best available meter; `memory_bytes` is the limit that the engine was given for this container, `sockets` the meter of
+    what control groups count themselves.
+    """
     if use_cgroup:
         with contextlib.suppress(OSError, ValueError):
             return CgroupMeter()
         if has_own_kernel(memory_bytes):
             return OwnKernelMeter(root, spared_pids)
-    return ProcessTableMeter(root, spared_pids)
+    return ProcessTableMeter(root, spared_pids, sockets)
 
 
 def has_own_kernel(memory_bytes: int) -> bool:

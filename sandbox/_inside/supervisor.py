@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlvr.sandbox._inside import capabilities as rights
-from rlvr.sandbox._inside import frames, meter, namespaces, probe, seccomp, streams, toolchains, zygote
+from rlvr.sandbox._inside import frames, meter, namespaces, probe, seccomp, streams, toolchains, unix_sockets, zygote
 from rlvr.sandbox._inside import pid_namespace as nest
 from rlvr.sandbox._inside import process_killer as ends
 from rlvr.sandbox._inside import workdirs as places
@@ -57,7 +57,9 @@ class Supervisor:
             namespace_helper,
             seccomp.is_architecture_supported(),
         )
-        self.meter = meter.make_meter(os.getpid(), spared_pids, settings["cgroup"], settings.get("memory_bytes", 0))
+        self.meter = meter.make_meter(
+            os.getpid(), spared_pids, settings["cgroup"], settings.get("memory_bytes", 0), settings["unix_sockets"]
+        )
         self.killer = ends.ProcessKiller(
             namespace_helper, use_cgroup=settings["cgroup"], spared_pids=spared_pids, unused_uid=None if users is None else users.unused
         )
@@ -393,6 +395,9 @@ def main(settings: dict[str, Any]) -> None:
     # reading the memory of other users' processes needs the one, and of what they share the other
     measuring = 0 if settings["cgroup"] else rights.CAP_SYS_PTRACE | rights.CAP_CHECKPOINT_RESTORE
     rights.keep_only_capabilities(rights.CAP_KILL | rights.CAP_SETUID | rights.CAP_SETGID | measuring)
+    # before the filter, which allows no such socket; without a network namespace of its own it would list those of the machine
+    is_listed = not settings["cgroup"] and namespaces.KINDS["net"] in spaces
+    settings["unix_sockets"] = unix_sockets.open_meter() if is_listed else None
     filtered = seccomp.install_filter(seccomp.FOR_SUPERVISOR)
     supervisor = Supervisor(settings, {child, namespace_helper.pid} if namespace_helper else {child}, door, namespace_helper)
     languages = ["python", *(name for name, toolchain in toolchains.TOOLCHAINS.items() if toolchain.is_installed())]
