@@ -124,6 +124,14 @@ def test_a_program_that_syncs_does_not_make_the_machine_write(process_sandbox: S
     assert process_sandbox.run(Program(source)).text == "0\n"
 
 
+def test_a_program_makes_the_machine_forget_no_files(process_sandbox: Sandbox) -> None:
+    """An advice to the kernel for a closed descriptor fails; the one that does nothing succeeds."""
+    if not seccomp.is_architecture_supported():
+        pytest.skip("NOT RUN: there is no filter for this processor")
+    outcome = process_sandbox.run(Program("import os\nos.posix_fadvise(99, 0, 0, os.POSIX_FADV_DONTNEED)\nprint('ignored')"))
+    assert (outcome.status, outcome.text) == (ExitStatus.OK, "ignored\n")
+
+
 @pytest.mark.docker
 def test_a_container_has_few_terminals(docker_sandbox: Sandbox) -> None:
     source = """
