@@ -28,7 +28,8 @@ COMMON_REFUSED_CALLS = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442, 438, 4
 SIGNAL_CALLS = {"x86_64": (62, 200, 234, 129, 297), "aarch64": (129, 130, 131, 138, 240)}
 
 # calls that succeed and do nothing for programs. sync, syncfs: they would make the machine write the files of everybody, and wait for that;
-# fadvise64: it would make the machine forget, for everybody, the files of its system that it has read; sched_setscheduler, sched_setparam, sched_setattr: a runtime such as Mono prints a warning into the program's output if they fail
+# fadvise64: it would make the machine forget, for everybody, the files of its system that it has read; sched_setscheduler, sched_setparam,
+# sched_setattr: a runtime such as Mono prints a warning into the program's output if they fail
 IGNORED_CALLS = {"x86_64": (162, 306, 221, 144, 142, 314), "aarch64": (81, 267, 223, 119, 118, 274)}
 
 # inotify_init, inotify_init1: the events that wait in a queue are memory of the kernel, up to hundreds of megabytes for a user
