@@ -27,7 +27,7 @@ from rlvr.cluster.checks.comparison import (
 )
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.cluster_metrics import ClusterMetrics
-from rlvr.cluster.event_log import EventLog
+from rlvr.cluster.event_log import EventLog, make_printable
 from rlvr.cluster.rollout_tasks import NO_LIMITS, RolloutTask, check_task_episodes, make_failed_episodes, split_into_tasks
 from rlvr.cluster.scheduler_commands import (
     AbandonTask,
@@ -335,7 +335,7 @@ class Driver:
 
     def _replace_worker(self, worker: str, why: str, *, is_permanent: bool = False) -> None:
         """End the process of a lost worker, log what is known of it, and restart it if restarts are left."""
-        slot = int(worker[1:].split(".")[0])
+        why, slot = make_printable(why), int(worker[1:].split(".")[0])
         left = 0 if is_permanent else self.settings.max_restarts_per_worker + 1 - self._num_starts[slot]
         about = self.transport.describe_worker(worker)
         unit = self._current_groups.pop(worker)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 FILE_NAME = "rollout_workers.jsonl"
+MAX_MESSAGE_CHARACTERS = 1_000
+"""The end of a message of another process that is shown."""
 MAX_LOG_BYTES, MAX_LOG_LINES = 16_384, 30
 """Limits of the log lines of a process that are kept."""
 
@@ -101,6 +104,53 @@ def read_last_lines(log_path: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return [line[:300] for line in lines if line and not line.startswith((":job_id:", ":actor_name:"))][-MAX_LOG_LINES:]
+
+
+def make_printable(text: str) -> str:
+    r"""Return a text of another process on one line, without control characters, and shortened: a terminal would obey them.
+
+    >>> make_printable("no\x1b[2J such\n file")
+    'no [2J such file'
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in text[-MAX_MESSAGE_CHARACTERS:]).split())
+    return line if len(text) <= MAX_MESSAGE_CHARACTERS else f"...{line}"
+
+
+def read_message(error: BaseException) -> str:
+    """Return the message of an error; empty if the error, which may come from another process, cannot say it."""
+    try:
+        return str(error)
+    except (Exception, SystemExit):
+        return ""
+
+
+def describe_raised(error: BaseException) -> str:
+    r"""Return the type and the message of what another process has raised, in one line.
+
+    >>> describe_raised(ValueError("no such\nfile"))
+    'ValueError: no such file'
+    """
+    name, message = type(error).__name__[:100], " ".join(read_message(error).split())[-300:]
+    return make_printable(f"{name}: {message}" if message else name)
+
+
+class SharedErrors:
+    """The errors of rlvr with which processes fail before any has succeeded. One that two slots have says that all would fail so.
+
+    A single process that fails, or lies, must not end a run that others could go on with.
+
+    >>> errors = SharedErrors(num_slots=3)
+    >>> errors.is_shared("0", "no such file"), errors.is_shared("0", "no such file"), errors.is_shared("1", "no such file")
+    (False, False, True)
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_needed, self._slots_by_error = min(2, num_slots), defaultdict[str, set[str]](set)
+
+    def is_shared(self, slot: str, error: str) -> bool:
+        """Add the error of a process, and return whether another slot has had the same one; with one slot, True."""
+        self._slots_by_error[error].add(slot)
+        return len(self._slots_by_error[error]) >= self.num_needed
 
 
 def describe_exit(ray_message: str, log_lines: Sequence[str]) -> str:

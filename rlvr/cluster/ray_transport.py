@@ -20,13 +20,16 @@ from typing import Any
 
 from rlvr.cluster.checks.reachability import check_port_open, make_unreachable_error
 from rlvr.cluster.event_log import (
+    SharedErrors,
     describe_exit,
+    describe_raised,
     extract_ray_error,
     find_ray_log_folder,
     find_ray_stderr_file,
     limit_log_lines,
     read_last_lines,
     read_last_log_lines_in,
+    read_message,
 )
 from rlvr.cluster.machines import (
     change_to_driver_folder,
@@ -130,6 +133,7 @@ class RayTransport:
         """The calls that run, and the event that each one causes when it ends."""
         self._heartbeats = dict[str, tuple[Any, float]]()
         """For each worker: the pending heartbeat call and its start time, or None and the time of the last heartbeat."""
+        self._errors = SharedErrors(settings.rollout_workers)
         self._last_listened = time.monotonic()
         """When heartbeats were last checked."""
         self._last_output = dict[str, list[str]]()
@@ -225,8 +229,9 @@ class RayTransport:
             value = self.ray.get(finished_call, timeout=FETCH_TIMEOUT_S)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            hopeless = self._is_permanent_failure(expected_event, cause)
-            return WorkerLost(worker, _describe_raised(cause), is_permanent=hopeless)
+            said = describe_raised(cause)
+            hopeless = self._may_be_permanent(expected_event, cause) and self._errors.is_shared(worker.split(".")[0], said)
+            return WorkerLost(worker, said, is_permanent=hopeless)
         except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
             return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
         if isinstance(expected_event, WorkerStarted):
@@ -248,8 +253,8 @@ class RayTransport:
             self._loaded_versions[worker] = expected_event.command.version
         return expected_event
 
-    def _is_permanent_failure(self, expected_event: WorkerStarted | WeightsLoaded | TaskEnded, cause: Exception) -> bool:
-        """Whether every worker would fail in this way: no worker has succeeded yet, and the cause is an error of rlvr."""
+    def _may_be_permanent(self, expected_event: WorkerStarted | WeightsLoaded | TaskEnded, cause: Exception) -> bool:
+        """Whether every worker might fail in this way: no worker has succeeded yet, and the cause is an error of rlvr."""
         if isinstance(expected_event, TaskEnded):
             return isinstance(cause, ConfigError) and not self._has_sampled
         return isinstance(expected_event, WorkerStarted) and isinstance(cause, RlvrError) and not self._has_started
@@ -342,19 +347,6 @@ def _check_task_result(value: object) -> tuple[bytes, float]:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_VERIFICATION_S:
         raise ValueError("its seconds of verification are not a number from 0 on")
     return data, float(seconds)
-
-
-def _describe_raised(error: BaseException) -> str:
-    """Return the type and the message of what a worker has raised, in one line."""
-    return f"{type(error).__name__}: {' '.join(read_message(error).split())[-300:]}"
-
-
-def read_message(error: BaseException) -> str:
-    """Return the message of an error; empty if the error, which may come from another process, cannot say it."""
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 def _get_worker(meant: WorkerStarted | WeightsLoaded | TaskEnded) -> str:

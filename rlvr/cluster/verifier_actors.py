@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.cluster.event_log import describe_exit
+from rlvr.cluster.event_log import SharedErrors, describe_exit, describe_raised, make_printable, read_message
 from rlvr.cluster.machines import change_to_driver_folder, describe_process, end_actor, locate_actor
 from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeStart
 from rlvr.config.cluster import ClusterConfig
@@ -91,6 +91,7 @@ class VerifierActorPool:
     ) -> None:  # fmt: skip
         self.ray, self.settings, self.config = ray, settings, dict(config)
         self.heartbeat_interval_s, self.max_missed, self.num_lost = heartbeat_interval_s, max_missed, 0
+        self._errors = SharedErrors(settings.verifier_workers)
         self._has_started, self._last_checked = False, time.monotonic()
         """Whether any worker ever started, and when heartbeats were last checked."""
         self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(VerifierActor)
@@ -146,13 +147,13 @@ class VerifierActorPool:
             value = self.ray.get(slot.start_call or slot.heartbeat_call, timeout=self.heartbeat_interval_s)
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
-            said = f"{type(cause).__name__}: {' '.join(str(cause).split())[-300:]}"
-            if isinstance(cause, RlvrError) and not self._has_started:
+            said = describe_raised(cause)
+            if isinstance(cause, RlvrError) and not self._has_started and self._errors.is_shared(str(slot.number), said):
                 raise RlvrError(f"verifier worker {slot.name} cannot start: {said}") from error
             self._handle_loss(slot, said)
             return
-        except self.ray.exceptions.RayError as error:
-            self._handle_loss(slot, f"{type(error).__name__}: {describe_exit(str(error), [])}")
+        except Exception as error:  # the process or its machine is gone, or what it has sent cannot be read
+            self._handle_loss(slot, f"{type(error).__name__}: {describe_exit(read_message(error), [])}")
             return
         try:
             slot.location, slot.busy_fraction = (
@@ -164,7 +165,7 @@ class VerifierActorPool:
         slot.start_call, slot.heartbeat_call, slot.last_change, self._has_started = None, None, now, True
 
     def _handle_loss(self, slot: _WorkerSlot, why: str) -> None:
-        left = self.settings.max_restarts_per_worker + 1 - slot.num_starts
+        why, left = make_printable(why), self.settings.max_restarts_per_worker + 1 - slot.num_starts
         what = f"it is restarted (at most {left} more times)" if left > 0 else "it is not restarted, the run continues with fewer workers"
         logger.warning("verifier worker %s is lost: %s; %s", slot.name, why, what)
         self.num_lost += 1
@@ -206,7 +207,7 @@ def make_ask_verdict(actor: Any) -> AskVerdict:
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except (errors.RayError, asyncio.CancelledError) as error:
-            raise VerifierLostBeforeStart(f"{type(error).__name__}: {describe_exit(str(error), [])}") from error
+            raise VerifierLostBeforeStart(f"{type(error).__name__}: {describe_exit(read_message(error), [])}") from error
 
     async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         if alone:
@@ -216,7 +217,7 @@ def make_ask_verdict(actor: Any) -> AskVerdict:
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except errors.RayError as error:
-            raise VerifierLost(f"{type(error).__name__}: {describe_exit(str(error), [])}") from error
+            raise VerifierLost(f"{type(error).__name__}: {describe_exit(read_message(error), [])}") from error
         return found
 
     return ask

@@ -10,13 +10,14 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from threading import Lock
 from time import monotonic, perf_counter
 from typing import Any
 from zlib import crc32
 
+from rlvr.cluster.event_log import describe_raised
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Environment, Transcript, Verifier, VerifierTraits
 from rlvr.errors import RlvrError, reject_non_text_answers
@@ -202,6 +203,8 @@ class VerifierClient:
                     self.heartbeat()
                 return _check_verdict(asked.result())
             except VerifierBusy:
+                if times < MAX_RETRIES:
+                    return Verdict(None, f"verifier worker {host.name} was asked for no exclusive verification", fault=Fault.INFRA)
                 self.heartbeat()
                 await asyncio.sleep(POLL_INTERVAL_S)
                 continue
@@ -215,7 +218,7 @@ class VerifierClient:
                     raise
                 why = "it gave no heartbeat"
             except Exception as error:
-                return Verdict(None, f"verifier worker {host.name} raised {type(error).__name__}: {error}", fault=Fault.INFRA)
+                return Verdict(None, f"verifier worker {host.name} raised {describe_raised(error)}", fault=Fault.INFRA)
             finally:
                 asked.cancel()
                 host.pending.discard(asked)
@@ -244,9 +247,10 @@ class VerifierClient:
 
 
 def _check_verdict(given: object) -> Verdict:
+    """Return the verdict that a verifier worker gives, with its fields checked again; raise TypeError or ValueError if it is none."""
     if not isinstance(given, Verdict):
         raise TypeError(f"it returned {given!r:.80}, not a verdict")
-    return given
+    return replace(given)
 
 
 class RemoteVerifier(Verifier):

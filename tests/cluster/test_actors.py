@@ -192,6 +192,19 @@ def test_an_error_of_ours_at_the_start_is_hopeless_and_any_other_is_not(ray: Ray
     assert transport.poll(0) == [WorkerLost("c1.0", "ConfigError: no memory on the GPU", is_permanent=False)]
 
 
+def test_one_of_several_workers_that_fails_with_an_error_of_ours_does_not_end_the_run(ray: Ray) -> None:
+    transport = RayTransport(ClusterConfig(rollout_workers=3), {}, WorkerSettings("float32", False, 1))
+    for worker, words, hopeless in (
+        ("c0.0", "set train.steps to 0", False),
+        ("c0.1", "set train.steps to 0", False),
+        ("c1.0", "no such file", False),
+        ("c2.0", "no such file", True),
+    ):
+        transport.start_worker(worker)
+        ray.last("build_worker").ends(RayTaskError(ConfigError(words)))
+        assert transport.poll(0) == [WorkerLost(worker, f"ConfigError: {words}", is_permanent=hopeless)]
+
+
 def test_a_collector_without_a_pulse_is_lost_and_one_that_was_not_asked_is_not(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     transport, clock = started(), [1000.0]
     monkeypatch.setattr("rlvr.cluster.ray_transport.time.monotonic", lambda: clock[0])
@@ -498,7 +511,7 @@ def test_a_worker_that_names_the_worker_of_another_run_as_its_own_is_lost_and_en
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_under("raylet", "ray::Actor.f") as (_, pid):
-        with_pids(monkeypatch, PLACE["pid"])
+        with_pids(monkeypatch, 2**22 + 1)
         transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
         transport.start_worker("c0.0")
         ray.last("build_worker").ends(describe_process() | {"pid": pid, "born": get_process_start_time(pid)})
@@ -590,7 +603,7 @@ def test_an_error_that_cannot_say_itself_loses_the_worker_and_not_the_run(ray: R
     failed = RayTaskError(OSError())
     failed.cause = Unsayable()
     ray.last("run_task").ends(failed)
-    assert transport.poll(0) == [WorkerLost("c0.0", "Unsayable: ")]
+    assert transport.poll(0) == [WorkerLost("c0.0", "Unsayable")]
 
 
 def test_nothing_is_heard_of_a_stopped_collector_however_long_it_is_gone(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

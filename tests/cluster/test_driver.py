@@ -626,6 +626,21 @@ LIMITS = EpisodeLimits(
 )
 
 
+def test_what_a_worker_says_of_its_loss_obeys_no_terminal() -> None:
+    told, why = list[str](), "ValueError: \x1b[2J\x1b]0;x\x07\r\nnote: all is well\u202e" + "x" * 10_000
+
+    class Loud(Pretended):
+        def poll(self, timeout_s: float) -> list[Event]:
+            events = super().poll(timeout_s)
+            if not told and events and isinstance(events[0], TaskEnded):
+                return [WorkerLost(events[0].command.worker, why)]
+            return events
+
+    with driven(Loud(), told) as driver:
+        driver.collect(draws(), SamplingParams(), version=7)
+    assert told[0].isprintable() and "is lost: ..." in told[0] and len(told[0]) < 1200
+
+
 def test_what_is_too_large_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlvr.cluster.driver.MAX_TABLE_VALUES", 1000)
     monkeypatch.setattr("rlvr.cluster.driver.decode_episodes", lambda _: pytest.fail("it was decoded"))

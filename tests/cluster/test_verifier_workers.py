@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rlvr.cluster.verifier_actors import VerifierActor, VerifierActorPool, make_ask_verdict
-from rlvr.cluster.verifier_workers import VerifierBusy, VerifierLost, VerifierLostBeforeStart
+from rlvr.cluster.verifier_workers import VerifierBusy, VerifierClient, VerifierLost, VerifierLostBeforeStart
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.task import Task, Verdict, make_user_prompt
+from rlvr.task import Fault, Task, Verdict, make_user_prompt
 from tests.cluster.test_actors import PLACE, Ray, RayError, RayTaskError
 
 TASK, SAID = Task(make_user_prompt("2+2="), "4", id="t"), Transcript("4")
@@ -187,3 +187,48 @@ def test_how_a_host_was_lost_is_told_apart(
 
 async def asked_for(verdict: Awaitable[Verdict]) -> Verdict:
     return await verdict
+
+
+def test_one_of_several_hosts_that_fails_with_an_error_of_ours_does_not_end_the_run() -> None:
+    ray, told = Ray(CPU=4.0), list[str]()
+    HEARD.append(told)
+    made = VerifierActorPool(ray, ClusterConfig(verifier_workers=2), {}, heartbeat_interval_s=5.0, max_missed=3)
+    first, second = [call for call in ray.calls if call.name == "build_worker"]
+    first.ends(RayTaskError(ConfigError("no\x1b[2J such file")))
+    assert not made.restart_lost_workers() and told[0].startswith("verifier worker j0.0 is lost: ConfigError: no [2J such file; ")
+    second.ends(RayTaskError(ConfigError("no\x1b[2J such file")))
+    with pytest.raises(RlvrError, match=r"verifier worker j1.0 cannot start: ConfigError: no \[2J such file"):
+        made.restart_lost_workers()
+
+
+def test_a_host_whose_words_cannot_be_read_is_lost_and_the_run_goes_on() -> None:
+    made, ray, told = hosts()
+    ray.last("build_worker").ends(ValueError("not a pickle"))
+    assert not made.restart_lost_workers() and "ValueError: not a pickle" in told[0]
+
+
+@pytest.mark.parametrize(
+    "forged", [{"score": float("nan")}, {"score": "1"}, {"score": None}, {"reason": 5}, {"components": 5}, {"fault": 5}]
+)
+def test_a_verdict_that_is_none_comes_with_no_score(forged: dict[str, Any]) -> None:
+    lie = object.__new__(Verdict)
+    for name in Verdict.__slots__:
+        object.__setattr__(lie, name, forged.get(name, getattr(Verdict(1.0, "right"), name)))
+
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        return lie
+
+    client = VerifierClient(no_worker_timeout_s=5.0)
+    client.set_workers({"j0.0": ask})
+    verdict = asyncio.run(client.verify(TASK, SAID))
+    assert verdict.score is None and verdict.fault is Fault.INFRA and "j0.0 raised" in verdict.reason
+
+
+def test_a_host_that_is_always_busy_is_not_asked_for_ever() -> None:
+    async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
+        raise VerifierBusy("ask again")
+
+    client = VerifierClient(no_worker_timeout_s=5.0)
+    client.set_workers({"j0.0": ask})
+    verdict = asyncio.run(asyncio.wait_for(client.verify(TASK, SAID), 10))
+    assert verdict.fault is Fault.INFRA and "no exclusive verification" in verdict.reason
