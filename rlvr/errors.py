@@ -23,6 +23,7 @@ from its parent.
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from importlib.metadata import PackageNotFoundError, requires
@@ -187,6 +188,18 @@ def describe_exception(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__}: (its text cannot be shown)"
+
+
+def escape_control_characters(text: str) -> str:
+    r"""Write control characters as escapes: text of a model or a server must not clear a terminal, set its title or turn its lines around.
+
+    >>> escape_control_characters("a\x1b[2Jb\nc\u202e")
+    'a\\x1b[2Jb\nc\\u202e'
+    """
+    if text.isprintable():
+        return text
+    harmless = (c if c in "\n\t" or c.isprintable() or unicodedata.category(c) == "Zs" else "" for c in text)
+    return "".join(shown or c.encode("unicode_escape").decode("ascii") for shown, c in zip(harmless, text, strict=True))
 
 
 def format_suggestion(unknown_name: str, allowed_names: Iterable[str], *, max_names: int = 12) -> str:

@@ -9,7 +9,7 @@ import logging
 import sys
 from pathlib import Path
 
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, escape_control_characters
 
 LEVEL_WORDS = {logging.DEBUG: "debug", logging.INFO: "note", logging.WARNING: "warning", logging.ERROR: "error", logging.CRITICAL: "error"}
 
@@ -18,7 +18,7 @@ class _ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         word = LEVEL_WORDS.get(record.levelno, record.levelname.lower())
         place = f" [{record.name}]" if record.levelno <= logging.DEBUG else ""
-        return f"{word}:{place} {super().format(record)}"
+        return escape_control_characters(f"{word}:{place} {super().format(record)}")  # text of a model or of a stored run may be in it
 
 
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]

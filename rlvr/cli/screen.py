@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rlvr.runs.tables import EscapingConsole
+
+UNPRINTABLE = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters that JSON does not escape, signs that turn a line around, and halves of a character, which no file can hold."""
 
 
 def make_stdout_console() -> Console:
@@ -25,12 +31,13 @@ def make_stderr_console() -> Console:
 
 def _make_console(*, stderr: bool) -> Console:
     known = (sys.stderr if stderr else sys.stdout).isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return Console(stderr=stderr, highlight=False, soft_wrap=not known, width=None if known else 200)
+    return EscapingConsole(stderr=stderr, highlight=False, soft_wrap=not known, width=None if known else 200)
 
 
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON; NaN is an error."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str), flush=True)
+    """Print a value as one line of JSON; NaN is an error. JSON itself escapes some of the characters that a terminal obeys, this the others."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+    print(UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text), flush=True)
 
 
 def make_facts_table(rows: Iterable[tuple[str, str]]) -> Table:

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +28,8 @@ from rlvr.evaluation.suite import SuiteItem
 from rlvr.evaluation.summary import MAX_UNSCORED_FRACTION
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.registry.plugins import get_parameters, load_factory
-from rlvr.runs.tables import align_numbers, make_table
+from rlvr.runs.run_log import explain_damaged_run
+from rlvr.runs.tables import EscapingConsole, align_numbers, make_table
 from rlvr.task import to_plain_json
 
 MAX_NAMED_TASKS = 3
@@ -108,7 +109,7 @@ class RunComparison:
 
     def table(self, *, width: int | None = None) -> None:
         """Print the table of the comparison, as `rlvr compare` does."""
-        print_comparison(Console(width=width), self)
+        print_comparison(EscapingConsole(width=width), self)
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=100)
@@ -150,8 +151,8 @@ class ComparedRun:
             return evaluation.to_compared_run()
         folder, num_tasks = Path(evaluation), dict[str, int]()
         is_complete = (folder / REPORT_FILE).is_file()  # only a complete evaluation has a report
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged report: the plan has the number
-            report = json.loads((folder / REPORT_FILE).read_text("utf-8"))
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # damaged: the plan has the number
+            report = json.loads((folder / REPORT_FILE).read_text("utf-8")) if is_complete else {}
             num_tasks = {name: int(env["tasks"]) for name, env in report["envs"].items()}
         return cls(str(folder), load_plan(folder), load_samples(folder), num_tasks, is_complete)
 
@@ -164,7 +165,12 @@ def compare_evaluations(
     first: str | Path | ComparableEvaluation, second: str | Path | ComparableEvaluation, *, force: bool = False, seed: int = 0
 ) -> RunComparison:
     """Compare two evaluations: reports, or folders that `rlvr.evaluate(..., out=)` or `rlvr eval --out` wrote."""
-    runs = ComparedRun.open(first), ComparedRun.open(second)
+    folders = [Path(evaluation) for evaluation in (first, second) if isinstance(evaluation, str | Path)]
+    with explain_damaged_run(*folders) if folders else nullcontext():
+        return _compare_runs((ComparedRun.open(first), ComparedRun.open(second)), force=force, seed=seed)
+
+
+def _compare_runs(runs: tuple[ComparedRun, ComparedRun], *, force: bool, seed: int) -> RunComparison:
     labels = [run.label for run in runs]
     names = [[item.name for item in run.plan.envs] for run in runs]
     shared = [name for name in names[0] if name in names[1]]

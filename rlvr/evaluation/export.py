@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from rlvr.contracts import Tokenizer
-from rlvr.errors import ConfigError, MissingExtra, NotFound, format_suggestion
+from rlvr.errors import ConfigError, MissingExtra, NotFound, escape_control_characters, format_suggestion
 from rlvr.evaluation.plan import EvalPlan
 from rlvr.evaluation.samples import (
     PLAN_FILE,
@@ -146,8 +146,8 @@ def _join_prompt(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-"""The first characters of texts that spreadsheets run as formulas."""
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""The first characters of texts that spreadsheets run as formulas, also in their full width."""
 
 
 def _to_text(value: Any) -> str:
@@ -172,7 +172,8 @@ def escape_spreadsheet_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     value = CONTROL_CHARACTER.sub(lambda match: f"\\x{ord(match[0]):02x}", value)
-    if not value.startswith(FORMULA_STARTS) and not value.lstrip(" \n\ufeff\u00a0").startswith(FORMULA_STARTS):
+    seen = next((place for place, c in enumerate(value) if c.isprintable() and not c.isspace()), 0)  # some programs skip what is not seen
+    if not value.startswith(FORMULA_STARTS) and not value.startswith(FORMULA_STARTS, seen):
         return value
     try:
         float(value)
@@ -252,7 +253,8 @@ def _write_markdown(run: Path, out: Path) -> None:
     envs = json.loads(report.read_text("utf-8"))["envs"]
     conversation_columns = list_conversation_metrics(envs)
     head = ["avg", "95 %", "pass@n", "maj@n", "tasks", "scored", "unscored", "truncated", "failed", *conversation_columns]
-    lines = [f"**{shorten_plugin_files(plan.policy)}** on **{plan.suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
+    policy, suite = (_escape_markdown(text) for text in (shorten_plugin_files(plan.policy), plan.suite))
+    lines = [f"**{policy}** on **{suite}**, {plan.sampling_summary}, seed {plan.seed}", ""]
     lines += [f"| environment | {' | '.join(head)} |", f"|---|{'---:|' * len(head)}"]
     for name, env in envs.items():
         avg = env["mean_score"]
@@ -260,8 +262,17 @@ def _write_markdown(run: Path, out: Path) -> None:
         cells += ["" if env["refused"] else _format_at_n(env["metrics_at_k"].get(key, {}), env["n"]) for key in ("pass_at", "maj_at")]
         cells += [str(env[key]) for key in ("tasks", "scored", "unscored", "truncated", "failed")]
         cells += ["" if env.get(key) is None else f"{env[key]:.3g}" for key in conversation_columns]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {_escape_markdown(name)} | {' | '.join(cells)} |")
     write_atomic(out, "\n".join(lines) + "\n")
+
+
+def _escape_markdown(text: str) -> str:
+    r"""Escape what would end a cell of a table, or be read as HTML, a link or an image.
+
+    >>> _escape_markdown("a|b <img>\n![x](y)")
+    'a\\|b &lt;img> !\\[x](y)'
+    """
+    return " ".join(escape_control_characters(text).split()).replace("<", "&lt;").replace("|", "\\|").replace("[", "\\[")
 
 
 def list_conversation_metrics(envs: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -22,7 +22,7 @@ from rlvr.evaluation.statistics import Estimate, average_estimates, format_mean,
 from rlvr.evaluation.summary import MAX_TRUNCATED_FRACTION, EnvSummary
 from rlvr.hints import Hinted
 from rlvr.plugin_files import shorten_plugin_files
-from rlvr.runs.tables import align_numbers, make_table
+from rlvr.runs.tables import EscapingConsole, align_numbers, make_table
 
 if TYPE_CHECKING:
     import pandas
@@ -133,7 +133,7 @@ class EvalReport(Hinted):
 
     def table(self, *, width: int | None = None) -> None:
         """Print the table of results, as `rlvr eval` does."""
-        print_report(Console(width=width), self)
+        print_report(EscapingConsole(width=width), self)
 
     def __getitem__(self, name: str) -> Any:
         known = name if hasattr(type(self), str(name)) or name in self.__dataclass_fields__ else ""

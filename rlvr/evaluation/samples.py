@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
-
 from rlvr.config.section import validate_section
+from rlvr.config.yamlfile import read_yaml
 from rlvr.contracts.plugin import Plugin
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, MissingExtra, NotFound
@@ -244,14 +243,11 @@ def load_plan(folder: Path) -> EvalPlan:
         is_training_run = (folder / "config.yaml").is_file()
         remedy = "; `rlvr view A B` compares training runs" if is_training_run else "; name a folder that `rlvr eval --out` wrote"
         raise NotFound(f"{folder} is {'a training run, and ' if is_training_run else ''}not an evaluation: it has no {PLAN_FILE}{remedy}")
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-        resolved = resolve_plugin_files(data, folder)
-        if isinstance(data, dict) and "suite" in data:
-            resolved["suite"] = data["suite"]  # only a label: as it was typed
-        return validate_section(EvalPlan, resolved, str(path))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    data = read_yaml(path)
+    resolved = resolve_plugin_files(data, folder)
+    if isinstance(data, dict) and "suite" in data:
+        resolved["suite"] = data["suite"]  # only a label: as it was typed
+    return validate_section(EvalPlan, resolved, str(path))
 
 
 def load_samples(folder: Path) -> dict[Key, EvalSample]:

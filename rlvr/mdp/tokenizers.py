@@ -151,8 +151,14 @@ def load_tokenizer(spec: str | Path | Tokenizer | Any, *, model_vocab_size: int 
             stops = GenerationConfig.from_pretrained(folder).eos_token_id
         # for some model families AutoTokenizer ignores a folder's declaration of a plain fast tokenizer
         plain = _read_tokenizer_class(folder) in ("TokenizersBackend", "PreTrainedTokenizerFast")
-        loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(folder)
+        # code of the folder never runs: without the argument, transformers asks at the terminal whether it may
+        loaded = (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"the tokenizer of {spec!r} brings its own code, which rlvr never runs; give as `tokenizer` a folder with the same tokenizer "
+                "as a tokenizer.json"
+            ) from error
         raise ConfigError(f"{spec!r} has no tokenizer that transformers can load: {' '.join(str(error).split())[:200]}") from error
     return HFTokenizer(
         loaded, [] if stops is None else [stops] if isinstance(stops, int) else stops, model_vocab_size=_read_model_vocab_size(folder)

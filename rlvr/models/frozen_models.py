@@ -42,7 +42,7 @@ def check_frozen_models(config: RunConfig, algorithm: Algorithm, mdp: TokenMDP, 
         folder = model.local_folder
         _check_same_vocabulary(where, folder, mdp.tokenizer)
         try:
-            settings = AutoConfig.from_pretrained(folder)
+            settings = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # each library raises its own error
             raise ConfigError(f"{where} contains no model: {' '.join(str(error).split())[:300]}") from error
         check_context_window(mdp, settings, max_prompt_length, f"the model in {where}")

@@ -54,7 +54,10 @@ def build_meta_model(config: RunConfig) -> Any:
     """Build the model of a run on the meta device."""
     try:
         if config.model.path is not None:
-            family = AutoConfig.from_pretrained(resolve_model_folder(config.model.path, config.model.revision, include_weights=False))
+            family = AutoConfig.from_pretrained(
+                resolve_model_folder(config.model.path, config.model.revision, include_weights=False),
+                trust_remote_code=config.model.trust_remote_code,
+            )
         else:
             given = {"vocab_size": count_text_ids(load_tokenizer(str(config.tokenizer))), **(config.model.config or {})}
             family = AutoConfig.for_model(given.pop("model_type"), **given)

@@ -31,7 +31,12 @@ def build_reward_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> 
         if config.path is not None:
             with MODEL_LOAD_LOCK:
                 made, found = AutoModelForSequenceClassification.from_pretrained(
-                    config.local_folder, num_labels=1, dtype=dtype, pad_token_id=None, output_loading_info=True
+                    config.local_folder,
+                    num_labels=1,
+                    dtype=dtype,
+                    pad_token_id=None,
+                    output_loading_info=True,
+                    trust_remote_code=config.trust_remote_code,
                 )
             if lost := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
                 raise ConfigError(f"{len(lost)} weights are missing there, such as {lost[0]}, and would be random")
@@ -70,7 +75,7 @@ def load_reward_model(folder: Path) -> RewardModel:
     transformers.utils.logging.set_verbosity_error()  # missing weights are reported below
     try:
         with MODEL_LOAD_LOCK:
-            model, found = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
+            model, found = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder} does not contain a reward model: {' '.join(str(error).split())[:300]}") from error
     if found["missing_keys"] or model.config.num_labels != 1:

@@ -54,7 +54,7 @@ def explain_damaged_run(*folders: Path) -> Iterator[None]:
         yield
     except RlvrError:  # some of them are LookupErrors or ValueErrors, too
         raise
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         logger.debug("reading a run failed", exc_info=error)
         raise ConfigError(
             f"the files of {' or '.join(map(str, folders))} cannot be read as those of a run ({type(error).__name__}: {str(error)[:200]}); "
@@ -248,7 +248,7 @@ def read_jsonl(path: Path) -> Iterable[dict[str, Any]]:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets without end
                 if not line.endswith(b"\n"):
                     return
                 raise ConfigError(f"{path}, line {number} is not valid JSON: {error}") from error

@@ -1,4 +1,6 @@
-"""Tables for a terminal of any width: where the columns do not fit, each row is written as a block of names and values."""
+"""Tables for a terminal of any width: where the columns do not fit, each row is written as a block of names and values; and the console that
+writes them.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,26 @@ from dataclasses import replace
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
+
+from rlvr.errors import escape_control_characters
+
+
+class EscapingConsole(Console):
+    r"""A console that writes control characters of its texts as escapes: a terminal would obey those that a model wrote.
+
+    >>> EscapingConsole().print(Text("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render an object as segments without control characters, except those of the console itself."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escape_control_characters(segment.text), segment.style)
 
 
 class StackingTable(Table):

@@ -74,7 +74,7 @@ def _make_index_entry(folder: Path, run: Path, *, has_page_server: bool) -> dict
     entry |= {"changed": datetime.fromtimestamp(changed, UTC).isoformat(timespec="minutes"), "finished": (run / REPORT_FILE).is_file()}
     try:
         return entry | (_make_evaluation_entry(run) if (run / PLAN_FILE).is_file() else _make_training_entry(run))
-    except (RlvrError, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except (RlvrError, OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         return entry | {"kind": "unreadable", "why": " ".join(str(error).split())[:300]}
 
 

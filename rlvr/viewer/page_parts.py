@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,9 +139,29 @@ def pack_episodes(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, p
     return PackedEpisodes(parts, columns.count, rates.build_panels())
 
 
+def dump_page_json(data: Any) -> str:
+    """Write data as JSON that a browser can read: a number that is not finite is null, and a half of a character is an escape.
+
+    >>> dump_page_json({"reward": [float("nan"), 1.0]})
+    '{"reward":[null,1.0]}'
+    """
+    try:
+        return json.dumps(data, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_drop_nonfinite(data), separators=(",", ":"), allow_nan=False)
+
+
+def _drop_nonfinite(data: Any) -> Any:
+    if isinstance(data, Mapping):
+        return {key: _drop_nonfinite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_drop_nonfinite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
 def _compress_json(data: Any) -> str:
     """Encode plain data as gzipped JSON in base64. Equal data gives equal bytes."""
-    text = json.dumps(data, separators=(",", ":"))  # ASCII output, because an answer may contain lone surrogates
+    text = dump_page_json(data)
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 

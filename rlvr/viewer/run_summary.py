@@ -150,9 +150,10 @@ def _read_log(run: Path, name: str) -> Iterable[dict[str, Any]]:
 
 def load_report(run: Path) -> dict[str, Any]:
     """Load the report of a finished run; empty if there is none."""
+    path = run / REPORT_FILE
     try:
-        found = json.loads((run / REPORT_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

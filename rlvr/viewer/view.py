@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from rlvr.evaluation.samples import REPORT_FILE, ROWS_FILE, write_atomic
 from rlvr.mdp.transcript import load_tokenizer_or_none
 from rlvr.runs.run_log import explain_damaged_run
 from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_runs_into_conditions, load_settings
-from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, pack_episodes
+from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, dump_page_json, pack_episodes
 from rlvr.viewer.run_summary import METRICS_FILE, load_viewed_run
 
 PAGE_FOLDER = Path(__file__).parent / "page"
@@ -147,9 +146,9 @@ def watch_run(
 
 
 def may_write_page(path: Path) -> bool:
-    """Whether a page may be written to a path: the path is free, or holds an earlier page."""
+    """Whether a page may be written to a path: the path is free, or holds an earlier page. It would take the place of a device or a pipe."""
     if not path.is_file():
-        return True
+        return path.is_dir() or not path.exists()  # that nothing can be written there is said when it is tried
     with path.open("rb") as file:
         return PAGE_MARK in file.read(200)
 
@@ -173,7 +172,7 @@ def render_page(template_file: str, scripts: Sequence[str], head_data: Mapping[s
     style, script = ("".join((PAGE_FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
     policy = f"default-src 'none'; script-src '{_compute_csp_digest(script)}'; style-src '{_compute_csp_digest(style)}'; base-uri 'none'; form-action 'none'"
     data = "\n".join(_make_data_element(name, text) for name, text in parts.items())
-    first = _make_data_element("head", base64.b64encode(json.dumps(head_data).encode()).decode())
+    first = _make_data_element("head", base64.b64encode(dump_page_json(head_data).encode()).decode())
     page = (PAGE_FOLDER / template_file).read_text("utf-8")
     for mark, text in (("POLICY", policy), ("STYLE", style), ("HEAD", first), ("SCRIPT", script), ("DATA", data)):
         before, _, after = page.partition(f"<!--{mark}-->")

@@ -10,6 +10,7 @@ import torch
 from rlvr.config.config import RunConfig, find_recipes, load_config
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.config.training import LR_SCHEDULERS
+from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.runs.run_log import list_config_differences
 from rlvr.training.update.optimization import OptimizationSettings
@@ -86,6 +87,16 @@ def test_what_is_wrong_is_named(overrides: list[str], told: str) -> None:
         load_config("quickstart", overrides)
 
 
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 9)}]\n" for n in range(12))
+MERGES = "m0: &m0 {a: 1}\n" + "".join(f"m{n + 1}: &m{n + 1} {{<<: [{', '.join([f'*m{n}'] * 9)}]}}\n" for n in range(12))
+
+
+def test_an_alias_is_what_it_stands_for(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\nd: [*a, *a]\n")
+    one = {"x": 1}
+    assert read_yaml(tmp_path / "x.yaml") == {"a": one, "b": one, "c": {"x": 1, "y": 2}, "d": [one, one]}
+
+
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="did you mean 'quickstart'"):
         load_config("quickstrat")
@@ -95,6 +106,10 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         ("", "contains NoneType"),
         ("env: &e {name: arithmetic, x: *e}", "an alias .* inside of what it names"),
         ("env: " + "[" * 60 + "]" * 60, "nested more than 50 deep"),
+        ("env: " + "[" * 50_000, "nested more than 50 deep"),
+        ("seed: " + "9" * 10_000, "not valid YAML: .*digits"),
+        (LAUGHS, "aliases .* that stand for more than 100,000 values"),
+        (MERGES, "aliases .* that stand for more than 100,000 values"),
     ):
         (tmp_path / "x.yaml").write_text(text)
         with pytest.raises(ConfigError, match=told):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,18 @@ def test_an_edited_run_is_one_message_for_exports_and_pages(line: str, tmp_path:
 
 
 def test_control_characters_of_an_answer_reach_no_terminal_through_a_table() -> None:
+    for formula in (
+        "\uff1d1+1",
+        "\uff0b1+1a",
+        "\uff20SUM(1)",
+        "\u200b=1+1",
+        "\u2060\u200e =1+1",
+        " \xa0\u3000=1+1",
+        "\t=1",
+        "\r=1",
+        "\n=1",
+    ):
+        assert escape_spreadsheet_text(formula).startswith("'"), formula
     assert escape_spreadsheet_text("a\x1b[2J\nb\tc\x9b") == "a\\x1b[2J\nb\tc\\x9b"
 
 
@@ -388,3 +401,72 @@ def test_an_export_that_cannot_be(tmp_path: Path) -> None:
             write_export(a, "csv", a / name)
         assert (a / name).read_bytes() == before
     assert write_export(a, "csv") == write_export(a, "csv", a / "samples.csv")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("episodes.jsonl", "[" * 100_000 + "\n"),
+        ("episodes.jsonl", '{"index": ' + "9" * 10_000 + "}\n"),
+        ("episodes.jsonl", {"verdict": [1]}),
+        ("episodes.jsonl", {"verdict": {"score": "1", "reason": "", "fault": "none"}}),
+        ("episodes.jsonl", {"verdict": {"score": 10**400, "reason": "", "fault": "none"}}),
+        ("episodes.jsonl", {"session": 5}),
+        ("episodes.jsonl", {"prompt": 5}),
+        ("eval.yaml", "seed: " + "[" * 50_000),
+        ("eval.yaml", "seed: " + "9" * 10_000),
+        ("eval.yaml", "seed: &a [*a]"),
+    ],
+    ids=["deep", "digits", "verdict", "score", "huge", "session", "prompt", "deep plan", "digits of the plan", "alias"],
+)
+def test_damaged_runs_are_not_compared_and_are_one_message(tmp_path: Path, file: str, text: Any) -> None:
+    a, b = two(tmp_path, tasks=4)
+    path = b / file
+    if isinstance(text, dict):
+        rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        text = "".join(json.dumps(row | text) + "\n" for row in rows)
+        path.write_text(text, "utf-8")
+    else:
+        path.write_text(path.read_text("utf-8") + text, "utf-8")
+    with pytest.raises(ConfigError):
+        compare_evaluations(a, b)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"envs": ' + "9" * 10_000 + "}", "[]"], ids=["deep", "digits", "list"])
+def test_a_damaged_report_does_not_matter_to_a_comparison(tmp_path: Path, text: str) -> None:
+    a, b = two(tmp_path)
+    (b / "report.json").write_text(text, "utf-8")
+    assert compare_evaluations(a, b).envs["Sums"].num_pairs == 60
+
+
+def test_a_pipe_is_no_report_and_is_not_waited_for(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    (b / "report.json").unlink()
+    os.mkfifo(b / "report.json")
+    assert compare_evaluations(a, b).envs["Sums"].num_pairs == 60
+    assert write_page(b, tmp_path / "page.html").num_episodes == 60
+
+
+def test_names_in_a_written_report_are_no_markup(tmp_path: Path) -> None:
+    a, _ = two(tmp_path)
+    plan, report = a / "eval.yaml", a / "report.json"
+    hostile = "x|y <img src=z> ![a](b) \x1b[2J"
+    plan.write_text(plan.read_text("utf-8").replace("scripted:gold", json.dumps(hostile)), "utf-8")
+    report.write_text(report.read_text("utf-8").replace('"Sums"', json.dumps(hostile)), "utf-8")
+    text = write_export(a, "markdown").path.read_text("utf-8")
+    assert "<img" not in text and "![" not in text and "x|y" not in text and "\x1b" not in text and "&lt;img src=z>" in text
+
+
+def test_what_a_stored_run_says_reaches_no_terminal_as_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = two(tmp_path)
+    plan = b / "eval.yaml"
+    text = plan.read_text("utf-8")
+    plan.write_text(text[: text.index("verifiers:")] + "verifiers: {Sums: " + json.dumps("\x1b]0;title\x07\x9b\u202e") + "}\n", "utf-8")
+    for run in (a, b):
+        rows = [json.loads(line) for line in (run / "episodes.jsonl").read_text("utf-8").splitlines()]
+        text = "".join(json.dumps(row | {"task_id": f"\x1b[2J\x9b {row['task_id']}"}) + "\n" for row in rows)
+        (run / "episodes.jsonl").write_text(text, "utf-8")
+    for command in (["compare", str(a), str(b), "--force"], ["compare", str(b), str(a), "--force"], ["view", str(a), "--against", str(b)]):
+        assert run_command(command) == 0
+        said = "".join(capsys.readouterr())
+        assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(said), said

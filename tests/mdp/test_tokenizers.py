@@ -246,6 +246,16 @@ def test_a_folder_without_a_tokenizer_is_told(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+def test_code_of_a_folder_is_never_run_and_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to_transformers_tokenizer(ByteTokenizer()).save_pretrained(tmp_path)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}')
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ConfigError, match="brings its own code, which rlvr never runs"):
+        load_tokenizer(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("0123456789+= \nπé")])
 def test_a_checkpoint_has_a_tokenizer_that_transformers_loads(tokenizer: TokenizerContract, tmp_path: Path) -> None:
     to_transformers_tokenizer(tokenizer).save_pretrained(tmp_path)

@@ -272,6 +272,17 @@ def test_what_a_model_wrote_is_shown_and_never_obeyed(chromium: Chromium, tmp_pa
     assert page.errors() == [] and page.requests() == [made.path.as_uri()]
 
 
+def test_a_figure_that_is_no_number_blanks_no_page(chromium: Chromium, measured: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(measured[0], tmp_path / "odd")
+    report = json.loads((folder / "report.json").read_text("utf-8"))
+    report["envs"]["Sums"]["mean_score"] |= {"low": float("nan"), "high": float("inf")}
+    (folder / "report.json").write_text(json.dumps(report), "utf-8")
+    rows = [row | {"advantage": float("nan")} for row in read_jsonl(folder / "episodes.jsonl")]
+    (folder / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = opened(chromium, write_page(folder).path)
+    assert count(page) == "20 episodes" and page.errors() == []
+
+
 @pytest.mark.slow
 def test_a_page_that_reads_itself_again_comes_back_as_it_was(chromium: Chromium, tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", steps=4)

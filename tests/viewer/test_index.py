@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 import urllib.error
@@ -21,6 +22,7 @@ from rlvr.viewer.index import find_runs, write_index
 from rlvr.viewer.live import serve_index, serve_run
 from rlvr.viewer.serve import PageServer
 from rlvr.viewer.view import write_page
+from tests.config.test_config import LAUGHS
 from tests.fixtures.recorded import recorded_run
 from tests.viewer.test_view import parts
 
@@ -92,6 +94,13 @@ def test_links_are_not_followed_and_runs_in_runs_not_listed(runs: Path) -> None:
     (runs / "sums" / "round").symlink_to(runs)
     recorded_run(runs / "sums" / "a-0" / "inner", steps=1)
     assert [str(found.relative_to(runs)) for found in find_runs(runs)] == ["broken", "gold", "sums/a-0", "sums/a-1"]
+
+
+def test_a_run_that_cannot_be_read_is_listed_whatever_is_wrong(runs: Path) -> None:
+    for name, text in (("deep", "[" * 50_000), ("digits", "9" * 10_000), ("laughs", LAUGHS)):
+        shutil.copytree(runs / "gold", runs / name)
+        (runs / name / "eval.yaml").write_text("seed: " + text)
+    assert write_index(runs).num_episodes == 7
 
 
 def got(url: str, **headers: str) -> tuple[int, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
 import threading
 from pathlib import Path
@@ -267,3 +268,7 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="so it is not overwritten"):
         write_page(tmp_path / "e", notes)
     assert notes.read_text() == "precious"
+    os.mkfifo(pipe := tmp_path / "pipe")  # as a device is none
+    with pytest.raises(ConfigError, match="so it is not overwritten"):
+        write_page(tmp_path / "e", pipe)
+    assert pipe.is_fifo()

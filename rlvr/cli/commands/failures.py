@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.conformance.plugin_location import find_plugin_location
-from rlvr.errors import RlvrError
+from rlvr.errors import RlvrError, escape_control_characters
 
 EXIT_INTERRUPTED, EXIT_SIGNAL_BASE = 130, 128
 """The exit code after Ctrl-C, and the number that is added to the number of another signal that ended a command."""
@@ -76,14 +76,5 @@ def _is_outside_of_package(path: Any) -> bool:
 
 def print_failure(message: str, exit_code: int) -> int:
     """Print a message on standard error and return the exit code."""
-    print(_escape_control_characters(message), file=sys.stderr, flush=True)
+    print(escape_control_characters(message), file=sys.stderr, flush=True)
     return exit_code
-
-
-def _escape_control_characters(text: str) -> str:
-    r"""Write control characters as escapes: a server's error text must not clear a terminal, set its title or turn its lines around.
-
-    >>> _escape_control_characters("a\x1b[2Jb\nc\u202e")
-    'a\\x1b[2Jb\nc\\u202e'
-    """
-    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
