@@ -20,10 +20,15 @@ import yaml
 from rlvr.errors import ConfigError, MissingExtra
 from rlvr.registry.plugins import load_factory
 
-LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
-"""The names of this machine. A service without a token listens on them only, and answers to no other name."""
 TOKEN_VARIABLE = "RLVR_SERVE_TOKEN"
-MIN_TOKEN_CHARS = 16
+MIN_TOKEN_CHARS, MAX_TOKEN_CHARS = 16, 10_000
+TIME_OPTIONS = {
+    "call_timeout_s": "--timeout",
+    "session_timeout_s": "--lease",
+    "shutdown_timeout_s": "--grace",
+    "request_timeout_s": "--request-timeout",
+}
+"""The settings that are times, with their options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,11 @@ class ServeConfig:
         for name in ("workers", "threads", "queue", "max_body", "memory", "sessions"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("call_timeout_s", "session_timeout_s", "shutdown_timeout_s", "request_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0 seconds")
+        for name, option in TIME_OPTIONS.items():
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{option} is {getattr(self, name)}; it must be a number of seconds above 0")
         if not 0 <= self.open_wait_s < math.inf:
-            raise ConfigError(f"open_wait_s is {self.open_wait_s}; it must be 0 or more seconds")
+            raise ConfigError(f"--open-wait is {self.open_wait_s}; it must be 0 or more seconds")
         if not 0 <= self.port < 1 << 16:
             raise ConfigError(f"port is {self.port}; it must be from 0 (any free one) to 65535")
         if self.memory < self.max_body:
@@ -199,9 +204,12 @@ async def _print_url_when_listening(server: Any, serve_config: ServeConfig, sett
 
 def _load_token(token_file: Path | None, env_variable: str, host: str) -> str:
     """Load the bearer token from a file or an environment variable; a host that other machines can reach requires one."""
+    from rlvr.serve.guard import LOCAL_HOSTS  # needs the extra
+
     if token_file is not None:
         try:
-            token = token_file.read_text("utf-8").strip()
+            with token_file.open(encoding="utf-8") as file:
+                token = file.read(MAX_TOKEN_CHARS).strip()  # of a device, all would have no end
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--token-file {token_file} cannot be read: {error}") from error
         source = str(token_file)

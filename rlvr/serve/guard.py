@@ -16,12 +16,13 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 
-from rlvr.serve.command import LOCAL_HOSTS
 from rlvr.serve.metrics import ServiceMetrics
 
 Scope = dict[str, Any]
 PUBLIC_PATHS = ("/healthz",)
 """Paths that need no token."""
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+"""The names of this machine. A service without a token listens on them only, and answers to no other name."""
 
 
 class RequestError(Exception):

@@ -384,22 +384,34 @@ def open_sessions(server: Server) -> int:
     return int(server.ask("/metrics")[1].rpartition("rlvr_sessions_open ")[2].partition("\n")[0])
 
 
-def test_a_web_page_reaches_no_service_without_a_token(files: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("rebound.example", ""),
+        ("localhost@page.example", ""),
+        ("", "https://page.example"),
+        ("", "null"),
+        ("", "http://localhost.page.example"),
+    ],
+)
+def test_a_web_page_reaches_no_service_without_a_token(open_server: Server, host: str, origin: str) -> None:
+    named = {name: value for name, value in (("host", host), ("origin", origin)) if value}
+    for path, body in (("/verify", ROW), ("/metrics", None)):
+        status, data, _ = open_server.exchange(path, body, raw=None, method="", **named)
+        assert status == 403 and b"start it with a token" in data
+    assert open_server.exchange("/healthz", method="GET", raw=None, **named)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_this_machine_reaches_it(open_server: Server, host: str) -> None:
+    assert open_server.ask("/verify", ROW, host=f"{host}:8765", origin=f"http://{host}")[0] == 200
+
+
+@pytest.fixture(scope="module")
+def open_server() -> Iterator[Server]:
+    """A service without a token."""
     with served("numeric", "--workers", "1") as running:
-        port = urlsplit(running.url).port
-        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"):
-            assert running.ask("/verify", ROW, host=host)[0] == 200
-            assert running.ask("/verify", ROW, host=host, origin=f"http://{host}")[0] == 200
-        for named in (
-            {"host": f"rebound.example:{port}"},
-            {"origin": "https://page.example"},
-            {"origin": "null"},
-            {"host": "localhost@page.example"},
-        ):
-            status, said = running.ask("/verify", ROW, **named)
-            assert status == 403 and "start it with a token" in said["error"]
-            assert running.ask("/metrics", method="GET", **named)[0] == 403
-            assert running.ask("/healthz", method="GET", **named)[0] == 200
+        yield running
 
 
 def test_a_lease_ends_and_its_world_is_closed(server: Server, log: Path) -> None:
