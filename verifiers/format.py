@@ -6,6 +6,7 @@ Alone it rewards any well-formed answer, so use it as one component of a reward:
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from rlvr.contracts import Verifier, VerifierExample
@@ -19,6 +20,10 @@ MAX_PATTERN_TEXT_CHARS, PATTERN_CPU_S = 20_000, 0.5
 """Maximum length of a text that is matched with a pattern, and maximum CPU seconds; beyond either the text does not match."""
 
 
+_BLANKS = re.compile("[\\s\u00ad\u115f\u1160\u180e\u200b\u2060\u2800\u3164\ufeff\uffa0]+")
+"""White space, and characters that look like it or like nothing."""
+
+
 class Format(Verifier):
     """Score the form of an answer: 1 if all requirements are met, else 0, or with `partial` the fraction that is met.
 
@@ -29,7 +34,7 @@ class Format(Verifier):
     """
 
     needs_reference = False
-    version = "3"  # 3: the language by sequences of letters
+    version = "4"  # 3: the language by sequences of letters; 4: what cannot be seen is no word and fills no section
     examples = (
         VerifierExample(
             None,
@@ -112,7 +117,7 @@ class Format(Verifier):
             except WorkersFailed as error:
                 return Verdict(None, f"the process that compares patterns failed: {error}", fault=Fault.INFRA)
             tests["pattern"] = lambda _: "" if matched else f"does not match the pattern {self.pattern!r:.80}"
-        if not answer.strip():
+        if not _has_visible_character(answer):
             return Verdict(0.0, "the answer is empty", dict.fromkeys(tests, 0.0))
         flaws = {name: test(answer) for name, test in tests.items()}
         parts = {name: float(not flaw) for name, flaw in flaws.items()}
@@ -131,13 +136,23 @@ class Format(Verifier):
 
     def _check_tags(self, text: str) -> str:
         contents, flaw = parse_sections(text, self.tags)
-        return flaw or next((f"<{name}> is empty" for name, content in contents.items() if not content.strip()), "")
+        return flaw or next((f"<{name}> is empty" for name, content in contents.items() if not _has_visible_character(content)), "")
 
     def _check_length(self, text: str) -> str:
-        count, (least, most) = len(text.split()), self.word_limits
-        if count < least:
-            return f"{count} words, fewer than {least}"
-        return f"{count} words, more than {most}" if most is not None and count > most else ""
+        words, (least, most) = [word for word in _BLANKS.split(text) if _has_visible_character(word)], self.word_limits
+        if most is not None and len(words) > most:
+            return f"{len(words)} words, more than {most}"
+        count = sum(any(map(str.isalnum, word)) for word in words)  # `- - -` is none
+        return f"{count} words, fewer than {least}" if count < least else ""
+
+
+def _has_visible_character(text: str) -> bool:
+    r"""Whether a text has a character that is seen.
+
+    >>> _has_visible_character(" \u200b\u3164"), _has_visible_character(" .")
+    (False, True)
+    """
+    return any(unicodedata.category(sign)[0] not in "CZM" for sign in _BLANKS.sub("", text))
 
 
 def _validate_pattern(pattern: str) -> str:

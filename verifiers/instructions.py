@@ -16,6 +16,8 @@ from rlvr.verifiers.instruction_checks.text_parsing import EMOJI
 ParsedInstructions = list[tuple[InstructionKind, dict[str, Any]]]
 SCORE_MODES = ("all", "share")
 MAX_RESPONSE_CHARS = 200_000
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u2060\ufeff"))
+"""Characters without a width that no script needs within a word."""
 
 
 class Instructions(Verifier):
@@ -33,6 +35,7 @@ class Instructions(Verifier):
     1.0
     """
 
+    version = "2"  # 2: invisible characters within words are removed first
     examples = (
         VerifierExample(
             [{"id": "detectable_format:title"}, {"id": "keywords:existence", "keywords": ["art"]}],
@@ -67,6 +70,8 @@ class Instructions(Verifier):
         except BadArguments as error:
             return Verdict(None, f"the instructions cannot be checked: {error}", fault=Fault.TASK)
         shown = strip_thinking(answer)
+        if shown is not None and not shown.isascii():
+            shown = shown.translate(INVISIBLE)  # within a word they hide it from every test, and from nobody who reads
         if shown is None or not (any(map(str.isalnum, shown)) or EMOJI.search(shown)):  # punctuation alone would follow most of them
             return Verdict(0.0, "the response is empty" if shown is not None else "the thought section is not closed")
         if len(shown) > MAX_RESPONSE_CHARS:

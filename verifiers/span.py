@@ -30,6 +30,9 @@ NORMALIZATION_RULES: tuple[tuple[str, str, str, str], ...] = (
 )  # fmt: skip
 """Normalization rules: pattern, replacement, description, example. Signs that carry a value stay: + - # % $ / and decimal points."""
 
+OVERLAYS = frozenset("\u0334\u0335\u0336\u0337\u0338\u20d2\u20d3\u20e5\u20eb")
+"""Combining lines through a letter, which strike it out."""
+
 
 class Span(Verifier):
     """The declared answer equals one of the accepted answers, apart from case, articles, punctuation and Latin accents.
@@ -45,7 +48,7 @@ class Span(Verifier):
     1.0
     """
 
-    version = "3"  # 3: fonts of LaTeX do not count
+    version = "4"  # 3: fonts of LaTeX do not count; 4: a line through a letter is no accent
     examples = (
         VerifierExample("the Eiffel Tower", correct=("Eiffel Tower", "The Eiffel tower."), incorrect=("tower", "Eiffel", "")),
         VerifierExample(["NYC", "New York City"], correct=("nyc", "new york city"), incorrect=("York", "New York City or Boston")),
@@ -104,7 +107,7 @@ def _strip_accents(text: str) -> str:
     for sign in normalize_unicode("NFD", text):
         if not unicodedata.combining(sign):
             latin = sign.isascii() and sign.isalpha()
-        elif latin:
+        elif latin and sign not in OVERLAYS:
             continue
         kept.append(sign)
     return normalize_unicode("NFC", "".join(kept))

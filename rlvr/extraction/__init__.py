@@ -35,6 +35,9 @@ __all__ = ["EXTRACTORS", "Extraction", "extract_answer", "strip_thinking"]
 MAX_BARE_ANSWER_CHARS = 2000
 """Maximum length in characters of a single line that `auto` takes for a bare answer."""
 MULTIPLE_ANSWER_MODES = ("refuse", "last")
+VERBATIM_EXTRACTORS = ("whole", "fence")
+"""Those that find a text as it is, whatever its marks mean."""
+_STRUCK_THROUGH = re.compile(r"\s*(?:~~(?=[^\s~])[^~]+(?<!\s)~~|<(s|del|strike)>[^<]+</\1>)[.\s]*", re.IGNORECASE)
 NO_TAG = Extraction(None, "there is no <answer> tag")
 
 
@@ -58,6 +61,8 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
         found = EXTRACTORS[name](strip_trailing_special_tokens(shown))
         if found.text is not None or found.candidates:
             break
+    if found.text is not None and name not in VERBATIM_EXTRACTORS and _STRUCK_THROUGH.fullmatch(found.text):
+        return Extraction(None, "it is struck through")
     return Extraction(found.candidates[-1], "the last of several") if found.candidates and multiple_answers == "last" else found
 
 
@@ -204,10 +209,10 @@ def _extract_auto(text: str) -> Extraction:
     return Extraction(None, "nothing in the text declares an answer" if bare else "the answer is empty")
 
 
-VERSION = "2"
+VERSION = "3"
 """Increase it whenever an extractor may find something else in a text: it is recorded with the version of every verifier.
 
-2: tags that differ are a hedge beside a box too.
+2: tags that differ are a hedge beside a box too. 3: what is struck through, in a comment or taken back as a joke declares nothing.
 """
 EXTRACTORS: dict[str, Callable[[str], Extraction]] = {
     "boxed": _extract_boxed,

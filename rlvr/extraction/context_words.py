@@ -47,6 +47,8 @@ DENIAL_PATTERNS_BEFORE = (
     (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
     (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
     (r"<!--", r"<!-- \boxed{7} -->"),
+    (r"<(?:del|strike)>|\S\s{0,8}<s>", r"Not so: <s>\boxed{7}</s>"),  # a text may begin with the token <s>
+    (r"(?:^|\n)\s{0,8}%", r"% \boxed{7}"),
     (r"\b(?:doubt|deny|disagree)", r"I doubt that the answer is \boxed{7}"),
     (r"\b(?:suppose|assume|imagine|pretend)", r"Suppose the answer is \boxed{7}"),
     (
@@ -101,6 +103,8 @@ DENIAL_PATTERNS_AFTER = (
     (r"(?:이|가)\s?(?:아니|아닙)", r"정답은 \boxed{7}이 아닙니다"),
     (r"(?:no\s+es|ist\s+(?:falsch|nicht)|est\s+(?:faux|fausse)|неверно|не\s+подходит|是错|是錯|不对|不對)", r"\boxed{7} ist falsch"),
     (r"isn't\s+(?:the|correct|right|true)", r"\boxed{7} isn't right"),
+    (r"(?:(?:just|only)\s+)?(?:kidding|joking)\b", r"\boxed{7} Just kidding."),
+    (r"(?:wrong|incorrect)\s?[.!]", r"\boxed{7}. Wrong!"),  # not "false", which is an option of many questions
     (r"(?:and|but|then)\s+(?:I\s+|we\s+)?(?:then\s+)?(?:rejected|dismissed|discarded)\b", r"I considered \boxed{7} and rejected it."),
     (
         r"(?:is|was)\s+(?:only\s+|just\s+|merely\s+)?(?:my|a|an|the|our)\s+(?:first|initial|rough|preliminary|earlier|previous|old|naive)\s+"
@@ -167,6 +171,10 @@ _DENIAL_HINTS = (
         "cancel{",
         "sout{",
         "<!--",
+        "<s>",
+        "<del>",
+        "<strike>",
+        "%",
         "nicht",
         "kein",
         "pas",

@@ -122,3 +122,40 @@ def test_a_phrase_that_is_denied_does_not_count(text: str) -> None:
 def test_two_values_in_two_rows_are_no_answer() -> None:
     assert extract_answer("Answer:\n42\n43").candidates == ("42", "43")
     assert extract_answer("Answer:\n42\n\n42").text == "42"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "~~42~~",
+        "The answer is ~~42~~.",
+        "#### ~~42~~",
+        r"\boxed{~~42~~}",
+        "<answer><s>42</s></answer>",
+        "<answer><del>42</del></answer>",
+        "<strike>42</strike>",
+        "% \\boxed{42}\n43",
+        "First this.\n  % The answer is \\boxed{42}",
+        r"It was <del>\boxed{42}</del>",
+        r"It was <s>\boxed{42}</s> 43",
+        r"\boxed{42} Just kidding.",
+        r"\boxed{42}. Wrong!",
+    ],
+)
+def test_what_is_struck_through_or_in_a_comment_is_no_answer(text: str) -> None:
+    assert extract_answer(text).text is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"<s>\boxed{42}</s>",
+        r"\boxed{~42~}",
+        "\\boxed{42}\n% a comment",
+        r"50% of 84 is \boxed{42}",
+        r"\boxed{42} False hopes are gone.",
+        r"\boxed{42}. No wrong turns.",
+    ],
+)
+def test_what_only_looks_struck_through_or_commented_is_an_answer(text: str) -> None:
+    assert (extract_answer(text).text or "").strip("~") == "42"

@@ -48,6 +48,17 @@ def test_a_pattern_that_never_ends_is_stopped() -> None:
     assert score("word " * 40 + "?" * 3, pattern=r"(\w+\s?)+!") == 0
 
 
+@pytest.mark.parametrize("blank", ["\u200b", "\u3164", "\u2800", "\x00", "\xad", "\u0301", "\u2060\ufeff"])
+def test_what_cannot_be_seen_fills_no_section_and_is_no_word(blank: str) -> None:
+    assert score(f"<think>{blank}</think><answer>b</answer>") == score(f"{blank} {blank} {blank}", min_words=3) == 0
+    assert score(blank, max_words=3) == 0
+
+
+def test_words_are_separated_by_what_looks_like_a_space_too() -> None:
+    assert score("a\u2800b\u200bc\u3164d", max_words=3) == 0
+    assert score("- - -", min_words=3) == 0 and score("two & three", min_words=2, max_words=3) == 1
+
+
 def test_length_counts_words() -> None:
     assert [score("one two three", min_words=least, max_words=most) for least, most in ((1, 3), (4, None), (0, 2))] == [1, 0, 0]
 

@@ -179,6 +179,10 @@ SPAN: list[Case] = [
     ({}, "Paris", {}, "Paris or Rome", 0),
     ({}, "Paris", {}, "It is not Paris", 0),
     ({}, "Paris", {}, "Par is", 0),
+    *(
+        ({}, "Paris", {}, text, 0)
+        for text in ("Pa\u0336ris", "P\u0338aris", "Paris\u20d2", "~~Paris~~", "<del>Paris</del>", "Paris. Just kidding.")
+    ),
     ({}, "1.5", {}, "15", 0),
     ({}, "1.5", {}, "1.5", 1),
     ({}, "-5", {}, "5", 0),

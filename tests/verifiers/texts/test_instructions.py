@@ -64,6 +64,7 @@ HOSTILE: list[tuple[dict[str, Any], str, float]] = [
     ({"id": "keywords:existence", "keywords": ["("]}, "no bracket", 0),
     ({"id": "keywords:forbidden_words", "forbidden_words": ["cat"]}, "A CAT.", 0),
     ({"id": "keywords:forbidden_words", "forbidden_words": ["cat"]}, "Concatenate.", 1),
+    ({"id": "keywords:forbidden_words", "forbidden_words": ["cat"]}, "A c\u200ba\u00adt.", 0),
     ({"id": "language:response_language", "language": "en"}, "1234 !!", 0),
     ({"id": "language:response_language", "language": "fr"}, "Bonjour. The rest of this is in the language of the English people.", 0),
     ({"id": "length_constraints:number_sentences", "num_sentences": 3, "relation": "at least"}, "A... b... c...", 0),
