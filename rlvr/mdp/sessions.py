@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import re
@@ -30,8 +31,14 @@ T = TypeVar("T")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Surrogates, which cannot be encoded in UTF-8."""
 
+OWN_SIGNALS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What ends a run or a call from outside. Anything else that somebody's code raises is a failure of that code."""
 RAISED = "raised"
 """The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
+
+
+class ForeignError(RuntimeError):
+    """Raised in place of an exception that is none of Python's errors, as a panic of a library in Rust or `pytest.fail` gives."""
 
 
 class LazySession:
@@ -125,6 +132,10 @@ class LazySession:
                 self._initialize(self._session)
             self.current_method = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
             return work(self._session)
+        except (Exception, SystemExit, *OWN_SIGNALS):
+            raise
+        except BaseException as error:
+            raise ForeignError(describe_exception(error)) from error
         finally:
             with self._lock:
                 self._is_busy = False
@@ -152,7 +163,9 @@ class LazySession:
         try:
             if session is not None:
                 session.close()
-        except (Exception, SystemExit) as error:
+        except OWN_SIGNALS:
+            raise
+        except BaseException as error:
             self.add_warning(f"{type(session).__name__}.close raised {describe_exception(error)}")
 
 
@@ -281,9 +294,9 @@ def verify_transcript_safely(
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
         return _check_verdict(verifier, verdict)
-    except raised:
+    except (*raised, *OWN_SIGNALS):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         return build_unscored_verdict(type(verifier).__name__, error)
 
 
@@ -291,7 +304,9 @@ async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: 
     """Await the verdict on a transcript. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
         return _check_verdict(verifier, await verifier.averify_transcript(task, transcript))
-    except (Exception, SystemExit) as error:
+    except OWN_SIGNALS:
+        raise
+    except BaseException as error:
         return build_unscored_verdict(type(verifier).__name__, error)
 
 

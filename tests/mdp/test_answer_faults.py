@@ -346,6 +346,59 @@ def test_a_reward_that_no_mean_can_hold_is_the_answers_own_zero(kind: str, value
         assert rlvr.verify_many(odd, ["odd", "1"], ["1", "1"])[1].score == 1.0
 
 
+class Panic(BaseException):
+    """What a library in Rust raises when it panics."""
+
+
+@pytest.mark.parametrize("where", ["function", "coroutine", "step", "artifacts", "close"])
+def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str) -> None:
+    def panics(at: str, text: str) -> None:
+        if at == where and "odd" in text:
+            raise Panic("index out of range")
+
+    class Checked(Verifier):
+        def verify(self, task: Task, answer: str) -> Verdict:
+            panics("function", answer)
+            return Verdict(float(answer == task.reference), "")
+
+    class Awaited(Checked):
+        async def averify(self, task: Task, answer: str) -> Verdict:
+            panics("coroutine", answer)
+            return self.verify(task, answer)
+
+    class Told(Session):
+        said = ""
+
+        def step(self, turn: Turn) -> StepResult | None:
+            self.said = turn.text
+            panics("step", self.said)
+            return None
+
+        def artifacts(self) -> Mapping[str, Any]:
+            panics("artifacts", self.said)
+            return {}
+
+        def close(self) -> None:
+            panics("close", self.said)
+
+    class Asked(Environment):
+        def __init__(self) -> None:
+            self.verifier = Awaited() if where == "coroutine" else Checked()
+
+        def task(self, split: str, index: int) -> Task:
+            return Task(f"{index}+0=", str(index), id=f"asked/{split}/{index}")
+
+        def gold(self, task: Task) -> str:
+            return str(task.reference)
+
+        def new_session(self, task: Task, *, seed: int) -> Session:
+            return Told()
+
+    policy = lambda messages: "odd" if messages[-1]["content"].startswith("1") else messages[-1]["content"][0]  # noqa: E731
+    report = rlvr.evaluate(Asked(), policy, tasks=3)
+    assert sorted(str(sample.score) for sample in report.samples) == ["0.0", "1.0", "1.0"]
+
+
 def test_a_detail_with_a_huge_integer_ends_no_evaluation(tmp_path: Path) -> None:
     class Product(Verifier):
         def verify(self, task: Task, answer: str) -> Verdict:
