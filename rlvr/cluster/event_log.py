@@ -40,10 +40,11 @@ class EventLog:
         """Write the held rows, if the run has started. Write errors are ignored here: the other logs of the run raise them."""
         if self.folder is None or not self._pending:
             return
+        path = self.folder / FILE_NAME
         try:
-            if not (self.folder / self.start_file).stat().st_size:
-                return
-            with (self.folder / FILE_NAME).open("a", encoding="utf-8", errors="backslashreplace") as file:
+            if not (self.folder / self.start_file).stat().st_size or (path.exists() and not path.is_file()):
+                return  # opening a pipe would wait for ever
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in self._pending)
         except OSError:
             return

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,3 +81,12 @@ def test_the_record_waits_for_its_run_and_then_only_grows(tmp_path: Path) -> Non
     rows = [json.loads(line) for line in (folder / FILE_NAME).read_text("utf-8").splitlines()]
     assert [(row["event"], row.get("collector")) for row in rows] == [("lost", "c0.0"), ("lost", "c1.0"), ("resumed", None)]
     assert rows[0]["time"] <= rows[1]["time"]
+
+
+def test_a_log_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    os.mkfifo(tmp_path / FILE_NAME)
+    writing = threading.Thread(target=EventLog(tmp_path).add, args=["lost"], daemon=True)
+    writing.start()
+    writing.join(10)
+    assert not writing.is_alive()
