@@ -229,11 +229,15 @@ def _find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequen
 
 
 def _collect_env_settings(item: SuiteItem) -> dict[str, Any]:
-    """Collect the settings of an environment, defaults included, without the path of its data, since the data shows in the prompts."""
+    """Collect the settings of an environment, without the path of its data, since the data shows in the prompts.
+
+    The defaults are included, but for an environment from a file: a comparison runs no code that a run names.
+    """
     usual: dict[str, Any] = {}
-    with suppress(RlvrError):  # the environment may no longer be available
-        fields = get_parameters(load_factory("env", item.env["name"]))
-        usual = {name: field.default for name, field in fields.items() if field.default is not field.empty}
+    if ":" not in item.env["name"]:
+        with suppress(RlvrError):  # the environment may no longer be available
+            fields = get_parameters(load_factory("env", item.env["name"]))
+            usual = {name: field.default for name, field in fields.items() if field.default is not field.empty}
     settings: dict[str, Any] = to_plain_json(usual | shorten_plugin_files(item.env))
     return {name: value for name, value in settings.items() if name not in ("name", "path", "verifier")}
 

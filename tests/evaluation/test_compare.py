@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -470,3 +471,19 @@ def test_what_a_stored_run_says_reaches_no_terminal_as_a_command(tmp_path: Path,
         assert run_command(command) == 0
         said = "".join(capsys.readouterr())
         assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(said), said
+
+
+def test_a_comparison_runs_no_code_that_a_run_names(tmp_path: Path) -> None:
+    a, b = two(tmp_path)
+    own, ran = tmp_path / "own.py", tmp_path / "ran"
+    own.write_text(f"open({str(ran)!r}, 'w')\nclass Sums: pass\n")
+    for run in (a, b):
+        plan = run / "eval.yaml"
+        text = plan.read_text("utf-8")
+        assert "worlds.py:Sums" in text
+        plan.write_text(re.sub(r"name: \S*worlds.py:Sums", f"name: {own}:Sums", text), "utf-8")
+    assert run_command(["compare", str(a), str(b)]) == 0
+    assert run_command(["view", str(a), "--against", str(b), "--out", str(tmp_path / "page.html")]) == 0
+    for to in ("csv", "markdown", "inspect", "trl-dataset"):
+        write_export(a, to)
+    assert not ran.exists()
