@@ -294,7 +294,9 @@ def verify_transcript_safely(
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
         return _check_verdict(verifier, verdict)
-    except (*raised, *OWN_SIGNALS):
+    except OWN_SIGNALS:
+        raise
+    except raised:
         raise
     except BaseException as error:
         return build_unscored_verdict(type(verifier).__name__, error)
