@@ -13,7 +13,7 @@ from rlvr.errors import RlvrError
 from rlvr.evaluation.samples import REPORT_FILE
 from rlvr.viewer.index import PAGE_NAME, find_runs, get_run_log_sizes, write_index
 from rlvr.viewer.serve import PageServer
-from rlvr.viewer.view import POLL_INTERVAL_S, WrittenPage, get_log_size, watch_run, write_page
+from rlvr.viewer.view import POLL_INTERVAL_S, WrittenPage, watch_run, write_page
 
 LAST_PAGE_TIMEOUT_S = 20.0
 """How long the last page of a finished run is served, so that an open browser gets it."""
@@ -57,8 +57,11 @@ def serve_index(
     poll_interval_s: float = POLL_INTERVAL_S,
     max_polls: int | None = None,
 ) -> WrittenPage:
-    """Serve the index page of a folder and the pages of its runs, each written on request, until Ctrl-C or for `max_polls` polls."""
-    place, writing = out or folder / "index.html", threading.Lock()
+    """Serve the index page of a folder and the pages of its runs, each written on request, until Ctrl-C or for `max_polls` polls.
+
+    A page that lies in a run already is never served: it may be anything, such as a link to another file.
+    """
+    place, writing, written_here = out or folder / "index.html", threading.Lock(), set[Path]()
 
     def page_of(path: str) -> Path | None:
         if not path:
@@ -67,9 +70,10 @@ def serve_index(
         if run is None:
             return None
         with writing, suppress(RlvrError, OSError):
-            if _is_stale(run):
+            if run not in written_here or _is_stale(run):
                 write_page(run)
-        return run / PAGE_NAME if (run / PAGE_NAME).is_file() else None
+                written_here.add(run)
+        return run / PAGE_NAME if run in written_here and (run / PAGE_NAME).is_file() else None
 
     with PageServer(page_of, port) as served:
         before: object = None
@@ -84,8 +88,8 @@ def serve_index(
 
 
 def _is_stale(run: Path) -> bool:
-    """Whether a run has no page, or has changed since its page was written."""
+    """Whether a run has changed since its page was written."""
     page = run / PAGE_NAME
-    if not page.is_file():
-        return get_log_size(run) > 0
-    return any(path.stat().st_mtime > page.stat().st_mtime for path in run.iterdir() if path.suffix in (".jsonl", ".json", ".yaml"))
+    return not page.is_file() or any(
+        path.stat().st_mtime > page.stat().st_mtime for path in run.iterdir() if path.suffix in (".jsonl", ".json", ".yaml")
+    )

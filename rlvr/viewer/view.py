@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, gro
 from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, dump_page_json, pack_episodes
 from rlvr.viewer.run_summary import METRICS_FILE, load_viewed_run
 
+logger = logging.getLogger(__name__)
 PAGE_FOLDER = Path(__file__).parent / "page"
 STYLES = ("page.css", "list.css")
 COMMON_SCRIPTS = ("marks.js", "charts.js")
@@ -67,7 +69,7 @@ def write_page(
     folders = [Path(folder) for folder in (run, *others, *([against] if against else []))]
     out = Path(out) if out else None
     if out and not may_write_page(out):
-        raise ConfigError(f"{out} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
+        raise _build_overwrite_error(out)
     out = out or folders[0] / "view.html"
     _check_distinct(folders)
     with explain_damaged_run(*folders):
@@ -128,18 +130,28 @@ def watch_run(
     on_written: Callable[[WrittenPage], None] = lambda written: None,
     poll_interval_s: float = POLL_INTERVAL_S,
 ) -> WrittenPage:
-    """Rewrite the page whenever the run's logs grow, until the run is finished or Ctrl-C; the last page does not reload."""
+    """Rewrite the page whenever the run's logs grow, until the run is finished or Ctrl-C; the last page does not reload.
+
+    While a file of the run cannot be read, the page stays as it was, and the reason is logged.
+    """
     run = Path(run)
     load_viewed_run(run)
-    size = -1
+    if out and not may_write_page(Path(out)):
+        raise _build_overwrite_error(Path(out))
+    size, told = -1, ""
     pause = poll_interval_s
     with suppress(KeyboardInterrupt):
         while not (run / REPORT_FILE).is_file():
             began = time.monotonic()
             if (now := get_log_size(run)) != size:
                 size = now
-                with suppress(NotFound):  # nothing to show yet
+                try:
                     on_written(write_page(run, out, others=others, against=against, reload_s=math.ceil(pause)))
+                except NotFound:  # nothing to show yet
+                    pass
+                except ConfigError as error:
+                    if str(error) != told:
+                        logger.warning("the page is not written again: %s", told := str(error))
                 pause = max(poll_interval_s, 4 * (time.monotonic() - began))
             time.sleep(pause)
     return write_page(run, out, others=others, against=against)
@@ -151,6 +163,10 @@ def may_write_page(path: Path) -> bool:
         return path.is_dir() or not path.exists()  # that nothing can be written there is said when it is tried
     with path.open("rb") as file:
         return PAGE_MARK in file.read(200)
+
+
+def _build_overwrite_error(path: Path) -> ConfigError:
+    return ConfigError(f"{path} exists and is not a page written by rlvr, so it is not overwritten; choose another --out")
 
 
 def get_log_size(run: Path) -> int:

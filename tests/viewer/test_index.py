@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -156,6 +157,23 @@ def test_a_run_is_served_while_it_grows_and_the_last_page_once_more(tmp_path: Pa
 
     assert serve_run([folder], None, on_written=told, poll_interval_s=0.05).num_episodes == 32
     assert [count for count, _ in seen[:2]] == [16, 32] and seen[0][1] > 3 and seen[2] == 200
+
+
+def test_a_page_that_lies_in_a_run_is_not_served(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("a secret")
+    own, link = runs / "gold" / "view.html", runs / "broken" / "view.html"
+    own.write_text("<meta content='rlvr view'><script>alert(1)</script>")
+    os.utime(own, (2e9, 2e9))  # newer than the run
+    link.symlink_to(tmp_path / "secret.txt")
+    got_pages: dict[str, tuple[int, bytes]] = {}
+
+    def told(url: str, written: Any) -> None:
+        got_pages.update({name: got(f"{url}{name}/view.html") for name in ("gold", "broken")})
+
+    serve_index(runs, None, on_written=told, poll_interval_s=0.01, max_polls=1)
+    assert got_pages["gold"][0] == 200 and b"alert(1)" not in got_pages["gold"][1]
+    assert got_pages["broken"] == (404, b"")
+    assert (tmp_path / "secret.txt").read_text() == "a secret"
 
 
 def test_the_pages_of_an_index_are_written_when_they_are_asked_for(runs: Path) -> None:

@@ -210,6 +210,23 @@ def test_a_run_that_is_watched_is_written_again_as_it_grows(tmp_path: Path) -> N
     assert parts(last.path)["head"]["reload_s"] == 0 and parts(last.path)["head"]["runs"][0]["facts"] == {"steps": 2, "accuracy_after": 0.5}
 
 
+def test_a_watch_outlives_a_line_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = trained(tmp_path / "a", [episode(1)])
+    log, whole = folder / "episodes.jsonl", json.dumps(episode(1)) + "\n"
+    seen: list[int] = []
+
+    def told(written: WrittenPage) -> None:
+        seen.append(written.num_episodes)
+        if len(seen) == 1:
+            log.write_text(whole + "{torn\n" + whole, "utf-8")
+            threading.Timer(0.3, lambda: log.write_text(whole * 3, "utf-8")).start()
+        else:
+            (folder / "report.json").write_text("{}", "utf-8")
+
+    assert watch_run(folder, on_written=told, poll_interval_s=0.01).num_episodes == 3
+    assert seen == [1, 3] and caplog.text.count("the page is not written again") == 1
+
+
 def test_a_run_that_is_watched_from_its_first_moment_and_left_with_ctrl_c(tmp_path: Path) -> None:
     folder = trained(tmp_path / "a", [], steps=0)
 
