@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -187,11 +188,11 @@ class ServiceRoutes:
 
     async def step_session(self, request: Request) -> Response:
         """Step a session with a turn and return the reply."""
-        return _make_response(await self.sessions.step_session(request.path_params["session"], await _read_object(request)))
+        return _make_response(await self.sessions.step_session(request.path_params["session"], *await _read_keyed_object(request)))
 
     async def close_session(self, request: Request) -> Response:
         """Close a session; the reply has the verdict unless the request excludes it."""
-        return _make_response(await self.sessions.close_session(request.path_params["session"], await _read_object(request)))
+        return _make_response(await self.sessions.close_session(request.path_params["session"], *await _read_keyed_object(request)))
 
     async def run_code(self, request: Request) -> Response:
         """Run a program, with request and reply in the format of verl's sandbox."""
@@ -274,6 +275,12 @@ def _get_idempotency_key(request: Request) -> str:
     if len(key) > MAX_KEY_CHARS:
         raise RequestError(422, f"an Idempotency-Key has at most {MAX_KEY_CHARS} characters")
     return key
+
+
+async def _read_keyed_object(request: Request) -> tuple[dict[str, Any], str, str]:
+    """Read the object of a request, its `Idempotency-Key` and the digest of its content."""
+    data = await request.body()
+    return _parse_object(data), (key := _get_idempotency_key(request)), hashlib.sha256(data).hexdigest() if key else ""
 
 
 async def _read_object(request: Request) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+FINISH_REASONS = ("stop", "length", "tool_calls")
+"""Why a turn ended; only `length` makes a difference."""
 ROW_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "required": ["reference", "answer"],
@@ -42,7 +44,7 @@ KEY_PARAMETER: Mapping[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
     "schema": {"type": "string", "maxLength": 200},
-    "description": "A request with the key of an earlier request gets the verdicts of that request.",
+    "description": "A request with the key of an earlier request gets the verdicts, or the reply, of that request.",
 }
 
 
@@ -57,7 +59,7 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
     opens = {"env": env, "split": {"type": "string"}, "index": {"type": "integer"}, "seed": {"type": "integer"}}
     opens["dialect"] = {"type": "string", "description": "How calls are written in the text of a turn: fenced, hermes, ..."}
     calls = {"type": "array", "items": {"type": "object"}, "description": "Calls in OpenAI's format, instead of calls in the text."}
-    turn = {"text": {"type": "string"}, "tool_calls": calls, "finish_reason": {"enum": ["stop", "length"]}}
+    turn = {"text": {"type": "string"}, "tool_calls": calls, "finish_reason": {"enum": list(FINISH_REASONS)}}
     texts = {"type": "array", "items": {"type": "string"}}
     theirs = {"query": texts, "prompts": texts, "labels": {"type": "array"}}
     code = {"code": {"type": "string"}, "language": {"type": "string"}, "stdin": {"type": "string"}, "run_timeout": {"type": "number"}}
@@ -90,9 +92,14 @@ def build_openapi_document(version: str, verifiers: Sequence[str], envs: Sequenc
                 "Open a session of an environment.", _object_schema(opens), _object_schema({"session": {"type": "string"}}), "201"
             )
         },
-        "/sessions/{session}/step": {"post": _post_operation("Step a session with a turn.", _object_schema(turn), said)},
+        "/sessions/{session}/step": {
+            "post": {**_post_operation("Step a session with a turn.", _object_schema(turn), said), "parameters": [KEY_PARAMETER]}
+        },
         "/sessions/{session}/close": {
-            "post": _post_operation("Close a session and verify it.", _object_schema({"verify": {"type": "boolean"}}), closed)
+            "post": {
+                **_post_operation("Close a session and verify it.", _object_schema({"verify": {"type": "boolean"}}), closed),
+                "parameters": [KEY_PARAMETER],
+            }
         },
         "/healthz": {"get": {"summary": "Whether a worker is ready; needs no token.", "responses": {"200": {"description": "Ready."}}}},
         "/metrics": {"get": {"summary": "Counters for Prometheus.", "responses": {"200": {"description": "Text."}}}},

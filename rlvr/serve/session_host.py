@@ -17,6 +17,7 @@ from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
 from rlvr.mdp.sessions import LazySession, build_unscored_verdict
 from rlvr.registry.plugins import build_from_config
+from rlvr.serve.openapi import FINISH_REASONS
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
 
@@ -53,6 +54,7 @@ class SessionHost:
         """Handle one request and return the reply; a ConfigError is the client's mistake."""
         what = request["what"]
         if what == "task":
+            _parse_opening(self._get_env(request), request)  # what opens no session asks for no task
             return _task_to_public_json(self._get_task(request))
         if what == "open":
             return self._open_session(request)
@@ -86,14 +88,12 @@ class SessionHost:
             raise ConfigError(f"split is {split!r}; {format_suggestion(str(split), env.splits)}")
         size = env.num_tasks(split)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < (size or 1 << 62):
-            raise ConfigError(f"index is {index!r}; it must be a whole number from 0" + (f" to {size - 1}" if size else ""))
+            raise ConfigError(f"index is {index!r:.60}; it must be a whole number from 0" + (f" to {size - 1}" if size else ""))
         return env.task(split, index)
 
     def _open_session(self, request: Mapping[str, Any]) -> dict[str, Any]:
         env, task = self._get_env(request), self._get_task(request)
-        dialect, seed = get_dialect(str(request.get("dialect") or env.dialect or "fenced")), request.get("seed", 0)
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise ConfigError(f"seed is {seed!r}; it must be a whole number")
+        dialect, seed = _parse_opening(env, request)
         session_handle = LazySession(env, task, seed=seed)
         limiters = session_handle.get_limiters()
         admission = request_permit(limiters)
@@ -187,6 +187,14 @@ class SessionHost:
         }
 
 
+def _parse_opening(env: Environment, request: Mapping[str, Any]) -> tuple[Dialect, int]:
+    """Parse the dialect and the seed of a session."""
+    dialect, seed = get_dialect(str(request.get("dialect") or env.dialect or "fenced")), request.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed is {seed!r:.60}; it must be a whole number")
+    return dialect, seed
+
+
 def _parse_turn(held: WorkerSession, request: Mapping[str, Any]) -> Turn:
     """Parse the turn of a request: a text, in which calls are written in the session's dialect, or calls in OpenAI's format."""
     message = request.get("message", request)
@@ -198,7 +206,10 @@ def _parse_turn(held: WorkerSession, request: Mapping[str, Any]) -> Turn:
         text = ""
     if not isinstance(text, str):
         raise ConfigError(f"text is {text!r:.60}; it must be the policy's turn as a string, or the body must have 'tool_calls'")
-    cut: Literal["length", "stop"] = "length" if request.get("finish_reason") == "length" else "stop"
+    why = request.get("finish_reason") or "stop"
+    if why not in FINISH_REASONS:
+        raise ConfigError(f"finish_reason is {why!r:.60}; {format_suggestion(str(why)[:60], FINISH_REASONS)}")
+    cut: Literal["length", "stop"] = "length" if why == "length" else "stop"
     tools = held.session_handle.tools
     if len(names) == 2:
         raise ConfigError("the body has 'calls' and 'tool_calls', which are the same; give one of them")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,20 @@ MAX_CALLS_PER_THREAD = 4
 """The maximum of waiting calls in a process, per thread."""
 
 
+class KeyedReply:
+    """The reply to a request with an `Idempotency-Key`, for a client that repeats the request because the reply was lost on its way."""
+
+    def __init__(self, key: str, digest: str) -> None:
+        self.key, self.digest, self.made_at = key, digest, time.monotonic()
+        self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    async def get(self, digest: str) -> dict[str, Any]:
+        """Return the reply, also one that is still to come."""
+        if digest != self.digest:
+            raise RequestError(422, "this Idempotency-Key was used for a request with other content; use a new key for each request")
+        return await asyncio.shield(self.reply)
+
+
 @dataclass(slots=True)
 class SessionRecord:
     """The server's record of an open session: the worker process that holds it, and the time when it expires."""
@@ -24,6 +38,8 @@ class SessionRecord:
     worker: WorkerProcess
     expires_at: float
     is_busy: bool = False
+    last_step: KeyedReply | None = None
+    """The last step, if it had a key and changed the session."""
 
 
 class NoFreeSession(RequestError):
@@ -46,6 +62,8 @@ class SessionManager:
         self.pool, self.max_sessions, self.open_wait_s = pool, max_sessions, open_wait_s
         self.session_timeout_s, self.call_timeout_s = session_timeout_s, call_timeout_s
         self.sessions: dict[str, SessionRecord] = {}
+        self._closed: OrderedDict[str, KeyedReply] = OrderedDict()
+        """The replies to closes with a key, by session: kept as long as a session is, and no more than there may be sessions."""
         self._waiting_opens: deque[asyncio.Future[None]] = deque()
 
     async def open_session(self, body: Mapping[str, Any], leaving: asyncio.Future[Any]) -> dict[str, Any]:
@@ -111,25 +129,39 @@ class SessionManager:
         self.sessions[session].expires_at, self.sessions[session].is_busy = time.monotonic() + self.session_timeout_s, False
         return {"session": session, "session_timeout_s": self.session_timeout_s, **said}
 
-    async def step_session(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Step a session with a turn of the policy."""
+    async def step_session(self, session_id: str, body: Mapping[str, Any], key: str = "", digest: str = "") -> dict[str, Any]:
+        """Step a session with a turn of the policy; a repeated `key` gets the reply to the step that had it, and `digest` tells its content."""
+        known = self.sessions[session_id].last_step if key and session_id in self.sessions else None
+        if known is not None and known.key == key:
+            return await known.get(digest)
         held = self._get_session(session_id)
         self._check_call_limit(held.worker)
-        held.is_busy = True
-        said = await self._call_worker(held.worker, {**body, "what": "step", "session": session_id})
+        held.is_busy, held.last_step = True, KeyedReply(key, digest) if key else None
+        call = self._call_worker(held.worker, {**body, "what": "step", "session": session_id})
+        said = await _keep_reply(call, held.last_step)
+        if "error" in said:  # the session is as it was, or gone
+            held.last_step = None
         held.is_busy, held.expires_at = False, time.monotonic() + self.session_timeout_s
         if said.get("status") in (410, 500, 504):  # the process died, or the session's state is unknown
             self._drop_session(session_id, held.worker)
         return said
 
-    async def close_session(self, session_id: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Close a session, and verify it unless `judge` is false."""
+    async def close_session(self, session_id: str, body: Mapping[str, Any], key: str = "", digest: str = "") -> dict[str, Any]:
+        """Close a session, and verify it unless `verify` is false; a repeated `key` gets the reply to the close that had it."""
+        known = self._closed.get(session_id) if key else None
+        if known is not None and known.key == key:
+            return await known.get(digest)
         held = self._get_session(session_id)
         self._check_call_limit(held.worker)
         del self.sessions[session_id]
         what = "drop" if body.get("verify") is False else "close"
+        keyed = KeyedReply(key, digest) if key else None
+        if keyed is not None:
+            self._closed[session_id] = keyed
+            while len(self._closed) > self.max_sessions:
+                self._closed.popitem(last=False)
         try:
-            return await self._call_worker(held.worker, {"what": what, "session": session_id})
+            return await _keep_reply(self._call_worker(held.worker, {"what": what, "session": session_id}), keyed)
         finally:
             self._admit_next_open()
 
@@ -147,6 +179,8 @@ class SessionManager:
             for session, held in [(s, h) for s, h in self.sessions.items() if not h.is_busy and h.expires_at < now]:
                 self.pool.metrics.count("leases_ended")
                 self._drop_session(session, held.worker)
+            for session in [s for s, keyed in self._closed.items() if keyed.made_at < now - self.session_timeout_s - self.call_timeout_s]:
+                del self._closed[session]
 
     def _get_session(self, session: str) -> SessionRecord:
         held = self.sessions.get(session)
@@ -175,3 +209,16 @@ class SessionManager:
 
     async def _call_worker(self, worker: WorkerProcess, body: Mapping[str, Any]) -> dict[str, Any]:
         return await self.pool.call(worker, body, self.call_timeout_s)
+
+
+async def _keep_reply(call: Awaitable[dict[str, Any]], keyed: KeyedReply | None) -> dict[str, Any]:
+    """Wait for the reply to a call, and hand it to those who repeat the request."""
+    try:
+        said = await call
+    except BaseException:
+        if keyed is not None:
+            keyed.reply.cancel()
+        raise
+    if keyed is not None:
+        keyed.reply.set_result(said)
+    return said

@@ -28,7 +28,9 @@ def parse_openrlhf_request(body: Any) -> list[bytes]:
         )
     rows = []
     for place, (query, prompt, label) in enumerate(zip(queries, prompts, labels, strict=True)):
-        if not isinstance(query, str) or not isinstance(prompt, str) or not query.startswith(prompt):
+        if not isinstance(query, str) or not isinstance(prompt, str):
+            raise RequestError(422, f"query {place} is {query!r:.60}, and its prompt {prompt!r:.60}; both must be texts")
+        if not query.startswith(prompt):
             raise RequestError(422, f"query {place} does not begin with its prompt, so its answer cannot be separated from the prompt")
         rows.append(dump_json({"reference": label, "answer": query[len(prompt) :], "prompt": prompt}))
     return rows

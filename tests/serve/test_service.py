@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,22 @@ def test_sessions_open_hear_and_close(server: Server) -> None:
     assert server.ask("/sessions", {"env": "nothing"})[0] == server.ask("/sessions", {"index": -1})[0] == 422
 
 
+def test_a_step_and_a_close_that_are_repeated_with_their_key_are_done_once(server: Server) -> None:
+    path = f"/sessions/{server.ask('/sessions', {'env': 'guess_number', 'split': 'test', 'index': 3})[1]['session']}"
+    turn = {"text": "1"}
+    first = server.ask(f"{path}/step", turn, idempotency_key="a")
+    with ThreadPoolExecutor(4) as many:
+        assert set(map(str, many.map(lambda _: server.ask(f"{path}/step", turn, idempotency_key="a"), range(8)))) == {str(first)}
+    assert server.ask(f"{path}/step", {"text": "2"}, idempotency_key="a")[0] == 422, "another turn under the same key"
+    assert server.ask(f"{path}/step", {"text": 5}, idempotency_key="b")[0] == 422
+    assert server.ask(f"{path}/step", turn, idempotency_key="b")[0] == 200, "what was refused may be put right"
+    assert server.ask(f"{path}/step", turn)[0] == server.ask(f"{path}/step", turn)[0] == 200
+    closed = server.ask(f"{path}/close", {}, idempotency_key="c")
+    assert closed[0] == 200 and closed[1]["turns"] == 4
+    assert server.ask(f"{path}/close", {}, idempotency_key="c") == closed
+    assert server.ask(f"{path}/close", {}, idempotency_key="d")[0] == server.ask(f"{path}/close", {})[0] == 410
+
+
 def test_a_wrong_method_is_an_error_in_json(server: Server) -> None:
     status, said = server.ask("/verify", None)
     assert status == 405 and "takes no GET; send POST" in said["error"]
@@ -224,6 +241,7 @@ def test_the_shapes_of_other_trainers(server: Server) -> None:
     assert server.ask("/openrlhf", asked)[1]["rewards"] == [1.0, 0.0]
     assert server.ask("/openrlhf", asked | {"labels": ["4", "no number"]})[0] == 503  # no score is not told as 0
     assert server.ask("/openrlhf", asked | {"query": ["4", "3"]})[0] == 422
+    assert "both must be texts" in server.ask("/openrlhf", {"query": [4], "prompts": [""], "labels": ["4"]})[1]["error"]
     text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}
     row = {"responses_create_params": {"input": [{"role": "user", "content": "2+2="}]}, "response": {"output": [text]}}
     status, said = server.ask("/verify", row | {"expected_answer": "4", "extra": 1})

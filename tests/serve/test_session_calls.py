@@ -66,6 +66,8 @@ def test_a_call_of_an_unknown_tool_gets_a_message_as_a_model_would(host: Session
         ({"tool_calls": [7]}, "has no function"),
         ({"calls": [{"name": "a"}], "tool_calls": [{"name": "a"}]}, "give one of them"),
         ({"message": 3}, "message is 3"),
+        ({"text": "x", "finish_reason": "max_tokens"}, "finish_reason is 'max_tokens'; allowed: length, stop, tool_calls"),
+        ({"text": "x", "finish_reason": {"length": 1}}, "finish_reason is"),
     ],
 )
 def test_a_wrong_turn_is_refused_and_spends_none(host: SessionHost, turn: dict[str, Any], words: str) -> None:
@@ -79,6 +81,16 @@ def test_a_wrong_turn_is_refused_and_spends_none(host: SessionHost, turn: dict[s
 def test_an_environment_that_is_not_a_name_of_this_server_is_refused(host: SessionHost, env: Any) -> None:
     with pytest.raises(ConfigError, match=r"there is no environment .* here; .*guess, sums"):
         start(host, env=env)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [({"seed": 0.5}, "seed is 0.5"), ({"dialect": "nope"}, "no dialect 'nope'"), ({"index": 10**4000}, "index is .{,120}$")],
+)
+@pytest.mark.parametrize("what", ["open", "task"])
+def test_a_task_is_refused_for_what_a_session_is_refused_for(host: SessionHost, what: str, how: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        host.handle_request({"what": what, "session": "s", "env": "sums", "split": "test", "index": 0, **how})
 
 
 def test_calls_where_there_are_no_tools_are_refused(host: SessionHost) -> None:
