@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -62,6 +63,7 @@ class Harbor(Environment):
         max_turns: int | None = None,
         partial: bool = False,
         disk_mb: int = 128,
+        verdict_timeout_s: float = 540.0,
         skip_unsupported: bool = False,
         instruction: str = "",
     ) -> None:
@@ -75,6 +77,8 @@ class Harbor(Environment):
             max_turns: the most turns of the policy, turns with tool calls included.
             partial: whether a reward between 0 and 1 is the score; false: it is worth 0.
             disk_mb: disk space for the files of a conversation.
+            verdict_timeout_s: when the tests on an answer are stopped, though the folder allows more; below `rollout.call_timeout_s`, after
+                which there is no score.
             skip_unsupported: leave out unsupported folders; by default they are an error.
             instruction: a system message.
         """
@@ -84,6 +88,8 @@ class Harbor(Environment):
             raise ConfigError(f"max_turns is {max_turns!r}; at least 2 are needed, a call and the answer")
         if isinstance(disk_mb, bool) or not isinstance(disk_mb, int) or not 8 <= disk_mb <= 4096:
             raise ConfigError(f"disk_mb is {disk_mb!r}; a whole number from 8 to 4096 is needed")
+        if isinstance(verdict_timeout_s, bool) or not isinstance(verdict_timeout_s, int | float) or not 1 <= verdict_timeout_s < math.inf:
+            raise ConfigError(f"verdict_timeout_s is {verdict_timeout_s!r}; a number of seconds from 1 is needed")
         self._folders = {name: _load_folders(where, skip_unsupported) for name, where in (("", path), ("test", test)) if where}
         if not self._folders:
             raise ConfigError("path is empty; give a folder of task folders, each with a task.toml or a task.yaml")
@@ -91,7 +97,9 @@ class Harbor(Environment):
         self._tasks = self._split_folders()
         vars(self)["splits"] = tuple(self._tasks)
         folders = {folder.name: folder for rows in self._tasks.values() for folder in rows}
-        self.verifier = self.test_verifier = TaskFolderVerifier(folders, sandbox=sandbox, disk_mb=disk_mb, partial=partial)
+        self.verifier = self.test_verifier = TaskFolderVerifier(
+            folders, sandbox=sandbox, disk_mb=disk_mb, partial=partial, timeout_s=verdict_timeout_s
+        )
         self.max_prompt_tokens = max(len(folder.instruction.encode()) for folder in folders.values()) + len(instruction.encode()) + 256
 
     @classmethod

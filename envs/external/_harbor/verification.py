@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlvr.envs.external._harbor.folders import TaskFolder
 from rlvr.envs.external._harbor.images import TaskImage, get_or_build_image
 from rlvr.envs.external._harbor.sessions import (
     SEARCH_PATH,
+    SETUP_TIMEOUT_S,
     archive_answer_files,
     build_solution_command,
     copy_files_and_export_variables,
@@ -26,6 +28,7 @@ from rlvr.envs.external._harbor.staging import stage_files_and_get_problem
 from rlvr.errors import ToolInfrastructureError, reject_non_text_answers
 from rlvr.task import Fault, Task, Verdict
 
+MAX_RUNS = 3  # of one verdict: the tests on the answer, the solution, the tests on that
 MAX_REPORT_BYTES = 64_000
 """Most bytes read of a reward file or a summary."""
 TEST_RUNNER_SOURCE = Path(__file__).with_name("test_runner.py").read_text("utf-8")
@@ -60,15 +63,18 @@ class TaskFolderVerifier(Verifier):
     """Verify a conversation by the tests of its task folder: 1 for a reward of 1; with `partial` the reward itself, from 0 to 1.
 
     A reward that is missing, not a number or out of range is the answer's fault if the folder's solution gets a valid one, else the
-    task's fault.
+    task's fault. Tests that hang are stopped in time for that comparison: a verdict that comes after the run has given up is no score,
+    and an answer would lose its 0.
     """
 
     examples = (VerifierExample({"folder": ""}, correct=(), incorrect=("", "done", '{"reward": 1}')),)
 
-    def __init__(self, folders: Mapping[str, TaskFolder], *, sandbox: Sandbox | None, disk_mb: int, partial: bool) -> None:
-        self.folders, self.sandbox, self.disk_mb, self.partial = folders, sandbox, disk_mb, partial
+    def __init__(
+        self, folders: Mapping[str, TaskFolder], *, sandbox: Sandbox | None, disk_mb: int, partial: bool, timeout_s: float
+    ) -> None:
+        self.folders, self.sandbox, self.disk_mb, self.partial, self.timeout_s = folders, sandbox, disk_mb, partial, timeout_s
         self._solution_reports: dict[str, RewardReport] = {}
-        self._lock = Lock()
+        self._locks = {name: Lock() for name in folders}
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
@@ -85,8 +91,11 @@ class TaskFolderVerifier(Verifier):
         folder = self.folders[task.reference["folder"]]
         if folder.digest != task.reference["digest"]:
             return Verdict(None, f"the folder {folder.name!r} has changed since the task was made", fault=Fault.TASK)
+        end = time.monotonic() + self.timeout_s
         try:
-            found = self.run_tests(folder, left)
+            if MAX_RUNS * (folder.test_timeout_s + SETUP_TIMEOUT_S) > self.timeout_s:
+                self._test_solution(folder)  # first: if the answer hangs the tests, there may be no time for it
+            found = self.run_tests(folder, left, end)
             plain = found.num_writes == 1 and not (found.num_strays or found.exit_code or found.changed_files)
             if found.reward and not plain and (why := self._find_tampering(folder, found)):
                 found = RewardReport(None, why)
@@ -99,14 +108,18 @@ class TaskFolderVerifier(Verifier):
         detail = {"reward": found.reward} | ({"rewards": dict(found.other_rewards)} if found.other_rewards else {})
         return Verdict(1.0 if full else score, f"the tests gave the reward {found.reward:g}", detail=detail)
 
-    def run_tests(self, folder: TaskFolder, answer_archive: bytes) -> RewardReport:
-        """Run the tests on the collected files, in a fresh sandbox. Raises ToolInfrastructureError if the sandbox fails."""
+    def run_tests(self, folder: TaskFolder, answer_archive: bytes, end: float = math.inf) -> RewardReport:
+        """Run the tests on the collected files, in a fresh sandbox, and stop them at `end` (a `time.monotonic` value).
+
+        Raises ToolInfrastructureError if the sandbox fails.
+        """
         image = get_or_build_image(folder)
         with self._open_session(folder, image) as box:
             copy_files_and_export_variables(box, image, {})
             if wrong := stage_files_and_get_problem(box, image, folder, answer_archive):
                 return RewardReport(None, wrong)
-            outcome = box.run(_build_test_command(folder, image), timeout=folder.test_timeout_s)
+            seconds = min(folder.test_timeout_s, max(end - time.monotonic(), 1.0))
+            outcome = box.run(_build_test_command(folder, image), timeout=seconds)
             if outcome.status is ExitStatus.INTERNAL_ERROR:
                 raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
             if (ended := _parse_report(outcome)) is None:
@@ -154,7 +167,7 @@ class TaskFolderVerifier(Verifier):
 
     def _test_solution(self, folder: TaskFolder) -> RewardReport:
         """Run the tests once on the solution (or on the unchanged files if there is none), and cache the report."""
-        with self._lock:
+        with self._locks[folder.name]:  # the verdicts on other folders do not wait
             if folder.name not in self._solution_reports:
                 image = get_or_build_image(folder)
                 with self._open_session(folder, image) as box:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,6 +115,36 @@ def test_an_answer_that_breaks_the_tests_scores_0_and_not_none(harbor: Any, code
 
 
 @pytest.mark.docker
+def test_an_answer_that_hangs_the_tests_is_judged_before_the_run_gives_up(tmp_path: Path, docker_sandbox: Any) -> None:
+    lay(tmp_path / "slow", {**OWN, "task.toml": "[verifier]\ntimeout_sec = 60.0\n"})
+    env = build("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox, verdict_timeout_s=15)
+    env.prepare()
+    began = time.monotonic()
+    verdict = judged(env, "slow", "echo 'import time; time.sleep(100)' > made.py")
+    assert (verdict.score, verdict.fault) == (0.0, Fault.ANSWER), verdict
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.docker
+def test_the_verdict_on_one_folder_waits_for_no_solution_of_another(tmp_path: Path, docker_sandbox: Any) -> None:
+    lay(
+        tmp_path / "slow",
+        {**OWN, "solution/solve.sh": "sleep 12; echo 'print(42)' > made.py", "task.toml": "[verifier]\ntimeout_sec = 60.0\n"},
+    )
+    lay(tmp_path / "fast", OWN)
+    env = build("env", "harbor", path=str(tmp_path), sandbox=docker_sandbox)
+    env.prepare()
+    hangs = "echo 'import os; os.kill(os.getppid(), 9)' > made.py"
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(judged, env, "slow", hangs)
+        time.sleep(4)
+        began = time.monotonic()
+        assert judged(env, "fast", hangs).score == 0.0
+        assert time.monotonic() - began < 7 and not other.done()
+        assert other.result().score == 0.0
+
+
+@pytest.mark.docker
 def test_a_file_in_the_place_of_the_module_that_judges_is_removed(harbor: Any) -> None:
     assert judged(harbor, "module", "echo hello > hello.txt").score == 1.0
     for planted in ("echo 'import os; os._exit(0)' > unittest.py", "mkdir unittest; echo 'import os; os._exit(0)' > unittest/__init__.py"):
@@ -208,7 +239,7 @@ def test_a_link_that_leads_out_of_a_folder_is_refused(tmp_path: Path) -> None:
         read_task_folder(folder)
 
 
-@pytest.mark.parametrize("settings", [{}, {"path": "/nowhere"}, {"turns": 1}, {"disk_mb": 0}])
+@pytest.mark.parametrize("settings", [{}, {"path": "/nowhere"}, {"turns": 1}, {"disk_mb": 0}, {"verdict_timeout_s": 0}])
 def test_wrong_settings_are_refused(folders: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         build("env", "harbor", **({"path": str(folders), **settings} if settings else {}))
