@@ -12,6 +12,7 @@ from itertools import groupby
 from rlvr.cluster.checks.episode_fields import (
     MIN_LOGPROB,
     EpisodeLimits,
+    cut_texts,
     find_contradictory_end,
     find_invalid_text,
     find_wrong_components,
@@ -113,6 +114,20 @@ def _find_impossible_field(
         or find_wrong_rewards(episode, verdict, limits)
         or find_wrong_meta(request, episode, policy_version)
     )
+
+
+def make_sendable(rollout_task: RolloutTask, episodes: Sequence[Episode], *, policy_version: int, limits: EpisodeLimits) -> list[Episode]:
+    """Return the episodes of a worker as the driver takes them: long texts are cut, and an episode with another value that it would refuse
+    fails.
+
+    What an answer leaves behind may be larger than any worker may send. The driver would take that for a lie and end the worker.
+    """
+    sendable = list[Episode]()
+    for request, episode in zip(rollout_task, episodes, strict=True):
+        cut = cut_texts(episode)
+        problem = _find_impossible_field(request, cut, policy_version, limits)
+        sendable += make_failed_episodes([request], policy_version, problem) if problem else [cut]
+    return sendable
 
 
 def make_failed_episodes(rollout_task: RolloutTask, policy_version: int, why: str) -> list[Episode]:

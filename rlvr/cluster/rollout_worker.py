@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from rlvr.cluster.rollout_tasks import RolloutTask
+from rlvr.cluster.checks.episode_fields import EpisodeLimits
+from rlvr.cluster.rollout_tasks import RolloutTask, make_sendable
 from rlvr.cluster.verifier_workers import RemoteVerifier, VerifierClient
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.config import RunConfig, validate_config
@@ -137,6 +138,8 @@ class RolloutWorker:
         self._current_order = call_id
         rollout = self._get_rollout(rollout_task)
         found = rollout.collect(rollout_task, sampling, version=policy_version)
+        limits = EpisodeLimits.from_mdp(rollout.mdp, may_count_own_tokens=True)
+        found = make_sendable(rollout_task, found, policy_version=policy_version, limits=limits)
         return encode_episodes([found]).to_bytes(), rollout.timing.total_verify_s
 
     def _get_rollout(self, rollout_task: RolloutTask) -> Rollout:

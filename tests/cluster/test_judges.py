@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlvr.cluster.checks.episode_fields import EpisodeLimits
+from rlvr.cluster.rollout_tasks import check_task_episodes
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
 from rlvr.cluster.verifier_workers import (
     MAX_RETRIES,
@@ -156,6 +159,10 @@ class Moody(Verifier):
             time.sleep(0.2)
         if answer == "raise":
             raise RuntimeError("the judge fell over")
+        if answer == "77":
+            return Verdict(0.5, "x" * 2_000_000)
+        if answer == "88":
+            return Verdict(0.5, "judged", components={f"c{n}": 1.0 for n in range(20_000)})
         return Verdict(0.1 + 0.2, "judged", components={"a": 1 / 3})
 
 
@@ -337,6 +344,21 @@ def test_the_time_of_a_verdict_is_counted_by_its_host_alone() -> None:
     later.join()
     for one in (collector, judge):
         one.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "words"), [("77", 0.5, "x" * 1_000_000), ("88", None, "20000 components")], ids=["a reason", "components"]
+)
+def test_what_an_answer_makes_too_large_to_send_does_not_look_like_a_lie(answer: str, score: float | None, words: str) -> None:
+    """A worker whose episodes the driver refuses is ended, with the work of all other answers that it has."""
+    config = tiny_run(env={"name": f"{__file__}:World"}, rollout={"sampler": {"name": "scripted", "answers": [answer]}}, cluster={})
+    with closing(RolloutWorker(config, WorkerSettings("float32", False, 1, uses_weights=False))) as collector:
+        collector.load_weights(0, [])
+        data, _ = collector.run_task(0, [request := RolloutRequest(TASK, "g", 0)], SamplingParams(), 0)
+        [[episode]] = decode_episodes(EncodedEpisodes.from_bytes(data))
+        limits = EpisodeLimits.from_mdp(collector.rollout.mdp, may_count_own_tokens=False)
+        check_task_episodes("1:0", [request], [episode], policy_version=0, limits=limits)
+    assert episode.verdict is not None and episode.verdict.score == score and words in episode.verdict.reason
 
 
 @pytest.mark.parametrize("env", [Sums, Talk])

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlvr.episode import Episode, StopReason
@@ -95,6 +95,16 @@ def find_invalid_text(episode: Episode) -> str:
         if not _is_text(text):
             return f"its {name} is not a text of at most {MAX_TEXT_CHARACTERS} characters"
     return ""
+
+
+def cut_texts(episode: Episode) -> Episode:
+    """Return an episode with the beginnings of its texts that are too long."""
+    if not find_invalid_text(episode):
+        return episode
+    verdict = episode.verdict
+    if verdict is not None:
+        verdict = replace(verdict, reason=verdict.reason[:MAX_TEXT_CHARACTERS])
+    return replace(episode, text=episode.text[:MAX_TEXT_CHARACTERS], error=episode.error[:MAX_TEXT_CHARACTERS], verdict=verdict)
 
 
 def find_wrong_size(episode: Episode, limits: EpisodeLimits) -> str:
