@@ -44,7 +44,7 @@ class _PendingRow:
 
     line: bytes
     control: bytes
-    said: asyncio.Future[Mapping[str, Any]]
+    reply: asyncio.Future[Mapping[str, Any]]
 
 
 class ServiceVerifier(AsyncVerifier):
@@ -197,9 +197,9 @@ class ServiceVerifier(AsyncVerifier):
         except EndpointUnavailable as error:
             failure = error
         for line, row in zip(lines, part, strict=True):
-            if line is not None and not row.said.done():
-                row.said.set_result(line)
-        if not (open_rows := [row for row in part if not row.said.done()]):
+            if line is not None and not row.reply.done():
+                row.reply.set_result(line)
+        if not (open_rows := [row for row in part if not row.reply.done()]):
             return
         kind: type[EndpointUnavailable] = EndpointUnavailable
         if len(open_rows) > 1:  # one harmless answer for all of them: a service that hangs would make each of them wait for its own
@@ -208,8 +208,8 @@ class ServiceVerifier(AsyncVerifier):
             except EndpointUnavailable:
                 kind = _ServiceDown
         for row in open_rows:
-            if not row.said.done():
-                row.said.set_exception(kind(str(failure), failure.status, timed_out=failure.timed_out))
+            if not row.reply.done():
+                row.reply.set_exception(kind(str(failure), failure.status, timed_out=failure.timed_out))
 
     def close(self) -> None:
         """Stop the event loop thread, and close the inner verifier."""
