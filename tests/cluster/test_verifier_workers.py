@@ -232,3 +232,16 @@ def test_a_host_that_is_always_busy_is_not_asked_for_ever() -> None:
     client.set_workers({"j0.0": ask})
     verdict = asyncio.run(asyncio.wait_for(client.verify(TASK, SAID), 10))
     assert verdict.fault is Fault.INFRA and "no exclusive verification" in verdict.reason
+
+
+@pytest.mark.parametrize("busy", [10**400, float("nan"), float("inf"), -1, 5, "x", None, True, 1j], ids=lambda value: repr(value)[:5])
+def test_a_host_whose_pulse_is_no_share_is_lost_and_the_run_goes_on(busy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray, told = hosts()
+    clock = [0.0]
+    monkeypatch.setattr("rlvr.cluster.verifier_actors.time.monotonic", lambda: clock[0])
+    ray.last("build_worker").ends(PLACE)
+    assert made.restart_lost_workers()
+    clock[0] += 5
+    made.restart_lost_workers()
+    ray.last("report_busy_fraction").ends(busy)
+    assert made.restart_lost_workers() and "what it said is damaged: the busy share" in told[0]
