@@ -52,7 +52,7 @@ class UnitTests(Verifier):
     """
 
     needs: ClassVar = {"sandbox": "auto"}
-    version = "6"  # 6: a text of assertions is a reference; 5: tests of a class; a dry run without a result gives no score
+    version = "7"  # 7: the runs of one answer are limited together; 6: a text of assertions is a reference
     setting_hints: ClassVar = {
         **dict.fromkeys(("timeout", "timeout_s", "time_limit", "time_limit_s", "wall_s"), "write limits={'wall_s': 5}"),
         **dict.fromkeys(("memory", "memory_mb", "memory_limit"), "write limits={'memory_mb': 128}"),
@@ -82,7 +82,13 @@ class UnitTests(Verifier):
     )
 
     def __init__(
-        self, *, sandbox: Sandbox, score: str = "all", extractor: str = "fence", limits: Mapping[str, float] | None = None
+        self,
+        *,
+        sandbox: Sandbox,
+        score: str = "all",
+        extractor: str = "fence",
+        limits: Mapping[str, float] | None = None,
+        total_s: float = 400.0,
     ) -> None:
         """Set how tests become a score.
 
@@ -91,11 +97,15 @@ class UnitTests(Verifier):
             score: all: 1 if every test passes, else 0; fraction: the share of passed tests, by weight.
             extractor: where the code is declared; fence, or another extractor of `rlvr.extraction`.
             limits: the limits of one run, such as {wall_s: 2, memory_mb: 128}; the limits of a task override them.
+            total_s: when the runs of one answer have taken so long together, the remaining cases fail; below `rollout.call_timeout_s`,
+                after which there is no score.
         """
+        if isinstance(total_s, bool) or not isinstance(total_s, int | float) or not 0 < total_s < float("inf"):
+            raise ConfigError(f"total_s is {total_s!r}; a number of seconds above 0 is needed")
         if score not in ("all", "fraction"):
             raise ConfigError(f"score is {score!r}; {format_suggestion(str(score), ['all', 'fraction'])}")
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
-        self.sandbox, self.score, self.extractor = sandbox, score, extractor
+        self.sandbox, self.score, self.extractor, self.total_s = sandbox, score, extractor, float(total_s)
         self.max_memory_mb: int | None = getattr(sandbox, "memory_mb", None)
         default = Limits() if self.max_memory_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.max_memory_mb))
         self.limits = override_limits(limits or {}, default)
@@ -129,8 +139,11 @@ class UnitTests(Verifier):
 
     def _run_stdio(self, tests: UnitTestSpec, source: str) -> Verdict:
         records: dict[int, dict[str, Any]] = {}
-        broke = ""
+        broke, spent_s = "", 0.0
         for index, case in enumerate(tests.cases):
+            if spent_s > self.total_s:
+                broke = f"its runs took more than {self.total_s:g} s together"
+                break
             outcome = self.sandbox.run(Program(source, case.inputs, tests.language, tests.limits))
             if outcome.status is ExitStatus.INTERNAL_ERROR:
                 return _infra_verdict(outcome)
@@ -139,6 +152,7 @@ class UnitTests(Verifier):
                 and not outcome.truncated
                 and is_same_text(outcome.stdout, case.expected, tests.comparison_rule)
             )
+            spent_s += min(outcome.wall_s, tests.limits.wall_s)  # what is above the limit is waiting for a processor
             why = "" if ok else STATUS_MESSAGES.get(outcome.status, "the output differs")
             records[index] = {"ok": ok, "why": why, **_resource_usage(outcome)}
             if not ok:

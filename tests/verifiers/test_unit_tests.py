@@ -120,6 +120,29 @@ def test_a_fraction_counts_by_weight(process_sandbox: Sandbox) -> None:
     assert judge(verifier, SQUARE_ASSERTS, late).score == 0.0, "a judge that was left hanging tells nothing"
 
 
+class Slow(Sandbox):
+    """Every program prints the right output, after `wall_s`."""
+
+    def __init__(self, wall_s: float) -> None:
+        self.wall_s, self.num_runs = wall_s, 0
+
+    def run_program(self, program: Program) -> ExecutionResult:
+        self.num_runs += 1
+        return ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"1\n", wall_s=self.wall_s)
+
+
+@pytest.mark.parametrize(("score", "wanted"), [("all", 0.0), ("fraction", 0.41)])
+def test_an_answer_that_is_slow_in_every_case_is_judged_before_the_run_gives_up(score: str, wanted: float) -> None:
+    cases = [{"stdin": str(number), "stdout": "1"} for number in range(100)]
+    task = Task(make_user_prompt("?"), {"kind": "stdio", "cases": cases}, id="t")
+    slow = Slow(9.9)
+    verdict = UnitTests(sandbox=slow, score=score).verify(task, "```python\nprint(1)\n```")
+    assert (verdict.score, slow.num_runs) == (wanted, 41)
+    assert verdict.reason == "41 of 100 tests passed; case 42: its runs took more than 400 s together"
+    waiting = Slow(99.0)  # of which at most 10 s, the limit, are its own
+    assert UnitTests(sandbox=waiting, total_s=1000).verify(task, "```python\nprint(1)\n```").score == 1.0
+
+
 def test_limits_of_the_task_hold(verifier: UnitTests) -> None:
     slow = {**SQUARE_IO, "limits": {"wall_s": 0.5}}
     verdict = judge(verifier, slow, "import time\ntime.sleep(30)")
