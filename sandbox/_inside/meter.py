@@ -194,14 +194,17 @@ class SharedMemoryMeter:
     def _measure_objects(pids: list[int]) -> dict[bytes, int]:
         sizes: dict[bytes, int] = {}
         for pid in pids:
-            for line in _read_maps(pid).splitlines():
+            thread, listed = _read_maps(pid)
+            for line in listed.splitlines():
                 if not line.endswith(b"/dev/zero (deleted)"):
                     continue
                 place, _, offset, _, inode, *_ = line.split()
                 first, last = (int(address, 16) for address in place.split(b"-"))
                 try:
                     size = os.stat(f"/proc/{pid}/map_files/{first:x}-{last:x}").st_blocks * 512
-                except OSError:
+                except OSError as error:
+                    if not isinstance(error, PermissionError) and thread == pid:
+                        continue  # it is mapped no more; of a process whose first thread has exited the kernel shows no such files
                     size = int(offset, 16) + last - first
                 sizes[inode] = max(sizes.get(inode, 0), size)
         return sizes
@@ -271,12 +274,13 @@ def _read_pss_bytes(pid: int) -> tuple[int, int]:
     return _read_rss_bytes(pid), 0
 
 
-def _read_maps(pid: int) -> bytes:
+def _read_maps(pid: int) -> tuple[int, bytes]:
+    """Return what a process has mapped, and the thread that showed it: the first one may have exited, and shows nothing then."""
     for thread in _list_threads(pid):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/maps", "rb") as file:
-            if raw := file.read():  # a thread that has exited shows nothing
-                return raw
-    return b""
+            if raw := file.read():
+                return int(thread), raw
+    return pid, b""
 
 
 def _read_rss_bytes(pid: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from rlvr.contracts import ExitStatus, Limits, Program, Sandbox, SandboxSpec
-from rlvr.sandbox._inside.meter import SharedMemoryMeter
+from rlvr.sandbox._inside import meter
 
 KEEP = """
 import mmap, os, time
@@ -46,6 +47,46 @@ def test_a_session_hides_no_memory_in_a_child_that_sleeps(sandbox: Sandbox) -> N
         assert box.run("echo well").text == "well\n"
 
 
+def test_what_is_mapped_no_more_counts_for_nothing_and_what_cannot_be_measured_as_far_as_it_is_mapped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = mmap.mmap(-1, 8 << 20)
+    shared[0] = 1
+    for error, size in ((FileNotFoundError, 0), (ProcessLookupError, 0), (PermissionError, 8 << 20)):
+        monkeypatch.setattr(meter.os, "stat", lambda path, error=error: fail(error))
+        assert sum(meter.SharedMemoryMeter._measure_objects([os.getpid()]).values()) == size
+    monkeypatch.undo()
+    shared.close()
+
+
+def fail(error: type[Exception]) -> None:
+    raise error
+
+
+HEADLESS = """
+import mmap, os, sys, threading
+def keep():
+    shared = mmap.mmap(-1, 64 << 20)
+    for place in range(0, 64 << 20, 4096):
+        shared[place] = 1
+    print("ready", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=keep).start()
+import ctypes
+ctypes.CDLL(None).syscall({exit}, 0)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of the call is that of x86_64")
+def test_a_process_whose_first_thread_has_exited_hides_nothing() -> None:
+    counted = meter.SharedMemoryMeter()
+    with subprocess.Popen([sys.executable, "-c", HEADLESS.format(exit=60)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout and holder.stdin and holder.stdout.readline() == b"ready\n"
+        assert counted.get_bytes([holder.pid]) == 64 << 20
+        holder.stdin.close()
+
+
 SHRINK = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -62,9 +103,9 @@ sys.stdin.read()
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without a capability only what is mapped can be seen")
 def test_the_whole_of_an_object_counts_of_which_a_page_is_mapped() -> None:
-    meter = SharedMemoryMeter()
+    counted = meter.SharedMemoryMeter()
     with subprocess.Popen([sys.executable, "-c", SHRINK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout and holder.stdin and holder.stdout.readline() == b"ready\n"
-        assert meter.get_bytes([holder.pid]) == 64 << 20
+        assert counted.get_bytes([holder.pid]) == 64 << 20
         holder.stdin.close()
-    assert meter.get_bytes([]) == 0
+    assert counted.get_bytes([]) == 0
