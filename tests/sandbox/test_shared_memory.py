@@ -53,9 +53,10 @@ def test_what_is_mapped_no_more_counts_for_nothing_and_what_cannot_be_measured_a
     shared = mmap.mmap(-1, 8 << 20)
     shared[0] = 1
     for error, size in ((FileNotFoundError, 0), (ProcessLookupError, 0), (PermissionError, 8 << 20)):
-        monkeypatch.setattr(meter.os, "stat", lambda path, error=error: fail(error))
-        assert sum(meter.SharedMemoryMeter._measure_objects([os.getpid()]).values()) == size
-    monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(meter.os, "stat", lambda path, error=error: fail(error))
+            sizes = meter.SharedMemoryMeter._measure_objects([os.getpid()])
+        assert sum(sizes.values()) == size
     shared.close()
 
 
