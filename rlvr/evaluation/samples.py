@@ -31,7 +31,7 @@ from rlvr.plugin_files import resolve_plugin_files
 from rlvr.runs.conversation_stats import ConversationStats, count_turns_and_calls
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.run_log import collect_versions, open_for_append, read_jsonl
-from rlvr.task import Message, Task
+from rlvr.task import Message, Task, check_payable
 
 PLAN_FILE, ROWS_FILE, TIMES_FILE, REPORT_FILE, VERSIONS_FILE = (
     "eval.yaml",
@@ -115,6 +115,8 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
     try:
         chosen = [value for value, own in zip(row["logprobs"], row["action_mask"], strict=True) if own]
         verdict = row["verdict"] or {}
+        if verdict.get("score") is not None:
+            check_payable(verdict["score"], "the score")
         read, written = count_tokens(row)
         return EvalSample(
             key=(row["env"], row["index"], row["sample"]),

@@ -19,6 +19,8 @@ from rlvr.runs.curves import build_curve_panels
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
 METRICS_FILE, TIMINGS_FILE, ROLLOUT_WORKERS_FILE = "metrics.jsonl", "timings.jsonl", "rollout_workers.jsonl"
+MAX_HELD_OUT_TASKS = 1_000_000
+"""A report that says more held-out tasks gets no interval: it was edited, and the time for an interval grows with its tasks."""
 TABLE_HEAD = ("environment", "n", "avg", "95 %", "pass@n", "maj@n", "tasks", "samples", "scored", "unscored", "truncated", "failed")
 
 
@@ -100,7 +102,7 @@ def compute_share_interval(share: float, num_tasks: int) -> tuple[float | None, 
     >>> [round(end, 2) for end in compute_share_interval(0.5, 100)]
     [0.4, 0.6]
     """
-    if num_tasks < 1 or not 0 <= share <= 1:
+    if not 1 <= num_tasks <= MAX_HELD_OUT_TASKS or not 0 <= share <= 1:
         return None, None
     right = round(share * num_tasks)
     return wilson_interval([1.0] * right + [0.0] * (num_tasks - right))

@@ -412,13 +412,15 @@ def test_an_export_that_cannot_be(tmp_path: Path) -> None:
         ("episodes.jsonl", {"verdict": [1]}),
         ("episodes.jsonl", {"verdict": {"score": "1", "reason": "", "fault": "none"}}),
         ("episodes.jsonl", {"verdict": {"score": 10**400, "reason": "", "fault": "none"}}),
+        ("episodes.jsonl", {"verdict": {"score": float("nan"), "reason": "", "fault": "none"}}),
+        ("episodes.jsonl", {"verdict": {"score": float("inf"), "reason": "", "fault": "none"}}),
         ("episodes.jsonl", {"session": 5}),
         ("episodes.jsonl", {"prompt": 5}),
         ("eval.yaml", "seed: " + "[" * 50_000),
         ("eval.yaml", "seed: " + "9" * 10_000),
         ("eval.yaml", "seed: &a [*a]"),
     ],
-    ids=["deep", "digits", "verdict", "score", "huge", "session", "prompt", "deep plan", "digits of the plan", "alias"],
+    ids=["deep", "digits", "verdict", "score", "huge", "nan", "inf", "session", "prompt", "deep plan", "digits of the plan", "alias"],
 )
 def test_damaged_runs_are_not_compared_and_are_one_message(tmp_path: Path, file: str, text: Any) -> None:
     a, b = two(tmp_path, tasks=4)

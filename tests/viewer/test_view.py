@@ -8,6 +8,7 @@ import json
 import os
 import re
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +209,13 @@ def test_a_run_that_is_watched_is_written_again_as_it_grows(tmp_path: Path) -> N
     last = watch_run(folder, on_written=told, poll_interval_s=0.01)
     assert seen == [(1, 1), (2, 1)] and last.num_episodes == 2
     assert parts(last.path)["head"]["reload_s"] == 0 and parts(last.path)["head"]["runs"][0]["facts"] == {"steps": 2, "accuracy_after": 0.5}
+
+
+def test_a_report_of_too_many_tasks_takes_no_time(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "a", [episode(1)])
+    (folder / "report.json").write_text('{"held_out_tasks": 100000000000, "accuracy_after": 0.5}', "utf-8")
+    began = time.monotonic()
+    assert write_page(folder).num_episodes == 1 and time.monotonic() - began < 5
 
 
 def test_a_watch_outlives_a_line_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
