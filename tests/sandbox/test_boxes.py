@@ -219,6 +219,15 @@ def test_a_session_that_fails_before_its_first_call_is_nobodys_fault(unprovoked:
     assert box.has_failed is unprovoked
 
 
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_the_processor_time_of_what_a_call_started_is_counted(kind: str, settings: dict[str, Any]) -> None:
+    burn = "python3 -c 'import time\nwhile time.process_time() < 0.4: pass'"
+    with build("sandbox", kind, **settings) as sandbox, sandbox.create_session() as box:
+        assert box.run(f"{burn}; {burn}").cpu_s > 0.7
+        assert box.run(f"{burn} & sleep 0.1; wait").cpu_s > 0.35
+        assert box.run("true").cpu_s < 0.2
+
+
 def test_a_link_that_leads_nowhere_is_no_missing_file(process_sandbox: Sandbox) -> None:
     with process_sandbox.create_session() as box:
         box.run("ln -s nowhere link; ln -s link other")

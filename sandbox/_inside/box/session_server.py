@@ -276,6 +276,8 @@ class SessionServer:
                     looked = now
                     reap_orphans()  # dead processes count as processes of the session until they are reaped
                     run.peak_bytes = max(run.peak_bytes, self.resources.meter.get_memory_bytes())
+                    if not self.processes.has_cgroup_meter:
+                        self.resources.meter.get_total_cpu_s()  # it counts what it has seen: what ends between two looks would be missing
                     if self.processes.exceeds_memory():
                         run.record_stop("MEMORY_LIMIT", f"the session used more than {self.limits['memory_mb']} MB")
                     elif now - start_time > run.limits["wall_s"]:
