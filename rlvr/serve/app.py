@@ -294,8 +294,8 @@ def _parse_object(data: bytes) -> dict[str, Any]:
         )
     try:
         body = json.loads(data)
-    except (ValueError, RecursionError):
-        raise RequestError(422, "the body is not JSON") from None
+    except (ValueError, RecursionError) as error:  # the message has places and counts, and no text of the body
+        raise RequestError(422, f"the body is not JSON that can be read: {error}"[:200]) from None
     if not isinstance(body, dict):
         raise RequestError(422, f"the body is a {type(body).__name__}, and must be an object")
     return body

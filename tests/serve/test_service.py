@@ -55,6 +55,12 @@ def test_one_verdict_and_a_batch(server: Server) -> None:
     assert status == 200 and sorted(json.loads(line)["score"] for line in text.splitlines()) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize(("raw", "words"), [(b'{"id": ' + b"9" * 5000 + b"}", "digits"), (b"{", "line 1"), (b"[" * 50_000, "recursion")])
+def test_a_body_that_is_no_json_is_told_why(server: Server, raw: bytes, words: str) -> None:
+    status, said = server.ask("/verify", raw=raw)
+    assert status == 422 and "not JSON" in said["error"] and words in said["error"]
+
+
 def test_a_row_that_is_wrong_is_told_and_harms_no_other(server: Server) -> None:
     raw = b'{"reference": "4", "answer": "4"}\n{bad\n{"answer": "4"}\n[' + b"[" * 5000 + b'\n{"reference": "4", "answer": "5"}\n'
     status, data, _ = server.exchange("/verify/batch", raw=raw, content_type="application/x-ndjson")
