@@ -495,6 +495,17 @@ def forge(**changes: Any) -> Any:
     return lie
 
 
+def forge_verdict_row(place: int, value: Any) -> Any:
+    """A lie in the row of the first episode's verdict, which no `Verdict` could be encoded to."""
+
+    def lie(groups: list[list[Episode]]) -> bytes:
+        encoded = encode_episodes(groups)
+        encoded.metadata_rows[0][4][place] = value
+        return encoded.to_bytes()
+
+    return lie
+
+
 THREE = {"action_mask": [False, True, True], "logprobs": [0.0, -0.5, -0.25]}
 LIES: dict[str, Any] = {
     "no group": lambda groups: encode_episodes([]).to_bytes(),
@@ -570,6 +581,11 @@ LIES: dict[str, Any] = {
     "an end without its token": forge(tokens=[5, 1, 1]),
     "tokens after the end": forge(tokens=[5, 2, 2]),
     "an error and a score": forge(error="down"),
+    **{
+        f"{name} that are {value!r}": forge_verdict_row(place, ["plain", value])
+        for name, place in (("components", 2), ("detail", 4))
+        for value in (None, 0, "", [])
+    },
     "many components": forge(verdict=Verdict(1.0, "", components={f"c{n}": 1.0 for n in range(10_001)}), rewards=[0.0, 0.0, 1.0]),
     "rewards that cancel": forge(rewards=[0.0, 1e6, -1e6], verdict=Verdict(0.0, "")),
     "a reward before the last token": forge(rewards=[0.0, 1.0, 0.0], verdict=Verdict(1.0, "")),
