@@ -179,6 +179,8 @@ class Verdict(Hinted):
         possible = {Fault.NONE: self.score is not None, Fault.ANSWER: is_unpaid}.get(self.fault, self.score is None)
         if not possible or not isinstance(self.reason, str):
             raise self._build_error()
+        if not (isinstance(self.components, Mapping) and isinstance(self.detail, Mapping) and isinstance(self.step_rewards, list | tuple)):
+            self._fill_parts()
         if self.components or self.step_rewards:
             self._check_components()
 
@@ -189,9 +191,18 @@ class Verdict(Hinted):
             return ValueError(f"with fault 'answer' the score is 0 or less, not {self.score}")
         return ValueError(f"score {self.score!r} with fault {self.fault.value!r}: a score is None exactly when the task or infra failed")
 
+    def _fill_parts(self) -> None:
+        """Replace a part that is None by an empty one; raise ValueError for a part of a wrong type."""
+        for name, empty in (("components", {}), ("detail", {}), ("step_rewards", ())):
+            if (value := getattr(self, name)) is None:
+                object.__setattr__(self, name, empty)
+            elif not isinstance(value, (list | tuple) if name == "step_rewards" else Mapping):
+                kind = "a list of StepReward" if name == "step_rewards" else "a mapping"
+                raise ValueError(f"{name} is {value!r:.80}; it must be {kind}")
+
     def _check_components(self) -> None:
         object.__setattr__(
-            self, "components", {name: check_payable(value, f"component {name!r}") for name, value in self.components.items()}
+            self, "components", {str(name): check_payable(value, f"component {name!r}") for name, value in self.components.items()}
         )
         object.__setattr__(self, "step_rewards", tuple(e if isinstance(e, StepReward) else StepReward(**e) for e in self.step_rewards))
         total = math.fsum(e.amount for e in self.step_rewards)

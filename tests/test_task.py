@@ -95,3 +95,18 @@ def test_a_record_is_plain_json_whatever_a_verifier_notes() -> None:
     record = Verdict(1.0, "right", detail=detail).to_dict()
     told = json.loads(json.dumps(record, allow_nan=False))["detail"]
     assert told == {"ratio": "nan", "worst": "-inf", "3": [{"a": "{1}"}, [None, True, 2.5]], "by": "task"}
+
+
+def test_the_name_of_a_component_is_a_text() -> None:
+    parts: dict[Any, float] = {0: 1.0, "b": 0.0}
+    assert dict(Verdict(0.5, "half", parts).components) == {"0": 1.0, "b": 0.0}
+
+
+@pytest.mark.parametrize("name", ["components", "detail", "step_rewards"])
+def test_a_part_of_a_verdict_that_is_none_is_empty_and_one_of_a_wrong_type_is_refused(name: str) -> None:
+    parts: dict[str, Any] = {name: None}
+    assert Verdict(1.0, "right", **parts) == Verdict(1.0, "right")
+    for value in (0, "", "x", 5):
+        parts[name] = value
+        with pytest.raises(ValueError, match=f"{name} is {value!r}; it must be a"):
+            Verdict(1.0, "right", **parts)

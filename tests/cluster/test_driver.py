@@ -495,6 +495,9 @@ def forge(**changes: Any) -> Any:
     return lie
 
 
+EMPTY_VALUES: tuple[Any, ...] = (None, 0, "", [])
+
+
 def forge_verdict_row(place: int, value: Any) -> Any:
     """A lie in the row of the first episode's verdict, which no `Verdict` could be encoded to."""
 
@@ -584,7 +587,7 @@ LIES: dict[str, Any] = {
     **{
         f"{name} that are {value!r}": forge_verdict_row(place, ["plain", value])
         for name, place in (("components", 2), ("detail", 4))
-        for value in (None, 0, "", [])
+        for value in EMPTY_VALUES
     },
     "many components": forge(verdict=Verdict(1.0, "", components={f"c{n}": 1.0 for n in range(10_001)}), rewards=[0.0, 0.0, 1.0]),
     "rewards that cancel": forge(rewards=[0.0, 1e6, -1e6], verdict=Verdict(0.0, "")),
