@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr.evaluation.compare import ComparedRun, RunComparison, compare_evaluations
 from rlvr.evaluation.samples import REPORT_FILE, EvalSample, load_plan, load_samples, samples_to_frame
 from rlvr.hints import Hinted
+from rlvr.runs.run_log import explain_damaged_run
 
 if TYPE_CHECKING:
     import pandas
@@ -38,13 +39,15 @@ class StoredEvaluation(Hinted):
     @cached_property
     def samples(self) -> list[EvalSample]:
         """The samples, in the order of their tasks."""
-        return [sample for _, sample in sorted(load_samples(self.folder).items())]
+        with explain_damaged_run(self.folder):
+            return [sample for _, sample in sorted(load_samples(self.folder).items())]
 
     @cached_property
     def report(self) -> dict[str, Any]:
         """The metrics; empty while the evaluation is not finished."""
         path = self.folder / REPORT_FILE
-        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        with explain_damaged_run(self.folder):
+            return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the samples as a data frame, one row for each."""

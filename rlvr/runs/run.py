@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlvr.config.hub import RUN_WITHOUT_MODEL
 from rlvr.errors import ConfigError, MissingExtra, NotFound
 from rlvr.hints import Hinted
-from rlvr.runs.run_log import load_run_config, read_jsonl
+from rlvr.runs.run_log import explain_damaged_run, load_run_config, read_jsonl
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +51,8 @@ class Run(Hinted):
     def report(self) -> dict[str, Any]:
         """The final report; empty while the run is not finished."""
         path = self.folder / "report.json"
-        return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
+        with explain_damaged_run(self.folder):
+            return dict(json.loads(path.read_text("utf-8"))) if path.is_file() else {}
 
     @property
     def metrics(self) -> pandas.DataFrame:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rlvr
 from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.evaluation.compare import compare_evaluations
@@ -21,6 +22,7 @@ from rlvr.evaluation.rescore import rescore
 from rlvr.evaluation.samples import iter_rows
 from rlvr.viewer.view import write_page
 from tests.evaluation.test_evaluate import results
+from tests.fixtures.recorded import recorded_run
 
 SUMS = "tests/fixtures/worlds.py:Sums"
 
@@ -489,3 +491,19 @@ def test_a_comparison_runs_no_code_that_a_run_names(tmp_path: Path) -> None:
     for to in ("csv", "markdown", "inspect", "trl-dataset"):
         write_export(a, to)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 10_000, "{", "[1]"], ids=["deep", "digits", "torn", "list"])
+def test_a_damaged_file_of_a_loaded_run_is_one_message(tmp_path: Path, text: str) -> None:
+    a, _ = two(tmp_path, tasks=2)
+    trained = recorded_run(tmp_path / "trained", steps=1)
+    for folder in (a, trained):
+        (folder / "report.json").write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match="cannot be read as those of a run"):
+        _ = rlvr.load_evaluation(a).report
+    with pytest.raises(ConfigError, match="cannot be read as those of a run"):
+        _ = rlvr.load_run(trained).report
+    rows = [json.loads(line) for line in (a / "episodes.jsonl").read_text("utf-8").splitlines()]
+    (a / "episodes.jsonl").write_text("".join(json.dumps(row | {"session": 5}) + "\n" for row in rows), "utf-8")
+    with pytest.raises(ConfigError, match="cannot be read as those of a run"):
+        _ = rlvr.load_evaluation(a).samples
