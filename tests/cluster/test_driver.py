@@ -495,20 +495,6 @@ def forge(**changes: Any) -> Any:
     return lie
 
 
-EMPTY_VALUES: tuple[Any, ...] = (None, 0, "", [])
-
-
-def forge_verdict_row(place: int, value: Any) -> Any:
-    """A lie in the row of the first episode's verdict, which no `Verdict` could be encoded to."""
-
-    def lie(groups: list[list[Episode]]) -> bytes:
-        encoded = encode_episodes(groups)
-        encoded.metadata_rows[0][4][place] = value
-        return encoded.to_bytes()
-
-    return lie
-
-
 THREE = {"action_mask": [False, True, True], "logprobs": [0.0, -0.5, -0.25]}
 LIES: dict[str, Any] = {
     "no group": lambda groups: encode_episodes([]).to_bytes(),
@@ -584,11 +570,6 @@ LIES: dict[str, Any] = {
     "an end without its token": forge(tokens=[5, 1, 1]),
     "tokens after the end": forge(tokens=[5, 2, 2]),
     "an error and a score": forge(error="down"),
-    **{
-        f"{name} that are {value!r}": forge_verdict_row(place, ["plain", value])
-        for name, place in (("components", 2), ("detail", 4))
-        for value in EMPTY_VALUES
-    },
     "many components": forge(verdict=Verdict(1.0, "", components={f"c{n}": 1.0 for n in range(10_001)}), rewards=[0.0, 0.0, 1.0]),
     "rewards that cancel": forge(rewards=[0.0, 1e6, -1e6], verdict=Verdict(0.0, "")),
     "a reward before the last token": forge(rewards=[0.0, 1.0, 0.0], verdict=Verdict(1.0, "")),
@@ -658,6 +639,15 @@ def test_what_a_worker_says_of_its_loss_obeys_no_terminal() -> None:
     with driven(Loud(), told) as driver:
         driver.collect(draws(), SamplingParams(), version=7)
     assert told[0].isprintable() and "is lost: ..." in told[0] and len(told[0]) < 1200
+
+
+@pytest.mark.parametrize("place", [2, 4])
+def test_a_verdict_whose_parts_are_no_mappings_is_refused(place: int) -> None:
+    for value in (0, "", "x", [], [1], True):
+        encoded = encode_episodes([[answered(draws()[0], 0)]])
+        encoded.metadata_rows[0][4][place] = ["plain", value]
+        with pytest.raises(CorruptData, match="it must be a mapping"):
+            _decode_task("1:0", encoded.to_bytes())
 
 
 def test_what_is_too_large_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
