@@ -107,21 +107,25 @@ class Container(SupervisorConnection):
         self._socket: socket.socket | None = None
         # unused user ids, different in every container: the kernel counts processes by user id
         first = random.SystemRandom().randrange(1 << 20, 1 << 30)
-        with wrap_engine_errors():
-            is_podman = engine.is_podman(self.client)
-            config = self.client.api.create_host_config(**build_host_config(**settings, is_podman=is_podman))
-            created = self.client.api.create_container(
-                image,
-                BOOTSTRAP_COMMAND,
-                host_config=config,
-                stdin_open=True,
-                environment={},
-                labels={LABEL: get_owner_label(os.getpid())},
-                user="0:0",
-                working_dir="/",
-                network_disabled=True,
-                hostname="sandbox",
-            )
+        try:
+            with wrap_engine_errors():
+                is_podman = engine.is_podman(self.client)
+                config = self.client.api.create_host_config(**build_host_config(**settings, is_podman=is_podman))
+                created = self.client.api.create_container(
+                    image,
+                    BOOTSTRAP_COMMAND,
+                    host_config=config,
+                    stdin_open=True,
+                    environment={},
+                    labels={LABEL: get_owner_label(os.getpid())},
+                    user="0:0",
+                    working_dir="/",
+                    network_disabled=True,
+                    hostname="sandbox",
+                )
+        except BaseException:
+            self.client.close()
+            raise
         self.id: str = created["Id"]
         try:
             self._attach_and_start()
@@ -142,6 +146,10 @@ class Container(SupervisorConnection):
             said = bytes(self._stderr[-500:]).decode(errors="replace").strip()
             self.close()
             raise SandboxError(f"a container of {image!r} did not start: {error}{': ' + said if said else ''}") from error
+        except BaseException:  # the caller was interrupted
+            with contextlib.suppress(Exception):
+                self.close()
+            raise
 
     def _attach_and_start(self) -> None:
         with wrap_engine_errors():

@@ -15,6 +15,8 @@ import pytest
 from rlvr.contracts import ExitStatus, Limits, Program, SandboxSpec
 from rlvr.errors import SandboxError
 from rlvr.registry.plugins import build
+from rlvr.sandbox._outside.container import Container
+from rlvr.sandbox._outside.engine import connect
 
 KINDS = [
     pytest.param("docker", {"containers": 1}, marks=pytest.mark.docker, id="docker"),
@@ -93,3 +95,29 @@ def test_an_interrupted_wait_for_a_place_takes_none(kind: str, settings: dict[st
             sandbox.run(Program("print('waited in vain')"))
         other.join()
         assert sandbox.run(Program("print('new')")).text == "new\n"
+
+
+@pytest.mark.docker
+def test_an_interrupted_start_leaves_no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Container] = []
+
+    def interrupt(container: Container, settings: object) -> None:
+        started.append(container)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Container, "start_supervisor", interrupt)
+    with build("sandbox", "docker", containers=1) as sandbox:
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.run(Program("print(1)"))
+        (container,) = started
+        assert container._socket is None
+        monkeypatch.undo()
+        assert sandbox.run(Program("print(1)")).text == "1\n"
+        deadline = time.monotonic() + 20
+        client = connect()
+        try:
+            while any(listed["Id"] == container.id for listed in client.api.containers(all=True)):
+                assert time.monotonic() < deadline, "the container is still there"
+                time.sleep(0.1)
+        finally:
+            client.close()
