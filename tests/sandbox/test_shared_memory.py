@@ -54,7 +54,7 @@ def test_what_is_mapped_no_more_counts_for_nothing_and_what_cannot_be_measured_a
     shared[0] = 1
     for error, size in ((FileNotFoundError, 0), (ProcessLookupError, 0), (PermissionError, 8 << 20)):
         with monkeypatch.context() as patch:
-            patch.setattr(meter.os, "stat", lambda path, error=error: fail(error))
+            patch.setattr(os, "stat", lambda path, error=error: fail(error))
             sizes = meter.SharedMemoryMeter._measure_objects([os.getpid()])
         assert sum(sizes.values()) == size
     shared.close()
