@@ -240,4 +240,4 @@ def __dir__() -> Any:
 
 
 _register_when_imported()
-sys.meta_path.append(_MissingModules)  # type: ignore[arg-type]
+sys.meta_path.append(_MissingModules)

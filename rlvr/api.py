@@ -744,10 +744,9 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     >>> evaluate("arithmetic", "scripted:gold", tasks=4).envs["arithmetic"].mean_score.value
     1.0
     """
-    from rich.console import Console
-
     from rlvr.evaluation.evaluate import evaluate as run
     from rlvr.evaluation.suite import SuiteItem
+    from rlvr.runs.tables import EscapingConsole
 
     if (sampling := settings.pop("sampling_args", None)) is not None:
         if not isinstance(sampling, Mapping):
@@ -810,7 +809,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             "rlvr.make_env(name, ...), and tools also here: tools=[...], max_turns=4"
         )
     try:
-        return run(env, policy, tokenizer=tokenizer, **{"console": Console(stderr=True), **settings})
+        return run(env, policy, tokenizer=tokenizer, **{"console": EscapingConsole(stderr=True), **settings})
     finally:
         if isinstance(env, Environment) and env is not of_caller and not has_own_verifier:  # all of it was made here
             env.close()

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import Any, Literal
 
 from rich.text import Text
 
@@ -60,7 +60,6 @@ def run_doctor(*, json: bool) -> int:
         _check_accelerator(),
         _check_engine(),
         *_check_sandboxes(),
-        _check_languages(),
         *_check_plugins(),
         _check_disk(),
     ]
@@ -215,20 +214,13 @@ def _check_sandboxes() -> list[Finding]:
     found = []
     for entry in list_entries_with_import_errors("sandbox"):
         if not entry.error:
-            lacks: list[tuple[str, str]] = getattr(load_factory("sandbox", entry.name), "find_problems", list)()
+            factory: Any = load_factory("sandbox", entry.name)
+            lacks: list[tuple[str, str]] = getattr(factory, "find_problems", list)()
+            languages: list[str] = getattr(factory, "list_languages", list)()
+            fine = f"can run programs here{', in ' if languages else ''}{', '.join(languages)}"
             found += [Finding(f"sandbox {entry.name}", "missing", what, how) for what, how in lacks]
-            found += [Finding(f"sandbox {entry.name}", "ok", "can run programs here")] if not lacks else []
+            found += [Finding(f"sandbox {entry.name}", "ok", fine)] if not lacks else []
     return found
-
-
-def _check_languages() -> Finding:
-    """Say in which languages programs can be written for the sandboxes that use this machine's compilers and interpreters."""
-    from rlvr.sandbox._inside.toolchains import TOOLCHAINS
-
-    found = ["python", *(name for name, toolchain in TOOLCHAINS.items() if toolchain.is_installed())]
-    missing = [name for name in TOOLCHAINS if name not in found]
-    how = f"for {', '.join(missing)} install a compiler or an interpreter in /usr/bin" if missing else ""
-    return Finding("languages", "ok", f"{', '.join(found)}; an image of docker has its own", how)
 
 
 def _get_engine_version() -> tuple[str, str]:

@@ -261,7 +261,7 @@ class ColocatedEngine:
         if isinstance(model, str):
             folder = model
         else:
-            config = AutoConfig.from_pretrained(model) if isinstance(model, Path) else deepcopy(model.config)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False) if isinstance(model, Path) else deepcopy(model.config)
             if self._tied_weights and not self.is_on_gpu:  # see `_list_untied_head`
                 config.tie_word_embeddings = False
             config.save_pretrained(folder)

@@ -312,7 +312,7 @@ class VLLMSampler(Sampler):
             return self._requested_dtype
         if not isinstance(model, str):
             return str(model.dtype).removeprefix("torch.")
-        return str(AutoConfig.from_pretrained(model).dtype or "bfloat16").removeprefix("torch.")
+        return str(AutoConfig.from_pretrained(model, trust_remote_code=False).dtype or "bfloat16").removeprefix("torch.")
 
 
 def _check_positive(max_value: float = math.inf, **values: float) -> None:

@@ -375,9 +375,9 @@ def _load_or_save_initial_model(components: Components, reference_folder: Path, 
         return components.model, fill
     if is_resumed:
         with MODEL_LOAD_LOCK:
-            return AutoModelForCausalLM.from_pretrained(reference_folder, dtype=components.model.dtype).to(
-                components.accelerator.device
-            ), None
+            return AutoModelForCausalLM.from_pretrained(
+                reference_folder, dtype=components.model.dtype, trust_remote_code=components.config.model.trust_remote_code
+            ).to(components.accelerator.device), None
 
     def written() -> None:
         components.model.save_pretrained(reference_folder)

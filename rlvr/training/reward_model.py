@@ -39,6 +39,7 @@ from rlvr.runs import report
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, is_empty_run, lock_run_folder, read_metrics
+from rlvr.runs.tables import EscapingConsole
 from rlvr.training import checkpoint
 from rlvr.training.checkpoint import Progress
 from rlvr.training.components import build_optimization_settings
@@ -95,7 +96,7 @@ def train_reward_model(
 ) -> RewardModelReport:
     """Train a reward model as configured, and write a run folder."""
     transformers.utils.logging.disable_progress_bar()
-    screen, began, settings = console or Console(stderr=True), time.monotonic(), config.reward_model_training
+    screen, began, settings = console or EscapingConsole(stderr=True), time.monotonic(), config.reward_model_training
     assert settings is not None
     _reject_settings_without_effect(config)
     if resume and out is None:

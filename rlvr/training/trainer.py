@@ -46,6 +46,7 @@ from rlvr.runs.conversation_stats import compute_conversation_metrics
 from rlvr.runs.plugin_record import record_plugins, warn_about_plugin_changes
 from rlvr.runs.progress import ProgressReporter
 from rlvr.runs.run_log import RunLog, TokenDiagnostics, is_empty_run, lock_run_folder, read_metrics
+from rlvr.runs.tables import EscapingConsole
 from rlvr.synonyms import accept_synonyms
 from rlvr.training import checkpoint
 from rlvr.training.batch_sources import (
@@ -186,7 +187,7 @@ class Trainer(Hinted):
                     "--resume under DeepSpeed is not supported: its optimizer state cannot be gathered; launch with fsdp2.yaml"
                 )
             self.accelerator, main = accelerator, accelerator.is_main_process
-            self.console = (console or Console(stderr=True)) if main else Console(quiet=True)
+            self.console = (console or EscapingConsole(stderr=True)) if main else Console(quiet=True)
             stack = outer.enter_context(ExitStack())
             outer.enter_context(monitor_peers(accelerator))  # leaves first, so that a lost process is told as such
             stack.enter_context(explain_peer_loss(accelerator))

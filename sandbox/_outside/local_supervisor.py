@@ -21,6 +21,7 @@ from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, Sandbo
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.sandbox._inside.frames import ConnectionBroken
+from rlvr.sandbox._inside.toolchains import TOOLCHAINS
 from rlvr.sandbox._outside.pool import SupervisorPool, count_processors
 from rlvr.sandbox._outside.sessions import SessionPool
 from rlvr.sandbox._outside.supervisor_connection import (
@@ -134,6 +135,11 @@ class LocalSandbox(Sandbox):
 
     title: ClassVar[str]
     """The sandbox's name in messages."""
+
+    @staticmethod
+    def list_languages() -> list[str]:
+        """Return the languages of programs whose compilers and interpreters are on this machine; used by `rlvr doctor`."""
+        return ["python", *(name for name, toolchain in TOOLCHAINS.items() if toolchain.is_installed())]
 
     def __init__(
         self,
