@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rlvr.chat.dialects.dialect import Dialect
 from rlvr.chat.dialects.table import get_dialect
 from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
 from rlvr.contracts.admission import request_permit
+from rlvr.contracts.sandbox import Language
 from rlvr.errors import ConfigError, SandboxUnavailable, format_suggestion
 from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
@@ -21,7 +22,8 @@ from rlvr.serve.openapi import FINISH_REASONS
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Turn
 
-LANGUAGES: Mapping[str, Any] = {"python": "python", "cpp": "cpp", "nodejs": "javascript", "javascript": "javascript"}
+LANGUAGES: Mapping[str, Any] = {name: name for name in get_args(Language)} | {"nodejs": "javascript", "R": "r"}
+"""The languages of programs, by the names that clients of verl's sandbox send."""
 MAX_RUN_S, MAX_RUN_MEMORY_MB = 60.0, 1024
 
 

@@ -53,6 +53,12 @@ def test_how_a_program_may_end(server: Server) -> None:
     assert said["status"] == "Failed"
 
 
+def test_a_program_in_another_language_runs_or_its_absence_is_told(server: Server) -> None:
+    assert ran(server, "echo $((6 * 7))", language="bash")["run_result"]["stdout"] == "42\n"
+    said = ran(server, "fn main() {}", language="rust")
+    assert said["status"] == "Success" or (said["status"] == "SandboxError" and "no toolchain for 'rust'" in said["message"])
+
+
 def test_a_request_that_cannot_be_run_is_refused(server: Server) -> None:
     for wrong in ({"language": "cobol"}, {"run_timeout": "long"}, {"memory_limit_MB": [1]}):
         assert server.ask("/run_code", {"code": "print(1)"} | wrong)[0] == 422
