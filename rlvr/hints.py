@@ -67,7 +67,14 @@ NAMES: Mapping[str, str] = {
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
     "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
     "rlvr.make_verifier({function: 1.0, 'format': 0.2}), whose completion and answer are texts",
-    "Sample": "rlvr.Task('2+2=', reference='4')",
+    "Sample": "a data set is a list of rows: rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'); one task is "
+    "rlvr.Task('2+2=', reference='4')",
+    **dict.fromkeys(
+        ("verifier", "reward_function", "scorer"),
+        "a function f(answer, reference) that returns a score is a verifier as it is, without a decorator: rlvr.evaluate(env, policy=..., "
+        "verifier=f); by its name or settings it is made with rlvr.make_verifier('numeric')",
+    ),
+    **dict.fromkeys(("load", "load_benchmark", "load_environment", "load_task"), "rlvr.make_env(name)"),
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "SingleTurnEnv": "rlvr.make_env(rows, verifier='symbolic')",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
@@ -79,8 +86,13 @@ NAMES: Mapping[str, str] = {
         "rlvr.verify('symbolic', answer=..., reference=...): verifiers read boxes and <answer> tags themselves, so nothing is parsed before",
     ),
     **dict.fromkeys(
-        ("check_code", "execute", "run_code", "verify_code", "CodeVerifier"),
-        "rlvr.verify('unit_tests', answer=code, reference=['assert add(1, 2) == 3'])",
+        ("check_code", "verify_code", "CodeVerifier"),
+        "rlvr.verify('unit_tests', answer=text, reference=['assert add(1, 2) == 3']), where the code is in a fenced block of the text",
+    ),
+    **dict.fromkeys(
+        ("exec_code", "execute", "execute_code", "run_code", "run_python", "run_program"),
+        "rlvr.make_sandbox().run(code, timeout=5), whose .text is the output; without isolation, for code of your own: "
+        "rlvr.make_sandbox('process', trusted=True)",
     ),
     **dict.fromkeys(
         ("evals_df", "list_eval_logs", "load_report", "load_results", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"
@@ -134,6 +146,14 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\w+Env|\w*Environment", "subclass rlvr.Environment, or give data: rlvr.make_env([{'question': ..., 'answer': ...}])"),
     (r"(?:list|available|all)_(\w+)", "rlvr.list({kind!r})"),
     (r"(?:register|add)_?\w*", "nothing is registered: pass the class, the object or the function itself, such as rlvr.make_env(MyEnv)"),
+    (
+        r"(?:\w+)Wrapper",
+        "what rlvr.make(env) returns is a gymnasium.Env, so gymnasium's own wrappers go around it: gymnasium.RewardWrapper",
+    ),
+    (
+        r"(?:load|get|create|build)_(?:verifier|scorer|reward\w*)",
+        "rlvr.make_verifier(name, **settings); one answer is judged with rlvr.verify(name, answer=..., reference=...).score",
+    ),
     (r"(?:load|get|create|build)_(\w+)", "rlvr.make_{kind}(name, **settings)"),
 )
 """Patterns of such names; {kind} is the kind of plugin that the name speaks of."""

@@ -48,6 +48,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "data": "env",
         "dataset": "env",
         "environment": "env",
+        "environments": "env",
+        "envs": "env",
         "epochs": "n",
         "limit": "tasks",
         "log_dir": "out",

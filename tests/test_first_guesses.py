@@ -13,6 +13,7 @@ import rlvr
 from rlvr.config.rollout import RolloutConfig
 from rlvr.errors import ConfigError
 from rlvr.hints import write_as_keywords
+from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.synonyms import DEFAULT_NUM_GENERATIONS, translate_keywords
 from rlvr.training.callbacks import check_callbacks
 from rlvr.training.run_inputs import resolve_run_inputs
@@ -532,7 +533,7 @@ def test_words_of_gymnasium_and_verifiers_are_told_what_is_written_here() -> Non
     assert "rlvr.make_verifier([verifier, function])" in read_message(lambda: env.environment.verifier.add_reward_func(correct))
     assert "rlvr.make_vec(env, num_envs=4)" in read_message(lambda: api.make_vec("arithmetic", n_envs=2))
     assert "write .verifier" in read_message(lambda: env.environment.reward_funcs)
-    assert "write env.task('train', 0)" in read_message(lambda: env.environment.get_dataset())
+    assert "env.task('train'" in read_message(lambda: env.environment.get_dataset())
     for name in ("spaces", "wrappers"):
         assert "those of gymnasium itself" in read_message(lambda name=name: getattr(api, name))
     assert "verified in parallel; leave it out" in read_message(lambda: api.make_vec("arithmetic", 2, vectorization_mode="sync"))
@@ -806,3 +807,61 @@ def test_an_evaluation_has_the_words_of_inspect() -> None:
     report: Any = rlvr.evaluate(ROWS, lambda prompt: "4", verifier=correct)
     assert report.stderr == next(iter(report.envs.values())).mean_score.stderr > 0
     assert "write .prompt_messages" in read_message(lambda: report.samples[0].messages)
+
+
+def test_a_report_of_a_run_leads_to_its_log_and_its_model(tmp_path: Path) -> None:
+    report: Any = api.train(
+        model=tiny_model(load_tokenizer(TOKENIZER)),
+        tokenizer=TOKENIZER,
+        data=ROWS,
+        verifier=correct,
+        steps=2,
+        out=tmp_path / "run",
+        **SMALL,
+    )
+    assert [row["step"] for row in report.log_history] == [1, 2] and "loss" in report.log_history[0]
+    assert list(report.history["step"]) == [1, 2]
+    assert "rlvr.load_model(report.run)" in read_message(lambda: report.save_model("elsewhere"))
+    assert api.load_model(report.run).model is not None
+
+
+def test_environments_of_a_report_have_its_words() -> None:
+    report: Any = api.evaluate(envs=["arithmetic", "countdown"], policy="scripted:gold", tasks=4, n=2)
+    assert {name: (found.accuracy, found.pass_at_k(1), found.pass_at_k(2)) for name, found in report.envs.items()} == {
+        name: (1.0, 1.0, 1.0) for name in ("arithmetic", "countdown")
+    }
+
+
+def test_a_class_with_a_reward_of_its_own_is_told_where_the_reward_goes() -> None:
+    class Double(rlvr.Environment):
+        def reward(self, completion: str, answer: str) -> float:
+            return float(answer in completion)
+
+    told = read_message(lambda: api.make_env(Double))
+    assert "rlvr.make_env(MyEnv, verifier=f)" in told and "rlvr.train(model=..., env=MyEnv)" in told
+    told = read_message(lambda: rlvr.make_env("arithmetic").to_dataset(8))  # type: ignore[attr-defined]
+    assert "[env.task('train', index) for index in range(8)]" in told
+    assert "rlvr.make_sandbox().run(code, timeout=5)" in read_message(lambda: api.run_code("print(1)"))
+
+
+def test_a_class_whose_arguments_or_methods_do_not_fit_says_so() -> None:
+    class Retry(rlvr.Environment):
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task("1+1=", reference="2")
+
+    assert "Retry has no `__init__`, so dataset would be ignored" in read_message(lambda: api.Environment.__new__(Retry, dataset=[]))
+
+    class Seeded(rlvr.Environment):
+        def task(self, seed: int) -> rlvr.Task:  # type: ignore[override]
+            return rlvr.Task("1+1=", reference="2")
+
+    assert "Seeded.task takes (seed), and is called as task(split, index)" in read_message(lambda: api.make_env(Seeded))
+
+    class Listening(Retry):
+        def reply(self, messages: Any) -> str:  # type: ignore[override]
+            return "?"
+
+    assert "Listening.reply takes (messages), and is called as reply(task, completions)" in read_message(lambda: api.make_env(Listening))
+    assert "gymnasium.RewardWrapper" in read_message(lambda: api.RewardWrapper)
+    assert "rlvr.verify(name, answer=..., reference=...)" in read_message(lambda: api.load_verifier("symbolic"))
+    assert "rlvr.make_sandbox().run(code, timeout=5)" in read_message(lambda: api.Sandbox())

@@ -75,8 +75,8 @@ class Environment(Plugin, ABC):
         ),
         "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         **dict.fromkeys(
-            ("dataset", "get_dataset", "eval_dataset", "get_eval_dataset"),
-            "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
+            ("dataset", "get_dataset", "eval_dataset", "get_eval_dataset", "to_dataset", "to_list", "rows", "sample", "take", "head"),
+            "write [env.task('train', index) for index in range(8)]; env.num_tasks('train') is how many there are, None for generated ones",
         ),
         **dict.fromkeys(("reward_func", "reward_funcs"), "write .verifier"),
         "evaluate": "write rlvr.evaluate(env, policy=...)",

@@ -162,6 +162,10 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
         "`reset` and `step` are those of its Gymnasium environment rlvr.make(MyEnv), what it answers to a turn is returned by `reply`, and "
         "a verifier gives the reward",
     ),
+    **dict.fromkeys(
+        ("compute_reward", "evaluate", "grade", "reward", "reward_fn", "score", "verify"),
+        "a verifier gives the reward, and a function f(completion, answer) is one: rlvr.make_env(MyEnv, verifier=f)",
+    ),
 }
 """Methods of environments of other libraries, and what there is instead."""
 
@@ -170,7 +174,12 @@ def describe_smallest(contract: str) -> str:
     """Return the end of a message about a class that is no complete plugin: the smallest one that is, as code."""
     smallest = SMALLEST_PLUGINS[contract]
     more = f"\n\n`rlvr new {smallest.kind} NAME` writes a package with one and its test" if smallest.has_template else ""
-    return f"; the smallest {smallest.kind} that works:\n\n{smallest.code}{more}"
+    call = (
+        "\n\nrlvr.make_env(MyEnv) builds it with its verifier; rlvr.train(model=..., env=MyEnv) trains on it"
+        if contract == "Environment"
+        else ""
+    )
+    return f"; the smallest {smallest.kind} that works:\n\n{smallest.code}{call}{more}"
 
 
 def describe_missing_methods(plugin: type) -> str:
@@ -179,7 +188,7 @@ def describe_missing_methods(plugin: type) -> str:
     >>> describe_missing_methods(Plugin)
     ''
     """
-    if told := _describe_wrong_verify(plugin):
+    if told := _describe_wrong_verify(plugin) or _describe_wrong_arguments(plugin):
         return told
     missing = [f"`{name}`" for name in sorted(getattr(plugin, "__abstractmethods__", ()))]
     contract = next((base for base in plugin.__mro__ if _is_contract(base)), None) if missing else None
@@ -205,6 +214,25 @@ def _describe_wrong_verify(plugin: type) -> str:
     )
 
 
+def _describe_wrong_arguments(plugin: type) -> str:
+    """Say that a method of an environment takes other arguments than it is called with; "" otherwise."""
+    if not any(_is_contract(base) and base.__name__ == "Environment" for base in plugin.__mro__):
+        return ""
+    for name, given in (("task", ("split", "index")), ("reply", ("task", "completions"))):
+        method = vars(plugin).get(name)
+        if inspect.isfunction(method):
+            try:
+                inspect.signature(method).bind(None, *given)
+            except TypeError:
+                taken = ", ".join([*inspect.signature(method).parameters][1:])
+                return f"{plugin.__name__}.{name} takes ({taken}), and is called as {name}({', '.join(given)})" + (
+                    describe_smallest("Environment")
+                    if name == "task"
+                    else f"; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}"
+                )
+    return ""
+
+
 def _is_contract(plugin: type) -> bool:
     """Return whether a class is the contract of a kind of plugin itself."""
     return plugin.__module__.startswith("rlvr.contracts.") and plugin.__name__ in SMALLEST_PLUGINS
@@ -222,6 +250,8 @@ class Plugin(Hinted):
                 maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
                 verifier = "..." if kwargs.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
                 about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
+                if cls.__name__ == "Sandbox":
+                    about = "rlvr.Sandbox is a base class; write rlvr.make_sandbox().run(code, timeout=5), whose .text is the output"
                 if cls.__name__ == "Environment" and kwargs.keys() & {"data", "dataset", "rows", "eval_dataset"}:
                     raise TypeError(
                         f"rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier={verifier}), where "
@@ -232,6 +262,9 @@ class Plugin(Hinted):
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)
+            if (args or kwargs) and cls.__init__ is object.__init__:  # Python ignores them where `__new__` takes them
+                lost = next(iter(kwargs), "positional arguments")
+                raise TypeError(f"{cls.__name__} has no `__init__`, so {lost} would be ignored; write one that takes it, or leave it out")
             required = [name for name, spec in read_signature(cls).parameters.items() if spec.default is spec.empty] if cls.needs else []
             if lost := [name for name in required if name in cls.needs and name not in kwargs and not args]:
                 kind = next((SMALLEST_PLUGINS[base.__name__].kind for base in cls.__mro__ if _is_contract(base)), "plugin")

@@ -126,7 +126,8 @@ class Verifier(Plugin, ABC):
         if answer is None or "completions" in meta or "responses" in meta:
             raise ConfigError(
                 "a verifier is called with one answer, which is what the policy wrote, and its reference: verifier('it is 4', '4').score; "
-                "for lists write rlvr.verify_many(verifier, answers=[...], references=[...])"
+                "for lists write rlvr.verify_many(verifier, answers=[...], references=[...]); as a reward function of TRL, write "
+                "rlvr.integrations.trl.make_reward_function(verifier, reference='answer')"
             )
         return self.verify(Task(prompt, reference, meta=meta), answer)
 

@@ -15,6 +15,7 @@ from typing import Any
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.evaluation.samples import EvalSample
 from rlvr.evaluation.statistics import Estimate, estimate_mean, list_k_values, majority_at_k, mean, pass_all_k, pass_at_k, selected_at_k
+from rlvr.hints import Hinted
 
 MAX_UNSCORED_FRACTION = MAX_TRUNCATED_FRACTION = 0.02
 TARGET_TRUNCATED_FRACTION = 0.01
@@ -32,13 +33,18 @@ Votes = Mapping[int, Sequence[int | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class EnvSummary:
+class EnvSummary(Hinted):
     """The summary of one environment.
 
     >>> summarize_env("gsm8k", {}, n=1, tasks=0).samples
     0
     """
 
+    _synonyms = {
+        **dict.fromkeys(("mean", "score", "reward", "mean_reward", "avg_reward"), "accuracy"),
+        **dict.fromkeys(("pass_at", "pass_k"), "pass_at_k"),
+    }
+    _hints = {**dict.fromkeys(("stderr", "ci", "interval"), "write .mean_score, which has .low and .high")}
     name: str
     n: int
     tasks: int
@@ -76,6 +82,16 @@ class EnvSummary:
     calls: float | None = None
     """The mean number of calls of a sample, and of those that failed; None if there were no tools."""
     errors: float | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean score; None if no sample has a score."""
+        return None if self.mean_score is None else self.mean_score.value
+
+    def pass_at_k(self, k: int) -> float | None:
+        """Return pass@k: the probability that at least one of k samples passes; None if no task has k scored samples."""
+        estimate = self.mean_score if k == 1 else self.metrics_at_k.get("pass_at", {}).get(k)
+        return None if estimate is None else estimate.value
 
     @property
     def has_conversations(self) -> bool:

@@ -7,20 +7,32 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlvr.hints import Hinted
 from rlvr.runs.run import Run
+from rlvr.runs.run_log import read_metrics
 
 if TYPE_CHECKING:
     import pandas
 
 
 @dataclass(frozen=True, slots=True)
-class TrainReport:
+class TrainReport(Hinted):
     """The result of a run: the last line that `rlvr train --json` prints.
 
     >>> TrainReport("runs/a", steps=1, seconds=2.0, accuracy_before=0.2, accuracy_after=0.9, held_out_tasks=500).status
     'finished'
     """
 
+    _synonyms = {"history": "metrics", "log_history": "log_rows", "output_dir": "run"}
+    _hints = {
+        **dict.fromkeys(
+            ("model", "policy", "save", "save_model", "save_pretrained", "push_to_hub", "checkpoint", "tokenizer"),
+            "the trained model is saved already, and the folder of a run is a model: rlvr.load_model(report.run)",
+        ),
+        "accuracy": "write .accuracy_after, or .accuracy_before",
+        "reward": "write .rewards, the mean reward of each step",
+        "loss": "write .metrics.loss; .metrics is a data frame with a row for each step",
+    }
     run: str
     steps: int
     seconds: float
@@ -49,6 +61,11 @@ class TrainReport:
     def metrics(self) -> pandas.DataFrame:
         """The metrics of the run, one row for each step."""
         return Run(self.run).metrics
+
+    @property
+    def log_rows(self) -> list[dict[str, Any]]:
+        """The metrics of the run as a list, one mapping for each step."""
+        return list(read_metrics(Path(self.run)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
