@@ -174,12 +174,9 @@ def describe_smallest(contract: str) -> str:
     """Return the end of a message about a class that is no complete plugin: the smallest one that is, as code."""
     smallest = SMALLEST_PLUGINS[contract]
     more = f"\n\n`rlvr new {smallest.kind} NAME` writes a package with one and its test" if smallest.has_template else ""
-    call = (
-        "\n\nrlvr.make_env(MyEnv) builds it with its verifier; rlvr.train(model=..., env=MyEnv) trains on it"
-        if contract == "Environment"
-        else ""
-    )
-    return f"; the smallest {smallest.kind} that works:\n\n{smallest.code}{call}{more}"
+    if contract == "Environment":
+        more += "; rlvr.make_env(MyEnv) builds it with its verifier, and rlvr.train(model=..., env=MyEnv) trains on it"
+    return f"; the smallest {smallest.kind} that works:\n\n{smallest.code}{more}"
 
 
 def describe_missing_methods(plugin: type) -> str:
