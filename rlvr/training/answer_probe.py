@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
@@ -31,6 +32,7 @@ from rlvr.training.processes import map_sharded, run_on_main
 if TYPE_CHECKING:
     from rlvr.training.trainer import Trainer
 
+T = TypeVar("T")
 MAX_ANSWERS = 128
 """How many answers are kept."""
 MAX_PLAYED, MAX_QUOTE = 8, 60
@@ -164,23 +166,14 @@ class AnswerProbe:
 
     def _play_again(self, answers: Sequence[KeptAnswer]) -> list[str]:
         """Play the recorded turns of conversations in new sessions; return the first result of each that differs, or an empty string."""
-        timeout = self._trainer.config.rollout.call_timeout_s
 
-        def play_all() -> list[str]:
-            executor = DaemonThreadExecutor(NUM_THREADS, name="probe")
+        def play(answer: KeptAnswer) -> str:
             try:
-                futures = [executor.submit(_find_changed_result, self.environment, answer.task, answer.record or {}) for answer in answers]
-                found: list[str] = []
-                for future in futures:
-                    try:
-                        found.append(future.result(timeout=timeout))
-                    except (Exception, FutureTimeout):  # it says nothing about results
-                        found.append("")
-                return found
-            finally:
-                executor.close()
+                return _find_changed_result(self.environment, answer.task, answer.record or {})
+            except Exception:  # it says nothing about results
+                return ""
 
-        return run_on_main(self._trainer.accelerator, play_all)
+        return [found or "" for found in self._run_all([partial(play, answer) for answer in answers])]
 
     def tells_apart(self, answers: Sequence[KeptAnswer]) -> bool:
         """Return whether the verifier gives another score to answers if each is given to the task of another one."""
@@ -283,25 +276,28 @@ class AnswerProbe:
         return Change.TASKS if fall + POLICY_SIGMAS * error < fraction * before else Change.UNKNOWN
 
     def _verify(self, asked: Sequence[tuple[KeptAnswer, Task]]) -> list[float | None]:
+        calls = [partial(verify_recorded_answer, self.environment, task, answer.text, answer.record) for answer, task in asked]
+        return [None if verdict is None else verdict.score for verdict in self._run_all(calls)]
+
+    def _run_all(self, calls: Sequence[Callable[[], T]]) -> list[T | None]:
+        """Run calls at the same time on the main process; return their results in order, None where a call takes too long or has no sandbox."""
         timeout = self._trainer.config.rollout.call_timeout_s
 
-        def verify_all() -> list[float | None]:
+        def run() -> list[T | None]:
             executor = DaemonThreadExecutor(NUM_THREADS, name="probe")
             try:
-                futures = [
-                    executor.submit(verify_recorded_answer, self.environment, task, answer.text, answer.record) for answer, task in asked
-                ]
-                scores: list[float | None] = []
+                futures = [executor.submit(call) for call in calls]
+                results: list[T | None] = []
                 for future in futures:
                     try:
-                        scores.append(future.result(timeout=timeout).score)
+                        results.append(future.result(timeout=timeout))
                     except (FutureTimeout, SandboxUnavailable):
-                        scores.append(None)
-                return scores
+                        results.append(None)
+                return results
             finally:
                 executor.close()
 
-        return run_on_main(self._trainer.accelerator, verify_all)
+        return run_on_main(self._trainer.accelerator, run)
 
 
 def _find_changed_result(environment: Environment, task: Task, record: Mapping[str, Any]) -> str:
