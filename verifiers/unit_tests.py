@@ -52,7 +52,7 @@ class UnitTests(Verifier):
     """
 
     needs: ClassVar = {"sandbox": "auto"}
-    version = "7"  # 7: the runs of one answer are limited together; 6: a text of assertions is a reference
+    version = "8"  # 8: byte order marks before an output, C++20; 7: the runs of one answer are limited together; 6: a text of assertions is a reference
     setting_hints: ClassVar = {
         **dict.fromkeys(("timeout", "timeout_s", "time_limit", "time_limit_s", "wall_s"), "write limits={'wall_s': 5}"),
         **dict.fromkeys(("memory", "memory_mb", "memory_limit"), "write limits={'memory_mb': 128}"),

@@ -36,9 +36,12 @@ const options = {target: ts.ScriptTarget.ES2020, module: ts.ModuleKind.CommonJS,
 const made = ts.transpileModule(fs.readFileSync('answer.ts', 'utf8'), {compilerOptions: options, reportDiagnostics: true})
 for (const found of made.diagnostics) console.error(ts.flattenDiagnosticMessageText(found.messageText, '\n'))
 if (made.diagnostics.length) process.exit(1)
-fs.writeFileSync('answer', made.outputText)
+const waits = /\bawait\b/.test(made.outputText)
+fs.writeFileSync('answer', waits ? `(async () => {${made.outputText}\n})()` : made.outputText)
 """
-"""As other runners of TypeScript do, types are removed and not checked: that needs the types of Node, which are no part of either."""
+"""As other runners of TypeScript do, types are removed and not checked: that needs the types of Node, which are no part of either. A module
+may wait outside of a function, which a file for `require` may not.
+"""
 
 
 class Toolchain(NamedTuple):
@@ -72,7 +75,13 @@ JAVA_OPTIONS = (
     "-Xss64m",
 )
 TOOLCHAINS = {
-    "cpp": Toolchain("answer.cpp", ("./answer",), ("/usr/bin/g++", "-O2", "-std=c++17", "-pipe", "-o", "answer", "answer.cpp")),
+    # a thread has a stack of 64 MB and a heap of its own
+    "cpp": Toolchain(
+        "answer.cpp",
+        ("./answer",),
+        ("/usr/bin/g++", "-O2", "-std=gnu++20", "-pipe", "-o", "answer", "answer.cpp"),
+        spare_address_mb=2560,
+    ),
     # V8 reserves more than a gigabyte
     "javascript": Toolchain("answer.js", ("/usr/bin/node", "--stack-size=8000", "answer.js"), spare_address_mb=2048),
     "typescript": Toolchain(
@@ -87,6 +96,7 @@ TOOLCHAINS = {
         ("./answer",),
         ("/usr/bin/rustc", "-O", "--edition", "2021", "-C", "codegen-units=1", "-o", "answer", "answer.rs"),
         needs=("/usr/bin/cc",),
+        spare_address_mb=2560,
     ),
     "go": Toolchain(
         "answer.go",
@@ -106,7 +116,7 @@ TOOLCHAINS = {
     "csharp": Toolchain(
         "answer.cs",
         ("/usr/bin/mono", "answer"),
-        ("/usr/bin/mcs", "-optimize+", "-out:answer", "answer.cs"),
+        ("/usr/bin/mcs", "-optimize+", "-unsafe", "-r:System.Numerics", "-out:answer", "answer.cs"),
         spare_address_mb=1024,
         spare_processes=16,
     ),

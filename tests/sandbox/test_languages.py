@@ -113,3 +113,26 @@ def test_answers_in_the_language_are_judged(sandbox: Sandbox, language: str) -> 
     assert verifier.verify(task, f"```text\n6\n```\n```{label}\n{DOUBLE[language]}\n```\n```text\n-8\n```").score == 1.0
     for wrong in (DOUBLE[language].replace("2", "3"), BROKEN[language], "exit"):
         assert verifier.verify(task, f"```{label}\n{wrong}\n```").score == 0.0, wrong
+
+
+USUAL = {
+    "cpp": """#include <bits/stdc++.h>
+template <std::integral T> T twice(T n) { return 2 * n; }
+int main() { int n; std::cin >> n; std::vector<std::thread> all; std::atomic<int> sum = 0;
+for (int k = 0; k < 12; k++) all.emplace_back([&, k] { std::vector<int> own(1000, k == 0 ? twice(n) : 0); sum += own[999]; });
+for (auto& one : all) one.join(); std::cout << sum; }""",
+    "csharp": """using System; using System.Numerics; using System.Text;
+class P { static void Main() { Console.OutputEncoding = Encoding.UTF8; Console.WriteLine(BigInteger.Parse(Console.ReadLine()) * 2); } }""",
+    "typescript": """import { createInterface } from "readline"
+for await (const line of createInterface({ input: process.stdin })) console.log(Number(line) * 2)""",
+}
+"""What models write, and what a runtime makes hard: threads, a byte order mark, a library beside the standard one, waiting at the top."""
+
+
+@pytest.mark.parametrize("language", [*USUAL])
+def test_usual_programs_are_judged(sandbox: Sandbox, language: str) -> None:
+    require(language)
+    verifier = build("verifier", "unit_tests", sandbox=sandbox)
+    task = Task("double", {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "6"}], "language": language})
+    verdict = verifier.verify(task, f"```{language}\n{USUAL[language]}\n```")
+    assert verdict.score == 1.0, verdict
