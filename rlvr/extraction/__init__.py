@@ -59,10 +59,10 @@ def extract_answer(text: str, extractor: str | Sequence[str] = "auto", *, multip
         shown = _BOX_TOKENS.sub(r"\\boxed{\1}", shown)
     for name in names:
         found = EXTRACTORS[name](strip_trailing_special_tokens(shown))
+        if found.text is not None and name not in VERBATIM_EXTRACTORS and _STRUCK_THROUGH.fullmatch(found.text):
+            return Extraction(None, "it is struck through")
         if found.text is not None or found.candidates:
             break
-    if found.text is not None and name not in VERBATIM_EXTRACTORS and _STRUCK_THROUGH.fullmatch(found.text):
-        return Extraction(None, "it is struck through")
     return Extraction(found.candidates[-1], "the last of several") if found.candidates and multiple_answers == "last" else found
 
 
