@@ -74,7 +74,7 @@ def check_policy_tokenizer(model: ModelConfig, tokenizer: Tokenizer) -> None:
     ours, theirs = _get_vocabulary(tokenizer), _get_vocabulary(own)
     added = {*_get_added_tokens(tokenizer), *_get_added_tokens(own)}
     shared = [token for token in theirs if token in ours and token not in added]
-    moved = [token for token in shared if ours[token] != theirs[token]]
+    moved = sorted((token for token in shared if ours[token] != theirs[token]), key=theirs.__getitem__)
     if moved:
         token = moved[0]
         raise ConfigError(

@@ -130,7 +130,7 @@ def test_too_few_user_ids_are_said(tmp_path: Path) -> None:
 
 
 def test_a_kernel_of_its_own_is_known_by_its_memory_and_counts_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = {"MemTotal": 512 << 20, "AnonPages": 40 << 20}
+    shown = {"MemTotal": 512 << 20, "AnonPages": 40 << 20, "Shmem": 0}
     monkeypatch.setattr(meter, "read_machine_memory", shown.__getitem__)
     monkeypatch.setattr(meter, "CGROUP_ROOT", "/nowhere")
     assert not isinstance(meter.make_meter(1, set(), True, 511 << 20), meter.OwnKernelMeter)
