@@ -12,6 +12,7 @@ without an answer. After that, only a failure of the sandbox itself gives no sco
 from __future__ import annotations
 
 import ast
+import codecs
 import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -52,7 +53,9 @@ class UnitTests(Verifier):
     """
 
     needs: ClassVar = {"sandbox": "auto"}
-    version = "8"  # 8: byte order marks before an output, C++20; 7: the runs of one answer are limited together; 6: a text of assertions is a reference
+    version = (
+        "8"  # 8: byte order marks of C#, C++20; 7: the runs of one answer are limited together; 6: a text of assertions is a reference
+    )
     setting_hints: ClassVar = {
         **dict.fromkeys(("timeout", "timeout_s", "time_limit", "time_limit_s", "wall_s"), "write limits={'wall_s': 5}"),
         **dict.fromkeys(("memory", "memory_mb", "memory_limit"), "write limits={'memory_mb': 128}"),
@@ -150,7 +153,7 @@ class UnitTests(Verifier):
             ok = (
                 outcome.status is ExitStatus.OK
                 and not outcome.truncated
-                and is_same_text(outcome.stdout, case.expected, tests.comparison_rule)
+                and is_same_text(_strip_runtime_marks(outcome.stdout, tests.language), case.expected, tests.comparison_rule)
             )
             spent_s += min(outcome.wall_s, tests.limits.wall_s)  # what is above the limit is waiting for a processor
             why = "" if ok else STATUS_MESSAGES.get(outcome.status, "the output differs")
@@ -309,6 +312,15 @@ def _join_sources(*module_names: str) -> str:
                 lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
         joined += lines
     return "\n".join(joined)
+
+
+def _strip_runtime_marks(output: bytes, language: str) -> bytes:
+    """Remove the byte order marks that Mono writes before the output of a program that asks for UTF-8; a program of another language
+    prints its own.
+    """
+    while language == "csharp" and output.startswith(codecs.BOM_UTF8):
+        output = output[len(codecs.BOM_UTF8) :]
+    return output
 
 
 make = UnitTests
