@@ -10,6 +10,7 @@ sympy or docker. `docs/library.md` is the tour.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         make_tool,
         make_vec,
         make_verifier,
+        run_code,
         train,
         verify,
         verify_many,
@@ -96,7 +98,7 @@ _SOURCES = {
             "make_env",
             "make_sampler",
         ),
-        *("make_sandbox", "make_tool", "make_vec", "make_verifier", "train", "verify", "verify_many"),
+        *("make_sandbox", "make_tool", "make_vec", "make_verifier", "run_code", "train", "verify", "verify_many"),
     ),
     "rlvr.contracts": (
         *(
@@ -191,6 +193,7 @@ __all__ = [
     "make_user_prompt",
     "make_vec",
     "make_verifier",
+    "run_code",
     "tool",
     "train",
     "verify",
@@ -202,6 +205,12 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.hints import explain_name, is_import_from, suggest_name
+        from rlvr.synonyms import FUNCTIONS, LISTS
+
+        if name in FUNCTIONS:
+            return __getattr__(FUNCTIONS[name])
+        if name in LISTS:
+            return functools.partial(__getattr__("list"), LISTS[name])
 
         message = f"rlvr has no {name!r}; {explain_name(name) or suggest_name(name, __all__)}"
         # `from rlvr import name` turns an AttributeError into a message of its own; a module of that name is found all the same

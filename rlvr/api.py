@@ -3,6 +3,7 @@
     verify             score one answer; verify_many: score several
     make, make_vec     a Gymnasium environment by name, or several of them as one
     make_env, ...      build a plugin from a name, a mapping, a class, or an object of yours
+    run_code           run a program in a sandbox
     load_model         a Hugging Face model with its tokenizer
     generate           what a policy answers to prompts
     train, evaluate    whole runs
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlvr.config.hub import is_model_folder
-from rlvr.contracts import Environment, Sampler, Sandbox, Tokenizer, Verifier
+from rlvr.contracts import Environment, ExecutionResult, Limits, Program, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.plugin import read_signature
 from rlvr.contracts.reward_function import RewardSignature
+from rlvr.contracts.sandbox import Language
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
@@ -296,6 +298,41 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
     if isinstance(sandbox, str) and (wrong := _find_sandbox_faults(sandbox, settings)):
         raise ConfigError(wrong)
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
+
+
+@add_usage_to_errors
+def run_code(
+    code: str,
+    language: Language = "python",
+    *,
+    stdin: str | bytes = b"",
+    timeout: float | None = None,
+    files: Mapping[str, str | bytes] | None = None,
+    sandbox: str | Mapping[str, Any] | type | Sandbox = "auto",
+) -> ExecutionResult:
+    r"""Run one program in a sandbox and return its output: `.text`, `.stdout`, `.stderr`, `.exit_code`, `.timed_out`.
+
+    Args:
+        code: the program.
+        language: one of those that the sandbox has; `rlvr doctor` lists them.
+        stdin: its standard input.
+        timeout: the time limit in seconds; None: that of `rlvr.Limits`.
+        files: files in its working folder, by name.
+        sandbox: as in `make_sandbox`. For many programs, build it once and pass the object, or call its `run`.
+
+    >>> run_code("print(6 * 7)", sandbox={"name": "process", "trusted": True}).text
+    '42\\n'
+    """
+    if not isinstance(code, str):
+        raise TypeError(f"the code is a {type(code).__name__}; give the text of a program")
+    made = make_sandbox(sandbox)
+    limits = Limits() if timeout is None else Limits(cpu_s=timeout, wall_s=timeout)
+    given = {name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()}
+    try:
+        return made.run(Program(code, stdin.encode() if isinstance(stdin, str) else stdin, language, limits, given))
+    finally:
+        if made is not sandbox:
+            made.close()
 
 
 def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
@@ -763,7 +800,10 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy = str(policy)
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
     if _is_suite(env):
-        env = [str(item) if isinstance(item, str | Path) else dict(item) for item in env]
+        env = [
+            str(item) if isinstance(item, str | Path) else item if isinstance(item, Environment) else _make_suite_entry(item)
+            for item in env
+        ]
     elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
         own = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
@@ -828,13 +868,23 @@ def _names_environment(value: Any) -> bool:
 
 
 def _is_suite(value: Any) -> bool:
-    """Whether a value is a list of environments: names, or entries such as {"env": "gsm8k", "tasks": 200}."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and len(value) > 0
-        and all(isinstance(item, str | Path) or (isinstance(item, Mapping) and "env" in item) for item in value)
+    """Whether a value is a list of environments: names, objects, and entries such as {"env": "gsm8k", "tasks": 200} or {"name": "gsm8k"}."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return False
+    envs = list("env")
+    return all(
+        isinstance(item, str | Path | Environment) or (isinstance(item, Mapping) and ("env" in item or item.get("name") in envs))
+        for item in value
     )
+
+
+def _make_suite_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of a suite; a mapping with the name and the settings of an environment becomes one.
+
+    >>> _make_suite_entry({"name": "gsm8k", "path": "data"})
+    {'env': {'name': 'gsm8k', 'path': 'data'}}
+    """
+    return dict(entry) if "env" in entry else {"env": dict(entry)}
 
 
 def _is_policy(value: Any) -> bool:

@@ -69,12 +69,7 @@ NAMES: Mapping[str, str] = {
     "rlvr.make_verifier({function: 1.0, 'format': 0.2}), whose completion and answer are texts",
     "Sample": "a data set is a list of rows: rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'); one task is "
     "rlvr.Task('2+2=', reference='4')",
-    **dict.fromkeys(
-        ("verifier", "reward_function", "scorer"),
-        "a function f(answer, reference) that returns a score is a verifier as it is, without a decorator: rlvr.evaluate(env, policy=..., "
-        "verifier=f); by its name or settings it is made with rlvr.make_verifier('numeric')",
-    ),
-    **dict.fromkeys(("load", "load_benchmark", "load_environment", "load_task"), "rlvr.make_env(name)"),
+    **dict.fromkeys(("load", "load_benchmark", "load_task"), "rlvr.make_env(name)"),
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "SingleTurnEnv": "rlvr.make_env(rows, verifier='symbolic')",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
@@ -89,18 +84,9 @@ NAMES: Mapping[str, str] = {
         ("check_code", "verify_code", "CodeVerifier"),
         "rlvr.verify('unit_tests', answer=text, reference=['assert add(1, 2) == 3']), where the code is in a fenced block of the text",
     ),
-    **dict.fromkeys(
-        ("exec_code", "execute", "execute_code", "run_code", "run_python", "run_program"),
-        "rlvr.make_sandbox().run(code, timeout=5), whose .text is the output; without isolation, for code of your own: "
-        "rlvr.make_sandbox('process', trusted=True)",
-    ),
-    **dict.fromkeys(
-        ("evals_df", "list_eval_logs", "load_report", "load_results", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"
-    ),
+    **dict.fromkeys(("evals_df", "list_eval_logs", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"),
     **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
-    "eval": "rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'): the rows are the dataset, the verifier "
-    "is the scorer, the policy is model and solver",
     "evaluate_policy": "rlvr.evaluate(env, policy=..., tasks=5).accuracy: one number; print the report for its interval",
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "load_dataset": "data is given as it is, as a file, a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
@@ -110,10 +96,7 @@ NAMES: Mapping[str, str] = {
     ),
     "use_tools": "rlvr.evaluate(rows, policy=..., tools=[function], max_turns=4)",
     "help": "help(rlvr.verify), or `rlvr show verifier symbolic` in a shell",
-    "load_eval": "rlvr.load_evaluation(DIR)",
     "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
-    "read_eval_log": "rlvr.load_evaluation(DIR)",
-    "read_log": "rlvr.load_evaluation(DIR)",
     "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
     "retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "rollout": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
@@ -121,7 +104,6 @@ NAMES: Mapping[str, str] = {
     "score": "rlvr.verify(verifier, answer, reference).score",
     "scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
-    "verify_batch": "rlvr.verify_many(verifier, answers, references)",
     "vllm": "rlvr.make_sampler('vllm', model=folder); a policy is 'vllm:DIR'",
 }
 """Names in the module that do not exist, and a call, or a sentence with one."""
@@ -163,7 +145,7 @@ TOPICS: tuple[tuple[str, str], ...] = (
     ("tool tools", "rlvr.make_tool(function), or a name of rlvr.list('tool')"),
     (
         "sandbox docker container execute exec python code",
-        "rlvr.make_sandbox().run(code, timeout=5); code of your own runs in rlvr.make_sandbox('process', trusted=True) too",
+        "rlvr.run_code('print(6 * 7)', timeout=5).stdout for one program, or rlvr.make_sandbox() for several",
     ),
     ("recipe recipes", "rlvr.train('quickstart'); a shell lists them: `rlvr list recipes`"),
     ("suite suites benchmark benchmarks bench", "rlvr.evaluate('quick', policy='hf:DIR'); a shell lists the suites: `rlvr list suites`"),

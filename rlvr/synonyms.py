@@ -1,4 +1,5 @@
-"""The words of TRL, verifiers, inspect and lm-eval that calls from Python take as they are, because they mean exactly a word of this library.
+"""The words of TRL, verifiers, inspect and lm-eval that are taken from Python as they are, because they mean exactly a word of this library:
+keywords, the names of functions, the names of a few plugins. None of them is listed, completed or used in the documentation.
 
 What means something else, or needs another value, is not here: `rlvr.hints` says how it is written. Recipes and the command line have
 one word for each thing.
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, shorten_traceback, write_as_keywords
+from rlvr.hints import ANSWER_COLUMNS, PLUGIN_WORDS, VERIFIER_WORDS, shorten_traceback, write_as_keywords
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,6 +87,18 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
 """Calls, with the words that they take and the word of this library."""
+_MAKERS = {word: kind for word, kind in PLUGIN_WORDS.items() if not word.endswith("s")} | dict.fromkeys(VERIFIER_WORDS, "verifier")
+FUNCTIONS: Mapping[str, str] = {
+    **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
+    **dict.fromkeys(("reward_function", "verifier"), "make_verifier"),
+    **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
+    **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
+    "eval": "evaluate",
+    "verify_batch": "verify_many",
+}
+"""Functions of other libraries, and the function of this one that takes the same arguments and returns the same."""
+LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")}
+"""Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
 BATCH_SIZE = "per_device_train_batch_size"
 """The word of transformers for the completions of a batch on a device, whose value is converted, too."""
 DEFAULT_NUM_GENERATIONS = 8

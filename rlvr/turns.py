@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -139,3 +139,23 @@ class ToolResult:
     """True if `text` is shorter than the output of the tool."""
     done: bool = False
     """True if the conversation ends here; `text` is then the answer."""
+
+
+def extract_final_text(completion: object) -> str:
+    """Extract the final text of the policy: the last message, if it is from the assistant and has no tool calls; else "".
+
+    The output of a tool is never an answer.
+
+    >>> extract_final_text([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "5"}])
+    ''
+    """
+    if isinstance(completion, str):
+        return completion
+    messages: list[Mapping[str, Any]] = list(completion) if isinstance(completion, Sequence) else [{}]
+    if not isinstance(completion, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise TypeError(f"a completion is {completion!r:.80}; it must be a text or a list of messages")
+    last = messages[-1] if messages else {}
+    said: Any = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else ""
+    if not isinstance(said, str | None):
+        said = "".join(str(part.get("text", "")) for part in said)
+    return said or ""

@@ -12,9 +12,9 @@ import pytest
 import rlvr
 from rlvr.config.rollout import RolloutConfig
 from rlvr.errors import ConfigError
-from rlvr.hints import write_as_keywords
+from rlvr.hints import NAMES, write_as_keywords
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.synonyms import DEFAULT_NUM_GENERATIONS, translate_keywords
+from rlvr.synonyms import DEFAULT_NUM_GENERATIONS, FUNCTIONS, LISTS, translate_keywords
 from rlvr.training.callbacks import check_callbacks
 from rlvr.training.run_inputs import resolve_run_inputs
 from tests.fixtures import learning
@@ -533,7 +533,7 @@ def test_words_of_gymnasium_and_verifiers_are_told_what_is_written_here() -> Non
     assert "rlvr.make_verifier([verifier, function])" in read_message(lambda: env.environment.verifier.add_reward_func(correct))
     assert "rlvr.make_vec(env, num_envs=4)" in read_message(lambda: api.make_vec("arithmetic", n_envs=2))
     assert "write .verifier" in read_message(lambda: env.environment.reward_funcs)
-    assert "env.task('train'" in read_message(lambda: env.environment.get_dataset())
+    assert "env.to_dataset(8)" in read_message(lambda: env.environment.dataset)
     for name in ("spaces", "wrappers"):
         assert "those of gymnasium itself" in read_message(lambda name=name: getattr(api, name))
     assert "verified in parallel; leave it out" in read_message(lambda: api.make_vec("arithmetic", 2, vectorization_mode="sync"))
@@ -821,8 +821,10 @@ def test_a_report_of_a_run_leads_to_its_log_and_its_model(tmp_path: Path) -> Non
     )
     assert [row["step"] for row in report.log_history] == [1, 2] and "loss" in report.log_history[0]
     assert list(report.history["step"]) == [1, 2]
-    assert "rlvr.load_model(report.run)" in read_message(lambda: report.save_model("elsewhere"))
-    assert api.load_model(report.run).model is not None
+    assert "rlvr.load_model(report.run)" in read_message(lambda: report.model)
+    report.save_model(tmp_path / "elsewhere")
+    saved, trained = (api.load_model(folder).model.state_dict() for folder in (tmp_path / "elsewhere", report.run))
+    assert saved.keys() == trained.keys() and all(saved[name].equal(trained[name]) for name in saved)
 
 
 def test_environments_of_a_report_have_its_words() -> None:
@@ -839,9 +841,8 @@ def test_a_class_with_a_reward_of_its_own_is_told_where_the_reward_goes() -> Non
 
     told = read_message(lambda: api.make_env(Double))
     assert "rlvr.make_env(MyEnv, verifier=f)" in told and "rlvr.train(model=..., env=MyEnv)" in told
-    told = read_message(lambda: rlvr.make_env("arithmetic").to_dataset(8))  # type: ignore[attr-defined]
+    told = read_message(lambda: rlvr.make_env("arithmetic").rows)  # type: ignore[attr-defined]
     assert "[env.task('train', index) for index in range(8)]" in told
-    assert "rlvr.make_sandbox().run(code, timeout=5)" in read_message(lambda: api.run_code("print(1)"))
 
 
 def test_a_class_whose_arguments_or_methods_do_not_fit_says_so() -> None:
@@ -863,5 +864,62 @@ def test_a_class_whose_arguments_or_methods_do_not_fit_says_so() -> None:
 
     assert "Listening.reply takes (messages), and is called as reply(task, completions)" in read_message(lambda: api.make_env(Listening))
     assert "gymnasium.RewardWrapper" in read_message(lambda: api.RewardWrapper)
-    assert "rlvr.verify(name, answer=..., reference=...)" in read_message(lambda: api.load_verifier("symbolic"))
+    assert "rlvr.verify(name, answer=..., reference=...)" in read_message(lambda: api.load_reward_fns("symbolic"))
     assert "rlvr.make_sandbox().run(code, timeout=5)" in read_message(lambda: api.Sandbox())
+
+
+def test_functions_of_other_libraries_that_are_the_same_are_taken() -> None:
+    assert api.load_environment is api.create_env is rlvr.make_env and api.verifier is api.get_reward_func is rlvr.make_verifier
+    assert api.eval is rlvr.evaluate and api.read_log is rlvr.load_evaluation and api.execute_code is rlvr.run_code
+    assert api.list_environments() == rlvr.list("env") and api.list_verifiers() == rlvr.list("verifier")
+    from rlvr import load_env  # type: ignore[attr-defined]
+
+    assert load_env is rlvr.make_env and "load_env" not in dir(rlvr) and "load_env" not in vars(rlvr)
+    assert all(name in rlvr.__all__ for name in FUNCTIONS.values()) and not {*FUNCTIONS, *LISTS} & {*NAMES}
+
+    @api.verifier
+    def last_digit(answer: str, target: str) -> float:
+        return float(answer[-1:] == target[-1:])
+
+    assert rlvr.evaluate(ROWS, lambda prompt: "14", verifier=last_digit, tasks=4).accuracy == 0.25
+
+
+def test_a_verifier_is_a_reward_function_of_trl() -> None:
+    numeric: Any = rlvr.make_verifier("numeric")
+    assert numeric(prompts=["2+2=", "3+3="], completions=["4", "5"], answer=["4", "6"]) == [1.0, 0.0]
+    chat = [[{"role": "assistant", "content": "it is 4"}], [{"role": "assistant", "content": "4"}, {"role": "tool", "content": "6"}]]
+    assert numeric(prompts=["2+2=", "3+3="], completions=chat, ground_truth=["4", "6"], trainer_state=None) == [1.0, 0.0]
+    assert numeric(completions=["4"], reference=["no number"]) == [None] and numeric.__name__ == "Numeric"
+    assert rlvr.make_verifier("format")(completions=["no boxes"]) == [0.0]
+    assert "needs the right answers, a list of 1" in read_message(lambda: numeric(completions=["4"], wrong=["4"]))
+
+
+def test_an_environment_is_evaluated_and_exported_by_methods() -> None:
+    env = rlvr.make_env("arithmetic")
+    assert env.evaluate("scripted:gold", tasks=3).accuracy == env.evaluate(model="scripted:gold", num_examples=3)["accuracy"] == 1.0
+    rows = env.to_dataset(3)
+    assert rows.column_names == ["prompt", "answer", "id"] and rows[0]["answer"] == env.task("train", 0).reference
+    again = rlvr.make_env(rows, verifier="numeric", holdout=0)
+    assert again.task("train", 1).prompt[-1]["content"].startswith(rows[1]["prompt"])
+    assert "env.to_dataset(1000)" in read_message(lambda: env.to_dataset())
+    chat = rlvr.make_env(ROWS, verifier="exact", system="Add.", holdout=0).to_dataset()
+    assert len(chat) == len(ROWS) and [message["role"] for message in chat[0]["prompt"]] == ["system", "user"]
+
+
+def test_objects_names_and_mappings_are_one_suite() -> None:
+    twice = [rlvr.make_env("arithmetic", levels=["1+1"]), rlvr.make_env("arithmetic", levels=["2+2"])]
+    report: Any = rlvr.evaluate(["countdown", *twice, {"name": "digit_sum"}, {"env": "arithmetic", "tasks": 2}], "scripted:gold", tasks=3)
+    names = ["countdown", "Arithmetic_2", "Arithmetic_3", "digit_sum", "arithmetic"]
+    assert list(report) == list(report.keys()) == names and [env.tasks for env in report.values()] == [3] * 5
+    assert report["digit_sum"].accuracy == 1.0 and len(report) == 5
+    assert "'metrics'" not in read_message(lambda: report["nothing"]) and "'countdown'" in read_message(lambda: report["nothing"])
+
+
+def test_a_program_is_run_by_one_call() -> None:
+    trusted = {"name": "process", "trusted": True}
+    assert rlvr.run_code("print(open('a.txt').read() + input())", stdin="b", files={"a.txt": "a"}, sandbox=trusted).text == "ab\n"
+    assert rlvr.run_code("echo $((6 * 7))", "bash", sandbox=trusted).text == "42\n"
+    assert rlvr.run_code("while True: pass", timeout=0.5, sandbox=trusted).timed_out
+    sandbox = rlvr.make_sandbox("process", trusted=True)
+    assert [rlvr.run_code("print(1)", sandbox=sandbox).ok for _ in range(2)] == [True, True]
+    assert "give the text of a program" in read_message(lambda: api.run_code(["ls"]))

@@ -655,9 +655,9 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.make("verifier", "numeric"), TypeError, r"the call is rlvr.make\(env=None, /, \*, tokenizer=None, \*\*settings\)"),  # type: ignore[call-arg]
     (lambda: rlvr.verify("numeric", "4", "4", answer="4"), TypeError, "got the answer twice"),  # type: ignore[call-overload]
     (lambda: rlvr.verify("numeric", "4", "4").info, AttributeError, "write .detail"),  # type: ignore[attr-defined]
-    (lambda: rlvr.list_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
+    (lambda: rlvr.available_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
     (lambda: rlvr.GRPOTrainer, AttributeError, r"write rlvr.train\(model=..., data=rows, verifier=function"),
-    (lambda: rlvr.load_environment, AttributeError, "write rlvr.make_env"),
+    (lambda: rlvr.load_task, AttributeError, "write rlvr.make_env"),
     (lambda: rlvr.PPO, AttributeError, r"write rlvr.train\(model="),
     (lambda: rlvr.parse, AttributeError, "nothing is parsed before"),
     (lambda: rlvr.nothing_like_it, AttributeError, r"the main names are rlvr.list, verify, evaluate, generate, train"),
@@ -667,7 +667,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: type("Own", (rlvr.Environment,), {"step": 1})(), TypeError, "a verifier gives the reward"),
     (
         lambda: rlvr.evaluate("arithmetic", lambda prompt: "4", tasks=1)["rewards"],
-        TypeError,
+        LookupError,
         r"\[sample.score for sample in report.samples\]",
     ),
     (lambda: rlvr.register_verifier, AttributeError, "nothing is registered"),
@@ -683,7 +683,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     ),
     (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", max_samples=5), ConfigError, "write tasks="),
     (lambda: rlvr.train("quickstart", logging_steps=1, num_train_epochs=2), ConfigError, "'logging_steps'; every step.*and no 'num_train"),
-    (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1)["accuracy"], TypeError, "write report.accuracy"),
+    (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1)["mean_reward"], LookupError, "write report.accuracy"),
     (lambda: rlvr.evaluate("quickstart", "scripted:gold"), rlvr.RlvrError, "is a recipe for training; its environment is arithmetic"),
     (lambda: rlvr.Task("2+2=", solution="4"), TypeError, "write reference="),  # type: ignore[call-arg]
     (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]

@@ -30,10 +30,11 @@ from trl import GRPOConfig, GRPOTrainer
 
 import rlvr
 from rlvr.integrations.rows import make_rows
-from rlvr.integrations.texts import TextConversation, extract_final_text
+from rlvr.integrations.texts import TextConversation
 from rlvr.integrations.trl import EnvironmentFactory, RolloutFunction, make_reward_function
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer
+from rlvr.turns import extract_final_text
 from tests.fixtures.templates import tokenizer_for
 
 TEMPLATE = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation
@@ -67,7 +68,7 @@ class Environment(Plugin, ABC):
     ...         return Task(f"2 * {index} =", reference=str(2 * index), id=f"doubling/{split}/{index}")
     """
 
-    _synonyms = dict.fromkeys(("rubric", "scorer"), "verifier")
+    _synonyms = {**dict.fromkeys(("rubric", "scorer"), "verifier"), **dict.fromkeys(("get_dataset", "as_dataset"), "to_dataset")}
     _hints = {
         **dict.fromkeys(
             ("reset", "step"),
@@ -75,11 +76,10 @@ class Environment(Plugin, ABC):
         ),
         "tasks": "write env.task('train', 0); env.num_tasks('train') is how many there are, None for generated ones",
         **dict.fromkeys(
-            ("dataset", "get_dataset", "eval_dataset", "get_eval_dataset", "to_dataset", "to_list", "rows", "sample", "take", "head"),
-            "write [env.task('train', index) for index in range(8)]; env.num_tasks('train') is how many there are, None for generated ones",
+            ("dataset", "eval_dataset", "get_eval_dataset", "to_list", "rows", "sample", "take", "head"),
+            "write env.to_dataset(8), or env.to_dataset(8, 'test'), or [env.task('train', index) for index in range(8)] for the tasks",
         ),
         **dict.fromkeys(("reward_func", "reward_funcs"), "write .verifier"),
-        "evaluate": "write rlvr.evaluate(env, policy=...)",
         "rollout": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "system_prompt": "the system message is in the prompt of a task: env.task('train', 0).prompt",
@@ -144,6 +144,33 @@ class Environment(Plugin, ABC):
     def num_tasks(self, split: str) -> int | None:
         """Return the number of tasks of a split, or None if tasks are generated endlessly."""
         return None
+
+    def evaluate(self, policy: Any = None, **settings: Any) -> Any:
+        """Measure a policy on this environment and return the report, as `rlvr.evaluate` does with the same arguments."""
+        import rlvr
+
+        return rlvr.evaluate(self, **({} if policy is None else {"policy": policy}), **settings)
+
+    def to_dataset(self, n: int | None = None, split: str = "train") -> Any:
+        """Return the first tasks of a split as a `datasets.Dataset` with the columns prompt, answer and id, such as for another trainer.
+
+        A prompt is a text where every task is one user message, else a list of messages. `n` may be left out unless tasks are generated
+        without an end.
+        """
+        from rlvr.errors import ConfigError, MissingExtra
+
+        try:
+            from datasets import Dataset
+        except ModuleNotFoundError as error:
+            raise MissingExtra("datasets", "train") from error
+        size = self.num_tasks(split)
+        if size is None and n is None:
+            raise ConfigError(f"the split {split!r} is generated without an end; say how many tasks: env.to_dataset(1000)")
+        tasks = [self.task(split, index) for index in range(min(number for number in (n, size) if number is not None))]
+        is_text = all(len(task.prompt) == 1 and task.prompt[0]["role"] == "user" for task in tasks)
+        prompts = [task.prompt[0]["content"] if is_text else [dict(message) for message in task.prompt] for task in tasks]
+        columns = {"prompt": prompts, "answer": [task.reference for task in tasks], "id": [task.id for task in tasks]}
+        return Dataset.from_dict(columns)
 
     def gold(self, task: Task) -> str | None:
         """Return a completion that gets the full score (in a multi-turn task: the first turn), or None if none is known."""

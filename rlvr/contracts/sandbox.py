@@ -123,7 +123,7 @@ class ExecutionResult(Hinted):
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
-    isolation: tuple[str, ...] = ()  # the isolation that was actually applied
+    isolation: tuple[str, ...] = field(default=(), repr=False)  # the isolation that was actually applied
     reason: str = ""
     checker_output: bytes = b""
     """The bytes written to descriptor 5: by the checker if there is one, otherwise by the (untrusted) program."""

@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 from rlvr.contracts.explanation import Explanation, explain_verdict
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation, read_signature
 from rlvr.contracts.session import Transcript
 from rlvr.errors import ConfigError
+from rlvr.hints import REFERENCE_COLUMNS, SOLUTION_COLUMNS
 from rlvr.synonyms import REFERENCE_WORDS
 from rlvr.task import Message, Task, Verdict
+from rlvr.turns import extract_final_text
 
 RunInThread = Callable[..., Awaitable[Any]]
 THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asyncio.to_thread)
@@ -96,8 +98,17 @@ class Verifier(Plugin, ABC):
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score `answer` against `task.reference`."""
 
-    def __call__(self, answer: Any = None, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Verdict:
+    @overload
+    def __call__(self, answer: str, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Verdict: ...
+    @overload
+    def __call__(self, *, completions: Sequence[Any], **columns: Any) -> list[float | None]: ...
+    @overload
+    def __call__(self, **meta: Any) -> Verdict: ...
+    def __call__(self, answer: Any = None, reference: Any = None, *, prompt: str | Sequence[Message] = "?", **meta: Any) -> Any:
         """Score one answer by hand: the short form of `verify(Task(prompt, reference, meta=meta), answer)`.
+
+        With `completions`, a list of texts or of lists of messages, it is a reward function as TRL calls it: `prompts`, the references and
+        further columns are lists too, and it returns a list of scores; None for what could not be verified.
 
         Args:
             answer: the completion of the policy, with the answer in it; beside `completion`, the right answer.
@@ -109,6 +120,9 @@ class Verifier(Plugin, ABC):
         >>> rlvr.make_verifier("numeric", tolerance=0.001)("it is 0.333", "1/3").score
         1.0
         """
+        if isinstance(completions := meta.get("completions"), Sequence) and not isinstance(completions, str):
+            given = {"answer": answer, "reference": reference, **meta}
+            return self._score_batch(completions, {name: column for name, column in given.items() if isinstance(column, Sequence)})
         columns = {*meta} if "*" in self.columns else {*self.columns}
         if "completion" in meta and answer is not None and reference is None:
             answer, reference = meta.pop("completion"), answer
@@ -126,10 +140,35 @@ class Verifier(Plugin, ABC):
         if answer is None or "completions" in meta or "responses" in meta:
             raise ConfigError(
                 "a verifier is called with one answer, which is what the policy wrote, and its reference: verifier('it is 4', '4').score; "
-                "for lists write rlvr.verify_many(verifier, answers=[...], references=[...]); as a reward function of TRL, write "
-                "rlvr.integrations.trl.make_reward_function(verifier, reference='answer')"
+                "for lists write rlvr.verify_many(verifier, answers=[...], references=[...]), or as TRL does "
+                "verifier(completions=[...], answer=[...])"
             )
         return self.verify(Task(prompt, reference, meta=meta), answer)
+
+    def _score_batch(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[float | None]:
+        """Score a batch of completions as TRL gives it, with columns of the same length."""
+        columns = {name: column for name, column in columns.items() if len(column) == len(completions) and not isinstance(column, str)}
+        names = [name for name in (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS) if name in columns]
+        if not names and self.needs_reference:
+            raise ConfigError(
+                f"{type(self).__name__} needs the right answers, a list of {len(completions)}, such as answer=[...] or reference=[...]; "
+                f"it got {', '.join(sorted(columns))}"
+            )
+        prompts = columns.get("prompts", ["?"] * len(completions))
+        tasks = [
+            Task(
+                prompts[place], columns[names[0]][place] if names else None, meta={name: column[place] for name, column in columns.items()}
+            )
+            for place in range(len(completions))
+        ]
+        return [verdict.score for verdict in self.verify_many(tasks, [extract_final_text(completion) for completion in completions])]
+
+    if not TYPE_CHECKING:  # a type checker takes it for the name of the class
+
+        @property
+        def __name__(self) -> str:
+            """The name under which TRL logs the scores of this reward function."""
+            return getattr(self, "name", "") or type(self).__name__
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} verifier>"

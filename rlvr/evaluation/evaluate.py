@@ -72,7 +72,7 @@ def evaluate(
     """Evaluate a policy on a suite (by name, by file) or on one environment (by name, as a mapping, as an object).
 
     Args:
-        suite: the name of a suite or an environment, a list of environments, a YAML file, a mapping, or an environment.
+        suite: the name of a suite or an environment, a YAML file, a mapping, an environment, or a list of names, mappings and environments.
         policy: the policy, such as `hf:DIR`, or `player.py:play`, a function in a file; or a sampler, a model object, or a function from
             the text of a prompt, or from `messages` and `tools`, to a turn (see `rlvr.samplers.function`).
         tokenizer: the tokenizer of a model object.
@@ -94,18 +94,20 @@ def evaluate(
     checked = (item_settings.keys() & SuiteItem.model_fields.keys()) - {"top_k"}  # an unknown name gets its own message
     _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in checked})
     check_selector(select)
-    if remote_sampling is not None and isinstance(suite, Environment):
-        raise ConfigError(f"this {type(suite).__name__} is an object, and other processes build an environment by its name; give a mapping")
     out, sampler = Path(out) if out else None, sampler or {}
     found, ready = _resolve_suite(
         str(suite) if isinstance(suite, Path) else suite, settings, {**item_settings, "n": n, "temperature": temperature}
     )
+    if remote_sampling is not None and (objects := [*ready.values()]):
+        raise ConfigError(
+            f"this {type(objects[0]).__name__} is an object, and other processes build an environment by its name; give a mapping"
+        )
     items = [item.with_defaults() for item in found.items]
     given = None if isinstance(policy, str) else PolicyObject.wrap(policy, tokenizer)
     specs: dict[str, Any] = {item.name: given or parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
     policy = given.label if given else resolve_plugin_files(policy)
     with ExitStack() as stack:
-        environments = {item.name: stack.enter_context(_open_env(ready, item)) for item in items}
+        environments = {item.name: stack.enter_context(_open_env(ready.get(item.name), item)) for item in items}
         _print_data_warnings(environments, console)
         labels = {name: format_verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
         plan = _make_plan(found.name, policy, items, labels, seed, sampler)
@@ -382,14 +384,20 @@ def _resolve_suite(
     suite: str | Mapping[str, Any] | Sequence[Any] | Environment,
     settings: Mapping[str, Any] | None,
     item_settings: Mapping[str, float | str | None],
-) -> tuple[Suite, Environment | None]:
-    """Resolve the suite; the second value is the environment if an object was given."""
+) -> tuple[Suite, dict[str, Environment]]:
+    """Resolve the suite; the second value has the environments that were given as objects, by the name of their item."""
+    if isinstance(suite, Sequence) and not isinstance(suite, str | Environment) and any(isinstance(entry, Environment) for entry in suite):
+        names = [type(entry).__name__ if isinstance(entry, Environment) else "" for entry in suite]
+        names = [f"{name}_{place}" if name and names.count(name) > 1 else name for place, name in enumerate(names, 1)]
+        rows = [{"name": name, "env": {"name": name}} if name else entry for name, entry in zip(names, suite, strict=True)]
+        objects = {name: entry for name, entry in zip(names, suite, strict=True) if isinstance(entry, Environment)}
+        return load_suite(rows, settings, **item_settings), objects
     if isinstance(suite, str) or (isinstance(suite, Sequence) and not isinstance(suite, Environment)):
-        return load_suite(suite, settings, **item_settings), None
+        return load_suite(suite, settings, **item_settings), {}
     if isinstance(suite, Environment) and settings:
         raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")
     env = {"name": type(suite).__name__} if isinstance(suite, Environment) else resolve_plugin_files({**suite, **(settings or {})})
     item = validate_section(
         SuiteItem, {"env": env, **{key: value for key, value in item_settings.items() if value is not None}}, "this evaluation"
     )
-    return Suite(item.name, (item,)), suite if isinstance(suite, Environment) else None
+    return Suite(item.name, (item,)), {item.name: suite} if isinstance(suite, Environment) else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,10 +136,34 @@ class EvalReport(Hinted):
         print_report(EscapingConsole(width=width), self)
 
     def __getitem__(self, name: str) -> Any:
+        """Return the summary of an environment, or one of `metrics`."""
+        if (found := self.envs.get(name)) is not None:
+            return found
+        if name in self.metrics:
+            return self.metrics[name]
         known = name if hasattr(type(self), str(name)) or name in self.__dataclass_fields__ else ""
         known = known or self._synonyms.get(str(name), "")
         hint = f"write report.{known}" if known else self._hints.get(str(name), "write .accuracy, .samples, or .to_dict()")
-        raise TypeError(f"a report is no mapping and has no [{name!r}]; {hint}")
+        raise LookupError(f"a report has no [{name!r}], only {', '.join(map(repr, [*self.envs, *self.metrics]))}; {hint}")
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the environments, as over a mapping from them to their summaries."""
+        return iter(self.envs)
+
+    def __len__(self) -> int:
+        return len(self.envs)
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of the environments."""
+        return self.envs.keys()
+
+    def values(self) -> ValuesView[EnvSummary]:
+        """Return the summaries of the environments."""
+        return self.envs.values()
+
+    def items(self) -> ItemsView[str, EnvSummary]:
+        """Return the environments: names with summaries."""
+        return self.envs.items()
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=100)

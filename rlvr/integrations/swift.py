@@ -15,8 +15,9 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
-from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory, extract_final_text
+from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
+from rlvr.turns import extract_final_text
 
 TESTED_VERSION = "4.6.0"
 warn_if_untested("ms-swift", TESTED_VERSION)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from threading import Lock
 from time import perf_counter
@@ -48,26 +48,6 @@ def _wait_for_result(pool: DaemonThreadExecutor, job: TimedFuture, timeout_s: fl
             raise TimeoutError(f"no result within {timeout_s:g} s")
         wait([job], left if job.started_at else min(left, POLL_INTERVAL_S))
     return job.result()
-
-
-def extract_final_text(completion: object) -> str:
-    """Extract the final text of the policy: the last message, if it is from the assistant and has no tool calls; else "".
-
-    The output of a tool is never an answer.
-
-    >>> extract_final_text([{"role": "assistant", "content": "4"}, {"role": "tool", "content": "5"}])
-    ''
-    """
-    if isinstance(completion, str):
-        return completion
-    messages: list[Mapping[str, Any]] = list(completion) if isinstance(completion, Sequence) else [{}]
-    if not isinstance(completion, Sequence) or not all(isinstance(message, Mapping) for message in messages):
-        raise TypeError(f"a completion is {completion!r:.80}; it must be a text or a list of messages")
-    last = messages[-1] if messages else {}
-    said: Any = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else ""
-    if not isinstance(said, str | None):
-        said = "".join(str(part.get("text", "")) for part in said)
-    return said or ""
 
 
 class FinalTextVerifier:

@@ -17,14 +17,14 @@ from typing import Any, Literal
 from rlvr.contracts import Environment, Sampler, SamplingParams, Verifier
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import find_task, warn_if_untested
-from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory, extract_final_text
+from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory
 from rlvr.integrations.tokens import make_token_row
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import HFTokenizer, get_model_vocab_size
 from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
 from rlvr.task import Task, make_user_prompt
-from rlvr.turns import Call, ToolSpec, Turn
+from rlvr.turns import Call, ToolSpec, Turn, extract_final_text
 
 TESTED_VERSION = "1.16.0"
 warn_if_untested("trl", TESTED_VERSION)

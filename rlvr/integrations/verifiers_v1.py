@@ -15,8 +15,9 @@ from typing import Any
 from rlvr.contracts import Environment
 from rlvr.errors import VerifierError
 from rlvr.integrations.rows import find_task, make_row, warn_if_untested
-from rlvr.integrations.texts import FinalTextVerifier, extract_final_text
+from rlvr.integrations.texts import FinalTextVerifier
 from rlvr.mdp.token_mdp import check_task
+from rlvr.turns import extract_final_text
 
 TESTED_VERSION = "0.4.0"
 warn_if_untested("verifiers", TESTED_VERSION)

@@ -23,10 +23,15 @@ class TrainReport(Hinted):
     'finished'
     """
 
-    _synonyms = {"history": "metrics", "log_history": "log_rows", "output_dir": "run"}
+    _synonyms = {
+        "history": "metrics",
+        "log_history": "log_rows",
+        "output_dir": "run",
+        **dict.fromkeys(("save", "save_pretrained"), "save_model"),
+    }
     _hints = {
         **dict.fromkeys(
-            ("model", "policy", "save", "save_model", "save_pretrained", "push_to_hub", "checkpoint", "tokenizer"),
+            ("model", "policy", "push_to_hub", "checkpoint", "tokenizer"),
             "the trained model is saved already, and the folder of a run is a model: rlvr.load_model(report.run)",
         ),
         "accuracy": "write .accuracy_after, or .accuracy_before",
@@ -66,6 +71,12 @@ class TrainReport(Hinted):
     def log_rows(self) -> list[dict[str, Any]]:
         """The metrics of the run as a list, one mapping for each step."""
         return list(read_metrics(Path(self.run)))
+
+    def save_model(self, folder: str | Path) -> None:
+        """Write the trained model and its tokenizer to a folder that transformers, vLLM and `rlvr.load_model` can load."""
+        import rlvr
+
+        rlvr.load_model(self.run).save_pretrained(folder)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain JSON."""

@@ -34,9 +34,9 @@ def test_a_call_is_the_short_form_of_verify() -> None:
 
 def test_a_call_with_a_task_names_the_method() -> None:
     with pytest.raises(ConfigError, match=r"write verifier\.verify\(task, answer\)"):
-        rlvr.make_verifier("numeric")(Task("2+2=", "4"), "4")
+        rlvr.make_verifier("numeric")(Task("2+2=", "4"), "4")  # type: ignore[call-overload]
     with pytest.raises(AnswerTypeError):
-        rlvr.make_verifier("numeric")(4, "4")
+        rlvr.make_verifier("numeric")(4, "4")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

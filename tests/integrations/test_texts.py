@@ -9,9 +9,9 @@ import pytest
 
 from rlvr.errors import ConfigError, EnvError
 from rlvr.integrations.rows import find_task, format_task_key, make_rows, parse_task_key, require_score, warn_if_untested
-from rlvr.integrations.texts import FinalTextVerifier, TextConversationFactory, extract_final_text
+from rlvr.integrations.texts import FinalTextVerifier, TextConversationFactory
 from rlvr.task import Fault, Verdict
-from rlvr.turns import Call, Turn
+from rlvr.turns import Call, Turn, extract_final_text
 from tests.fixtures.worlds import First, Raises, Sums, Unable
 from tests.integrations.worlds import Counts, Hangs, SlowJudge, Twice, Watched
 
