@@ -173,7 +173,7 @@ class DatabaseLayout:
         return f"{self.domain.person}s AS w" + (" JOIN towns AS p ON p.id = w.town_id" if self.num_tables > 3 else "")
 
     @property
-    def town_column(self) -> str:
+    def town_expression(self) -> str:
         """The SQL expression of the column with the name of a person's town."""
         return "p.name" if self.num_tables > 3 else "w.town"
 

@@ -81,7 +81,7 @@ def _make_group_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuest
     by, name, words = rng.choice(
         [
             (layout.category_column, "category", "category"),
-            (layout.town_column, "town", f"town of the {d.person}s"),
+            (layout.town_expression, "town", f"town of the {d.person}s"),
             ("e.state", "state", "state"),
         ]
     )
@@ -127,10 +127,10 @@ def _make_date_range_question(layout: DatabaseLayout, rng: random.Random) -> Sql
     return SqlQuestion(
         f"How many {d.event}s of {d.person}s who do not live in {town} have a date ({d.date_column}) from {first} to {last}, both days included, "
         f"and what is the largest value of {d.amount_column} among them? Give both numbers.",
-        f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {between} AND {layout.town_column} <> '{town}'",
+        f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {between} AND {layout.town_expression} <> '{town}'",
         (
-            f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {layout.town_column} <> '{town}'",
-            f"SELECT count(*), min(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {between} AND {layout.town_column} <> '{town}'",
+            f"SELECT count(*), max(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {layout.town_expression} <> '{town}'",
+            f"SELECT count(*), min(e.{d.amount_column}) FROM {layout.joined_from_clause} WHERE {between} AND {layout.town_expression} <> '{town}'",
         ),
     )
 

@@ -62,7 +62,7 @@ class Arithmetic(Environment):
         for _ in range(MAX_DRAWS):
             left_digits, sign, right_digits = rng.choice(self.levels)
             left, right = _draw_number(rng, left_digits), _draw_number(rng, right_digits)
-            if compute_split(left, sign, right) == split:
+            if choose_data_split(left, sign, right) == split:
                 question = f"{left}{sign}{right}="
                 meta = {"level": f"{left_digits}{sign}{right_digits}", "left": left, "sign": sign, "right": right}
                 prompt = make_user_prompt(question, system=self.instruction)
@@ -76,7 +76,7 @@ class Arithmetic(Environment):
         return "\n".join([*format_steps(task.meta["left"], task.meta["sign"], task.meta["right"]), f"#### {task.reference}"])
 
 
-def compute_split(left: int, sign: str, right: int) -> str:
+def choose_data_split(left: int, sign: str, right: int) -> str:
     """Return the split of a question. a + b and b + a share a split, so no test question is a training question in reverse."""
     a, b = (left, right) if sign == "-" else (min(left, right), max(left, right))
     digest = hashlib.blake2b(f"{a}{sign}{b}".encode(), digest_size=8).digest()

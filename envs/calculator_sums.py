@@ -82,7 +82,7 @@ class CalculatorSums(Environment):
         rng = random.Random(f"calculator_sums/{self.seed}/{split}/{index}")
         for _ in range(MAX_DRAWS):
             left, right = (_draw_number(rng, rng.randint(self.min_digits, self.max_digits)) for _ in range(2))
-            if compute_split(left, right) == split:
+            if choose_data_split(left, right) == split:
                 prompt = make_user_prompt(f"{left}+{right}=", system=self.instruction)
                 return Task(
                     prompt, str(left + right), id=f"calculator_sums/{split}/{self.seed}.{index}", meta={"left": left, "right": right}
@@ -102,10 +102,10 @@ class CalculatorSums(Environment):
         return [Call("", "calculator", {"expression": f"{task.meta['left']}+{task.meta['right']}"}), str(task.reference)]
 
 
-def compute_split(left: int, right: int) -> str:
+def choose_data_split(left: int, right: int) -> str:
     """Return the split of a question. a + b and b + a share a split, so no test question is a training question in reverse.
 
-    >>> compute_split(48213, 9907) == compute_split(9907, 48213)
+    >>> choose_data_split(48213, 9907) == choose_data_split(9907, 48213)
     True
     """
     digest = hashlib.blake2b(f"{min(left, right)}+{max(left, right)}".encode(), digest_size=8).digest()

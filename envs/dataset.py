@@ -17,7 +17,7 @@ from rlvr.envs._data.columns import (
     is_empty,
     make_unknown_column_error,
 )
-from rlvr.envs._data.row_verifier import PerRowVerifier, build_dataset_verifier
+from rlvr.envs._data.row_verifier import PerRowSettingsVerifier, build_dataset_verifier
 from rlvr.envs._data.rows import Row
 from rlvr.envs._data.splits import build_prompt, hold_out, load_data_source, make_question_key, row_matches, split_by_column
 from rlvr.errors import ConfigError, format_suggestion
@@ -157,7 +157,7 @@ class Dataset(Environment):
         if empty := [name for name, tasks in self._tasks.items() if not tasks]:
             told = "; ".join(self._warnings)
             raise ConfigError(f"no rows are left for {' and '.join(empty)}; check where, max_question_chars, holdout and split: {told}")
-        if isinstance(self.verifier, PerRowVerifier):
+        if isinstance(self.verifier, PerRowSettingsVerifier):
             self.verifier.build_verifiers(task.meta["settings"] for tasks in self._tasks.values() for task in tasks)
         looked_at = [task.prompt for tasks in self._tasks.values() for task in tasks[:10_000]]
         self.max_prompt_tokens = max(map(_count_bytes, looked_at)) + _count_bytes(self._shots) + 512  # 512 for a chat template

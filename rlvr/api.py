@@ -53,8 +53,8 @@ from rlvr.mdp.task_data import (
     make_data_env,
     names_data_source,
     to_verifier,
-    to_verifier_setting,
     unwrap_environment,
+    wrap_verifier_functions,
 )
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_parameters, list_entries, load_factory
 from rlvr.synonyms import SYNONYMS, VERIFIERS, accept_synonyms, translate_env_name, translate_keywords
@@ -220,7 +220,7 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | N
     if is_data(env):
         return _check_made(Environment, make_data_env(env, **settings))
     if "verifier" in settings:
-        settings["verifier"] = to_verifier_setting(settings["verifier"])
+        settings["verifier"] = wrap_verifier_functions(settings["verifier"])
     return _check_made(Environment, _make("env", str(env) if isinstance(env, Path) else env, settings))
 
 
@@ -806,12 +806,12 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         ]
     elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
-        own = {name: settings.pop(name) for name in list_evaluated_data_settings() if name in settings}
+        own = {name: settings.pop(name) for name in list_data_settings_for_evaluate() if name in settings}
         env = make_data_env(env, verifier=verifier, **held, **own)
         settings, verifier = {"split": env.splits[0], "tasks": env.num_tasks(env.splits[0]), **settings}, None
     elif isinstance(env, type) or ((verifier is not None or "tools" in settings) and _names_environment(env)):
         own = {name: settings.pop(name) for name in ("tools", "max_turns", "dialect") if name in settings}
-        own |= {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
+        own |= {} if verifier is None else {"verifier": wrap_verifier_functions(verifier)}
         settings["settings"] = {**(settings.get("settings") or {}), **own}
         if isinstance(env, type) or "tools" in own or isinstance(own["verifier"], Verifier):  # else the plan of the evaluation names it
             if isinstance(env, str):
@@ -827,7 +827,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         with abort_on_blocked_interpreter(settings.get("call_timeout_s") or DEFAULT_CALL_TIMEOUT_S):
             smoke_test_user_functions(env, split)
     asked = [name for name in inspect.signature(run).parameters if name not in ("suite", "item_settings")]
-    known = [*asked, *SuiteItem.model_fields, *list_evaluated_data_settings()]
+    known = [*asked, *SuiteItem.model_fields, *list_data_settings_for_evaluate()]
     if unknown := [key for key in settings if key not in known]:
         wrong = (f"{key!r}: {explain_keyword(key, 'evaluate') or format_suggestion(key, known)}" for key in unknown)
         raise ConfigError(f"rlvr.evaluate has no setting {'; and no '.join(wrong)}")
@@ -841,7 +841,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             "verifier goes with data, or with the name of an environment, and env is neither; set it on the environment: "
             "rlvr.make_env(name, verifier=...)"
         )
-    if of_data := [name for name in list_evaluated_data_settings() if name in settings]:
+    if of_data := [name for name in list_data_settings_for_evaluate() if name in settings]:
         if names_data_source(env):
             raise ConfigError(f"{of_data[0]} needs a verifier beside the data file {str(env)!r}; give verifier='symbolic', or another")
         raise ConfigError(
@@ -855,7 +855,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
             env.close()
 
 
-def list_evaluated_data_settings() -> builtins.list[str]:
+def list_data_settings_for_evaluate() -> builtins.list[str]:
     """List the settings of an environment of data that `evaluate` takes: all except those that it has itself, or that hold rows back."""
     return [name for name in list_data_settings() if name not in ("system", "split", "limit", "holdout", "test")]
 

@@ -89,7 +89,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """The undiscounted return; 0.0 also for an episode without a score, see `is_scored`."""
+        """The sum of the episode's rewards; 0.0 also for an episode without a score, see `is_scored`."""
         return math.fsum(self.rewards)
 
     @property
@@ -103,7 +103,7 @@ class Episode:
         return any(self.meta.get(name) for name in ("greedy", "mismatched", "canary"))
 
     @property
-    def truncated_mid_turn(self) -> bool:
+    def is_cut_by_token_or_time_limit(self) -> bool:
         """Whether a limit other than that on turns ended the episode: on tokens, the context window, or time. The last turn may be complete."""
         return self.stop_reason is StopReason.TRUNCATED and self.meta.get("truncated") != "turns"
 

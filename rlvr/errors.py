@@ -10,7 +10,7 @@ RlvrError
 ├── VerifierError      a verifier failed, through no fault of the answer
 ├── AnswerTypeError    a verifier was given an answer that is not a string          (exit code 2)
 ├── SandboxError       the sandbox, not the program in it, failed                   (exit code 2)
-│   └── SandboxUnavailable   its engine stays away: a rollout stops                 (exit code 1)
+│   └── SandboxOutage   its engine stays away: a rollout stops                 (exit code 1)
 ├── TooManyHungCalls   verifiers or sessions hang: a rollout stops                 (exit code 1)
 ├── SamplerError       the sampler failed, or returned something impossible
 ├── ToolError          a tool rejects a call, with a message for the policy
@@ -118,7 +118,7 @@ class SandboxError(RlvrError):
     exit_code = 2
 
 
-class SandboxUnavailable(SandboxError):
+class SandboxOutage(SandboxError):
     """The engine of the sandbox has been away for so long that a rollout stops, instead of leaving answers without a score."""
 
     exit_code = 1

@@ -604,10 +604,10 @@ def explain_keyword(name: str, call: str = "") -> str:
     return next((_advise(table[name]) for table in tables if name in table), "")
 
 
-def explain_config_key(key: str) -> str:
+def translate_config_key(key: str) -> str:
     """Return the key of a run's configuration that does what a key of another library does, with or without its section, or "".
 
-    >>> explain_config_key("lr"), explain_config_key("train.lr"), explain_config_key("use_vllm")
+    >>> translate_config_key("lr"), translate_config_key("train.lr"), translate_config_key("use_vllm")
     ('train.learning_rate', 'train.learning_rate', 'rollout.sampler=vllm')
     """
     return CONFIG_KEYS.get(key.rpartition(".")[2], "").partition(", ")[0]
@@ -673,14 +673,14 @@ def add_usage_to_errors(function: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-def write_as_keywords(message: str) -> str:
+def write_settings_as_keywords(message: str) -> str:
     """Write the settings of a run in a message, section.key=value, as keywords of `rlvr.train`; a message is also read in a shell.
 
-    >>> write_as_keywords("set rollout.max_length=1024, or lower rollout.max_new_tokens; eval.tasks=0 measures nothing")
+    >>> write_settings_as_keywords("set rollout.max_length=1024, or lower rollout.max_new_tokens; eval.tasks=0 measures nothing")
     "set max_length=1024, or lower max_new_tokens; eval={'tasks': 0} measures nothing"
-    >>> write_as_keywords("data/train.jsonl and train.parquet: line 3; train.learning_rate=1e-5")
+    >>> write_settings_as_keywords("data/train.jsonl and train.parquet: line 3; train.learning_rate=1e-5")
     'data/train.jsonl and train.parquet: line 3; learning_rate=1e-5'
-    >>> write_as_keywords("choose another --out, or continue with --resume")
+    >>> write_settings_as_keywords("choose another --out, or continue with --resume")
     'choose another out=, or continue with resume=True'
     """
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import ANSWER_COLUMNS, PLUGIN_WORDS, VERIFIER_WORDS, shorten_traceback, write_as_keywords
+from rlvr.hints import ANSWER_COLUMNS, PLUGIN_WORDS, VERIFIER_WORDS, shorten_traceback, write_settings_as_keywords
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,7 +121,7 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except ConfigError as error:
             if call == "train" and kwargs.keys() & {"model", "env", "data"}:  # a run of keywords, and not of a recipe with dotted keys
-                error.args = (write_as_keywords(str(error)), *error.args[1:])
+                error.args = (write_settings_as_keywords(str(error)), *error.args[1:])
             shorten_traceback(error)
             raise
         except KeyboardInterrupt as stop:

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Sandbox, SandboxSession, SandboxSpec
 from rlvr.contracts.admission import CapacityLimiter
-from rlvr.errors import ConfigError, SandboxError, SandboxUnavailable
+from rlvr.errors import ConfigError, SandboxError, SandboxOutage
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside import engine
 from rlvr.sandbox._outside.container import Container
@@ -89,12 +89,12 @@ class DockerSandbox(Sandbox):
     def run_program(self, program: Program) -> ExecutionResult:
         """Run the program in the next free container. A failure of the sandbox is an `ExecutionResult` with `INTERNAL_ERROR`.
 
-        While the engine is away, the program waits for it, and runs again if its container was lost with it. Raises SandboxUnavailable if
+        While the engine is away, the program waits for it, and runs again if its container was lost with it. Raises SandboxOutage if
         the engine stays away.
         """
         try:
             return self._run_or_raise(program)
-        except SandboxUnavailable:
+        except SandboxOutage:
             raise
         except SandboxError as error:
             return ExecutionResult(ExitStatus.INTERNAL_ERROR, reason=str(error))

@@ -12,7 +12,7 @@ import pytest
 import rlvr
 from rlvr.config.rollout import RolloutConfig
 from rlvr.errors import ConfigError
-from rlvr.hints import NAMES, write_as_keywords
+from rlvr.hints import NAMES, write_settings_as_keywords
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.synonyms import DEFAULT_NUM_GENERATIONS, FUNCTIONS, LISTS, translate_keywords
 from rlvr.training.callbacks import check_callbacks
@@ -491,7 +491,7 @@ def test_a_message_about_a_setting_of_a_run_can_be_typed(tmp_path: Path) -> None
     message = read_message(lambda: rlvr.train(**given, steps=1, out=tmp_path / "a"))
     assert "set max_length=12, or max_new_tokens=4" in message
     assert resolve_run_inputs(model="m", env="arithmetic", max_length=64).config.rollout.max_length == 64
-    assert write_as_keywords("use model.dtype=float32 with train.mixed_precision=bf16") == (
+    assert write_settings_as_keywords("use model.dtype=float32 with train.mixed_precision=bf16") == (
         "use model={'dtype': 'float32'} with mixed_precision='bf16'"
     )
 
@@ -872,7 +872,7 @@ def test_functions_of_other_libraries_that_are_the_same_are_taken() -> None:
     assert api.load_environment is api.create_env is rlvr.make_env and api.verifier is api.get_reward_func is rlvr.make_verifier
     assert api.eval is rlvr.evaluate and api.read_log is rlvr.load_evaluation and api.execute_code is rlvr.run_code
     assert api.list_environments() == rlvr.list("env") and api.list_verifiers() == rlvr.list("verifier")
-    from rlvr import load_env  # type: ignore[attr-defined]
+    from rlvr import load_env
 
     assert load_env is rlvr.make_env and "load_env" not in dir(rlvr) and "load_env" not in vars(rlvr)
     assert all(name in rlvr.__all__ for name in FUNCTIONS.values()) and not {*FUNCTIONS, *LISTS} & {*NAMES}

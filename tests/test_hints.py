@@ -14,7 +14,7 @@ import pytest
 
 import rlvr
 from rlvr import hints
-from rlvr.api import list_evaluated_data_settings
+from rlvr.api import list_data_settings_for_evaluate
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections
 from rlvr.config.rollout import RolloutConfig
@@ -51,7 +51,7 @@ def list_arguments(call: str) -> set[str]:
     known = set(inspect.signature(getattr(rlvr, call)).parameters)
     more: Mapping[str, Any] = {
         "train": ["lora", *RunConfig.model_fields, *TrainConfig.model_fields, *RolloutConfig.model_fields],
-        "evaluate": [*inspect.signature(evaluate_function).parameters, *SuiteItem.model_fields, *list_evaluated_data_settings()],
+        "evaluate": [*inspect.signature(evaluate_function).parameters, *SuiteItem.model_fields, *list_data_settings_for_evaluate()],
         "Learner": OptimizationSettings.__dataclass_fields__,
     }
     return known | set(more.get(call, ()))
@@ -292,7 +292,7 @@ def test_the_keys_of_a_run_exist() -> None:
     free = {"algorithm": list_plugin_settings("algorithm"), "rollout.sampler": list_plugin_settings("sampler")}
     free["frozen_models"] = {"reference"}
     for word in hints.CONFIG_KEYS:
-        key = hints.explain_config_key(word).partition("=")[0]
+        key = hints.translate_config_key(word).partition("=")[0]
         section, _, name = key.rpartition(".")
         assert key in keys or name in free.get(section, ()), (word, key)
 

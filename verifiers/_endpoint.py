@@ -35,7 +35,7 @@ class EndpointUnavailable(Exception):
         self.status, self.timed_out = status, timed_out
 
     @property
-    def num_rounds(self) -> int:
+    def num_control_rounds(self) -> int:
         """How often the work is repeated beside a control to find out whose fault this is."""
         return TIMEOUT_ROUNDS if self.timed_out else CONTROL_ROUNDS
 

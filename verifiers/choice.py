@@ -84,7 +84,7 @@ class Choice(Verifier):
         return Verdict(float(named == right), f"it names {' and '.join(sorted(named))}, right is {' and '.join(sorted(right))}")
 
     @property
-    def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
         return (("named", _parse_named_labels),)
 

@@ -55,7 +55,7 @@ class Exact(Verifier):
         return Verdict(float(right), f"{found.text!r:.80} {'is' if right else 'is not'} {' or '.join(map(repr, allowed)):.120}")
 
     @property
-    def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
         return (("without markup", strip_markdown_and_latex),)
 

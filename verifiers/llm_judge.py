@@ -230,7 +230,7 @@ class LLMJudge(AsyncVerifier):
                 lambda: self._request_completion(control, usage_counter, retries=self.retries if says_so else 0),
                 None if says_so else lambda: self._request_completion(body, usage_counter, retries=0),
                 failures=(EndpointUnavailable,),
-                rounds=error.num_rounds,
+                rounds=error.num_control_rounds,
             )
         except AnswerAtFault:
             return None

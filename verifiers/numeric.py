@@ -150,7 +150,7 @@ class Numeric(Verifier):
         return Verdict(float(right), f"{found.text:.80} {how} {task.reference!s:.80}")
 
     @property
-    def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
         return (("parsed", parse_number), ("sentence", parse_statement))
 

@@ -36,7 +36,7 @@ def hidden_call(module, function, args):
 
 
 class PackageTests(Verifier):
-    """Score 1 if every hidden call of the package returns the expected value; else 0.
+    """Runs hidden calls on the package that the policy changed: 1 if every one returns the expected value; else 0.
 
     The files come from the artifacts of the session. Without artifacts, a code block of the answer is the only file.
     """

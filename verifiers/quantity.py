@@ -84,7 +84,7 @@ class Quantity(Verifier):
         said = _parse_quantity(found.text)
         if said is None:
             return Verdict(0.0, f"{found.text!r:.80} is not one number with one unit")
-        if not said.has_unit_of(gold) and (not self.convert or said.dimensions != gold.dimensions):
+        if not said.has_same_unit_as(gold) and (not self.convert or said.dimensions != gold.dimensions):
             why = "not the unit of the reference" if said.dimensions == gold.dimensions else "of another kind than the reference"
             return Verdict(0.0, f"the unit of {found.text!r:.80} is {why}")
         mine, theirs = said.in_base_units, gold.in_base_units
@@ -93,7 +93,7 @@ class Quantity(Verifier):
         return Verdict(float(right), f"{found.text!r:.80} {'equals' if right else 'is not'} {task.reference!r:.80}")
 
     @property
-    def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Return the functions whose results are steps of an explanation."""
         return (("parsed", _parse_quantity),)
 
@@ -112,7 +112,7 @@ class ParsedQuantity(NamedTuple):
         """The number in base units."""
         return self.value * self.factor + self.offset
 
-    def has_unit_of(self, other: ParsedQuantity) -> bool:
+    def has_same_unit_as(self, other: ParsedQuantity) -> bool:
         """Whether both have the same unit, under whatever name."""
         return self[1:] == other[1:]
 

@@ -153,7 +153,7 @@ class ServiceVerifier(AsyncVerifier):
 
         try:
             return await aretry_and_attribute_failure(
-                error, judge_control, lambda: self._judge_alone(line), failures=(EndpointUnavailable,), rounds=error.num_rounds
+                error, judge_control, lambda: self._judge_alone(line), failures=(EndpointUnavailable,), rounds=error.num_control_rounds
             )
         except AnswerAtFault:
             reason = f"the service gives no verdict on this answer, and judges another one: {error}"

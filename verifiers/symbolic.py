@@ -26,7 +26,7 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
 from rlvr.verifiers.math.compare.compare import UNEVALUATED_OPS, compare_trees
 from rlvr.verifiers.math.compare.prompt_copies import explain_prompt_copy
-from rlvr.verifiers.math.compare.question_forms import explain_option_conflict, order_named_values, take_value_after_formula
+from rlvr.verifiers.math.compare.question_forms import explain_mislabelled_option, order_named_values, take_value_after_formula
 from rlvr.verifiers.math.compare.question_units import (
     drop_requested_comparison_word,
     drop_requested_multiplier_word,
@@ -253,7 +253,7 @@ class Symbolic(Verifier):
         prompt = _join_prompt(task) if texts else ""
         for text in texts:
             why = explain_prompt_copy(gold, text, prompt) if conventions.worked_out != "off" else ""
-            if why or (why := explain_unit_conflict(gold, text, prompt) or explain_option_conflict(gold, text, prompt)):
+            if why or (why := explain_unit_conflict(gold, text, prompt) or explain_mislabelled_option(gold, text, prompt)):
                 return why
         return ""
 

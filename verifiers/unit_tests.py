@@ -27,7 +27,7 @@ from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code, insert_prelude
 from rlvr.verifiers.code.compare_text import is_same_text
 from rlvr.verifiers.code.reference import EXAMPLES, UnitTestSpec, override_limits, parse_reference
-from rlvr.verifiers.code.test_analysis import PreparedTest
+from rlvr.verifiers.code.test_analysis import InstrumentedTest
 
 CODE_DIR = Path(__file__).parent / "code"
 ABORTING_STATUSES = (ExitStatus.TIMEOUT, ExitStatus.MEMORY_LIMIT, ExitStatus.OUTPUT_LIMIT, ExitStatus.SANDBOX_VIOLATION)
@@ -112,7 +112,7 @@ class UnitTests(Verifier):
         self.max_memory_mb: int | None = getattr(sandbox, "memory_mb", None)
         default = Limits() if self.max_memory_mb is None else Limits(memory_mb=min(Limits().memory_mb, self.max_memory_mb))
         self.limits = override_limits(limits or {}, default)
-        self._dry_runs: dict[tuple[str, PreparedTest, str], str] = {}
+        self._dry_runs: dict[tuple[str, InstrumentedTest, str], str] = {}
         if self.max_memory_mb is not None and self.limits.memory_mb > self.max_memory_mb:
             raise ConfigError(f"limits: {self._format_memory_error(self.limits)}")
 

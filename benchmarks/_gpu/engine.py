@@ -120,7 +120,7 @@ def started(bench: Bench, engine: Any, model: Any) -> None:
     """Start an engine with the weights of a model, and say how long it took."""
     began = bench.settled()
     engine.update_from_model(model, 0)
-    bench.line("start", seconds=round(bench.settled() - began, 1), used_gb=used_gb(bench), **engine.get_weight_sync_metrics())
+    bench.line("start", seconds=round(bench.settled() - began, 1), used_gb=used_gb(bench), **engine.get_weight_probe_metrics())
 
 
 def step(bench: Bench) -> None:
@@ -192,7 +192,7 @@ def loads(bench: Bench, engine: Any, model: Any, times: int) -> list[dict[str, f
                 weight.mul_(1.01)
         began = bench.settled()
         engine.update_from_model(model, k + 1)
-        found.append({"seconds": round(bench.settled() - began, 3), **engine.get_weight_sync_metrics()})
+        found.append({"seconds": round(bench.settled() - began, 3), **engine.get_weight_probe_metrics()})
     return found
 
 

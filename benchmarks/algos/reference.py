@@ -75,7 +75,7 @@ def scored(group: Sequence[Answer]) -> list[Answer]:
 def trained(groups: Groups, settings: Settings) -> list[Answer]:
     """The answers whose tokens are in the loss."""
     masked = settings.get("mask_truncated_completions", False)
-    return [a for group in groups for a in scored(group) if not (masked and a.episode.truncated_mid_turn)]
+    return [a for group in groups for a in scored(group) if not (masked and a.episode.is_cut_by_token_or_time_limit)]
 
 
 # ---- advantages -----------------------------------------------------------------------------------------------------------

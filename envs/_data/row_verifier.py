@@ -26,11 +26,11 @@ def build_dataset_verifier(verifier_config: Any) -> tuple[Verifier, dict[str, st
     settings = dict(verifier_config) if isinstance(verifier_config, Mapping) else {}
     columns = {key: text for key, text in settings.items() if isinstance(text, str) and COLUMN_PATTERN.fullmatch(text) and key != "name"}
     if columns:
-        return PerRowVerifier({key: value for key, value in settings.items() if key not in columns}), columns
+        return PerRowSettingsVerifier({key: value for key, value in settings.items() if key not in columns}), columns
     return build_from_config("verifier", verifier_config), {}
 
 
-class PerRowVerifier(Verifier):
+class PerRowSettingsVerifier(Verifier):
     """One verifier with several settings, selected by each task's `meta["settings"]`."""
 
     def __init__(self, wanted: Mapping[str, Any]) -> None:

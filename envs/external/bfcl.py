@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Environment, Session
-from rlvr.contracts.schema import SchemaError, validate_arguments
+from rlvr.contracts.schema import SchemaValidationError, validate_arguments
 from rlvr.contracts.tool import Tool
 from rlvr.envs.external._foreign.calls import PARALLEL_CATEGORIES, CallSession, CallsVerifier, PlaceholderTool, iter_minimal_expected_calls
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost
@@ -93,7 +93,7 @@ class Bfcl(Environment):
         self._rows: dict[str, list[dict[str, Any]]] | None = None
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
         how = {name: "the calls are compared, at once or one in each turn" for name in PARALLEL_CATEGORIES}
         rows = [
@@ -195,7 +195,7 @@ def _are_expected_calls_valid(row: Mapping[str, Any]) -> bool:
     try:
         for name, given in iter_minimal_expected_calls(row["truth"], _list_required_arguments(row)):
             validate_arguments(specs[_make_tool_name(name)].parameters, given)
-    except (SchemaError, KeyError):
+    except (SchemaValidationError, KeyError):
         return False
     return True
 

@@ -103,7 +103,7 @@ class GymnasiumEnvironment(GameEnvironment):
         self._moves: list[str] | None = None
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List the examined environments. Others work too if their actions are few and their observations small."""
         return [{"name": name, "offered": "yes", "why": KNOWN_ENVS[name.split("-")[0]]["about"]} for name in CATALOG_IDS]
 

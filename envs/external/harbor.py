@@ -103,7 +103,7 @@ class Harbor(Environment):
         self.max_prompt_tokens = max(len(folder.instruction.encode()) for folder in folders.values()) + len(instruction.encode()) + 256
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List which parts of the formats are supported and which are not."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]

@@ -184,7 +184,7 @@ class ReasoningGym(Environment):
         self._tasks: dict[tuple[str, int], Task] = {}
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
         rows = [
             {"name": name, "offered": "no gold" if name in WITHOUT_GOLD else "yes", "why": describe_scoring(name)}

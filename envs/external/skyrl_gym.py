@@ -95,7 +95,7 @@ class SkyRLGym(TaskListEnvironment):
         )
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, (_, why) in SUPPORTED.items()]
         rows.append({"name": "your own", "offered": "yours", "why": "with imports, the module that registers it"})

@@ -131,7 +131,7 @@ class TextArena(GameEnvironment):
         )
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": f"one player, {turns} turns"} for name, turns in ONE_PLAYER_GAMES.items()]
         rows += [

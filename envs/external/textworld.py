@@ -74,7 +74,7 @@ class TextWorld(GameEnvironment):
         )
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
         made = {"name": "adventures", "offered": "yes", "why": "a new house for each task; options nb_rooms, nb_objects, quest_length"}
         return [made, *({"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items())]

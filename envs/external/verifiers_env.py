@@ -110,7 +110,7 @@ class VerifiersEnv(TaskListEnvironment):
         )
 
     @classmethod
-    def catalog(cls) -> list[dict[str, str]]:
+    def list_support_status(cls) -> list[dict[str, str]]:
         """List what is supported and what is not, and why."""
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]

@@ -22,7 +22,7 @@ from rlvr.algorithms.base.algorithm_spec import declare_traits
 from rlvr.algorithms.base.policy_gradient import define_policy_gradient
 from rlvr.algorithms.functions.advantages import Rewards, has_no_signal
 from rlvr.algorithms.functions.answer_batch import Advantages, AnswerBatch, Numbers
-from rlvr.algorithms.functions.entropy import get_token_entropies, move_nan_to_row_ends, unpack_non_nan_rows
+from rlvr.algorithms.functions.entropy import get_token_entropies, move_nan_to_row_ends, restore_nan_positions
 from rlvr.algorithms.grpo import loss
 
 
@@ -47,7 +47,7 @@ def _compute_group_advantages(rewards: Rewards, entropies: list[Numbers], weight
         mean = np.where(own, share, 0.0).sum(0) / np.maximum(own.sum(0), 1)  # over the answers that have the token
         shaped = np.where(own, sign * (1 - weight + weight * share / np.where(mean > 0, mean, 1.0)), 0.0)
         found += (shaped - shaped[there].mean()) / (shaped[there].std() + 1e-6)
-    return unpack_non_nan_rows(found, entropies)
+    return restore_nan_positions(found, entropies)
 
 
 make = define_policy_gradient(__name__, __doc__, advantage, loss, epsilon_high=0.28, loss_aggregation="token-mean")

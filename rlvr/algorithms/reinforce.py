@@ -17,7 +17,7 @@ from rlvr.contracts.algorithm import LossInputs
 
 
 def advantage(answers: AnswerBatch) -> Advantages:
-    """Return the reward itself."""
+    """Return the reward itself as the advantage: no baseline is subtracted."""
     return [subtract_baseline(group, 0.0) for group in answers.rewards]
 
 

@@ -117,7 +117,7 @@ def _print_report(report: AuditReport, exceeded: Sequence[str], out: Path | None
         example = family.examples[0] if family.examples else {"answer": "", "reference": ""}
         shown = f"{example['answer'][:40]!r} for {str(example['reference'])[:30]!r}"
         kind = "rejects" if family.right else "accepts"
-        rate = "" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
+        rate = "" if family.error_rate is None else f"{family.error_rate:.1%} ({low:.1%} to {high:.1%})"
         rows.append((family.name, f"{kind} {family.num_failed}/{scored}", rate, f"{family.num_unscored}", f"{family.num_crashed}", shown))
     if rows:
         console.print(make_table(("family", "failures", "rate (95 %)", "no score", "crashed", "shortest failure"), rows))

@@ -45,7 +45,7 @@ def check_catalog(kind: str, name: str, *, setting_pairs: Sequence[str], json: b
     settings = parse_settings(setting_pairs)
     if choice in settings:
         raise ConfigError(f"--catalog sets {choice} itself; leave out --set {choice}={settings[choice]}, or --catalog")
-    names = [row["name"] for row in loaded.catalog() if row["offered"] in ("yes", "no gold")]
+    names = [row["name"] for row in loaded.list_support_status() if row["offered"] in ("yes", "no gold")]
     console, rows = screen.make_stdout_console(), []
     for one in names:
         checks = _run_kit(kind, name, {**settings, choice: one})

@@ -11,7 +11,7 @@ from rlvr.evaluation.compare import compare_evaluations, print_comparison
 from rlvr.evaluation.export import write_export
 
 
-def compare_runs(first: Path, second: Path, *, force: bool, seed: int, json: bool) -> None:
+def print_eval_comparison(first: Path, second: Path, *, force: bool, seed: int, json: bool) -> None:
     """Print the differences between two evaluations, with their uncertainty."""
     found = compare_evaluations(first, second, force=force, seed=seed)
     if json:

@@ -81,7 +81,7 @@ def _render_recipe(recipe: Mapping[str, Any], file: Path, machine_kind: str, tit
     return "\n".join(lines) + "\n"
 
 
-def prepare_data_run(
+def write_data_recipe(
     data: str, overrides: Sequence[str], *, model: str, test_data: str, verifier: str, out: Path | None
 ) -> tuple[RunConfig, Path]:
     """Prepare a run on a data file: check the data, write the recipe into the run folder; return the configuration and the folder."""

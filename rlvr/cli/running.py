@@ -38,7 +38,7 @@ def train_run(
             raise ConfigError("--test and --verifier go with a data file; set env.test=... or env.verifier=...")
         config = starting.make_run_without_recipe(recipe, overrides, model=model)
     elif on_data:
-        config, out = starting.prepare_data_run(recipe, overrides, model=model, test_data=test_data, verifier=verifier, out=out)
+        config, out = starting.write_data_recipe(recipe, overrides, model=model, test_data=test_data, verifier=verifier, out=out)
     elif test_data or verifier:
         raise ConfigError(f"--test and --verifier go with a data file, and {recipe!r} is a recipe; set env.test=... or env.verifier=...")
     else:

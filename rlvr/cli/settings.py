@@ -14,7 +14,7 @@ from rlvr.config.cluster import ClusterConfig
 from rlvr.config.overrides import parse_exponents, parse_value
 from rlvr.config.yamlfile import read_yaml
 from rlvr.errors import ConfigError, NotFound
-from rlvr.hints import explain_config_key
+from rlvr.hints import translate_config_key
 
 SETTING_KEY = r"([\w-]+\.)?[^\W\d]\w*"
 """A setting, optionally prefixed with the name of its environment."""
@@ -53,7 +53,7 @@ def find_config_key(word: str) -> str:
     sections = {path: kind.model_fields for path, kind in iter_sections(RunConfig)}
     usual = [f"{path}.{word}".strip(".") for path in ("", "train", "rollout") if word in sections[path]]
     others = [f"{path}.{word}" for path in sections if word in sections[path]]
-    return next(iter(usual), "") or explain_config_key(word) or next(iter(others), "")
+    return next(iter(usual), "") or translate_config_key(word) or next(iter(others), "")
 
 
 def make_cluster_overrides(cluster_option: str) -> list[str]:

@@ -18,12 +18,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlvr.cluster.checks.comparison import (
+    are_comparable,
     choose_audit_tasks,
     describe_difference,
     get_compared_fields,
-    is_audit_name,
+    is_resampled_task_name,
     make_audit_name,
-    must_be_equal,
 )
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
 from rlvr.cluster.cluster_metrics import ClusterMetrics
@@ -249,7 +249,7 @@ class Driver:
             if second == first:
                 continue  # the same worker sampled both, or one of the two failed
             both = batch.episodes[name], audit.episodes[make_audit_name(name)]
-            pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if must_be_equal(*pair)}
+            pairs = {at: pair for at, pair in enumerate(zip(*both, strict=True)) if are_comparable(*pair)}
             if not pairs:
                 continue
             self.metrics.add_count("audited_tasks")
@@ -337,7 +337,7 @@ class Driver:
         """End the process of a lost worker, log what is known of it, and restart it if restarts are left."""
         why, slot = make_printable(why), int(worker[1:].split(".")[0])
         left = 0 if is_permanent else self.settings.max_restarts_per_worker + 1 - self._num_starts[slot]
-        about = self.transport.describe_worker(worker)
+        about = self.transport.get_worker_location_and_log(worker)
         unit = self._current_groups.pop(worker)
         self.event_log.add("lost", collector=worker, why=why, unit=unit, again=left > 0, **about)
         self.transport.kill_worker(worker)
@@ -379,7 +379,7 @@ class Driver:
                 case CountRetry():
                     self.num_retries += 1
                     self.metrics.add_count("retried_tasks")
-                case AbandonTask(group) if is_audit_name(str(group)):
+                case AbandonTask(group) if is_resampled_task_name(str(group)):
                     self._store_episodes(str(group), [])  # without a second sampling nothing is compared
                 case AbandonTask(group, why):
                     self.num_abandoned += 1

@@ -135,20 +135,20 @@ def describe_raised(error: BaseException) -> str:
     return make_printable(f"{name}: {message}" if message else name)
 
 
-class SharedErrors:
+class CommonErrorDetector:
     """The errors of rlvr with which processes fail before any has succeeded. One that two slots have says that all would fail so.
 
     A single process that fails, or lies, must not end a run that others could go on with.
 
-    >>> errors = SharedErrors(num_slots=3)
-    >>> errors.is_shared("0", "no such file"), errors.is_shared("0", "no such file"), errors.is_shared("1", "no such file")
-    (False, False, True)
+    >>> errors = CommonErrorDetector(num_slots=3)
+    >>> [errors.record_and_check_shared(slot, "no such file") for slot in ("0", "0", "1")]
+    [False, False, True]
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_needed, self._slots_by_error = min(2, num_slots), defaultdict[str, set[str]](set)
 
-    def is_shared(self, slot: str, error: str) -> bool:
+    def record_and_check_shared(self, slot: str, error: str) -> bool:
         """Add the error of a process, and return whether another slot has had the same one; with one slot, True."""
         self._slots_by_error[error].add(slot)
         return len(self._slots_by_error[error]) >= self.num_needed

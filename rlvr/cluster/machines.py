@@ -102,7 +102,7 @@ def check_location(location: object) -> dict[str, Any]:
     return {"pid": pid, **texts}
 
 
-def locate_actor(actor: Any, location: object) -> dict[str, Any]:
+def check_actor_location(actor: Any, location: object) -> dict[str, Any]:
     """Return the location of an actor, which it has said itself; raise ValueError if it cannot be one, or if Ray has started another process.
 
     `is_known_to_ray` says whether Ray's own table has this pid for the actor. It may only be killed then.
@@ -215,10 +215,10 @@ def change_to_driver_folder(folder: str) -> None:
         os.chdir(folder)
 
 
-def describe_process() -> dict[str, Any]:
+def get_process_identity() -> dict[str, Any]:
     """Describe this process, so that another process can end it.
 
-    >>> describe_process()["pid"] == os.getpid()
+    >>> get_process_identity()["pid"] == os.getpid()
     True
     """
     return {"pid": os.getpid(), "host": socket.gethostname(), "pids": get_pid_namespace_id(), "born": get_process_start_time(os.getpid())}

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlvr.cluster.checks.reachability import check_port_open, make_unreachable_error
 from rlvr.cluster.event_log import (
-    SharedErrors,
+    CommonErrorDetector,
     describe_exit,
     describe_raised,
     extract_ray_error,
@@ -33,13 +33,13 @@ from rlvr.cluster.event_log import (
 )
 from rlvr.cluster.machines import (
     change_to_driver_folder,
+    check_actor_location,
     check_capacity,
-    describe_process,
     end_actor,
     explain_unplaced_worker,
     get_pid_namespace_id,
+    get_process_identity,
     install_sigterm_handler,
-    locate_actor,
     restore_default_sigterm_handler,
 )
 from rlvr.cluster.rollout_tasks import RolloutTask
@@ -78,7 +78,7 @@ class _RolloutActor:
         self.worker = worker_settings.build_worker(config)
         context = importlib.import_module("ray").get_runtime_context()
         self.log = find_ray_stderr_file()
-        return describe_process() | {"node": context.get_node_id(), "log": self.log}
+        return get_process_identity() | {"node": context.get_node_id(), "log": self.log}
 
     def load_weights(self, version: int, parcels: Sequence[WeightUpdate], limit_s: float) -> None:
         ray: Any = importlib.import_module("ray")  # the buckets are not copied, and only one is here at a time
@@ -133,7 +133,7 @@ class RayTransport:
         """The calls that run, and the event that each one causes when it ends."""
         self._heartbeats = dict[str, tuple[Any, float]]()
         """For each worker: the pending heartbeat call and its start time, or None and the time of the last heartbeat."""
-        self._errors = SharedErrors(settings.rollout_workers)
+        self._errors = CommonErrorDetector(settings.rollout_workers)
         self._last_listened = time.monotonic()
         """When heartbeats were last checked."""
         self._last_output = dict[str, list[str]]()
@@ -230,13 +230,13 @@ class RayTransport:
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             said = describe_raised(cause)
-            hopeless = self._may_be_permanent(expected_event, cause) and self._errors.is_shared(worker.split(".")[0], said)
+            hopeless = self._may_be_permanent(expected_event, cause) and self._errors.record_and_check_shared(worker.split(".")[0], said)
             return WorkerLost(worker, said, is_permanent=hopeless)
         except Exception as error:  # the process, the machine or the result is gone, or the result cannot be read
             return WorkerLost(worker, self._describe_loss(worker, error), may_be_cause=self._is_machine_alive(worker))
         if isinstance(expected_event, WorkerStarted):
             try:
-                self._locations[worker] = locate_actor(self._actors[worker], value)
+                self._locations[worker] = check_actor_location(self._actors[worker], value)
             except ValueError as error:
                 return WorkerLost(worker, f"what it said at its start is damaged: {error}")
             self._has_started = True
@@ -307,11 +307,11 @@ class RayTransport:
         return not node or any(found["NodeID"] == node and found["Alive"] for found in self.ray.nodes())
 
     def _describe_loss(self, worker: str, error: Exception) -> str:
-        about = self.describe_worker(worker)
+        about = self.get_worker_location_and_log(worker)
         where = f" (process {about['pid']} on {about['host']})" if "pid" in about else ""
         return f"{type(error).__name__}{where}: {describe_exit(read_message(error), about['words'])}"
 
-    def describe_worker(self, worker: str) -> dict[str, Any]:
+    def get_worker_location_and_log(self, worker: str) -> dict[str, Any]:
         """Return where a worker runs and its last log lines, which for another machine are those of the last heartbeat."""
         place = self._locations.get(worker)
         if place is None:

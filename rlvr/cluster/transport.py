@@ -99,7 +99,7 @@ class Transport(Protocol):
         """Let a worker cancel a task."""
         ...
 
-    def describe_worker(self, worker: str) -> Mapping[str, Any]:
+    def get_worker_location_and_log(self, worker: str) -> Mapping[str, Any]:
         """Describe a worker for the event log: its location and its last log lines. Does not block."""
         ...
 

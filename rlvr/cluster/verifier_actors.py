@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlvr.cluster.event_log import SharedErrors, describe_exit, describe_raised, make_printable, read_message
-from rlvr.cluster.machines import change_to_driver_folder, describe_process, end_actor, locate_actor
-from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeStart
+from rlvr.cluster.event_log import CommonErrorDetector, describe_exit, describe_raised, make_printable, read_message
+from rlvr.cluster.machines import change_to_driver_folder, check_actor_location, end_actor, get_process_identity
+from rlvr.cluster.verifier_workers import AskVerdict, VerifierLost, VerifierLostBeforeVerification
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import AllClusterWorkersLost, RlvrError
@@ -35,13 +35,13 @@ class VerifierActor:
         self.host: Any = None
 
     async def build_worker(self, config: dict[str, Any], working_folder: str) -> dict[str, Any]:
-        """Build environment and verifier in the driver's working folder; return the location."""
+        """Build environment and verifier in the driver's working folder; return where this process runs (machine and pid)."""
         from rlvr.cluster.verifier_workers import VerifierWorker
         from rlvr.config.config import validate_config
 
         change_to_driver_folder(working_folder)
         self.host = await asyncio.to_thread(lambda: VerifierWorker(validate_config(config, "the run")))
-        return describe_process()
+        return get_process_identity()
 
     async def verify(self, task: Task, transcript: Transcript, is_exclusive: bool = False) -> Verdict:
         """Verify one completion; `is_exclusive`: nothing else runs in this worker meanwhile, which must have been reserved."""
@@ -91,7 +91,7 @@ class VerifierActorPool:
     ) -> None:  # fmt: skip
         self.ray, self.settings, self.config = ray, settings, dict(config)
         self.heartbeat_interval_s, self.max_missed, self.num_lost = heartbeat_interval_s, max_missed, 0
-        self._errors = SharedErrors(settings.verifier_workers)
+        self._errors = CommonErrorDetector(settings.verifier_workers)
         self._has_started, self._last_checked = False, time.monotonic()
         """Whether any worker ever started, and when heartbeats were last checked."""
         self._actor_class = ray.remote(max_restarts=0, max_task_retries=0)(VerifierActor)
@@ -148,7 +148,7 @@ class VerifierActorPool:
         except self.ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
             said = describe_raised(cause)
-            if isinstance(cause, RlvrError) and not self._has_started and self._errors.is_shared(str(slot.number), said):
+            if isinstance(cause, RlvrError) and not self._has_started and self._errors.record_and_check_shared(str(slot.number), said):
                 raise RlvrError(f"verifier worker {slot.name} cannot start: {said}") from error
             self._handle_loss(slot, said)
             return
@@ -157,7 +157,9 @@ class VerifierActorPool:
             return
         try:
             slot.location, slot.busy_fraction = (
-                (locate_actor(slot.actor, value), 0.0) if slot.start_call is not None else (slot.location, _check_busy_fraction(value))
+                (check_actor_location(slot.actor, value), 0.0)
+                if slot.start_call is not None
+                else (slot.location, _check_busy_fraction(value))
             )
         except ValueError as error:
             self._handle_loss(slot, f"what it said is damaged: {error}")
@@ -207,7 +209,7 @@ def make_ask_verdict(actor: Any) -> AskVerdict:
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except (errors.RayError, asyncio.CancelledError) as error:
-            raise VerifierLostBeforeStart(f"{type(error).__name__}: {describe_exit(read_message(error), [])}") from error
+            raise VerifierLostBeforeVerification(f"{type(error).__name__}: {describe_exit(read_message(error), [])}") from error
 
     async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
         if alone:

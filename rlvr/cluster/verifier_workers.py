@@ -42,7 +42,7 @@ class VerifierLost(RlvrError):
     """A verifier worker is lost or cannot be reached."""
 
 
-class VerifierLostBeforeStart(VerifierLost):
+class VerifierLostBeforeVerification(VerifierLost):
     """A verifier worker was lost before an exclusive verification began on it, so that verification is not the cause."""
 
 
@@ -210,7 +210,7 @@ class VerifierClient:
                 continue
             except VerifierLost as error:
                 why, host.paused_until = str(error), monotonic() + UNREACHABLE_PAUSE_S
-                if isinstance(error, VerifierLostBeforeStart):
+                if isinstance(error, VerifierLostBeforeVerification):
                     until = min(until, monotonic() + self.no_worker_timeout_s)
                     times -= monotonic() < until
             except asyncio.CancelledError:
@@ -267,7 +267,7 @@ class RemoteVerifier(Verifier):
 
     @reject_non_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Verify in this process, for environments that call the verifier during a conversation."""
+        """Verify in this process, not on a verifier worker: for environments that call the verifier during a conversation."""
         return self.inner.verify(task, answer)
 
     async def averify(self, task: Task, answer: str) -> Verdict:

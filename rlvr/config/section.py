@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.hints import explain_config_key
+from rlvr.hints import translate_config_key
 
 
 class Section(BaseModel):
@@ -35,7 +35,7 @@ def _format_problem(model: type[Section], problem: Any) -> str:
         for part in problem["loc"][:-1]:
             section = _get_subsection(section, str(part))
         inner = _find_nested_keys(model, where) if len(problem["loc"]) == 1 else []
-        known = explain_config_key(str(problem["loc"][-1]))
+        known = translate_config_key(str(problem["loc"][-1]))
         if known and known.partition(".")[0] in model.model_fields:
             inner = [known, *(key for key in inner if key != known)]
         if inner:

@@ -129,7 +129,7 @@ class Environment(Plugin, ABC):
         )
 
     @classmethod
-    def catalog(cls) -> Sequence[Mapping[str, str]]:
+    def list_support_status(cls) -> Sequence[Mapping[str, str]]:
         """List the environments of an external package that this one can load, for `rlvr list envs --catalog NAME`; empty by default.
 
         Each row has the keys `name`, `offered` and `why`.
@@ -226,7 +226,7 @@ class Environment(Plugin, ABC):
 
 
 class StatelessSession(Session):
-    """The session of a stateless environment: it calls `Environment.reply` and `Environment.select_answer`."""
+    """The session of an environment whose replies depend on the turns so far alone: it calls `Environment.reply` and `Environment.select_answer`."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         self.environment, self.task, self.completions = environment, task, list[str]()

@@ -97,12 +97,12 @@ class _CallTracer:
 
 
 def explain_verdict(
-    verify: Callable[[], Verdict], watched_functions: Sequence[tuple[str, Callable[..., Any]]] = (), *, module: str = ""
+    verify: Callable[[], Verdict], explained_functions: Sequence[tuple[str, Callable[..., Any]]] = (), *, module: str = ""
 ) -> Explanation:
-    """Run one verification under a trace and explain its verdict. `watched_functions`: functions whose calls become steps, each with
+    """Run one verification under a trace and explain its verdict. `explained_functions`: functions whose calls become steps, each with
     the name of the step. `module`: that of the verifier, if it is not in rlvr.
     """
-    trace, before = _CallTracer(watched_functions, module), sys.gettrace()
+    trace, before = _CallTracer(explained_functions, module), sys.gettrace()
     sys.settrace(trace.on_event)
     try:
         verdict = verify()

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from rlvr.errors import RlvrError, SandboxUnavailable
+from rlvr.errors import RlvrError, SandboxOutage
 
 T = TypeVar("T")
 CONTROL_ROUNDS = 8
@@ -87,7 +87,7 @@ async def aretry_and_attribute_failure(
     for _ in range(rounds):
         try:
             await control()
-        except SandboxUnavailable:
+        except SandboxOutage:
             raise
         except failures:
             raise error from None
@@ -95,7 +95,7 @@ async def aretry_and_attribute_failure(
             break
         try:
             return await retry()
-        except SandboxUnavailable:
+        except SandboxOutage:
             raise
         except failures:
             continue

@@ -123,7 +123,7 @@ NumberedRequests = list[tuple[int, Request]]
 class RequestQueue(ABC):
     """The queue that a sampler takes requests from while it works on others. Its methods never block.
 
-    `pop` and `pop_all_when_idle` return None once no more requests can come, and an empty list if more may come later.
+    `pop` and `pop_all_if_idle` return None once no more requests can come, and an empty list if more may come later.
     """
 
     on_requests_ready: Callable[[], None] | None = None
@@ -134,11 +134,11 @@ class RequestQueue(ABC):
         """Return up to `max_requests` requests that are ready."""
 
     @abstractmethod
-    def pop_all_when_idle(self) -> NumberedRequests | None:
+    def pop_all_if_idle(self) -> NumberedRequests | None:
         """Return all requests, once no request is being sampled and no session is still working on a reply; before that, an empty list."""
 
     @property
-    def max_additional_requests(self) -> int:
+    def max_future_requests(self) -> int:
         """The number of further requests that may follow those already taken."""
         return 0
 
@@ -158,7 +158,7 @@ class StaticQueue(RequestQueue):
         taken, self.remaining = self.remaining[:max_requests], self.remaining[max_requests:]
         return taken if taken or self.remaining else None
 
-    def pop_all_when_idle(self) -> NumberedRequests | None:
+    def pop_all_if_idle(self) -> NumberedRequests | None:
         """Return all remaining requests."""
         return self.pop(len(self.remaining))
 
@@ -227,7 +227,7 @@ class Sampler(Plugin, ABC):
         The default samples one batch of all available requests at a time, with `stream_completions`; a subclass of a sampler with its own `stream_from_queue`
         overrides this method, too.
         """
-        while (asked := queue.pop_all_when_idle()) is not None:
+        while (asked := queue.pop_all_if_idle()) is not None:
             if not asked:
                 yield None
                 continue
@@ -254,7 +254,7 @@ class Sampler(Plugin, ABC):
         call this again without them, for each environment, so keep what was given. Most samplers ignore all of it.
         """
 
-    def get_weight_sync_metrics(self) -> dict[str, float]:
+    def get_weight_probe_metrics(self) -> dict[str, float]:
         """Return metrics of the latest weight load, which are logged with the step that samples from these weights."""
         return {}
 

@@ -29,7 +29,7 @@ MAX_NESTING_DEPTH = 24
 """The maximum nesting depth of schemas and arguments."""
 
 
-class SchemaError(ValueError):
+class SchemaValidationError(ValueError):
     """A value does not match its schema; the message says where, what it is and what is allowed."""
 
 
@@ -142,28 +142,28 @@ def _parse_argument_descriptions(docstring: str) -> dict[str, str]:
 
 
 def _validate_value(schema: Mapping[str, Any], value: Any, location: str = "", nesting_depth: int = 0) -> Any:
-    """Return the value if the schema allows it (with integers as floats for `number`); raise SchemaError otherwise.
+    """Return the value if the schema allows it (with integers as floats for `number`); raise SchemaValidationError otherwise.
 
     >>> _validate_value({"type": "number"}, 3)
     3.0
     >>> _validate_value({"type": "integer"}, "3", "argument 'limit'")
     Traceback (most recent call last):
-    rlvr.contracts.schema.SchemaError: argument 'limit' is the text "3"; it must be a whole number
+    rlvr.contracts.schema.SchemaValidationError: argument 'limit' is the text "3"; it must be a whole number
     """
     if nesting_depth > MAX_NESTING_DEPTH:
-        raise SchemaError(f"{_describe_location(location)} is nested more than {MAX_NESTING_DEPTH} levels deep")
+        raise SchemaValidationError(f"{_describe_location(location)} is nested more than {MAX_NESTING_DEPTH} levels deep")
     if "anyOf" in schema:
         return _validate_any_of(schema["anyOf"], value, location, nesting_depth)
     allowed = schema.get("type")
     kinds = [allowed] if isinstance(allowed, str) else list(allowed or ())
     kind = next((kind for kind in kinds if _has_type(kind, value)), None)
     if kinds and kind is None:
-        raise SchemaError(
+        raise SchemaValidationError(
             f"{_describe_location(location)} is {_format_value(value)}; it must be {' or '.join(TYPE_DESCRIPTIONS.get(k, k) for k in kinds)}"
         )
     options = [schema["const"]] if "const" in schema else schema.get("enum")
     if options is not None and not any(type(value) is type(option) and value == option for option in options):
-        raise SchemaError(
+        raise SchemaValidationError(
             f"{_describe_location(location)} is {_format_value(value)}; it must be one of {', '.join(map(_format_value, options))}"
         )
     if kind in ("integer", "number"):
@@ -178,16 +178,16 @@ def _validate_value(schema: Mapping[str, Any], value: Any, location: str = "", n
 
 
 def validate_arguments(schema: Mapping[str, Any], call_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate a call's arguments against a tool's schema; SchemaError names the wrong argument and what the tool accepts.
+    """Validate a call's arguments against a tool's schema; SchemaValidationError names the wrong argument and what the tool accepts.
 
     >>> validate_arguments({"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, {})
     Traceback (most recent call last):
-    rlvr.contracts.schema.SchemaError: argument 'x' is missing; the arguments are x (a whole number)
+    rlvr.contracts.schema.SchemaValidationError: argument 'x' is missing; the arguments are x (a whole number)
     """
     try:
         fitted: dict[str, Any] = _validate_object(schema, call_arguments, "", 0)
-    except SchemaError as wrong:
-        raise SchemaError(f"{wrong}; the arguments are {_describe_parameters(schema)}") from None
+    except SchemaValidationError as wrong:
+        raise SchemaValidationError(f"{wrong}; the arguments are {_describe_parameters(schema)}") from None
     return fitted
 
 
@@ -234,15 +234,15 @@ def _format_value(value: Any) -> str:
 
 
 def _validate_any_of(choices: Sequence[Mapping[str, Any]], value: Any, where: str, depth: int) -> Any:
-    wrong: list[SchemaError] = []
+    wrong: list[SchemaValidationError] = []
     for choice in choices:
         try:
             return _validate_value(choice, value, where, depth + 1)
-        except SchemaError as error:
+        except SchemaValidationError as error:
             wrong.append(error)
     if len(choices) == 1:
         raise wrong[0]
-    raise SchemaError(
+    raise SchemaValidationError(
         f"{_describe_location(where)} is {_format_value(value)}; it must be {' or '.join(_describe_type(choice) for choice in choices)}"
     )
 
@@ -253,13 +253,13 @@ def _validate_object(schema: Mapping[str, Any], value: Mapping[str, Any], where:
     inside = f"{where}, " if where else ""
     for key in schema.get("required", ()):
         if key not in value:
-            raise SchemaError(f"{inside}argument {key!r} is missing")
+            raise SchemaValidationError(f"{inside}argument {key!r} is missing")
     fitted: dict[str, Any] = {}
     for key, one in value.items():
         if key in properties:
             wanted = properties[key]
         elif others is False:
-            raise SchemaError(f"{inside}argument {key!r} is unknown; {format_suggestion(key, properties)}")
+            raise SchemaValidationError(f"{inside}argument {key!r} is unknown; {format_suggestion(key, properties)}")
         else:
             wanted = others if isinstance(others, Mapping) else {}
         fitted[key] = _validate_value(wanted, one, f"{inside}argument {key!r}", depth + 1)
@@ -269,13 +269,15 @@ def _validate_object(schema: Mapping[str, Any], value: Mapping[str, Any], where:
 def _validate_number(schema: Mapping[str, Any], value: Any, kind: str, where: str) -> Any:
     low, high = schema.get("minimum"), schema.get("maximum")
     if (low is not None and value < low) or (high is not None and value > high):
-        raise SchemaError(f"{_describe_location(where)} is {_format_value(value)}; it must be {' and '.join(_describe_bounds(low, high))}")
+        raise SchemaValidationError(
+            f"{_describe_location(where)} is {_format_value(value)}; it must be {' and '.join(_describe_bounds(low, high))}"
+        )
     if kind == "integer" or isinstance(value, float):
         return value
     try:
         return float(value)
     except OverflowError:
-        raise SchemaError(f"{_describe_location(where)} is too large a number") from None
+        raise SchemaValidationError(f"{_describe_location(where)} is too large a number") from None
 
 
 def _describe_bounds(low: Any, high: Any) -> list[str]:

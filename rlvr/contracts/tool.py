@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.sandbox import SandboxSession
-from rlvr.contracts.schema import SchemaError, build_parameters_schema, strip_docstring_sections, validate_arguments
+from rlvr.contracts.schema import SchemaValidationError, build_parameters_schema, strip_docstring_sections, validate_arguments
 from rlvr.errors import ConfigError, PluginLoadError, RlvrError, ToolError, ToolInfrastructureError, describe_exception, format_suggestion
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec
 
@@ -233,7 +233,7 @@ def run_tool_call(tool: Tool, call: Call, *, max_characters: int = MAX_RESULT_CH
         )
     try:
         fitted = validate_arguments(spec.parameters, call.arguments or {})
-    except SchemaError as wrong:
+    except SchemaValidationError as wrong:
         return _build_rejection(call, CallStatus.BAD_ARGUMENTS, str(wrong))
     start = time.monotonic()
     try:

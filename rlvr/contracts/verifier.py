@@ -191,15 +191,15 @@ class Verifier(Plugin, ABC):
         return self.explain_task(Task(prompt, reference, meta=meta), answer)
 
     @property
-    def watched_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
+    def explained_functions(self) -> Sequence[tuple[str, Callable[..., Any]]]:
         """Functions whose results are steps of an explanation, after the names of the steps: (("parsed", parse_number),)."""
         return ()
 
     def explain_task(self, task: Task, answer: str) -> Explanation:
-        """Explain a verdict: the default follows `extract_answer` and `watched_functions`."""
+        """Explain a verdict: the default follows `extract_answer` and `explained_functions`."""
         from rlvr.extraction import extract_answer  # only here: it makes large tables
 
-        watched = (("extracted", extract_answer), *self.watched_functions)
+        watched = (("extracted", extract_answer), *self.explained_functions)
         return explain_verdict(lambda: self.verify(task, answer), watched, module=type(self).__module__)
 
     @mark_default_implementation

@@ -102,7 +102,7 @@ def evaluate(
         raise ConfigError(
             f"this {type(objects[0]).__name__} is an object, and other processes build an environment by its name; give a mapping"
         )
-    items = [item.with_defaults() for item in found.items]
+    items = [item.with_default_sampling() for item in found.items]
     given = None if isinstance(policy, str) else PolicyObject.wrap(policy, tokenizer)
     specs: dict[str, Any] = {item.name: given or parse_policy(policy, concurrency, {**item.sampler, **sampler}) for item in items}
     policy = given.label if given else resolve_plugin_files(policy)

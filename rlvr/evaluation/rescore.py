@@ -85,7 +85,7 @@ def rescore(
         had, unknown, tokenizer = list(last.values()).count(None), 0, _make_tokenizer_loader(plan)
         stack.callback((judges := DaemonThreadExecutor(8)).close)
         if had < len(last):
-            file.prepare_for_append()
+            file.remove_report_and_extend_plan()
         with ProgressReporter(console or Console(quiet=True), "judged", len(last), had, initial_delay_s=5.0) as work:
             while rows := list(islice(todo, MAX_PARALLEL_ROWS)):
                 for row in _rescore_rows(rows, plan, environments, judges, tokenizer):

@@ -103,7 +103,7 @@ class EvalRunner:
             for spec, group in groupby(todo, key=lambda item: specs[item.name]):
                 items = list(group)
                 with spec.build() as sampler, self._open_episode_source(spec, sampler, items) as answers:
-                    self.sample_store.prepare_for_append()
+                    self.sample_store.remove_report_and_extend_plan()
                     work.reset_timer()
                     asked = (self._make_env_requests(item, environments[item.name], sampler, requests[item.name]) for item in items)
                     for found in answers.stream_episodes(asked):

@@ -219,7 +219,7 @@ class SampleStore:
         self._created_paths = ()
         return sample
 
-    def prepare_for_append(self) -> None:
+    def remove_report_and_extend_plan(self) -> None:
         """Remove the report, because samples are about to be added, and write an extended plan, now that the policy is loaded."""
         if self.folder is not None:
             (self.folder / REPORT_FILE).unlink(missing_ok=True)

@@ -76,7 +76,7 @@ class SuiteItem(Section):
         if not self.name:
             object.__setattr__(self, "name", str(self.env["name"]).rpartition(":")[2])
 
-    def with_defaults(self) -> SuiteItem:
+    def with_default_sampling(self) -> SuiteItem:
         """Fill in the default number of answers and temperature."""
         n = self.n or 1
         usual = 0.0 if n == 1 else 1.0

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.fault_rule import AnswerAtFault, retry_and_attribute_failure
-from rlvr.errors import ConfigError, SandboxUnavailable, describe_exception
+from rlvr.errors import ConfigError, SandboxOutage, describe_exception
 from rlvr.mdp.sessions import RAISED, LazySession, load_recorded_transcript, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Call, Turn
@@ -114,12 +114,10 @@ def verify_conversation(
         seed: the seed of the session.
 
     Raises:
-        SandboxUnavailable: the engine of the sandbox stays away.
+        SandboxOutage: the engine of the sandbox stays away.
     """
     verdict = (
-        ending
-        if isinstance(ending, Verdict)
-        else verify_transcript_safely(environment.verifier, task, ending, raised=(SandboxUnavailable,))
+        ending if isinstance(ending, Verdict) else verify_transcript_safely(environment.verifier, task, ending, raised=(SandboxOutage,))
     )
     return resolve_failed_verdict(environment, task, verdict, ending, turns, num_steps, seed=seed)
 
@@ -247,7 +245,7 @@ def _iter_controls(environment: Environment, task: Task, turns: Sequence[Turn]) 
 
 def _score(environment: Environment, task: Task, transcript: Transcript) -> Verdict:
     """Verify a transcript, with its step rewards; raise if there is no score."""
-    verdict = verify_transcript_safely(environment.verifier, task, transcript, raised=(SandboxUnavailable,))
+    verdict = verify_transcript_safely(environment.verifier, task, transcript, raised=(SandboxOutage,))
     if verdict.score is None:
         raise _ControlFailed(verdict.reason)
     if environment.traits.has_step_rewards and verdict.fault is not Fault.ANSWER:

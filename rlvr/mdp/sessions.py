@@ -37,7 +37,7 @@ RAISED = "raised"
 """The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
 
 
-class ForeignError(RuntimeError):
+class NonExceptionRaised(RuntimeError):
     """Raised in place of an exception that is none of Python's errors, as a panic of a library in Rust or `pytest.fail` gives."""
 
 
@@ -53,7 +53,7 @@ class LazySession:
         self.tools: tuple[ToolSpec, ...] = ()
         """The tools of the session; known once it is open, like `initial_messages`."""
         self.initial_messages: tuple[Message, ...] = ()
-        self.is_recorded = isinstance(session, RecordedSession)
+        self.is_recorded = isinstance(session, ReplayedSession)
         """Whether the session is replayed from a record."""
         self._session = session
         self._is_initialized = False
@@ -135,7 +135,7 @@ class LazySession:
         except (Exception, SystemExit, *OWN_SIGNALS):
             raise
         except BaseException as error:
-            raise ForeignError(describe_exception(error)) from error
+            raise NonExceptionRaised(describe_exception(error)) from error
         finally:
             with self._lock:
                 self._is_busy = False
@@ -171,7 +171,7 @@ class LazySession:
 
 def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results: tuple[StepResult, ...]) -> Transcript | Verdict:
     owner = "environment" if isinstance(session, StatelessSession) else "session"
-    if isinstance(session, RecordedSession) and (verdict := session.record.get("verdict")):
+    if isinstance(session, ReplayedSession) and (verdict := session.record.get("verdict")):
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     asked = "select_answer"
     try:
@@ -203,10 +203,10 @@ def to_plain_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class RecordedSession(Session):
+class ReplayedSession(Session):
     """Replays a recorded session: it returns the recorded replies without side effects.
 
-    >>> RecordedSession({"step_results": [{"messages": [], "done": True}], "answer": "4"}).step(Turn("4")).done
+    >>> ReplayedSession({"step_results": [{"messages": [], "done": True}], "answer": "4"}).step(Turn("4")).done
     True
     """
 
@@ -241,7 +241,7 @@ class RecordedSession(Session):
 def build_session_record(
     session_handle: LazySession, turns: Sequence[Turn], step_results: Sequence[StepResult], collected: Transcript | Verdict | None
 ) -> dict[str, Any]:
-    """Build the record of a session as plain JSON, for `RecordedSession`."""
+    """Build the record of a session as plain JSON, for `ReplayedSession`."""
     record: dict[str, Any] = {"seed": session_handle.seed} | (
         {"tools": [tool_spec_to_json(spec) for spec in session_handle.tools]} if session_handle.tools else {}
     )
@@ -267,7 +267,7 @@ def load_recorded_transcript(record: Mapping[str, Any]) -> Transcript | Verdict:
     if verdict := record.get("verdict"):
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     turns, heard = tuple(map(turn_from_json, record.get("turns", ()))), tuple(map(step_result_from_json, record["step_results"]))
-    return Transcript(str(record["answer"]), RecordedSession(record).artifacts(), turns, heard)
+    return Transcript(str(record["answer"]), ReplayedSession(record).artifacts(), turns, heard)
 
 
 def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[], str]) -> Verdict:

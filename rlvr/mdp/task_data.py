@@ -61,7 +61,7 @@ def make_data_env(data: Any, *, verifier: Any = None, **settings: Any) -> Enviro
             key = next(iter(settings))
             raise ConfigError(f"{key} is a setting of data in rows; tasks are taken as they are, and their only setting is verifier=")
         return TaskList(data, verifier=to_verifier("symbolic" if verifier is None else verifier))
-    scored = {} if verifier is None else {"verifier": to_verifier_setting(verifier)}
+    scored = {} if verifier is None else {"verifier": wrap_verifier_functions(verifier)}
     source = {"path": str(data)} if isinstance(data, str | Path) else {"rows": _to_rows(data)}
     made: Environment = build("env", DATA_ENV, **source, **scored, **settings)
     return made
@@ -86,7 +86,7 @@ def _to_rows(data: Any) -> list[dict[str, Any]]:
     return [dict(row) for row in data]
 
 
-def to_verifier_setting(verifier: Any) -> Any:
+def wrap_verifier_functions(verifier: Any) -> Any:
     """Turn functions and lists into a verifier; names and mappings stay as they are, so that a configuration can hold them."""
     if isinstance(verifier, str):
         return VERIFIERS.get(verifier, verifier)
@@ -139,7 +139,7 @@ def _weigh_verifiers(verifiers: Sequence[Any], settings: Mapping[str, Any]) -> A
         if any("weight" in part for part in parts):
             raise ConfigError("weights is given, and a verifier of the list has a weight of its own; give one of them")
         parts = [{**part, "weight": weight} for part, weight in zip(parts, given, strict=True)]
-    return build("verifier", "composite", components=[{**part, "verifier": to_verifier_setting(part["verifier"])} for part in parts])
+    return build("verifier", "composite", components=[{**part, "verifier": wrap_verifier_functions(part["verifier"])} for part in parts])
 
 
 def _make_mix_error(settings: Mapping[str, Any]) -> ConfigError:

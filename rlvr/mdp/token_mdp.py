@@ -24,7 +24,7 @@ from typing import Any
 from rlvr.chat.tool_calling import CallStopCriterion, ToolFormat
 from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import Episode, StopReason
-from rlvr.errors import ConfigError, EnvError, SandboxUnavailable
+from rlvr.errors import ConfigError, EnvError, SandboxOutage
 from rlvr.mdp.answer_faults import resolve_failed_verdict
 from rlvr.mdp.limits import validate_environment_limits
 from rlvr.mdp.sessions import LazySession, build_session_record, build_unscored_verdict, verify_transcript_safely
@@ -204,7 +204,7 @@ class TokenMDP:
         )
 
     def append_turn(self, state: ConversationState, tokens: Sequence[int], logprobs: Sequence[float] = ()) -> bool:
-        """Append a whole turn without stepping the session; return whether the session must be stepped."""
+        """Append a whole turn without stepping the session; return True if the caller must step the session next."""
         fits = (
             state.stop_reason is None
             and 0 < len(tokens) <= self.count_remaining_turn_tokens(state)
@@ -248,7 +248,7 @@ class TokenMDP:
         return heard
 
     def step_session(self, state: ConversationState) -> None:
-        """Pass the last turn to the session and store its reply. May be slow; runs in any thread.
+        """Pass the last turn to the session and store its reply, which append_reply appends. May be slow; runs in any thread.
 
         A session that raises ends the conversation; `verify` then decides whose fault that is.
         """
@@ -256,7 +256,7 @@ class TokenMDP:
         try:
             state.step_results.append(state.session_handle.step(state.turns[-1]))
         except (Exception, SystemExit) as error:
-            if isinstance(error, SandboxUnavailable) or state.session_handle.is_recorded or state.session_handle.is_closed:
+            if isinstance(error, SandboxOutage) or state.session_handle.is_recorded or state.session_handle.is_closed:
                 raise
             state.collected = build_unscored_verdict(state.session_handle.current_method, error)
             state.step_results.append(DONE_RESULT)
@@ -342,18 +342,18 @@ class TokenMDP:
 
     def verify(self, state: ConversationState) -> Verdict:
         """Verify a finished conversation. What raises gives an infrastructure fault, or the answer's own 0 if only this answer makes it
-        raise (`rlvr.mdp.answer_faults`); only SandboxUnavailable is raised.
+        raise (`rlvr.mdp.answer_faults`); only SandboxOutage is raised.
         """
         ending = self.collect_transcript(state)
         verdict = (
             ending
             if isinstance(ending, Verdict)
-            else verify_transcript_safely(self.environment.verifier, state.task, ending, raised=(SandboxUnavailable,))
+            else verify_transcript_safely(self.environment.verifier, state.task, ending, raised=(SandboxOutage,))
         )
-        return self.finish_verdict(state, verdict)
+        return self.add_step_rewards_and_fault(state, verdict)
 
-    def finish_verdict(self, state: ConversationState, verdict: Verdict) -> Verdict:
-        """Decide whose fault it is if there is no score, and add the environment's step rewards."""
+    def add_step_rewards_and_fault(self, state: ConversationState, verdict: Verdict) -> Verdict:
+        """Return the verdict with the environment's step rewards and, if it has no score, with whose fault that is."""
         if verdict.score is None:
             verdict = self._decide_fault(state, verdict)
         return self.add_step_rewards(state, verdict) if verdict.step_rewards or self.has_step_rewards else verdict

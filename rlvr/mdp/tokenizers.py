@@ -165,10 +165,10 @@ def load_tokenizer(spec: str | Path | Tokenizer | Any, *, model_vocab_size: int 
     )
 
 
-def count_text_ids(tokenizer: Tokenizer) -> int:
+def count_tokenizer_ids(tokenizer: Tokenizer) -> int:
     """Return the number of ids that have a text: those of the tokenizer, without those that only its model has.
 
-    >>> count_text_ids(load_tokenizer("chars:01"))
+    >>> count_tokenizer_ids(load_tokenizer("chars:01"))
     6
     """
     return tokenizer.num_text_ids if isinstance(tokenizer, HFTokenizer) else tokenizer.vocab_size

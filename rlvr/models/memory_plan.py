@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlvr.config.config import RunConfig
 from rlvr.config.hub import resolve_model_folder
 from rlvr.errors import ConfigError
-from rlvr.mdp.tokenizers import count_text_ids, load_tokenizer
+from rlvr.mdp.tokenizers import count_tokenizer_ids, load_tokenizer
 from rlvr.models.device_defaults import get_device_defaults, resolve_microbatch_tokens, resolve_mixed_precision
 from rlvr.models.model_loading import MODEL_LOAD_LOCK
 
@@ -59,7 +59,7 @@ def build_meta_model(config: RunConfig) -> Any:
                 trust_remote_code=config.model.trust_remote_code,
             )
         else:
-            given = {"vocab_size": count_text_ids(load_tokenizer(str(config.tokenizer))), **(config.model.config or {})}
+            given = {"vocab_size": count_tokenizer_ids(load_tokenizer(str(config.tokenizer))), **(config.model.config or {})}
             family = AutoConfig.for_model(given.pop("model_type"), **given)
         with MODEL_LOAD_LOCK, torch.device("meta"):
             return AutoModelForCausalLM.from_config(family, dtype=getattr(torch, config.model.dtype))

@@ -17,7 +17,7 @@ from rlvr.config.config import ModelConfig
 from rlvr.config.hub import RUN_WITHOUT_MODEL
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError
-from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, ByteTokenizer, CharTokenizer, HFTokenizer, count_text_ids
+from rlvr.mdp.tokenizers import EOS, SPECIALS, UNK, ByteTokenizer, CharTokenizer, HFTokenizer, count_tokenizer_ids
 from rlvr.models.numerics_check import get_position_limit
 
 _logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _build_new_model(config: ModelConfig, tokenizer: TokenizerContract | None) -
         raise ConfigError("model.config has no model_type; write for example model_type: qwen2")
     if tokenizer is None:
         raise ConfigError("a model created from a config needs a tokenizer to know its vocabulary")
-    ids = {"vocab_size": count_text_ids(tokenizer), "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
+    ids = {"vocab_size": count_tokenizer_ids(tokenizer), "eos_token_id": tokenizer.eos_id, "bos_token_id": None, "pad_token_id": None}
     try:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(ids | settings)), dtype=getattr(torch, config.dtype))
     except Exception as error:

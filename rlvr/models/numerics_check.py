@@ -193,7 +193,7 @@ def has_experts(model: Any) -> bool:
 
 
 @torch.no_grad()
-def check_attending_layers(model: Any) -> NumericsCheck:
+def count_layout_attention_layers(model: Any) -> NumericsCheck:
     """Count the layers that call the layout attention, compared to the configuration."""
     config, layout = model.config.get_text_config(), SelfOnlyLayout()
     layers = int(config.num_hidden_layers)

@@ -188,12 +188,12 @@ class _ShortenedRequestQueue(RequestQueue):
     def pop(self, max_requests: int) -> NumberedRequests | None:
         return self._shorten_requests(self.queue.pop(max_requests))
 
-    def pop_all_when_idle(self) -> NumberedRequests | None:
-        return self._shorten_requests(self.queue.pop_all_when_idle())
+    def pop_all_if_idle(self) -> NumberedRequests | None:
+        return self._shorten_requests(self.queue.pop_all_if_idle())
 
     @property
-    def max_additional_requests(self) -> int:
-        return self.queue.max_additional_requests
+    def max_future_requests(self) -> int:
+        return self.queue.max_future_requests
 
     def _shorten_requests(self, asked: NumberedRequests | None) -> NumberedRequests | None:
         self.requests.update(asked or ())

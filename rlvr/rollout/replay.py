@@ -15,7 +15,7 @@ from typing import Any
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import RecordedSession
+from rlvr.mdp.sessions import ReplayedSession
 from rlvr.runs.plugin_record import warn_about_plugin_changes
 from rlvr.runs.run_log import load_run_config, read_jsonl
 
@@ -110,7 +110,7 @@ def find_mismatch(
     ''
     """
     env.reset_to_task(
-        replace(env.environment.task(split, index), **task_overrides), session=None if session is None else RecordedSession(session)
+        replace(env.environment.task(split, index), **task_overrides), session=None if session is None else ReplayedSession(session)
     )
     assert env.state is not None
     prompt = env.state.tokens

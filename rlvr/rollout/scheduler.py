@@ -22,7 +22,7 @@ from weakref import ref
 
 from rlvr.contracts import Completion, RequestQueue, Sampler, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
-from rlvr.errors import SamplerError, SandboxUnavailable, TooManyHungCalls, describe_exception
+from rlvr.errors import SamplerError, SandboxOutage, TooManyHungCalls, describe_exception
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.rollout.conversation import Conversation, Phase
@@ -75,13 +75,13 @@ class RolloutScheduler(RequestQueue):
             self._set_phase(conversation, Phase.SAMPLING)
         return [(conversation.number, conversation.build_request()) for conversation in taken]
 
-    def pop_all_when_idle(self) -> NumberedRequests | None:
+    def pop_all_if_idle(self) -> NumberedRequests | None:
         """Return all pending requests, once no conversation is being sampled or is waiting for its session."""
         under_way = any(self.phase_counts[phase] for phase in (Phase.OPENING, Phase.SAMPLING, Phase.STEPPING_SESSION))
         return self.pop(0 if under_way else len(self.ready_by_number))
 
     @property
-    def max_additional_requests(self) -> int:
+    def max_future_requests(self) -> int:
         """The number of conversations outside the sampler that may still send requests."""
         return self.num_requesting_conversations - self.phase_counts[Phase.SAMPLING]
 
@@ -193,7 +193,7 @@ class RolloutScheduler(RequestQueue):
     def _on_job_failed(self, conversation: Conversation, job: TimedFuture) -> None:
         """Handle a job that raised, or was cancelled because the rollout was closed."""
         error = None if job.cancelled() else job.exception()
-        if isinstance(error, SandboxUnavailable):
+        if isinstance(error, SandboxOutage):
             raise error  # so that the run stops: all that follow would have no score either
         if error is None:
             conversation.error = conversation.error or "the rollout was closed"

@@ -78,12 +78,12 @@ class SessionRolloutScheduler(RolloutScheduler):
         self.timing.max_open_sessions = max(self.timing.max_open_sessions, self.open_limiter.num_held)
         self._advance(conversation)
 
-    def pop_all_when_idle(self) -> NumberedRequests | None:
-        """Return all pending requests. Waits for ending conversations if they make room for new ones."""
+    def pop_all_if_idle(self) -> NumberedRequests | None:
+        """Return all pending requests once nothing is running; before that an empty list, and None once no more can come."""
         ending = self.phase_counts[Phase.WAITING] and any(
             self.phase_counts[phase] for phase in (Phase.COLLECTING, Phase.CLOSING, Phase.VERIFYING)
         )
-        return self.pop(0) if ending else super().pop_all_when_idle()
+        return self.pop(0) if ending else super().pop_all_if_idle()
 
     def pop(self, max_requests: int) -> NumberedRequests | None:
         """Return pending requests, oldest first, and start the timer of each turn."""

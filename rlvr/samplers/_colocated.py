@@ -65,7 +65,7 @@ class EngineConfig:
 
 
 class StallTimer:
-    """Measures how long an engine has generated no token, however long its completions are.
+    """Measures for how long an engine has generated no token, however long its completions are.
 
     >>> timer = StallTimer()
     >>> [timer.update(num_tokens, step_s=2.0) for num_tokens in (5, 5, 5, 6)]

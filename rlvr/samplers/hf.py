@@ -143,7 +143,7 @@ class HFSampler(Sampler):
                 if waiting and not batch:
                     most = self._compute_max_rows(waiting) if self.is_memory_limited else self.batch_size
                     batch = self.make_batch(
-                        self.cache_class(self.model), sampling, rows=min(most, len(waiting) + queue.max_additional_requests)
+                        self.cache_class(self.model), sampling, rows=min(most, len(waiting) + queue.max_future_requests)
                     )
                 if batch and waiting and (free := batch.num_startable_rows):
                     admitted, waiting = waiting[:free], waiting[free:]

@@ -211,7 +211,7 @@ class VLLMSampler(Sampler):
         )  # fmt: skip
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
-        """Set the defaults of `dtype` and `max_model_len` for this run; kept where they are not given."""
+        """Fill in `dtype` and `max_model_len` for this run where the settings leave them open; the engine starts later."""
         if precision is not None:
             self._precision, self._max_length = precision, max_length
 
@@ -220,7 +220,7 @@ class VLLMSampler(Sampler):
         if self._engine is None and self._model is not None:
             self._engine = self._start_engine(self._model)
 
-    def get_weight_sync_metrics(self) -> dict[str, float]:
+    def get_weight_probe_metrics(self) -> dict[str, float]:
         """Return how much the log-probabilities of the probe differ between trainer and engine."""
         return {} if self._probe is None else self._probe.get_difference_metrics()
 

@@ -155,7 +155,7 @@ class ProgressMarks:
         """Mark a row of the chunk in a slot as being verified."""
         self._marks[slot] = row + 1
 
-    def mark_all_rows(self, slot: int) -> None:
+    def mark_joint_verification(self, slot: int) -> None:
         """Mark all rows of the chunk in a slot as being verified together."""
         self._marks[slot] = self.ALL_ROWS
 

@@ -62,7 +62,7 @@ class WorkerProcess:
         """Whether the process has a quarantined row, so that it gets no others."""
         return any(chunk.needs_own_process for chunk in self.running_chunks.values())
 
-    def count_chunks(self, client_callback: OnLines) -> int:
+    def count_request_chunks(self, client_callback: OnLines) -> int:
         """Count the chunks of one request that the process works on."""
         return sum(chunk.on_lines == client_callback for chunk in self.running_chunks.values())
 
@@ -275,7 +275,7 @@ class ServicePool:
 
     def _send_next(self, worker: WorkerProcess) -> bool:
         """Send the next chunk to a process; False if there is none for it."""
-        chunk = self.queue.take(lambda chunk: worker.count_chunks(chunk.on_lines) < self.max_request_chunks)
+        chunk = self.queue.take(lambda chunk: worker.count_request_chunks(chunk.on_lines) < self.max_request_chunks)
         if chunk is not None:
             self._send_chunk(worker, chunk)
         return chunk is not None

@@ -13,7 +13,7 @@ from rlvr.chat.openai_calls import build_turn_with_calls
 from rlvr.contracts import Environment, ExitStatus, Limits, Program, Sandbox, StepResult, Transcript
 from rlvr.contracts.admission import request_permit
 from rlvr.contracts.sandbox import Language
-from rlvr.errors import ConfigError, SandboxUnavailable, format_suggestion
+from rlvr.errors import ConfigError, SandboxOutage, format_suggestion
 from rlvr.mdp.answer_faults import verify_conversation
 from rlvr.mdp.records import step_result_to_json, tool_spec_to_json
 from rlvr.mdp.sessions import LazySession, build_unscored_verdict
@@ -125,7 +125,7 @@ class SessionHost:
             return {"messages": [], "done": True}
         try:
             heard = held.session_handle.step(turn)
-        except SandboxUnavailable:
+        except SandboxOutage:
             raise
         except (Exception, SystemExit) as error:
             held.failure, held.done = build_unscored_verdict(held.session_handle.current_method, error), True
@@ -147,7 +147,7 @@ class SessionHost:
         num_steps = len(held.step_results) + (held.failure is not None)
         try:
             verdict = verify_conversation(handle.environment, held.task, ending, held.turns, num_steps, seed=handle.seed)
-        except SandboxUnavailable as error:
+        except SandboxOutage as error:
             verdict = Verdict(None, str(error), fault=Fault.INFRA)
         return {"closed": True, "verdict": Verdict.to_dict(verdict), "turns": len(held.turns)}
 

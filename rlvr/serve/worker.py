@@ -161,7 +161,7 @@ class ServiceWorker:
     def _verify_batch(self, chunk_key: int, chunk: WorkerChunk) -> None:
         """Verify all rows of a chunk together, with a verifier that implements `verify_many`."""
         chunk.row_start_time = chunk.last_flush_time = time.monotonic()
-        self.progress_marks.mark_all_rows(chunk.slot)
+        self.progress_marks.mark_joint_verification(chunk.slot)
         told: dict[int, bytes] = {}
         good: list[tuple[int, Any, Task, str]] = []
         for row, line in enumerate(chunk.rows):

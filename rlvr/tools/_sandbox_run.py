@@ -43,10 +43,10 @@ def format_result(outcome: ExecutionResult, timeout: float) -> str:
     return "\n".join(part for part in parts if part) or "[no output]"
 
 
-def validate_timeout(timeout: float) -> float:
+def validate_timeout_setting(timeout: float) -> float:
     """Check a timeout from a configuration and return it; ValueError if it is invalid.
 
-    >>> validate_timeout(10)
+    >>> validate_timeout_setting(10)
     10.0
     """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:

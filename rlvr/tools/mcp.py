@@ -9,7 +9,7 @@ from typing import Any
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError, ToolInfrastructureError
 from rlvr.tools._mcp_connection import McpConnection
-from rlvr.tools._sandbox_run import validate_timeout
+from rlvr.tools._sandbox_run import validate_timeout_setting
 from rlvr.turns import ToolSpec
 
 
@@ -54,7 +54,7 @@ class Mcp(Tool):
             raise ValueError(f"cwd is {cwd!r}; there is no such folder")
         self.command, self.url, self.env, self.cwd = tuple(command), url, dict(env or {}), cwd
         self.prefix, self.only = prefix, tuple(only)
-        self.call_timeout_s, self.start_timeout_s = validate_timeout(call_timeout_s), validate_timeout(start_timeout_s)
+        self.call_timeout_s, self.start_timeout_s = validate_timeout_setting(call_timeout_s), validate_timeout_setting(start_timeout_s)
         self.connection: McpConnection | None = None
         self._specs: tuple[ToolSpec, ...] = ()
         self._known_specs: list[tuple[ToolSpec, ...]] = []

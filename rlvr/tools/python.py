@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlvr.contracts.tool import Tool, tool
-from rlvr.tools._sandbox_run import run_in_sandbox, validate_timeout
+from rlvr.tools._sandbox_run import run_in_sandbox, validate_timeout_setting
 
 
 class Python(Tool):
@@ -21,7 +21,7 @@ class Python(Tool):
         Args:
             call_timeout_s: timeout of one call, in seconds.
         """
-        self.call_timeout_s = validate_timeout(call_timeout_s)
+        self.call_timeout_s = validate_timeout_setting(call_timeout_s)
 
     @tool
     def python(self, code: str) -> str:

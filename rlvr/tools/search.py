@@ -63,9 +63,7 @@ class Search(Tool):
         self.index = _build_index(self.passages) if path else None
 
     def setup(self) -> None:
-        """Index the passages of the task, if it has some, instead of the configured documents. The index is cached: conversations of
-        the same task share it.
-        """
+        """Prepare for one task: index the task's own passages if it has some, else use the configured documents."""
         if own := self.context.data.get("passages"):
             self.passages = tuple(own)
             self.index = _build_index(self.passages)

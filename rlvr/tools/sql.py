@@ -14,7 +14,7 @@ from typing import Any, Literal
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError, ToolError, ToolInfrastructureError
 from rlvr.tools import _sql_process
-from rlvr.tools._sandbox_run import validate_timeout
+from rlvr.tools._sandbox_run import validate_timeout_setting
 
 START_TIMEOUT_S = 60.0
 """Wall-clock limit for the process to open its database; and, after ten times its timeout, for a statement."""
@@ -57,7 +57,7 @@ class Sql(Tool):
         if path and script:
             raise ValueError("path and script are both given; give one of them")
         self.path, self.script, self.mode, self.max_rows = path, script, mode, max_rows
-        self.call_timeout_s = validate_timeout(call_timeout_s)
+        self.call_timeout_s = validate_timeout_setting(call_timeout_s)
         self._database: dict[str, str] = {}
         """The database that the process opens."""
         self._process: subprocess.Popen[bytes] | None = None

@@ -539,7 +539,7 @@ def build_batch(
 ) -> RolloutBatch:
     """Build the batch of a step: the algorithm selects its groups, and the metrics of tasks and weights are added."""
     groups, dropped = select_groups(components, groups, dropped)
-    every = components.task_sampler.pop_metrics() | dict(metrics) | components.sampler.get_weight_sync_metrics()
+    every = components.task_sampler.pop_metrics() | dict(metrics) | components.sampler.get_weight_probe_metrics()
     return _add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
 
 
@@ -560,7 +560,7 @@ def plan_sampling_round(components: Components, num_tasks: int, step: int, *, fi
     """
     tasks, requests, seed = components.task_sampler.next_tasks(num_tasks), list[list[RolloutRequest]](), components.config.seed
     for place, (index, task) in enumerate(tasks, first_group_number):
-        meta = {"split": "train", "index": index, **build_viewer_meta(task)}
+        meta = {"split": "train", "index": index, **build_reference_meta(task)}
         members = range(components.config.rollout.num_generations)
         requests.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
     greedy = [_plan_greedy_requests(requests, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
@@ -595,10 +595,10 @@ def _record_sampling_round(
     return groups, {"canary": opened} if opened else {}, timing
 
 
-def build_viewer_meta(task: Task) -> dict[str, object]:
+def build_reference_meta(task: Task) -> dict[str, object]:
     """Return the reference as episode metadata for the viewer; empty for long references, such as many tests.
 
-    >>> build_viewer_meta(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"))
+    >>> build_reference_meta(Task(({"role": "user", "content": "2+2="},), "4", id="sums/0"))
     {'reference': '4'}
     """
     text = json.dumps(task.reference, ensure_ascii=False, default=str)

@@ -233,7 +233,7 @@ class ProgressLine(Callback):
         self._shown = [trainer.enter_context(shown)]
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
-        """Count the step."""
+        """Advance the progress bar, with the main metrics of the step."""
         for shown in self._shown:
             shown.advance(_select_progress_metrics(record.metrics, record.timings))
 

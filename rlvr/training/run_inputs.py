@@ -32,8 +32,8 @@ from rlvr.mdp.task_data import (
     list_data_settings,
     make_data_env,
     names_data_source,
-    to_verifier_setting,
     unwrap_environment,
+    wrap_verifier_functions,
 )
 from rlvr.mdp.tokenizers import get_model_vocab_size, load_tokenizer
 from rlvr.registry.plugins import build_from_config, get_parameters, list_entries, load_factory
@@ -122,7 +122,9 @@ def resolve_run_inputs(
                 "verifier goes with data, or with env as the name of an environment; set it on the environment: "
                 "env=rlvr.make_env(name, verifier=...)"
             )
-        env, settings = _set_on_environment(env, {"verifier": to_verifier_setting(verifier), **_take(sections, TOOL_SETTINGS)}, settings)
+        env, settings = _set_on_environment(
+            env, {"verifier": wrap_verifier_functions(verifier), **_take(sections, TOOL_SETTINGS)}, settings
+        )
     elif env is not None and not isinstance(env, Environment) and any(name in sections for name in TOOL_SETTINGS):
         env, settings = _set_on_environment(env, _take(sections, TOOL_SETTINGS), settings)
     elif isinstance(env, type):
@@ -286,7 +288,7 @@ def _replace_settings(verifier: Any, settings: Any) -> Any:
 
 def _make_env_of_data(data: Any, verifier: Any, settings: Mapping[str, Any]) -> Any:
     """Make the environment of data: a mapping where a configuration can hold it, else an object. Its references must be readable."""
-    wanted = None if verifier is None else to_verifier_setting(verifier)
+    wanted = None if verifier is None else wrap_verifier_functions(verifier)
     made = make_data_env(data, verifier=wanted, **settings)
     _try_verifier(made)
     find_unreadable_references(made).raise_if_none_readable()

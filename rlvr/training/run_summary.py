@@ -64,7 +64,7 @@ def build_run_table(components: Components, folder: Path) -> Table:
         (
             "optimizer steps a step",
             f"{updates}, of {episodes // config.train.minibatches_per_step:,} episodes each"
-            + (describe_on_policy(components) if updates == 1 and not source and not rollout.is_off_policy else ""),
+            + (describe_on_policy_effects(components) if updates == 1 and not source and not rollout.is_off_policy else ""),
         ),
         *([("critic", SHARED_CRITIC_DESCRIPTION)] if components.algorithm.traits.needs_value else []),
         *([("sampled ahead", _describe_staleness(components))] if rollout.max_staleness else []),
@@ -99,7 +99,7 @@ def _describe_window(mdp: TokenMDP) -> str:
     return f"{whole}, at most {min(mdp.max_new_tokens, mdp.max_length)} of them sampled"
 
 
-def describe_on_policy(components: Components) -> str:
+def describe_on_policy_effects(components: Components) -> str:
     """Describe that training is exactly on-policy, and which settings have no effect then."""
     idle = () if components.algorithm.traits.use_rollout_logprobs else components.algorithm.traits.noop_on_policy
     told = f": every ratio is 1, so {', '.join(idle)} {'do' if len(idle) > 1 else 'does'} nothing" if idle else ""

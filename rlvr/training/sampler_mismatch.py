@@ -99,7 +99,7 @@ def run_numerics_checks(
             found.append(
                 _try_compare_sampler(model, sampler, numerics_check.build_check_rows(model, max_length), temperature, dtype, autocast)
             )
-        return [*found, numerics_check.check_attending_layers(model), numerics_check.check_stop_ids(model, tokenizer)]
+        return [*found, numerics_check.count_layout_attention_layers(model), numerics_check.check_stop_ids(model, tokenizer)]
 
 
 def _build_logprob_functions(
@@ -152,7 +152,7 @@ def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[n
 
     def table() -> list[numerics_check.NumericsCheck]:
         with numerics_check.use_evaluation_mode(model):
-            return [*numerics_check.compare_logprob_functions(model, ways, **how), numerics_check.check_attending_layers(model)]
+            return [*numerics_check.compare_logprob_functions(model, ways, **how), numerics_check.count_layout_attention_layers(model)]
 
     found: list[numerics_check.NumericsCheck] = policy.run_with_weights(table)
     reshard(policy)

@@ -50,7 +50,7 @@ def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
             "reward_stderr": _estimate_reward_error(groups),
             "completions/mean_length": sum(lengths) / len(lengths),
             "completions/max_length": max(lengths),
-            "completions/clipped_ratio": sum(episode.truncated_mid_turn for episode in everyone) / len(everyone),
+            "completions/clipped_ratio": sum(episode.is_cut_by_token_or_time_limit for episode in everyone) / len(everyone),
             "completions/repetition": compute_repetition(everyone),
             "unscored": len(everyone) - len(rewards),
             "num_completions": len(everyone),
@@ -99,7 +99,7 @@ def select_episodes_for_metrics(groups: Sequence[Group]) -> list[Episode]:
     return [episode for group in groups for episode in group if not episode.is_auxiliary]
 
 
-def compute_session_metrics(batch: RolloutBatch) -> dict[str, float]:
+def compute_session_timing_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Return the times of tools and sessions, and the maximum number of open sessions."""
     asked = {"time/sampler_idle": batch.timing.sampler_idle_s, "rollout/max_open_sessions": float(batch.timing.max_open_sessions)}
     return compute_tool_time_metrics(select_episodes_for_metrics(batch.all_groups)) | (asked if batch.timing.sampling_s else {})

@@ -57,7 +57,7 @@ class TaskChanges:
                 self._first[split, index] = task
 
     @property
-    def is_watching_all(self) -> bool:
+    def is_table_full(self) -> bool:
         """Whether as many tasks were asked for as are kept."""
         return self._num_asked >= NUM_TASKS
 
@@ -99,7 +99,7 @@ class TaskChanges:
         is_renamed = not with_same_id and all(_has_own_id(task) and _has_own_id(now) for _, task, now in changed)
         return TaskChange(what, bool(with_same_id), is_renamed)
 
-    def have_lost_questions(self, groups: Sequence[Sequence[Episode]]) -> bool:
+    def have_lost_distinct_prompts(self, groups: Sequence[Sequence[Episode]]) -> bool:
         """Whether tasks with different references have one and the same prompt now, and had not in an earlier step."""
         first = [group[0] for group in groups if group]
         if any(_get_prompt(episode) != _get_prompt(first[0]) for episode in first[1:]):  # nearly always the second differs

@@ -86,7 +86,7 @@ from rlvr.training.sft_warmup import run_sft_warmup
 from rlvr.training.step_metrics import (
     add_dropped_token_counts,
     compute_sampling_metrics,
-    compute_session_metrics,
+    compute_session_timing_metrics,
     compute_token_staleness_metrics,
     select_episodes_for_metrics,
 )
@@ -239,7 +239,7 @@ class Trainer(Hinted):
             """The step of the newest checkpoint; -1: there is none yet."""
             self.held_out_episodes: list[Episode] = []
             """The answers to the held-out tasks in the last evaluation."""
-            self.healthy_step = -1
+            self.best_reward_step = -1
             """The last of the best steps so far; the newest checkpoint up to this step is kept."""
             self.safe_step = -1
             """A step from before any trouble that can still show; the newest checkpoint up to it is kept too."""
@@ -377,7 +377,7 @@ class Trainer(Hinted):
         run_on_main(accelerator, writer.wait_for_write)
         partial = run_on_main(accelerator, lambda: checkpoint.create_partial_folder(self.folder, step))
         tokenizer, base = to_transformers_tokenizer(self.tokenizer), str(self.config.model.path or self.folder / "base")
-        healthy_step, safe_step = self.healthy_step, self.safe_step
+        best_reward_step, safe_step = self.best_reward_step, self.safe_step
 
         def publish(kept: Any) -> None:
             if kept["adapter"] is not None:
@@ -389,7 +389,7 @@ class Trainer(Hinted):
                 kept,
                 progress,
                 save_total_limit=self.config.log.save_total_limit,
-                healthy_step=healthy_step,
+                best_reward_step=best_reward_step,
                 safe_step=safe_step,
             )
 
@@ -511,7 +511,7 @@ class Trainer(Hinted):
             "tokens_per_second": count_policy_tokens(batch.all_groups) / (ended - began),
         }
         times |= self.rollout.compute_timing_metrics(times)
-        return times | (compute_session_metrics(batch) if self.mdp.has_sessions else {})
+        return times | (compute_session_timing_metrics(batch) if self.mdp.has_sessions else {})
 
     def _gather_diagnostics(self, batch: RolloutBatch, learned: UpdateResult) -> list[list[TokenDiagnostics]]:
         """Gather the advantages and log ratios of the tokens of each group, where episodes are logged; none for dropped groups."""

@@ -33,7 +33,7 @@ class WeightChanges:
     >>> for step in (1, 2):
     ...     changes.begin_step(model, step)
     ...     changes.end_step(model, step, has_learned=True)
-    >>> [changes.was_in_vain(step) for step in (1, 2, 3)]
+    >>> [changes.had_no_lasting_effect(step) for step in (1, 2, 3)]
     [True, True, False]
     """
 
@@ -80,7 +80,7 @@ class WeightChanges:
         if self.broken is None and (found := _find_nonfinite_weights(model)):
             self.broken = NonfiniteWeights(step, f"{found} are not finite", cause, last_good_step)
 
-    def was_in_vain(self, step: int) -> bool:
+    def had_no_lasting_effect(self, step: int) -> bool:
         """Whether a step changed no weights, or somebody put them back. Of the newest step the latter shows only at the next one: until
         then it is like the step before.
         """

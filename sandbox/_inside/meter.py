@@ -87,10 +87,8 @@ class CgroupMeter:
         if self._oom_kills < 0 or self._cpu < 0:
             raise OSError("the control group cannot be read")
 
-    def set_baseline(self) -> int:
-        """Record the memory in use before a program starts, which is not charged to it; return the rest that `get_memory_bytes` still
-        shows (page cache), to be subtracted from later readings.
-        """
+    def record_memory_baseline(self) -> int:
+        """Record the memory in use before a program starts; return the page cache that later readings still contain."""
         self._baseline_bytes = self.get_unreclaimable_bytes()
         return self.get_memory_bytes()
 
@@ -127,7 +125,7 @@ class ProcessTableMeter:
         self._root, self._spared_pids, self._exited_cpu_s, self._cpu_s_by_pid = root, spared_pids, 0.0, dict[int, float]()
         self._shared, self._sockets = SharedMemoryMeter(), sockets
 
-    def set_baseline(self) -> int:
+    def record_memory_baseline(self) -> int:
         """Return 0: before a program starts, it has no processes."""
         return 0
 
@@ -221,7 +219,7 @@ class OwnKernelMeter(ProcessTableMeter):
         super().__init__(root, spared_pids)
         self._baseline_bytes = 0
 
-    def set_baseline(self) -> int:
+    def record_memory_baseline(self) -> int:
         """Record the memory in use before a program starts, so that it is not charged; return 0."""
         self._baseline_bytes = read_machine_memory("AnonPages")
         return 0

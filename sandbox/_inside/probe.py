@@ -49,7 +49,7 @@ def detect_isolation(settings: dict[str, Any], has_filter: bool, meter: str, kil
 
 
 def has_cgroup_process_limit() -> bool:
-    """Return whether the control group of this container limits its processes."""
+    """Return whether a limit on the number of processes is set on this container's control group."""
     return any(_has_limit(f"{meters.CGROUP_ROOT}/{name}", 1 << 22) for name in ("pids/pids.max", "pids.max"))
 
 

@@ -75,7 +75,7 @@ class ProgramIO:
             os.close(number)
         self._child_ends = []
 
-    def wait_for_checker(self, timeout_s: float) -> bool:
+    def wait_until_checker_is_ready(self, timeout_s: float) -> bool:
         """Wait until the checker is set up; the program starts only then, so that it cannot disturb the setup."""
         return bool(select.select(self.ready_pipes[1:], [], [], timeout_s)[0]) and _read_first_byte(self.ready_pipes[1]) == b"+"
 

@@ -159,14 +159,14 @@ class Supervisor:
         argv = [word.replace("{memory_mb}", str(int(run.limits["memory_mb"]))) for word in command]
         stage = ProgramIO(parts)
         try:
-            base = self.meter.set_baseline()
+            base = self.meter.record_memory_baseline()
             cpu, kills = self.meter.get_total_cpu_s(), self.meter.count_oom_kills()
             if stage.checker_fds:  # first, so that the program cannot keep its checker from starting
                 other = None if self.uid is None else self.uid + 1
                 # under one user id the kernel counts the program's processes, too: they must not keep the checker from its own
                 shared = run.limits if other is not None else {**run.limits, "processes": 2 * run.limits["processes"]}
                 run.children.append(self._start_process(stage.checker_fds, shared, [], other, "/", 500, None))
-                if not stage.wait_for_checker(KILL_TIMEOUT_S):
+                if not stage.wait_until_checker_is_ready(KILL_TIMEOUT_S):
                     run.record_stop("INTERNAL_ERROR", "the checker could not be set up")
             if not run.exit_status:
                 run.children.insert(0, self._start_process(stage.program_fds, run.limits, argv, self.uid, self.folders[0], 1000, toolchain))

@@ -225,7 +225,7 @@ class Container(SupervisorConnection):
             return said[-300:] or ("its memory ran out" if self.has_run_out_of_memory() else "")
         return ""
 
-    def disconnect(self) -> None:
+    def shut_down(self) -> None:
         """End the stream in both directions, which wakes every waiting thread."""
         if (stream := self._socket) is not None:
             with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ import docker
 import docker.errors
 import requests.exceptions
 
-from rlvr.errors import SandboxError, SandboxUnavailable
+from rlvr.errors import SandboxError, SandboxOutage
 from rlvr.runs.folder_owner import is_owner_dead
 from rlvr.sandbox._inside.frames import ConnectionBroken
 
@@ -86,7 +86,7 @@ class OutageGuard:
         self._has_replied = True
 
     def wait_out_outage(self, since: float) -> bool:
-        """Wait until the engine replies; return whether it was away at some time since then. Raises SandboxUnavailable after the timeout."""
+        """Wait until the engine replies; return whether it was away at some time since then. Raises SandboxOutage after the timeout."""
         if not self._has_replied:
             return False
         with self._lock:  # one thread asks, the others wait with it
@@ -105,8 +105,8 @@ class OutageGuard:
                 self._away_since, self._returned_at = 0.0, time.monotonic()
             return self._returned_at >= since
 
-    def _make_error(self) -> SandboxUnavailable:
-        return SandboxUnavailable(
+    def _make_error(self) -> SandboxOutage:
+        return SandboxOutage(
             f"no Docker Engine has replied at {_get_engine_address()} for {self.timeout_s:g} s. The run stops, so that no answer is left "
             "without a score because of it; start the engine, then continue: rlvr train with --resume, or the same rlvr eval"
         )

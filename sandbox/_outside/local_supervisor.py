@@ -102,7 +102,7 @@ class LocalSupervisorConnection(SupervisorConnection):
                 return "its supervisor gave up"
         return "" if self.is_protected_from_programs else "its supervisor ended"
 
-    def disconnect(self) -> None:
+    def shut_down(self) -> None:
         """Close the supervisor's input: it kills what it runs and exits, which ends the stream."""
         with self._stdin_lock, contextlib.suppress(OSError):
             if self._process.stdin:

@@ -137,7 +137,7 @@ class OpenSandboxSession(SandboxSession):
                 return  # closed by another thread meanwhile
             self._end_reason = f"the session {self.id} {'broke' if broken else 'failed'}: {reason}"
             self._broken, self._lost = broken, not broken
-        self._channel.disconnect()
+        self._channel.shut_down()
         self._release(False)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class OpenSandboxSession(SandboxSession):
                     reply, _ = self._channel.request({"box": "end"}, {}, time.monotonic() + REPLY_TIMEOUT_S)
                     sound = not reply.get("fatal")
             else:
-                self._channel.disconnect()
+                self._channel.shut_down()
                 if self._request_lock.acquire(timeout=CLOSE_TIMEOUT_S):
                     self._request_lock.release()
             self._release(sound)

@@ -95,7 +95,7 @@ class SupervisorConnection(ABC):
         return ""
 
     @abstractmethod
-    def disconnect(self) -> None:
+    def shut_down(self) -> None:
         """End the stream, from any thread: a waiting request raises `ConnectionBroken`, and the supervisor ends. Call `close` next."""
 
     @abstractmethod

@@ -27,7 +27,7 @@ def test_check_runs_the_kit_on_each_that_is_offered(
         "        super().__init__(verifier=verifier)\n"
         "        self.kind = kind\n\n"
         "    @classmethod\n"
-        "    def catalog(cls) -> list[dict[str, str]]:\n"
+        "    def list_support_status(cls) -> list[dict[str, str]]:\n"
         '        kinds = {"bad": "yes", "gone": "no", "fine": "yes"}\n'
         '        return [{"name": name, "offered": how, "why": "for a test"} for name, how in kinds.items()]\n\n'
         "    def gold(self, task: object) -> str:\n"

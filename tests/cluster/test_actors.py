@@ -20,9 +20,9 @@ from rlvr.cluster.event_log import find_ray_stderr_file, read_last_lines
 from rlvr.cluster.machines import (
     change_to_driver_folder,
     check_capacity,
-    describe_process,
     end_actor,
     get_pid_namespace_id,
+    get_process_identity,
     get_process_start_time,
 )
 from rlvr.cluster.ray_transport import RayTransport
@@ -255,20 +255,20 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
     monkeypatch.setitem(sys.modules, "ray._private.worker", with_logs_in(tmp_path))
     near = started(pids=get_pid_namespace_id(), log=str(log))
-    words = near.describe_worker("c0.0")["words"]
+    words = near.get_worker_location_and_log("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
     near.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
     ray.last("run_task").ends(RayError("Worker exit detail: error code 2. End of file. Some common causes"))
     [lost] = near.poll(0)
     assert isinstance(lost, WorkerLost) and lost.reason.endswith("on far): Fatal Python error: Bus error")
     far = started(log=str(log))
-    assert far.describe_worker("c0.0")["words"] == []
+    assert far.get_worker_location_and_log("c0.0")["words"] == []
     far._heartbeats["c0.0"] = (None, 0.0)
     far.poll(0)
     ray.last("heartbeat").ends(["what it said last"])
     far.poll(0)
-    assert far.describe_worker("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
-    assert far.describe_worker("c7.0") == {"words": []}
+    assert far.get_worker_location_and_log("c0.0") == {"host": "far", "pid": PLACE["pid"], "node": "n1", "words": ["what it said last"]}
+    assert far.get_worker_location_and_log("c7.0") == {"words": []}
 
 
 def test_a_process_without_a_log_has_no_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def running_under(node: str, child: str) -> Iterator[tuple[subprocess.Popen[str]
 
 def test_only_the_process_itself_is_ended_and_not_one_that_has_got_its_number(ray: Ray) -> None:
     with running_under("raylet", "ray::Actor.f") as (node, pid):
-        place = describe_process() | {"pid": pid, "born": get_process_start_time(pid), "is_known_to_ray": True}
+        place = get_process_identity() | {"pid": pid, "born": get_process_start_time(pid), "is_known_to_ray": True}
         end_actor(ray, None, place | {"born": "1"})
         end_actor(ray, None, place | {"is_known_to_ray": False})
         assert get_process_start_time(pid)
@@ -496,7 +496,7 @@ def test_a_worker_that_names_another_process_as_its_own_does_not_get_it_ended(ra
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rlvr.cluster.machines.os.kill", lambda number, _: killed.append(number))
             for named in (pid, os.getpid(), os.getppid(), 1):
-                place = describe_process() | {"pid": named, "born": get_process_start_time(named), "is_known_to_ray": True}
+                place = get_process_identity() | {"pid": named, "born": get_process_start_time(named), "is_known_to_ray": True}
                 end_actor(ray, None, place)
         assert killed == []
 
@@ -514,7 +514,7 @@ def test_a_worker_that_names_the_worker_of_another_run_as_its_own_is_lost_and_en
         with_pids(monkeypatch, 2**22 + 1)
         transport = RayTransport(ClusterConfig(), {}, WorkerSettings("float32", False, 1))
         transport.start_worker("c0.0")
-        ray.last("build_worker").ends(describe_process() | {"pid": pid, "born": get_process_start_time(pid)})
+        ray.last("build_worker").ends(get_process_identity() | {"pid": pid, "born": get_process_start_time(pid)})
         [lost] = transport.poll(0)
         assert isinstance(lost, WorkerLost) and f"Ray has started it as {PLACE['pid']}" in lost.reason
         transport.kill_worker("c0.0")
@@ -524,7 +524,7 @@ def test_a_worker_that_names_the_worker_of_another_run_as_its_own_is_lost_and_en
 def test_a_worker_whose_pid_ray_knows_is_ended_by_it(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_under("raylet", "ray::Actor.f") as (node, pid):
         with_pids(monkeypatch, pid)
-        started(**describe_process() | {"pid": pid, "born": get_process_start_time(pid)}).kill_worker("c0.0")
+        started(**get_process_identity() | {"pid": pid, "born": get_process_start_time(pid)}).kill_worker("c0.0")
         assert node.stdout is not None and node.stdout.readline().strip() == "-9"
 
 
@@ -563,9 +563,9 @@ def test_a_worker_that_says_no_place_at_its_start_is_lost_and_the_run_goes_on(ra
     ray.last("build_worker").ends(value)
     [lost] = transport.poll(0)
     assert isinstance(lost, WorkerLost) and "damaged" in lost.reason and not lost.is_permanent
-    assert transport.describe_worker("c0.0") == {"words": []}
+    assert transport.get_worker_location_and_log("c0.0") == {"words": []}
     transport.kill_worker("c0.0")
-    assert started().describe_worker("c0.0")["pid"] == PLACE["pid"]
+    assert started().get_worker_location_and_log("c0.0")["pid"] == PLACE["pid"]
 
 
 def test_no_file_is_read_as_a_log_that_is_not_among_rays_logs(ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -578,10 +578,14 @@ def test_no_file_is_read_as_a_log_that_is_not_among_rays_logs(ray: Ray, tmp_path
     paths = [str(secret), f"{logs}/../secret", str(logs / "linked.err"), str(logs / "pipe.err"), str(logs), "", "\0"]
     for module in (with_logs_in(logs), SimpleNamespace()):
         monkeypatch.setitem(sys.modules, "ray._private.worker", module)
-        assert [started(pids=get_pid_namespace_id(), log=path).describe_worker("c0.0")["words"] for path in paths] == [[]] * len(paths)
-    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).describe_worker("c0.0")["words"] == []
+        assert [started(pids=get_pid_namespace_id(), log=path).get_worker_location_and_log("c0.0")["words"] for path in paths] == [
+            []
+        ] * len(paths)
+    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).get_worker_location_and_log("c0.0")["words"] == []
     monkeypatch.setitem(sys.modules, "ray._private.worker", with_logs_in(logs))
-    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).describe_worker("c0.0")["words"] == ["its own words"]
+    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).get_worker_location_and_log("c0.0")["words"] == [
+        "its own words"
+    ]
 
 
 @pytest.mark.parametrize("said", [5, "x", {"a": 1}, [5], [None], ["x" * 10**6] * 100])
@@ -594,7 +598,7 @@ def test_a_heartbeat_with_anything_but_lines_or_with_too_many_is_harmless(ray: R
     transport.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
     ray.last("run_task").ends(RayError("The actor died. See the logs."))
     [lost] = transport.poll(0)
-    assert isinstance(lost, WorkerLost) and len(repr(transport.describe_worker("c0.0"))) < 20_000
+    assert isinstance(lost, WorkerLost) and len(repr(transport.get_worker_location_and_log("c0.0"))) < 20_000
 
 
 def test_an_error_that_cannot_say_itself_loses_the_worker_and_not_the_run(ray: Ray) -> None:
@@ -664,7 +668,7 @@ def test_rollout_workers_and_verifier_workers_must_have_room_together() -> None:
 
 def test_a_process_here_that_has_the_number_of_one_elsewhere_is_left_alone(ray: Ray) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    place = describe_process() | {"pid": process.pid, "born": get_process_start_time(process.pid), "is_known_to_ray": True}
+    place = get_process_identity() | {"pid": process.pid, "born": get_process_start_time(process.pid), "is_known_to_ray": True}
     end_actor(ray, None, place | {"pids": "another machine"})
     assert process.poll() is None
     process.kill()

@@ -92,7 +92,7 @@ class Pretended:
     def cancel_task(self, command: DispatchTask) -> None:
         self.work = [TaskEnded(command, b"") if getattr(event, "command", None) == command else event for event in self.work]
 
-    def describe_worker(self, worker: str) -> dict[str, Any]:
+    def get_worker_location_and_log(self, worker: str) -> dict[str, Any]:
         return {"host": "here", "pid": 1, "words": ["the last line"]}
 
     def poll(self, timeout_s: float) -> list[Event]:

@@ -20,7 +20,7 @@ from rlvr.cluster.verifier_workers import (
     VerifierBusy,
     VerifierClient,
     VerifierLost,
-    VerifierLostBeforeStart,
+    VerifierLostBeforeVerification,
     VerifierWorker,
 )
 from rlvr.contracts import Environment, SamplingParams, Transcript, Verifier
@@ -258,7 +258,13 @@ def test_a_host_that_is_lost_before_it_begins_with_an_answer_is_not_lost_by_it(m
     monkeypatch.setattr("rlvr.cluster.verifier_workers.UNREACHABLE_PAUSE_S", 0.0)
     desk, ends = (
         VerifierClient(5.0),
-        [VerifierLost("a"), VerifierLost("b"), VerifierLostBeforeStart("c"), VerifierLostBeforeStart("d"), VerifierLostBeforeStart("e")],
+        [
+            VerifierLost("a"),
+            VerifierLost("b"),
+            VerifierLostBeforeVerification("c"),
+            VerifierLostBeforeVerification("d"),
+            VerifierLostBeforeVerification("e"),
+        ],
     )
 
     async def ask(task: Task, transcript: Transcript, alone: bool) -> Verdict:
@@ -283,7 +289,7 @@ class Mortal:
         if alone:
             await asyncio.sleep(self.away)
             if self.dead.is_set():
-                raise VerifierLostBeforeStart("killed")
+                raise VerifierLostBeforeVerification("killed")
             self.inner.reserve_exclusively()
 
         async def judged() -> Verdict:

@@ -87,7 +87,7 @@ class InThisProcess:
     def cancel_task(self, command: DispatchTask) -> None:
         raise AssertionError("no backups were asked for")
 
-    def describe_worker(self, worker: str) -> dict[str, Any]:
+    def get_worker_location_and_log(self, worker: str) -> dict[str, Any]:
         return {"host": "here", "pid": 1, "words": ["the last line"]}
 
     def poll(self, timeout_s: float) -> list[Event]:

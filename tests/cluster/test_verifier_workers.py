@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlvr.cluster.verifier_actors import VerifierActor, VerifierActorPool, make_ask_verdict
-from rlvr.cluster.verifier_workers import VerifierBusy, VerifierClient, VerifierLost, VerifierLostBeforeStart
+from rlvr.cluster.verifier_workers import VerifierBusy, VerifierClient, VerifierLost, VerifierLostBeforeVerification
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Transcript
 from rlvr.errors import ConfigError, RlvrError, SamplerError
@@ -155,8 +155,8 @@ def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
         ("verify", False, RayError("The actor died."), VerifierLost),
         ("verify", True, RayError("The actor died."), VerifierLost),
         ("verify", True, RayTaskError(VerifierBusy("it came late")), VerifierBusy),
-        ("reserve_exclusively", True, RayError("The actor died."), VerifierLostBeforeStart),
-        ("reserve_exclusively", True, asyncio.CancelledError(), VerifierLostBeforeStart),
+        ("reserve_exclusively", True, RayError("The actor died."), VerifierLostBeforeVerification),
+        ("reserve_exclusively", True, asyncio.CancelledError(), VerifierLostBeforeVerification),
         ("reserve_exclusively", True, RayTaskError(VerifierBusy("others are judged here")), VerifierBusy),
         ("verify", False, RayTaskError(ValueError("odd")), ValueError),
     ],

@@ -35,7 +35,7 @@ def test_a_collector_samples_from_an_engine_in_its_process_with_the_weights_of_i
             made.load_weights(
                 version, [WeightPacker("whole", "float32", converts_vectors=False).pack(made.model.state_dict(keep_vars=True))]
             )
-            figures = made.sampler.get_weight_sync_metrics()
+            figures = made.sampler.get_weight_probe_metrics()
             assert figures and max(figures.values()) < 1e-2  # the probe has compared the engine with these weights
             with pytest.raises(SamplerError, match=f"version {version + 1} of the weights, but this rollout worker has version {version}"):
                 made.run_task(version + 1, unit, how, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from rlvr import make_env
 from rlvr.contracts import SamplingParams
-from rlvr.envs.calculator_sums import compute_split
+from rlvr.envs.calculator_sums import choose_data_split
 from rlvr.errors import ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
@@ -37,7 +37,7 @@ def test_the_numbers_have_as_many_digits_as_asked_and_each_pair_is_in_one_split(
             task = env.task(split, index)
             left, right = task.meta["left"], task.meta["right"]
             assert task == env.task(split, index) and task.question == f"{left}+{right}=" and task.reference == str(left + right)
-            assert compute_split(left, right) == compute_split(right, left) == split
+            assert choose_data_split(left, right) == choose_data_split(right, left) == split
             lengths |= {len(str(left)), len(str(right))}
     assert lengths == set(range(3, 13))
 

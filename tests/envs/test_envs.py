@@ -15,7 +15,7 @@ import pytest
 
 from rlvr import Task
 from rlvr.conformance.gold_check import find_unreadable_references
-from rlvr.envs.arithmetic import compute_split, format_steps
+from rlvr.envs.arithmetic import choose_data_split, format_steps
 from rlvr.envs.guess_number import GUESS_FORMS, parse_single_guess
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.suite import load_suite
@@ -39,8 +39,10 @@ def test_no_held_out_question_is_ever_trained_on(settings: dict[str, Any]) -> No
 def test_a_sum_turned_round_is_held_out_with_it() -> None:
     for a in range(40):
         for b in range(40):
-            assert compute_split(a, "+", b) == compute_split(b, "+", a) and compute_split(a, "*", b) == compute_split(b, "*", a)
-    shares = [compute_split(a, "-", b) for a in range(100) for b in range(100)]
+            assert choose_data_split(a, "+", b) == choose_data_split(b, "+", a) and choose_data_split(a, "*", b) == choose_data_split(
+                b, "*", a
+            )
+    shares = [choose_data_split(a, "-", b) for a in range(100) for b in range(100)]
     assert 0.07 < shares.count("test") / len(shares) < 0.13
 
 

@@ -213,7 +213,7 @@ def test_the_tables_agree() -> None:
         and set(ANSWER_PATTERNS) >= WORD_COUNT_CHECKED
         and not DATASET_NAMES & set(UNSUPPORTED)
     )
-    rows = ReasoningGym.catalog()
+    rows = ReasoningGym.list_support_status()
     assert {row["name"] for row in rows} == DATASET_NAMES | set(UNSUPPORTED) and all(row["why"] for row in rows)
 
 

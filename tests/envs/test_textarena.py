@@ -103,7 +103,7 @@ def test_the_tables_agree_and_refusals_say_why() -> None:
     assert not (
         set(ONE_PLAYER_GAMES) & set(TWO_PLAYER_GAMES) or (set(ONE_PLAYER_GAMES) | set(TWO_PLAYER_GAMES)) & set(UNSUPPORTED)
     ) and set(GAMES_WITH_SOLUTION) <= set(ONE_PLAYER_GAMES)
-    assert {row["offered"] for row in TextArena.catalog()} == {"yes", "no"}
+    assert {row["offered"] for row in TextArena.list_support_status()} == {"yes", "no"}
     for settings, words in (
         ({"game": "Wordle"}, "is not offered: it downloads word lists"),
         ({"game": "Tictactoe"}, "did you mean 'TicTacToe'"),

@@ -14,10 +14,10 @@ import rlvr
 from rlvr.contracts import Environment, SamplingParams, Session, StepResult, ToolSession, Transcript, Verifier
 from rlvr.contracts.fault_rule import CONTROL_ROUNDS, AnswerAtFault, aretry_and_attribute_failure, retry_and_attribute_failure
 from rlvr.contracts.tool import Tool, ToolExample, tool
-from rlvr.errors import SandboxUnavailable
+from rlvr.errors import SandboxOutage
 from rlvr.mdp.answer_faults import FAILURE
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import RecordedSession
+from rlvr.mdp.sessions import ReplayedSession
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest
@@ -153,9 +153,9 @@ def test_an_outage_that_ends_is_no_0(where: str) -> None:
 def test_a_sandbox_that_stays_away_stops_a_run(where: str) -> None:
     def happens(what: str, heard: Sequence[str]) -> None:
         if what == where:
-            raise SandboxUnavailable("no engine")
+            raise SandboxOutage("no engine")
 
-    with pytest.raises(SandboxUnavailable):
+    with pytest.raises(SandboxOutage):
         play(Worlds(happens), "boom", "end")
 
 
@@ -170,7 +170,7 @@ def test_a_rollout_and_the_gymnasium_environment_follow_the_rule() -> None:
     record = episode.meta["session"]
     assert record["verdict"]["score"] == 0.0, "a replay needs no new experiment"
     before = environment.num_opened
-    again = mdp.start_conversation(environment.task("train", 0), session=RecordedSession(record))
+    again = mdp.start_conversation(environment.task("train", 0), session=ReplayedSession(record))
     for text in ("win", "boom"):
         mdp.step_turn(again, [*TOK.encode(text), TOK.eos_id])
     assert mdp.verify(again) == Verdict(0.0, episode.verdict.reason, fault=Fault.ANSWER) and environment.num_opened == before

@@ -16,7 +16,18 @@ from transformers import PreTrainedTokenizerFast
 from rlvr.contracts import Tokenizer as TokenizerContract
 from rlvr.errors import ConfigError, EnvError
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.mdp.tokenizers import ASCII, EOS, POLICY, UNK, USER, ByteTokenizer, CharTokenizer, HFTokenizer, count_text_ids, load_tokenizer
+from rlvr.mdp.tokenizers import (
+    ASCII,
+    EOS,
+    POLICY,
+    UNK,
+    USER,
+    ByteTokenizer,
+    CharTokenizer,
+    HFTokenizer,
+    count_tokenizer_ids,
+    load_tokenizer,
+)
 from rlvr.models.model_loading import to_transformers_tokenizer
 from rlvr.task import Message, make_user_prompt
 from tests.fixtures.worlds import Sums, Talk
@@ -111,7 +122,7 @@ def test_ids_that_only_the_model_has_are_the_policy_s_and_unreadable(tmp_path: P
     fast.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": len(fast) + 5}), "utf-8")
     tokenizer = load_tokenizer(tmp_path)
-    assert (tokenizer.vocab_size, count_text_ids(tokenizer)) == (len(fast) + 5, len(fast))
+    assert (tokenizer.vocab_size, count_tokenizer_ids(tokenizer)) == (len(fast) + 5, len(fast))
     four, two = tokenizer.encode("4"), tokenizer.encode("2")
     assert tokenizer.decode([*four, len(fast), len(fast) + 4, *two, tokenizer.eos_id]) == "4\ufffd\ufffd2"
     mdp = TokenMDP(Sums(), tokenizer)

@@ -111,8 +111,8 @@ def test_a_real_engine_has_the_run_s_precision_and_length() -> None:
         assert real.max_model_len == 300 and real._llm.llm_engine.model_config.dtype is torch.bfloat16
         assert (
             1e-4
-            < sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_mean"]
-            < sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"]
+            < sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_mean"]
+            < sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"]
             < 0.3
         )
         assert len(sampler.sample(requests(6), SamplingParams(stop_ids=STOPS))) == 6
@@ -241,7 +241,7 @@ class Later(RequestQueue):
             return []
         return [(8, self.asked[1])] if self.calls == self.after + 1 else None
 
-    def pop_all_when_idle(self) -> NumberedRequests | None:
+    def pop_all_if_idle(self) -> NumberedRequests | None:
         raise AssertionError("asked in waves")
 
 

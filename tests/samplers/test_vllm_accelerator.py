@@ -146,7 +146,7 @@ def test_the_engine_s_precision_and_length_are_the_run_s_unless_they_are_set(eng
 def test_a_run_tells_its_sampler_the_precision_and_the_longest_sequence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(HFSampler, "setup", lambda self, environment, tokenizer, **what: told.append(what))
-    monkeypatch.setattr(HFSampler, "get_weight_sync_metrics", lambda self: {"weight_probe/logprob_difference_max": 0.25})
+    monkeypatch.setattr(HFSampler, "get_weight_probe_metrics", lambda self: {"weight_probe/logprob_difference_max": 0.25})
     config = tiny_run(rollout={"max_new_tokens": 5, "max_length": 40, "prompts_per_step": 2, "num_generations": 2})
     train(config, out=tmp_path / "run", console=Console(quiet=True))
     assert told == [{"precision": "float32", "max_length": 40}]
@@ -250,8 +250,8 @@ def test_a_server_gets_bfloat16_where_the_trainer_computes_in_it() -> None:
         sampler.update_from_model(fresh(), 0)
         assert (
             0
-            < sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_mean"]
-            < sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"]
+            < sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_mean"]
+            < sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"]
             < 1.0
         )
     assert sent == [{torch.float32}, {torch.bfloat16}]

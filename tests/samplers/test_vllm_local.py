@@ -122,7 +122,7 @@ def test_both_engines_answer_with_the_trainer_s_weights(sampler: VLLMSampler) ->
     model, asked = fresh(), requests(24)
     for version in range(1, 4):
         sampler.update_from_model(nudged(model, 0.05, version), version)
-        assert sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not any(
+        assert sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not any(
             slot.load.groups for slot in inside(sampler).slots
         )
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
@@ -148,7 +148,7 @@ def test_a_killed_engine_is_restarted_and_its_requests_have_the_same_tokens(samp
     sampler.update_from_model(nudged(model, 0.05, 1), 6)  # the restarted one gets newer weights too, and the probe looks at each
     assert (
         sum(a != b for a, b in zip(before, pids(sampler), strict=True)) == 1
-        and sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"] < 1e-4
+        and sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"] < 1e-4
     )
     assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
     assert not any(slot.num_deaths for slot in inside(sampler).slots)  # deaths in a row are counted
@@ -561,7 +561,7 @@ def test_a_real_engine_of_two_processes_has_the_trainer_s_weights(monkeypatch: p
     with beside(engines=1, tensor_parallel_size=2, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(3):
             sampler.update_from_model(nudged(model, 0.05, version), version)
-            assert sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"] < 1e-4
+            assert sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"] < 1e-4
         assert largest_difference(model, asked, sampler.sample(asked, SAMPLING)) < 1e-4
         [engine], home = pids(sampler), inside(sampler)._folder
         assert sorted(list_group_processes(engine).values()) == [False, False, False, True]

@@ -251,7 +251,7 @@ def test_merged_weights_are_sent_where_an_adapter_cannot_be(enable_lora: bool, t
     with endpoint(able) as one, endpoint(other) as two, served(one.url, two.url, enable_lora=enable_lora) as sampler:
         for version in range(2):
             sampler.update_weights(AdapterWeights(adapted), version)
-        assert sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not able.adapters
+        assert sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not able.adapters
         assert asked_of(one).count("/collective_rpc") == asked_of(two).count("/collective_rpc") == 2
 
 
@@ -605,7 +605,7 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
             found = sampler.sample(asked, SamplingParams(stop_ids=STOPS))
             assert (
                 largest_difference(adapted, asked, found) < 1e-4
-                and sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"] < 1e-4
+                and sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"] < 1e-4
             )
         assert orders.count("/collective_rpc") == 1 and weights._merged_model is None
         sampler.update_from_model(weights.gather_model(), 4)

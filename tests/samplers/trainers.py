@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     with vllm.VLLMSampler(placement="local", max_num_seqs=4, start_timeout_s=120.0, completion_timeout_s=60.0) as sampler:
         for version in range(2):
             sampler.update_weights(PlainWeights(nudged(model, 0.05, version), run_on_main=run_in_main_process), version)
-            told["probe"].append(sampler.get_weight_sync_metrics()["weight_probe/logprob_difference_max"])
+            told["probe"].append(sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"])
             told["differences"].append(largest_difference(model, asked, sampler.sample(asked, SamplingParams(stop_ids=STOPS))))
             engines: Any = sampler._engine
             told["written"].append(len(list(engines._weights_folder.iterdir())))

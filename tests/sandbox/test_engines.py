@@ -135,7 +135,7 @@ def test_a_kernel_of_its_own_is_known_by_its_memory_and_counts_everything_once(m
     monkeypatch.setattr(meter, "CGROUP_ROOT", "/nowhere")
     assert not isinstance(meter.make_meter(1, set(), True, 511 << 20), meter.OwnKernelMeter)
     measured = meter.make_meter(1, set(), True, 512 << 20)
-    assert isinstance(measured, meter.OwnKernelMeter) and measured.set_baseline() == 0
+    assert isinstance(measured, meter.OwnKernelMeter) and measured.record_memory_baseline() == 0
     shown["AnonPages"] += 100 << 20
     monkeypatch.setattr(meter, "list_descendants", lambda root, spared: [7])
     assert measured.get_memory_bytes() == 100 << 20

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import ExecutionResult, ExitStatus, Program, Verifier
-from rlvr.errors import SandboxError, SandboxUnavailable
+from rlvr.errors import SandboxError, SandboxOutage
 from rlvr.rollout.rollout import Rollout
 from rlvr.sandbox import docker
 from rlvr.sandbox._inside.frames import ConnectionBroken
@@ -70,7 +70,7 @@ class FakeContainer(SupervisorConnection):
     def explain_exit(self) -> str:
         return ""
 
-    def disconnect(self) -> None: ...
+    def shut_down(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -120,7 +120,7 @@ def test_a_run_stops_where_the_engine_stays_away(home: Engine) -> None:
         assert collect(sandbox, 3) == [1.0] * 3
         home.leave(60)
         began = time.monotonic()
-        with pytest.raises(SandboxUnavailable, match=r"for 0.4 s. The run stops, .* continue: rlvr train with --resume"):
+        with pytest.raises(SandboxOutage, match=r"for 0.4 s. The run stops, .* continue: rlvr train with --resume"):
             collect(sandbox, 60)
         assert time.monotonic() - began < 10
 

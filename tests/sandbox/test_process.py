@@ -267,7 +267,7 @@ class Replayed(SupervisorConnection):
     def is_alive(self) -> bool:
         return True
 
-    def disconnect(self) -> None:
+    def shut_down(self) -> None:
         pass
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from rlvr.contracts.schema import SchemaError, build_parameters_schema, build_type_schema, validate_arguments
+from rlvr.contracts.schema import SchemaValidationError, build_parameters_schema, build_type_schema, validate_arguments
 from rlvr.contracts.tool import FinalAnswer, Tool, ToolContext, run_tool_call, tool, truncate_middle
 from rlvr.errors import ConfigError, PluginLoadError, ToolError, ToolInfrastructureError
 from rlvr.registry.plugins import build
@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "words"), WRONG, ids=range(len(WRONG)))
 def test_arguments_are_not_repaired(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(SchemaError) as told:
+    with pytest.raises(SchemaValidationError) as told:
         validate_arguments(build_parameters_schema(sample), given)
     assert words in str(told.value) and "the arguments are text (a text), count (a whole number), share (a number, optional)" in str(
         told.value
@@ -98,7 +98,7 @@ def test_a_value_nested_deeply_is_refused() -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(500):
         schema = {"type": "array", "items": schema}
-    with pytest.raises(SchemaError, match="levels deep"):
+    with pytest.raises(SchemaValidationError, match="levels deep"):
         validate_arguments({"properties": {"x": schema}}, {"x": deep})
 
 

@@ -12,7 +12,7 @@ import rlvr
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Verdict
-from rlvr.training.run_summary import describe_on_policy
+from rlvr.training.run_summary import describe_on_policy_effects
 from rlvr.training.step_notes import NO_ANSWER_REASON, UnusualMetricNotes
 from tests.fixtures.tiny import tiny_run
 
@@ -108,7 +108,7 @@ def test_gdpo_without_weights_is_told_which_parts_it_could_weigh() -> None:
 def test_settings_that_do_nothing_on_policy_are_named() -> None:
     def told(name: str, **settings: Any) -> str:
         components: Any = SimpleNamespace(algorithm=build("algorithm", name, **settings))
-        return describe_on_policy(components)
+        return describe_on_policy_effects(components)
 
     assert told("grpo") == (" (exactly on-policy: every ratio is 1, so epsilon, epsilon_high, delta, importance_sampling_level do nothing)")
     assert "ratio_max does nothing" in told("cispo") and "sapo_temperature_pos" in told("sapo")

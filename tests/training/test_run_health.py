@@ -25,11 +25,11 @@ from rlvr.errors import CheckFailed, ConfigError
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task
-from rlvr.training.answer_probe import Misplacement
 from rlvr.training.callbacks import PeriodicCheckpoints
 from rlvr.training.components import compute_max_prompt_length
+from rlvr.training.reward_fall_probe import Misplacement
 from rlvr.training.run_health import RunHealth, Trouble
-from rlvr.training.run_health.causes import describe_penalty, explain_change, find_common_reply
+from rlvr.training.run_health.causes import describe_penalty, explain_policy_change, find_common_reply
 from rlvr.training.run_health.rules import EqualAnswers, MisplacedReferences
 from rlvr.training.run_summary import print_run_table
 from rlvr.training.step_metrics import compute_repetition, estimate_entropy
@@ -200,9 +200,9 @@ def test_a_schedule_that_grows_is_named_with_the_rate_of_the_step() -> None:
         for step in range(1, 21):  # a warmup may reach train.learning_rate
             rate = 3e-4 * (10 ** ((step - 1) / 8) if grows else min(1.0, step / 10))
             found.observe(row(step, learning_rate=rate, update_kl=0.5 if step == 19 else 1e-3))
-        told = explain_change(found.run, 12)
+        told = explain_policy_change(found.run, 12)
         assert ("it was 0.0003 in step 1, 0.00711 in step 12 and is 0.0711 in step 20 (237 times as much)" in told) == grows
-        assert ("train.lr_scheduler" in explain_change(found.run, 20)) == grows
+        assert ("train.lr_scheduler" in explain_policy_change(found.run, 20)) == grows
 
 
 def test_few_prompts_are_the_cause_where_the_reward_rises_and_something_else_falls() -> None:
@@ -214,9 +214,9 @@ def test_few_prompts_are_the_cause_where_the_reward_rises_and_something_else_fal
         for step in range(1, 17):
             groups = [answer((16 * step + k) % distinct) for k in range(16)]
             record = SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))
-            found.run.begin_step(cast(Any, None), cast(Any, record))
+            found.run.add_step_record(cast(Any, None), cast(Any, record))
             found.run.add(row(step, 0.2 if step < 9 else 0.6))
-        told = explain_change(found.run, 9)
+        told = explain_policy_change(found.run, 9)
         assert ("the 128 groups of the last steps have 2 distinct ones" in told) == (distinct == 2)
         assert ("change the verifier" in told) == (distinct != 2)
 
@@ -246,7 +246,7 @@ def test_equal_answers_of_each_group_are_no_chance_unless_the_policy_is_sure_of_
         findings = []
         for step in range(1, 8):
             record = SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))
-            found.run.begin_step(cast(Any, None), cast(Any, record))
+            found.run.add_step_record(cast(Any, None), cast(Any, record))
             found.run.add(row(step))
             findings.append(rule.check())
         trouble = next((one for one in findings if isinstance(one, Trouble)), None)
@@ -269,10 +269,10 @@ def test_a_reference_that_is_another_model_is_named_and_stops_a_run_unless_it_is
     )
     assert first_trouble(found, [row(k) | far for k in range(1, 30)]) is None
     assert shown.getvalue().count("so frozen_models.reference (a/teacher) is another model") == 1
-    assert "frozen_models.reference (a/teacher) is another model" in explain_change(found.run, 29)
+    assert "frozen_models.reference (a/teacher) is another model" in explain_policy_change(found.run, 29)
     weak = RunHealth(tiny_run(frozen_models={"reference": "a/teacher"}))
     assert first_trouble(weak, [row(k) | far | {"beta": 0.001} for k in range(1, 30)]) is None
-    assert "a/teacher" not in explain_change(weak.run, 29)
+    assert "a/teacher" not in explain_policy_change(weak.run, 29)
 
 
 def test_a_component_that_falls_to_0_while_the_reward_rises_is_told_and_a_checkpoint_from_before_is_kept() -> None:
@@ -292,7 +292,7 @@ def test_a_component_that_falls_to_0_while_the_reward_rises_is_told_and_a_checkp
 
     found, told = follow()
     assert told.count("warning") == 1 and "since step 31 the component 'correct' of the reward has fallen from 0.7 to 0 while" in told
-    assert found.safe_step == 29 and "the component 'correct'" in explain_change(found.run, 31)
+    assert found.safe_step == 29 and "the component 'correct'" in explain_policy_change(found.run, 31)
     for found, told in (follow(fades=False), follow(pays=0.0), follow(tiny_run(rollout={"prompts_per_step": 1, "num_generations": 128}))):
         assert not told and found.safe_step == 80
 
@@ -306,7 +306,7 @@ def test_a_weight_decay_that_takes_the_weights_is_named() -> None:
     found = RunHealth(tiny_run(train={"learning_rate": 1e-4, "weight_decay": 500.0}))
     for step in range(1, 20):
         found.observe(row(step))
-    assert "train.weight_decay (500) takes 5.0% of the weights in each step" in explain_change(found.run, 20)
+    assert "train.weight_decay (500) takes 5.0% of the weights in each step" in explain_policy_change(found.run, 20)
 
 
 def test_entropy_and_repetition_of_answers() -> None:
@@ -451,7 +451,7 @@ def test_who_else_writes_the_weights_is_the_likely_cause() -> None:
             model.weight.data.add_(1.0)
         found.observe(row(step))
     assert found.run.weights.foreign_steps == {3} and not found.run.weights.idle_steps
-    assert "Something other than the optimizer changed the weights before step 3" in explain_change(found.run, 4)
+    assert "Something other than the optimizer changed the weights before step 3" in explain_policy_change(found.run, 4)
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_a_penalty_that_outweighs_the_advantages_is_told_once_and_named() -> Non
         shown.getvalue().count("Lower algorithm.beta") == 1
         and "algorithm.beta (1000), is 3, more than the advantages (0.9)" in shown.getvalue()
     )
-    assert "Lower algorithm.beta" in explain_change(found.run, 30)
+    assert "Lower algorithm.beta" in explain_policy_change(found.run, 30)
     for usual in ({"beta": 0.04, "kl": 0.5, "advantage/std": 0.9}, {"beta": 1000.0, "kl": 0.003}, {}):  # not every algorithm has advantages
         assert not describe_penalty(health().run, [row(step) | usual for step in range(1, 9)])
 
@@ -524,28 +524,28 @@ def test_updates_that_low_precision_rounds_away_change_nothing() -> None:
 
 def test_equal_scores_are_no_trouble_where_a_wrong_answer_would_score_less() -> None:
     even = {"reward_std": 1e-16, "step/skipped": 1.0, "frac_reward_zero_std": 1.0}
-    for tells_apart in (True, False):
+    for tells_swapped_answers_apart in (True, False):
         found = health()
         found.run.probe = cast(
             Any,
             SimpleNamespace(
-                measure_replies=lambda answers: None,
-                describe_changed_replies=lambda answers: "",
-                tells_apart=lambda answers, told=tells_apart: told,
+                check_tool_repeatability=lambda answers: None,
+                describe_changed_tool_results=lambda answers: "",
+                tells_swapped_answers_apart=lambda answers, told=tells_swapped_answers_apart: told,
                 verify_again=lambda answers: [],
                 describe_change=lambda answers, scores: "",
                 environment=None,
             ),
         )
         found.run.record = cast(Any, SimpleNamespace(batch=SimpleNamespace(all_groups=[])))
-        assert (first_trouble(found, [row(k, 0.9) | even for k in range(1, 60)]) is None) == tells_apart
+        assert (first_trouble(found, [row(k, 0.9) | even for k in range(1, 60)]) is None) == tells_swapped_answers_apart
 
 
 def test_updates_against_the_advantages_are_a_loss_with_the_wrong_sign(tmp_path: Path) -> None:
     found = health()
     for step in range(1, 20):
         found.observe(row(step, update_gain=-0.01))
-    assert "the sign of the loss or of the advantages is wrong" in explain_change(found.run, 20)
+    assert "the sign of the loss or of the advantages is wrong" in explain_policy_change(found.run, 20)
     run_sums(tmp_path / "run", Match(), eval={"tasks": 0}, train={"steps": 4, "learning_rate": 1e-3})
     gains = [one["update_gain"] for one in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "update_gain" in one]
     assert gains and min(gains) > 0  # a right update goes along the advantages
@@ -567,7 +567,7 @@ def test_a_wrong_sign_stops_a_run_after_eight_steps_and_comes_before_the_learnin
     found = health()
     for k in range(1, 8):
         found.observe(row(k) | against | {"update_kl": 0.3 if k == 7 else 1e-3})
-    assert "the sign of the loss" in explain_change(found.run, 8)
+    assert "the sign of the loss" in explain_policy_change(found.run, 8)
 
     def wrong(x: Any) -> Any:
         return (x.logprobs - x.old_logprobs).exp() * x.advantages
@@ -661,7 +661,7 @@ def test_advantages_of_ones_own_that_do_not_follow_the_rewards_are_named(tmp_pat
         ) as trainer:
             trainer.fit()
             [found] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
-        assert ("shifted (algorithm.advantage) do not follow the rewards" in explain_change(found.run, 4)) == is_wrong
+        assert ("shifted (algorithm.advantage) do not follow the rewards" in explain_policy_change(found.run, 4)) == is_wrong
 
 
 def test_a_rate_that_is_0_from_the_next_step_on_and_a_high_temperature_are_named() -> None:
@@ -701,7 +701,7 @@ def test_the_safe_step_moves_on_but_not_in_doubt_and_the_kept_checkpoint_is_told
         found._move_safe_step()
     assert found.safe_step == 49 - 20
     trainer = cast(Any, SimpleNamespace(folder=Path("r"), last_saved_step=30, set_aside_checkpoints_after=lambda step: 21))
-    told = Trouble("mismatch", 29, "what", "cause", 7).format_stop(trainer, 33)
+    told = Trouble("mismatch", 29, "what", "cause", 7).set_aside_checkpoints_and_explain(trainer, 33)
     assert "kept: the checkpoint of step 21" in told and "surely good only up to step 7" in told and "none is" not in told
 
 
@@ -794,10 +794,10 @@ def test_references_of_another_row_are_told_once_or_stop_a_run_and_named_if_noth
     found.run.probe = cast(
         Any,
         SimpleNamespace(
-            measure_replies=lambda answers: None,
-            describe_changed_replies=lambda answers: "",
+            check_tool_repeatability=lambda answers: None,
+            describe_changed_tool_results=lambda answers: "",
             environment=Sums(below=50),
-            find_row_of_references=find,
+            find_misplaced_references=find,
             verify_again=lambda answers: [],
             describe_change=lambda answers, scores: "",
         ),
@@ -806,7 +806,7 @@ def test_references_of_another_row_are_told_once_or_stop_a_run_and_named_if_noth
     findings = []
     for step in range(8):
         groups = [answer(16 * step + k, score) for k in range(16)]
-        found.run.begin_step(cast(Any, None), cast(Any, SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))))
+        found.run.add_step_record(cast(Any, None), cast(Any, SimpleNamespace(metrics={}, batch=SimpleNamespace(all_groups=groups))))
         findings.append(rule.check())
     stops = [(step, one.kind, one.since, one.last_good_step) for step, one in enumerate(findings) if isinstance(one, Trouble)]
     assert stops == ([(3, "references", 1, 0)] if certain else [])

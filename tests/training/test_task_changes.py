@@ -19,7 +19,7 @@ from rlvr.errors import CheckFailed
 from rlvr.task import make_user_prompt
 from rlvr.training.callbacks import StepRecord
 from rlvr.training.run_health import RunHealth
-from rlvr.training.run_health.causes import explain_change
+from rlvr.training.run_health.causes import explain_policy_change
 from rlvr.training.task_changes import TaskChanges
 from rlvr.training.trainer import Trainer
 from tests.fixtures.tiny import tiny_run
@@ -102,7 +102,7 @@ def test_tasks_are_compared_after_a_resume_too_and_a_change_is_a_likely_cause(tm
             trainer.fit()
             [health] = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
         if steps == 5:
-            assert ("The tasks have changed between step 3 and the resume" in explain_change(health.run, 4)) == told
+            assert ("The tasks have changed between step 3 and the resume" in explain_policy_change(health.run, 4)) == told
         env.change = change or env.change
     assert shown.getvalue().count("of 8 tasks are others than at first") == int(told)
 
@@ -134,7 +134,13 @@ def test_a_question_that_is_lost_shows_also_where_no_task_can_be_asked_for_again
 
     right, lost = ([answer([1, k if asks else 0, 2], k) for k in range(8)] for asks in (True, False))
     changes = TaskChanges(Changing())
-    assert [changes.have_lost_questions(groups) for groups in (lost, right, lost, lost[:7], right)] == [False, False, True, False, False]
+    assert [changes.have_lost_distinct_prompts(groups) for groups in (lost, right, lost, lost[:7], right)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("rows", [7, [["train", 0]], [["train", "x", "a", "b", "c"]], [None], [["train", 0, "a", 7, "c"]]])

@@ -12,7 +12,7 @@ from rlvr.rollout.replay import replay_recorded_episodes
 from rlvr.runs.run_log import read_jsonl
 from rlvr.task import Task, make_user_prompt
 from rlvr.tools._arithmetic import CalculatorNumber, evaluate
-from rlvr.training.batch_sources import MAX_REFERENCE_CHARACTERS, build_viewer_meta
+from rlvr.training.batch_sources import MAX_REFERENCE_CHARACTERS, build_reference_meta
 from rlvr.training.train import train
 from tests.fixtures.tiny import MODEL, tiny_run
 
@@ -40,9 +40,9 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
     assert 1 <= times["rollout/max_open_sessions"] <= 16 and times["tools/total_time"] > 0 and times["time/sampler_idle"] >= 0
     assert all(row["reference"].isdecimal() for row in rows), "the viewer shows it"
     assert (
-        build_viewer_meta(Task(make_user_prompt("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
+        build_reference_meta(Task(make_user_prompt("?"), {"tests": ["x" * MAX_REFERENCE_CHARACTERS]}, id="t"))
         == {}
-        == build_viewer_meta(Task(make_user_prompt("?"), None, id="t"))
+        == build_reference_meta(Task(make_user_prompt("?"), None, id="t"))
     )
     report = replay_recorded_episodes(tmp_path / "run")
     assert (report.mismatches, report.num_recorded_sessions) == (0, len(rows))

@@ -130,7 +130,7 @@ def _decode_reply(reply: dict[str, Any], sent_arguments: Any = None) -> Any:
 # Tests of a class: its objects stay in the answer's process, and the test uses them through a reference
 
 
-class AnswerClass:
+class RemoteAnswerClass:
     """Stands for the answer's class in a test: calling it makes an object in the answer's process."""
 
     def __init__(self, name: str) -> None:
@@ -282,7 +282,7 @@ def check_calls() -> None:
     write_message(5, {"end": True})
 
 
-def check_asserts() -> None:
+def run_assert_tests() -> None:
     """Run the instrumented test code of kind `asserts` (see `test_analysis.py`) and write one record per test."""
     global max_message_bytes
     brief = json.loads(sys.stdin.buffer.read())
@@ -301,7 +301,7 @@ def check_asserts() -> None:
         if not _load_answer_in_process(brief["source"], brief["entry_point"]):
             return
         if brief["is_class"]:
-            made = AnswerClass(brief["entry_point"])
+            made = RemoteAnswerClass(brief["entry_point"])
             add_answer_to_namespace(names, made, made)
         else:
             add_answer_to_namespace(names, _make_stub(brief["entry_point"], brief["in_place"]), _make_stub(brief["entry_point"], True))

@@ -33,7 +33,7 @@ from rlvr.contracts.sandbox import Language
 from rlvr.errors import ConfigError, format_suggestion
 from rlvr.verifiers.code.compare_text import TEXT_RULES
 from rlvr.verifiers.code.compare_values import VALUE_RULES
-from rlvr.verifiers.code.test_analysis import PreparedTest, find_answer_names, prepare_test
+from rlvr.verifiers.code.test_analysis import InstrumentedTest, find_answer_names, prepare_test
 from rlvr.verifiers.code.wire import NotData, encode, find_non_data
 
 KEYS_BY_KIND: Mapping[str, frozenset[str]] = {
@@ -80,7 +80,7 @@ class UnitTestSpec:
     cases: tuple[UnitTestCase, ...] = ()
     comparison_rule: Mapping[str, Any] = ()  # type: ignore[assignment]
     function: str = ""
-    prepared: PreparedTest | None = None
+    prepared: InstrumentedTest | None = None
     setup: str = ""
     prelude: str = ""
     language: Language = "python"

@@ -27,7 +27,7 @@ DYNAMIC_NAMES = {"exec", "eval", "globals", "locals", "vars", "setattr", "__impo
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedTest:
+class InstrumentedTest:
     """Instrumented test code: every statement with an assertion is a test, and records whether it passed.
 
     >>> prepare_test("assert f(1) == 2", "", "f").num_assertions
@@ -44,13 +44,13 @@ class PreparedTest:
 
 
 @lru_cache(maxsize=1024)
-def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
+def prepare_test(test: str, setup: str, entry_point: str) -> InstrumentedTest:
     """Instrument the test code of a task for the checker; ConfigError if no answer can pass it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # published code has invalid escapes, which give warnings
             examined, before = AnalyzedTest(parse_python_threadsafe(test), entry_point), parse_python_threadsafe(setup)
-            flaw = examined.find_flaw(before)
+            flaw = examined.explain_unpassable(before)
             tree = examined.instrument()
             bodies: list[ast.Module | ast.FunctionDef] = [tree, *examined.check_functions]
             count = 0
@@ -61,7 +61,7 @@ def prepare_test(test: str, setup: str, entry_point: str) -> PreparedTest:
         raise ConfigError(f"the test code does not compile: {type(error).__name__}: {error}") from None
     if flaw or not (count or examined.check_functions):
         raise ConfigError(flaw or "the test code asserts nothing")
-    return PreparedTest(text, count, bool(examined.check_functions), examined.is_class)
+    return InstrumentedTest(text, count, bool(examined.check_functions), examined.is_class)
 
 
 @lru_cache(maxsize=1024)
@@ -109,7 +109,7 @@ def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.s
 class AnalyzedTest:
     r"""A parsed test module, with the names by which it calls the answer, and the names that always hold a result of the answer.
 
-    >>> AnalyzedTest(ast.parse("r = f(2)\nassert r(3) == 5"), "f").find_flaw(ast.parse(""))
+    >>> AnalyzedTest(ast.parse("r = f(2)\nassert r(3) == 5"), "f").explain_unpassable(ast.parse(""))
     'the test calls what the answer returns, but only data can be returned'
     """
 
@@ -135,7 +135,7 @@ class AnalyzedTest:
             return node.id in self.result_names
         return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.answer_names
 
-    def find_flaw(self, setup: ast.Module) -> str:
+    def explain_unpassable(self, setup: ast.Module) -> str:
         """Explain why no answer can pass this test; "" if one may pass. The setup runs before the test."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and self.is_answer_result(node.func):

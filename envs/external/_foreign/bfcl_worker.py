@@ -41,7 +41,7 @@ class BfclInstance:
         self.reference_services: dict[str, Any] = {}
 
     @staticmethod
-    def import_and_describe() -> Any:
+    def import_and_describe_package() -> Any:
         """Find the data, and return the version and the categories."""
         folder = _find_data_folder()
         return {
@@ -77,7 +77,7 @@ class BfclInstance:
         self.policy_results.append(text)
         return {"ok": ok, "text": text}
 
-    def finish_request(self) -> dict[str, Any]:
+    def grade_request(self) -> dict[str, Any]:
         """End a request: run the correct calls, and compare the states of the services and the returned results."""
         wanted = [_run_call(self.reference_services, *_parse_call(text)) for text in self.truth[self.turn_index]]
         self.turn_index += 1

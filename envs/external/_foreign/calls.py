@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Session, StepResult, Transcript, Verifier, VerifierExample
-from rlvr.contracts.schema import SchemaError, validate_arguments
+from rlvr.contracts.schema import SchemaValidationError, validate_arguments
 from rlvr.contracts.tool import Tool, truncate_middle
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost
 from rlvr.errors import RlvrError, reject_non_text_answers
@@ -163,7 +163,7 @@ class CallSession(Session):
 
     def _next_request(self) -> StepResult | None:
         assert self.instance is not None
-        found = self.instance.call("finish_request")
+        found = self.instance.call("grade_request")
         self.turns.append({"right": found["right"] is True, "why": str(found["why"])[:200]})
         self.executed_calls.append([])
         place = len(self.turns)
@@ -182,7 +182,7 @@ class CallSession(Session):
                         for call in calls[: len(calls) - (place == len(self.executed_calls) - 1)]:
                             world.call("call_function", **call)
                         if place < len(self.executed_calls) - 1:
-                            world.call("finish_request")
+                            world.call("grade_request")
                     try:
                         world.call("call_function", **self.executed_calls[-1][-1])
                     except ForeignProcessLost:
@@ -201,7 +201,7 @@ def check_call(specs: Sequence[ToolSpec], call: Call) -> tuple[dict[str, Any] | 
         return None, Call(call.id, call.name, status=CallStatus.UNKNOWN_TOOL, error_detail=f"{call.name!r:.80} is unknown").error_message
     try:
         return validate_arguments(spec.parameters, call.arguments or {}), ""
-    except SchemaError as wrong:
+    except SchemaValidationError as wrong:
         return None, Call(call.id, call.name, status=CallStatus.BAD_ARGUMENTS, error_detail=str(wrong)).error_message
 
 

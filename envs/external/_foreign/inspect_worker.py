@@ -37,7 +37,7 @@ class InspectInstance(SharedObjectInstance):
         self.solver = self.solver_module.chain(solver) if isinstance(solver, list) else solver
 
     @classmethod
-    def import_and_describe(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
+    def import_and_describe_package(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
         """Import the package, load the task, and return the version of the package."""
         about = {"version": find_version("inspect-ai", importlib.import_module("inspect_ai"))}
         cls.load_shared(task=task, settings=settings)
@@ -59,7 +59,7 @@ class InspectInstance(SharedObjectInstance):
         return self.messages
 
     def reset(self, seed: int) -> str:
-        """Start the solver of a sample, up to its first request; return its last message."""
+        """Start the solver of the sample whose number is `seed`, up to its first request; return its last message."""
         sample = next(islice(iter(self.task.dataset), seed, None))
         if sample.sandbox or sample.files or sample.setup:
             raise ValueError(f"sample {sample.id or seed} has files or a sandbox of its own")

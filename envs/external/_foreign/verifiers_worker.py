@@ -35,7 +35,7 @@ class TasksetInstance(SharedObjectInstance):
         self.tasks = self.get_shared(id=id, settings=settings)
 
     @classmethod
-    def import_and_describe(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def import_and_describe_package(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the taskset, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.v1")
         cls.load_shared(id=id, settings=settings)
@@ -60,12 +60,12 @@ class TasksetInstance(SharedObjectInstance):
         return self._build_messages(self._get_task(number))
 
     def reset(self, seed: int) -> str:
-        """Select the task of this number; return its question."""
+        """Select the task whose number is `seed` (the game protocol fixes the keyword); return its question."""
         self.task = self._get_task(seed)
         return self._build_messages(self.task)[-1]["content"]
 
     def step(self, move: str) -> dict[str, Any]:
-        """Score an answer. The reward is the weighted sum, divided by its maximum."""
+        """Score the answer given as `move` (the game protocol fixes the keyword): the weighted sum divided by its maximum."""
         v1, task = self.v1, self.task
         told = v1.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         trace = v1.Trace(task=told, agent=v1.AgentInfo(config=v1.AgentConfig()))
@@ -138,7 +138,7 @@ class LegacyInstance(SharedObjectInstance):
         self.env.get_model_response = self._wait_for_policy_turn
 
     @classmethod
-    def import_and_describe(cls, *, id: str, settings: dict[str, Any], has_tools: bool = False) -> Any:
+    def import_and_describe_package(cls, *, id: str, settings: dict[str, Any], has_tools: bool = False) -> Any:
         """Import the package, load the environment, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.legacy")
         cls.load_shared(id=id, settings=settings)

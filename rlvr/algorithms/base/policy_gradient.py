@@ -203,11 +203,11 @@ class PolicyGradient(Algorithm):
 
     def is_in_loss(self, episode: Episode) -> bool:
         """Return whether an episode is trained on: overlong filtering masks a truncated answer, but keeps its reward."""
-        return self.is_in_advantages(episode) and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
+        return self.is_in_advantages(episode) and not (self.settings.mask_truncated_completions and episode.is_cut_by_token_or_time_limit)
 
     def loss_mask(self, episode: Episode) -> Sequence[bool]:
         """Return the tokens in the loss: the policy's tokens, without turns with a malformed call if these are masked."""
-        return turns.mask_malformed_turns(episode) if self.settings.mask_malformed_calls else episode.action_mask
+        return turns.mask_out_malformed_turns(episode) if self.settings.mask_malformed_calls else episode.action_mask
 
     # ---- loss -----------------------------------------------------------------------------------------------------
 

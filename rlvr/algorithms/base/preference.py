@@ -42,11 +42,11 @@ class WholeAnswerAlgorithm(Algorithm):
         return [SettingValue(key, value, value != self.spec.default_settings[key]) for key, value in vars(self.settings).items()]
 
     def is_in_loss(self, episode: Episode) -> bool:
-        """Return whether an answer may be selected for the loss: it has a score and is neither mismatched nor masked as truncated."""
+        """Return whether an answer can enter the loss: it has a score and is neither mismatched nor masked as truncated."""
         return (
             episode.is_scored
             and not episode.meta.get("mismatched")
-            and not (self.settings.mask_truncated_completions and episode.truncated_mid_turn)
+            and not (self.settings.mask_truncated_completions and episode.is_cut_by_token_or_time_limit)
         )
 
     def select_offline(self, groups: Groups) -> list[list[Episode]]:

@@ -31,7 +31,7 @@ def move_nan_to_row_ends(rows: list[Numbers]) -> Numbers:
     return table
 
 
-def unpack_non_nan_rows(table: Numbers, rows: list[Numbers]) -> list[Numbers]:
+def restore_nan_positions(table: Numbers, rows: list[Numbers]) -> list[Numbers]:
     """Invert `move_nan_to_row_ends`: put each row's numbers back where it was not NaN, 0 elsewhere."""
     out = []
     for row, numbers in zip(rows, table, strict=True):

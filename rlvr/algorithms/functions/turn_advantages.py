@@ -109,7 +109,7 @@ def compute_turn_advantages(
 # ---- turns with a malformed call ---------------------------------------------------------------------------
 
 
-def mask_malformed_turns(episode: Episode) -> Sequence[bool]:
+def mask_out_malformed_turns(episode: Episode) -> Sequence[bool]:
     """Return the action mask without turns that have a malformed call."""
     kept = list(episode.action_mask)
     for start, end in episode.malformed_turn_spans:

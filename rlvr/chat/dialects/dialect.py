@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from rlvr.chat.dialects.json_text import ValueSyntaxError, parse_complete_value
-from rlvr.contracts.schema import SchemaError, validate_arguments
+from rlvr.contracts.schema import SchemaValidationError, validate_arguments
 from rlvr.errors import format_suggestion
 from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 
@@ -269,7 +269,7 @@ def validate_call(raw_call: RawCall, tools: Mapping[str, ToolSpec], call_id: str
         try:
             schema = tools[raw_call.name].parameters
             given = validate_arguments(schema, _parse_untyped_arguments(schema, given) if raw_call.is_untyped else given)
-        except SchemaError as wrong:
+        except SchemaValidationError as wrong:
             status, why = CallStatus.BAD_ARGUMENTS, str(wrong)
     if problem := _find_unstorable_value(given):
         given = None
@@ -337,7 +337,7 @@ def _get_schema_types(schema: Mapping[str, Any]) -> set[str]:
 def _is_allowed_value(kinds: set[str], value: Any) -> bool:
     try:
         return bool(kinds) and validate_arguments({"properties": {"x": {"type": sorted(kinds)}}}, {"x": value}) is not None
-    except SchemaError:
+    except SchemaValidationError:
         return False
 
 

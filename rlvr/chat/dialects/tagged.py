@@ -29,7 +29,7 @@ class TaggedDialect(Dialect):
         """Parse the tags of one call."""
         names: list[str] = []
         try:
-            return self.parse_tags(text, start, names)
+            return self.parse_tagged_call(text, start, names)
         except MissingTagError as lost:
             name = names[0] if names else ""
             end = text.find(self.end_mark, lost.at)
@@ -38,7 +38,7 @@ class TaggedDialect(Dialect):
             why = f"{text[lost.at : lost.at + 20]!r} is where {lost.expected} is expected"
             return CallScanResult((RawCall(name, None, CallStatus.MALFORMED, why),), end + len(self.end_mark))
 
-    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
+    def parse_tagged_call(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse one call; raise MissingTagError if a tag is missing. The name is appended to `parsed_names` as soon as it is known."""
         raise NotImplementedError
 
@@ -99,7 +99,7 @@ class QwenXmlDialect(TaggedDialect):
         lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         return f"<tool_call>\n<function={call.name}>\n{lines}</function>\n</tool_call>"
 
-    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
+    def parse_tagged_call(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse from `<tool_call>` to `</tool_call>`; a call that starts with `<function=` is malformed, with a hint."""
         whole_call = text.startswith("<tool_call>", position)
         _, position = _expect_mark(text, position + len("<tool_call>") * whole_call, "<function=")
@@ -146,7 +146,7 @@ class GlmDialect(TaggedDialect):
         lines = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in values.items())
         return f"<tool_call>{call.name}\n{lines}</tool_call>"
 
-    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
+    def parse_tagged_call(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse the name, then pairs of key and value."""
         match = self._name_pattern.match(text, position + len("<tool_call>"))
         parsed_names.append(match.group(1) if match else "")
@@ -191,7 +191,7 @@ class DsmlDialect(TaggedDialect):
         )
         return f'{self.open_marks[0]}{call.name}">\n{lines}{self.end_mark}\n'
 
-    def parse_tags(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
+    def parse_tagged_call(self, text: str, position: int, parsed_names: list[str]) -> CallScanResult:
         """Parse the arguments, each a literal string or JSON."""
         name, position = _read_until(text, position + len(self.open_marks[0]), '">', self.end_mark)
         parsed_names.append(name)

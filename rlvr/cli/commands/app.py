@@ -233,7 +233,7 @@ def compare(
     """Compare two evaluations, task by task."""
     from rlvr.cli import comparing
 
-    comparing.compare_runs(first, second, force=force, seed=seed, json=json)
+    comparing.print_eval_comparison(first, second, force=force, seed=seed, json=json)
 
 
 @app.command()

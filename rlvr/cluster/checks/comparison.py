@@ -34,7 +34,7 @@ def get_compared_fields(episode: Episode) -> ComparedFields:
     return ComparedFields(episode.tokens, episode.action_mask, episode.logprobs, episode.error == CONTINUES_ERROR)
 
 
-def must_be_equal(one: Episode, other: Episode) -> bool:
+def are_comparable(one: Episode, other: Episode) -> bool:
     """Whether two samplings must be equal: neither has failed or was cut by a timeout."""
     return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") == "time" for episode in (one, other))
 
@@ -71,10 +71,10 @@ def make_audit_name(name: str) -> str:
     return f"{name}{AUDIT_SUFFIX}"
 
 
-def is_audit_name(name: str) -> bool:
+def is_resampled_task_name(name: str) -> bool:
     """Whether a name belongs to a second sampling.
 
-    >>> is_audit_name(make_audit_name("3:7")), is_audit_name("3:7")
+    >>> is_resampled_task_name(make_audit_name("3:7")), is_resampled_task_name("3:7")
     (True, False)
     """
     return name.endswith(AUDIT_SUFFIX)

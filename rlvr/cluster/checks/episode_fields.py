@@ -166,7 +166,7 @@ def find_wrong_components(verdict: Verdict) -> str:
 
 
 def find_wrong_rewards(episode: Episode, verdict: Verdict, limits: EpisodeLimits) -> str:
-    """Return what the verdict of an episode cannot have paid to its tokens; '' if there is nothing."""
+    """Say how the rewards of an episode contradict the score or the step rewards of its verdict; "" if they agree."""
     low, high = (0.0, 1.0) if limits.has_bounded_score else (-MAX_REWARD, MAX_REWARD)
     if verdict.score is not None and not low <= verdict.score <= high:
         return f"its score is {verdict.score:g}, outside of {low:g} to {high:g}"

@@ -41,7 +41,7 @@ NUM_PROBE_GOLDS, MAX_SHOWN_EXAMPLES = 8, 5
 class PairFamilyCounts:
     """The counts of one family of pairs, and its shortest failures.
 
-    >>> PairFamilyCounts("near miss", right=False, num_verified=10, num_failed=1).failure_rate
+    >>> PairFamilyCounts("near miss", right=False, num_verified=10, num_failed=1).error_rate
     0.1
     """
 
@@ -61,7 +61,7 @@ class PairFamilyCounts:
     examples: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def failure_rate(self) -> float | None:
+    def error_rate(self) -> float | None:
         """Fraction of failures among the scored answers; None if there are none."""
         scored = self.num_verified - self.num_unscored - self.num_crashed
         return self.num_failed / scored if scored else None
@@ -187,7 +187,7 @@ class AuditReport:
             "latency_seconds": self.compute_latency_quantiles(),
             "disagreements": self.disagreements,
             "search": [{**asdict(key), "share": key.rewarded_fraction} for key in self.universal_answers],
-            "families": [{**asdict(family), "rate": family.failure_rate} for family in self.families],
+            "families": [{**asdict(family), "rate": family.error_rate} for family in self.families],
         }
 
 
@@ -320,7 +320,7 @@ def run_audit(
             seed=seed,
         )
     every = [*families.values(), *([outside] if outside.num_failed else [])]
-    report.families = sorted(every, key=lambda f: (-(f.failure_rate or 0.0), f.right, f.name))
+    report.families = sorted(every, key=lambda f: (-(f.error_rate or 0.0), f.right, f.name))
     return report
 
 

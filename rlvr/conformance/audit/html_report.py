@@ -80,7 +80,7 @@ def _render_families(families: Sequence[PairFamilyCounts], interval: Interval) -
     for family in families:
         scored = family.num_verified - family.num_unscored - family.num_crashed
         low, high = interval(family.num_failed, scored) if scored else (0.0, 1.0)
-        share = "none" if family.failure_rate is None else f"{family.failure_rate:.1%} ({low:.1%} to {high:.1%})"
+        share = "none" if family.error_rate is None else f"{family.error_rate:.1%} ({low:.1%} to {high:.1%})"
         shown = "<br>".join(_render_example(one) for one in family.examples[:2])
         mark = ' class="bad"' if family.num_failed or family.num_crashed or family.num_partly_rewarded else ""
         kind = "refused" if family.right else "paid"

@@ -63,7 +63,7 @@ class SocketRequestQueue(RequestQueue):
                 self.num_running += 1
         return None if self.has_ended else found
 
-    def pop_all_when_idle(self) -> NumberedRequests | None:
+    def pop_all_if_idle(self) -> NumberedRequests | None:
         """Return all requests received so far."""
         return self.pop(sys.maxsize)
 

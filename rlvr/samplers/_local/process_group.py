@@ -17,7 +17,7 @@ POLL_INTERVAL_S = 0.01
 
 
 def list_group_processes(group: int) -> dict[int, bool]:
-    """Return the running processes of a group, by pid; true for the resource tracker. Empty without /proc."""
+    """Map the pid of each running process of a group to whether it is multiprocessing's resource tracker. Empty without /proc."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):

@@ -127,7 +127,7 @@ def parse_prompt_logprobs(server: HttpClient, reply: HttpResponse, tokens: Seque
         raise BadServerReply(f"{server.format_error(reply)}; {words}") from error
 
 
-def wait_until_ready(
+def wait_and_get_max_length(
     server: HttpClient, start_timeout_s: float, request_choice: Callable[[HttpClient, dict[str, Any]], dict[str, Any]]
 ) -> int:
     """Wait for a server to start, and check its version and its log-probabilities; return its maximum length.

@@ -46,7 +46,7 @@ from rlvr.samplers._servers.replies import (
     parse_choice,
     parse_completion,
     parse_prompt_logprobs,
-    wait_until_ready,
+    wait_and_get_max_length,
 )  # fmt: skip
 from rlvr.samplers._servers.server_pool import LostServerResult, ServerPool, get_base_url
 from rlvr.samplers._servers.timeouts import Timeouts
@@ -405,7 +405,7 @@ class ServerEngine:
                 self.pool.mark_lost(server, fault)
 
     def _wait_until_ready(self, server: HttpClient) -> int:
-        return wait_until_ready(server, self.timeouts.start_timeout_s, self._request_choice)
+        return wait_and_get_max_length(server, self.timeouts.start_timeout_s, self._request_choice)
 
     def _check_returned_server(self, server: HttpClient) -> None:
         """Check a returning server like at the start."""

@@ -79,8 +79,8 @@ class ServerPool:
         for server in self._lost_servers:
             server.abort()
 
-    def restore_healthy(self, timeout_s: float, wait_until_ready: Callable[[HttpClient], object]) -> None:
-        """Restore lost servers that are healthy and that `wait_until_ready` accepts; called before new weights are sent. All are checked at
+    def restore_healthy(self, timeout_s: float, wait_and_get_max_length: Callable[[HttpClient], object]) -> None:
+        """Restore lost servers that are healthy and that `wait_and_get_max_length` accepts; called before new weights are sent. All are checked at
         once.
         """
         due = [server for server, (at, _) in self._lost_servers.items() if time.monotonic() >= at]
@@ -92,7 +92,7 @@ class ServerPool:
                 reply = server.request("GET", "/health", deadline=time.monotonic() + timeout_s)
                 if reply.status != 200:
                     return server.format_error(reply)
-                wait_until_ready(server)
+                wait_and_get_max_length(server)
             except RlvrError as error:
                 return str(error)
             return ""

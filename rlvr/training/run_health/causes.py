@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlvr.mdp.records import step_result_from_json
-from rlvr.training.answer_probe import KeptAnswer
+from rlvr.training.reward_fall_probe import KeptAnswer
 from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS, Fall
 from rlvr.training.run_health.evidence import WINDOW_STEPS, Row, RunEvidence, compute_mean, is_number
 
@@ -57,7 +57,7 @@ class Trouble(NamedTuple):
     last_good_step: int = -1
     """The last step whose weights are from before the trouble and its cause; -1: the trouble is not one of the weights."""
 
-    def format_stop(self, trainer: Trainer, step: int) -> str:
+    def set_aside_checkpoints_and_explain(self, trainer: Trainer, step: int) -> str:
         """Set aside the checkpoints since the trouble; return why the run stops after a step, and how it goes on."""
         good = self.last_good_step if self.last_good_step >= 0 else trainer.last_saved_step
         kept = trainer.set_aside_checkpoints_after(good)
@@ -71,7 +71,7 @@ class Trouble(NamedTuple):
 
 
 def make_weight_trouble(run: RunEvidence, kind: str, since: int, what: str, cause: str) -> Trouble:
-    """Make a trouble of the weights: those that sampled the last good step are from before it, and from before a large update."""
+    """Make a trouble of the weights; the last good step is before `since` and before the large update that is blamed, if there is one."""
     blamed = _find_blamed_update(run, since)
     # the first update after a resume may be large because the state of the optimizer in that checkpoint is damaged
     was_saved = blamed is not None and blamed["step"] == run.first_step > 1 and _had_time(run, blamed)
@@ -79,15 +79,15 @@ def make_weight_trouble(run: RunEvidence, kind: str, since: int, what: str, caus
     return Trouble(kind, since, what, cause, max(0, min(before)))
 
 
-def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str:
+def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str:
     """Explain a change of the policy that shows from a step on."""
     before, after = ([row for row in run.rows if (row["step"] < step) is is_before] for is_before in (True, False))
     before, after = before[-WINDOW_STEPS:], after[-WINDOW_STEPS:]
-    if run.is_since_resume(step):
+    if run.began_after_resume_with_other_tasks(step):
         return run.change_at_resume
     if reply := _quote_common_reply(run):
         return f"{reply}. Look at the tool and its service"
-    if run.probe is not None and (told := run.probe.describe_changed_replies(run.list_best_answers())):
+    if run.probe is not None and (told := run.probe.describe_changed_tool_results(run.list_best_answers())):
         return f"The tools give other results than in step {run.best_answers_step}: {told}. Look at the tool and its service"
     rewards = compute_mean(before, "reward"), compute_mean(after, "reward")
     if rewards[0] is not None and rewards[1] is not None and rewards[1] > rewards[0] and fall is None:
@@ -119,8 +119,8 @@ def explain_change(run: RunEvidence, step: int, fall: Fall | None = None) -> str
             f"The advantages of {run.own_parts['advantage']} do not follow the rewards: within groups their correlation is {fit:.2f}. "
             "Look whether each answer gets its own"
         )
-    gains = [gain for row in before + after if (gain := measure_gain(row)) is not None]
-    if len(gains) > 1 and are_against(gains):
+    gains = [gain for row in before + after if (gain := estimate_advantage_correlation(row)) is not None]
+    if len(gains) > 1 and go_against_advantages(gains):
         return explain_wrong_sign(run)
     largest, rate = _find_blamed_update(run, step), run.config.train.learning_rate
     if (decay := run.config.train.weight_decay) * rate > LARGE_DECAY:
@@ -171,7 +171,7 @@ def explain_verifier(run: RunEvidence, answers: Sequence[KeptAnswer], when: str,
     )
 
 
-def describe_changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+def describe_answer_changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
     """Describe how answers differ from earlier ones by more than a healthy policy changes while its reward falls."""
     found = []
     for name, key in (("mean length", "completions/mean_length"), ("entropy", "entropy")):
@@ -222,14 +222,14 @@ def _pulls(rows: Sequence[Row]) -> bool:
     return bool(weights) and statistics.fmean(weights) > MIN_PULL * (compute_mean(rows, "advantage/std") or 0.0)
 
 
-def measure_gain(row: Row) -> float | None:
+def estimate_advantage_correlation(row: Row) -> float | None:
     """Return how far an update went along the advantages: about the correlation of the log ratios with these; None if it did not move."""
     gain, moved, spread = (float(row[key]) if is_number(row.get(key)) else 0.0 for key in ("update_gain", "update_kl", "advantage/std"))
     # without a gradient only the momentum of earlier steps moves it
     return gain / math.sqrt(2 * moved) / spread if moved and spread and row.get("grad_norm") else None
 
 
-def are_against(gains: Sequence[float]) -> bool:
+def go_against_advantages(gains: Sequence[float]) -> bool:
     """Return whether updates surely went against the advantages: nearly all of them, and on average by several standard errors."""
     mean = statistics.fmean(gains)
     if mean >= AGAINST_ADVANTAGES or sum(gain < 0 for gain in gains) <= 0.8 * len(gains):

@@ -15,8 +15,8 @@ from rlvr.algorithms.base.preference import WholeAnswerAlgorithm
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.models.numerics_check import has_experts
-from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, KeptAnswer, keep_answers
 from rlvr.training.callbacks import StepRecord
+from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, KeptAnswer, RewardFallProbe, keep_answers
 from rlvr.training.reward_history import LASTING_STEPS, RewardHistory
 from rlvr.training.weight_changes import WeightChanges
 
@@ -89,7 +89,7 @@ class RunEvidence:
         """The functions of the algorithm that are not this project's, `loss` and `advantage`."""
         self.advantage_fits: list[float] = []
         """How the advantages of steps correlated with the rewards, where the function that computes them is not this project's."""
-        self.probe: AnswerProbe | None = None
+        self.probe: RewardFallProbe | None = None
         self.checked_answers: list[KeptAnswer] = []
         """Answers of a step in which the verifier was known to be as before, to be verified again."""
         self.checked_step = 0
@@ -110,7 +110,7 @@ class RunEvidence:
         self.has_experts = has_experts(trainer.model)
         self.first_step = trainer.num_completed_steps + 1
 
-    def begin_step(self, trainer: Trainer, record: StepRecord) -> None:
+    def add_step_record(self, trainer: Trainer, record: StepRecord) -> None:
         """Take in a finished step, but for its metrics."""
         self.trainer, self.record, self._step_answers = trainer, record, None
         self._prompts.append([(*group[0].tokens[: group[0].prompt_length],) for group in record.batch.all_groups if group])
@@ -140,7 +140,7 @@ class RunEvidence:
         above = self.count_last(lambda row: not (is_number(row.get(key)) and row[key] <= level))
         return int(self.rows[-above - 1]["step"]) if above < len(self.rows) else 0
 
-    def lacks_gradient(self, row: Row) -> bool:
+    def lacks_expected_gradient(self, row: Row) -> bool:
         """Return whether a step taught nothing, although its tasks are not solved."""
         reward = row.get("reward")
         if self.config.data is not None:  # stored answers have what rewards they have
@@ -148,7 +148,9 @@ class RunEvidence:
         if reward is None:
             return True
         # a critic with weights of its own may learn alone for some steps
-        stands_still = (row.get("grad_norm") == 0.0 or self.weights.was_in_vain(row["step"])) and self.config.train.separate_critic is None
+        stands_still = (
+            row.get("grad_norm") == 0.0 or self.weights.had_no_lasting_effect(row["step"])
+        ) and self.config.train.separate_critic is None
         # with value estimates, equal rewards teach too
         is_even = (row.get("reward_std") or 0.0) <= SAME_SCORE and row.get("reward_std") is not None and "value_loss" not in row
         has_no_rate = row.get("learning_rate") == 0.0 and self.config.train.learning_rate > 0
@@ -156,14 +158,14 @@ class RunEvidence:
         return idle and reward < self.solved_reward
 
     @property
-    def healthy_step(self) -> int:
+    def best_reward_step(self) -> int:
         """The step whose weights gave the last of the best rewards so far, before any steps without a gradient; -1 if no step has a reward."""
         rows = self.scored_rows
-        idle = next((k for k, row in enumerate(reversed(rows)) if not self.lacks_gradient(row)), len(rows))
+        idle = next((k for k, row in enumerate(reversed(rows)) if not self.lacks_expected_gradient(row)), len(rows))
         good = self.rewards.find_last_good(len(rows) - idle)
         return min(0, len(rows) - 1) if good is None or good < 0 else int(rows[good]["step"])
 
-    def is_since_resume(self, step: int) -> bool:
+    def began_after_resume_with_other_tasks(self, step: int) -> bool:
         """Whether something began soon after a resume with other tasks than before."""
         return bool(self.change_at_resume) and 0 <= step - self.first_step + 1 <= WINDOW_STEPS
 
@@ -194,13 +196,13 @@ class RunEvidence:
         """List the episodes of the newest step; empty if only its metrics are known."""
         return [] if self.record is None else [episode for group in self.record.batch.all_groups for episode in group]
 
-    def list_step_answers(self, probe: AnswerProbe) -> list[KeptAnswer]:
+    def list_step_answers(self, probe: RewardFallProbe) -> list[KeptAnswer]:
         """List the answers of the newest step that have a score, one of each task before the second of any."""
         if self._step_answers is None:
             self._step_answers = keep_answers(probe.environment, self.list_episodes())
         return self._step_answers
 
-    def keep_best_answers(self) -> None:
+    def keep_answers_of_best_steps(self) -> None:
         """Keep the answers of the newest step if it is one of the best so far."""
         if self.probe is None or self.rows[-1].get("reward") is None:
             return
@@ -218,7 +220,7 @@ class RunEvidence:
         """The step of the first of the best answers; 0 if there are none."""
         return int(self.scored_rows[self._best_answers[0][0]]["step"]) if self._best_answers else 0
 
-    def examine(self, name: str, examine: Callable[[], T]) -> T:
+    def examine_or_reuse(self, name: str, examine: Callable[[], T]) -> T:
         """Examine something that costs time, or return what was found at most some steps ago: a run that only warns goes on in trouble."""
         at, found = self._examined.get(name, (-LASTING_STEPS, None))
         if len(self.rows) - at >= LASTING_STEPS:

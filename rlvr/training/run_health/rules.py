@@ -1,7 +1,7 @@
 """The rules of run health, each about one way in which a run can go wrong.
 
 A falling reward alone is no trouble: tasks get harder, and steps differ. So the answers of the best steps are verified again, and their
-tasks are sampled again (`AnswerProbe`). Where that decides nothing, a fall counts if the answers have changed too: their length, their
+tasks are sampled again (`RewardFallProbe`). Where that decides nothing, a fall counts if the answers have changed too: their length, their
 entropy, their repetition, or how many are cut.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.errors import CheckFailed
-from rlvr.training.answer_probe import MAX_ANSWERS, SAME_SCORE, AnswerProbe, Change, KeptAnswer, keep_answers
 from rlvr.training.processes import run_and_all_gather, run_on_main
+from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, FallCause, KeptAnswer, RewardFallProbe, keep_answers
 from rlvr.training.reward_history import FALL_SIGMAS, LASTING_STEPS
 from rlvr.training.run_health import causes
 from rlvr.training.run_health.causes import Trouble
@@ -112,11 +112,11 @@ class ChangedTasks(HealthRule):
 
         def look() -> TaskChange | None:
             tasks.watch(list_places(groups))
-            if tasks.is_watching_all:
+            if tasks.is_table_full:
                 trainer.report_values.setdefault(self.STORED_TASKS, tasks.to_json())
             return tasks.find()
 
-        change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_questions(groups)
+        change, are_lost = run_on_main(trainer.accelerator, look), tasks.have_lost_distinct_prompts(groups)
         if change is not None and not change.breaks_contract and not are_lost:
             if not change.is_renamed:
                 told = f"since step {step} {change.what}. Tasks should depend on the settings, the split and the index only"
@@ -162,7 +162,7 @@ class NonfiniteGradients(HealthRule):
     """Every gradient is infinite or not a number."""
 
     def check(self) -> Finding:
-        """Look whether an optimizer step was taken."""
+        """Look for steps without an optimizer step because no gradient was finite."""
         run = self.run
         count = run.count_last(lambda row: bool(row.get("step/nonfinite_minibatches")) and not row.get("optimizer_steps"))
         if count < self.bounds.patience:
@@ -185,11 +185,11 @@ class WrongSign(HealthRule):
         if self.config.data is not None:
             return None
         for row in self.run.rows[self._num_seen :]:
-            if (gain := causes.measure_gain(row)) is not None:
+            if (gain := causes.estimate_advantage_correlation(row)) is not None:
                 self._first_step = self._first_step if self._gains else int(row["step"])
                 self._gains.append(gain)
         self._num_seen = len(self.run.rows)
-        if len(self._gains) < WINDOW_STEPS // 2 or not causes.are_against(self._gains):
+        if len(self._gains) < WINDOW_STEPS // 2 or not causes.go_against_advantages(self._gains):
             return None
         if len(self._gains) < WINDOW_STEPS:
             return Doubt()
@@ -214,11 +214,11 @@ class MissingGradient(HealthRule):
         bound, run = self.bounds.max_steps_without_gradient, self.run
         if bound is None or self.config.data is not None:  # stored answers are what they are
             return None
-        count = run.count_last(run.lacks_gradient)
+        count = run.count_last(run.lacks_expected_gradient)
         if count < bound:
             return None
         rows, earlier = run.rows[-count:], run.rows[:-count]
-        had_gradient = sum(not run.lacks_gradient(row) for row in earlier) / len(earlier) if earlier else 1.0
+        had_gradient = sum(not run.lacks_expected_gradient(row) for row in earlier) / len(earlier) if earlier else 1.0
         if (1 - had_gradient) ** count > self.MAX_CHANCE:  # such steps were as common before
             return None
         never_right = not earlier and not any(row.get("reward") for row in rows) and any(row.get("reward") == 0 for row in rows)
@@ -228,9 +228,9 @@ class MissingGradient(HealthRule):
         what = f"no step has changed the weights for {count} steps (health.max_steps_without_gradient is {bound})"
         cause, reward, probe, checked = self._explain(rows), compute_mean(rows, "reward"), run.probe, run.checked_answers
         if probe is not None and reward is not None:
-            if told := run.examine("verifier", lambda: probe.describe_change(checked, probe.verify_again(checked))):
+            if told := run.examine_or_reuse("verifier", lambda: probe.describe_change(checked, probe.verify_again(checked))):
                 cause = causes.explain_verifier(run, checked, f"of step {run.checked_step}", told)
-            elif reward > 0 and run.examine("saturation", lambda: self._is_saturated(probe, rows, reward)):
+            elif reward > 0 and run.examine_or_reuse("saturation", lambda: self._is_saturated(probe, rows, reward)):
                 run.solved_reward = reward - SAME_SCORE
                 run.warn(
                     f"since step {rows[0]['step']} every answer scores {reward:.3g}, and a wrong one would score less: nothing is left to learn"
@@ -242,17 +242,17 @@ class MissingGradient(HealthRule):
         """Stop a run that never had a gradient. A few steps without may be bad luck, unless no answer has a score."""
         rows = self.run.rows
         has_time = len(rows) >= self.bounds.patience or not self.run.scored_rows
-        if rows and has_time and all(map(self.run.lacks_gradient, rows)):
+        if rows and has_time and all(map(self.run.lacks_expected_gradient, rows)):
             raise CheckFailed(f"no step of this run changed the weights\nlikely cause: {self._explain(rows)}")
 
-    def _is_saturated(self, probe: AnswerProbe, rows: Sequence[Row], reward: float) -> bool:
+    def _is_saturated(self, probe: RewardFallProbe, rows: Sequence[Row], reward: float) -> bool:
         """Whether all answers score the same because all are as good as can be: no step was better, and other answers score less."""
         best = self.run.rewards.find_best()
         if self.run.record is None or best is None or reward < best.mean - 2 * best.error - SAME_SCORE:
             return False
         if max((row.get("reward_std") or 0.0) for row in rows) > SAME_SCORE:
             return False
-        return probe.tells_apart(self.run.list_step_answers(probe))
+        return probe.tells_swapped_answers_apart(self.run.list_step_answers(probe))
 
     def _explain(self, rows: Sequence[Row]) -> str:
         """Explain why the newest steps have no gradient."""
@@ -284,8 +284,8 @@ class MissingGradient(HealthRule):
             why = f" Most often: {' '.join(reasons[0][0].split())}" if reasons else ""
             return f"No answer has a score: the verifier or its sandbox fails, and the reasons are in episodes.jsonl.{why}"
         earlier = run.rows[: len(run.rows) - len(rows)]
-        if earlier and (changes := causes.describe_changes(earlier[-WINDOW_STEPS:], rows[-WINDOW_STEPS:])):
-            return f"The answers have changed: {'; '.join(changes)}. {causes.explain_change(run, int(rows[0]['step']))}"
+        if earlier and (changes := causes.describe_answer_changes(earlier[-WINDOW_STEPS:], rows[-WINDOW_STEPS:])):
+            return f"The answers have changed: {'; '.join(changes)}. {causes.explain_policy_change(run, int(rows[0]['step']))}"
         told = f"All answers of every group score the same, {reward:.3g} in the mean"
         if (temperature := config.rollout.temperature) > self.HIGH_TEMPERATURE and not reward:
             return f"{told}: at rollout.temperature={temperature:g} tokens are drawn nearly at random; 1 is usual"
@@ -370,7 +370,7 @@ class Repetition(HealthRule):
             return Doubt() if count else None
         since, now = run.get_first_step(count), compute_mean(run.rows[-count:], key) or 0.0
         what = f"answers repeat themselves: {now:.0%} of their four-token sequences occur before in the same answer, at first {first:.0%}"
-        trouble = causes.make_weight_trouble(run, "repetition", since, what, causes.explain_change(run, since))
+        trouble = causes.make_weight_trouble(run, "repetition", since, what, causes.explain_policy_change(run, since))
         good = run.find_last_step_below(key, first + 0.1 * (now - first))
         if run.fallen_component is not None:
             good = min(good, run.fallen_component.last_good_step + 1)
@@ -432,8 +432,8 @@ class RewardFall(HealthRule):
     """The reward has fallen from its best steps, and neither harder tasks nor another scale of scores explain that."""
 
     EXPECTED_CHANGES = {
-        Change.TASKS: "on the tasks of before the policy is as good as it was, so the tasks are harder now",
-        Change.SCORING: "the verifier gives the same answers lower scores now",
+        FallCause.TASKS: "on the tasks of before the policy is as good as it was, so the tasks are harder now",
+        FallCause.SCORING: "the verifier gives the same answers lower scores now",
     }
     """What a fall of the reward may mean without a fault."""
 
@@ -441,28 +441,32 @@ class RewardFall(HealthRule):
         """Compare the newest rewards with the best ones."""
         bound, run = self.bounds.max_reward_drop, self.run
         if run.probe is not None:
-            run.probe.measure_replies(run.list_step_answers(run.probe))
+            run.probe.check_tool_repeatability(run.list_step_answers(run.probe))
         if bound is None or self.config.data is not None or (fall := run.rewards.find_fall(bound)) is None:
             return None
         rows, probe, (best, recent) = run.scored_rows, run.probe, fall[:2]
-        changes = causes.describe_changes(rows[best.start : best.end], rows[recent.start : recent.end])
+        changes = causes.describe_answer_changes(rows[best.start : best.end], rows[recent.start : recent.end])
         if not fall.is_lasting:
             return Doubt() if probe is not None or changes else None
         kept, step = run.list_best_answers(), int(rows[fall.since]["step"])
-        change = run.examine("fall", lambda: probe.explain_reward_fall(kept, bound)) if probe is not None and kept else Change.UNKNOWN
+        change = (
+            run.examine_or_reuse("fall", lambda: probe.explain_reward_fall(kept, bound))
+            if probe is not None and kept
+            else FallCause.UNKNOWN
+        )
         if change in self.EXPECTED_CHANGES:
             told = f"since step {step} the reward is {recent.mean:.3g}, before {best.mean:.3g}"
             run.warn_once(f"fall: {change}", f"{told}: {self.EXPECTED_CHANGES[change]}")
             run.rewards.begin_anew(fall.since)
             return None
-        if change is Change.UNKNOWN and not changes and not run.is_since_resume(step):
+        if change is FallCause.UNKNOWN and not changes and not run.began_after_resume_with_other_tasks(step):
             return None
         what = f"the reward has fallen from {best.mean:.3g} to {recent.mean:.3g}"
-        if change is Change.VERIFIER:
+        if change is FallCause.VERIFIER:
             cause = causes.explain_verifier(run, kept, f"of step {run.best_answers_step}")
         else:
             what += f" and the answers have changed: {'; '.join(changes)}" if changes else ""
-            cause = causes.explain_change(run, step, fall)
+            cause = causes.explain_policy_change(run, step, fall)
         trouble = causes.make_weight_trouble(run, "reward", step, what, cause)
         good = int(rows[fall.last_good]["step"]) if fall.last_good >= 0 else 0
         return trouble._replace(last_good_step=min(good, trouble.last_good_step))
@@ -490,14 +494,14 @@ class HeldOutFall(HealthRule):
         if not self._has_fallen(high, now, self.config.eval.tasks):
             return None
         change = self._explain_fall(high, now, self.config.eval.tasks)
-        if change is Change.SCORING:
+        if change is FallCause.SCORING:
             return None
         since = next(later for later, value in figures if later > at and value < (high + now) / 2)
         what = f"the held-out figure is {now:.1%}; at step {at} it was {high:.1%}"
         return causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, since))._replace(last_good_step=at)
 
     def check_evaluation(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
-        """Say where a held-out figure is withheld; do not begin a run that cannot score its held-out answers."""
+        """Keep the best held-out accuracy; report missing ones, and stop before training if no held-out answer has a score."""
         if accuracy is not None and accuracy >= self._best_accuracy:
             self._best_accuracy = accuracy
             self._best_answers = keep_answers(trainer.environment, trainer.held_out_episodes)
@@ -527,32 +531,36 @@ class HeldOutFall(HealthRule):
         told = f"held-out {before:.1%} -> {after:.1%} on {count} tasks"
         if not self._has_fallen(before, after, count):
             is_beyond_chance = self._has_fallen(before, after, count, bound=0.0)
-            if is_beyond_chance and self._explain_fall(before, after, count, bound=0.0) is Change.UNKNOWN:
+            if is_beyond_chance and self._explain_fall(before, after, count, bound=0.0) is FallCause.UNKNOWN:
                 self.run.warn(f"the policy is worse than before training, beyond chance: {told}")
             return
-        if (change := self._explain_fall(before, after, count)) is Change.SCORING:
+        if (change := self._explain_fall(before, after, count)) is FallCause.SCORING:
             self.run.warn(f"{told}; the verifier scores the same answers so much lower now, so the policy may be as good as before")
             return
-        since = max(1, self.run.healthy_step + 1)
+        since = max(1, self.run.best_reward_step + 1)
         what = f"the policy has become much worse: {told}"
         trouble = causes.make_weight_trouble(self.run, "held-out", since, what, self._explain(change, since))
-        raise CheckFailed(trouble.format_stop(trainer, trainer.num_completed_steps))
+        raise CheckFailed(trouble.set_aside_checkpoints_and_explain(trainer, trainer.num_completed_steps))
 
-    def _explain(self, change: Change, since: int) -> str:
-        is_verifier = change is Change.VERIFIER
-        return causes.explain_verifier(self.run, self._best_answers, "before") if is_verifier else causes.explain_change(self.run, since)
+    def _explain(self, change: FallCause, since: int) -> str:
+        is_verifier = change is FallCause.VERIFIER
+        return (
+            causes.explain_verifier(self.run, self._best_answers, "before")
+            if is_verifier
+            else causes.explain_policy_change(self.run, since)
+        )
 
-    def _explain_fall(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> Change:
+    def _explain_fall(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> FallCause:
         """Find what a fall of the held-out figure means, by verifying the answers of the best evaluation again."""
         probe = self.run.probe
         if probe is None or not self._best_answers:
-            return Change.UNKNOWN
+            return FallCause.UNKNOWN
         scores = probe.verify_again(self._best_answers)
         if probe.describe_change(self._best_answers, scores):
-            return Change.VERIFIER
+            return FallCause.VERIFIER
         pairs = [(answer.score, score) for answer, score in zip(self._best_answers, scores, strict=True) if score is not None]
         before, again = (math.fsum(values) for values in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
-        return Change.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks, bound) else Change.UNKNOWN
+        return FallCause.SCORING if before and not self._has_fallen(high * again / before, now, num_tasks, bound) else FallCause.UNKNOWN
 
     def _has_fallen(self, high: float, now: float, num_tasks: int, bound: float | None = None) -> bool:
         """Whether one held-out figure is so far below another that it is no accident of the tasks."""
@@ -598,7 +606,7 @@ class ChangedVerifier(HealthRule):
         cause = causes.explain_verifier(run, run.checked_answers, f"of step {run.checked_step}", told)
         return Trouble("verifier", step - self._num_doubts + 1, what, cause, max(0, self._known_until - 1))
 
-    def _choose_answers(self, probe: AnswerProbe, step: int) -> None:
+    def _choose_answers(self, probe: RewardFallProbe, step: int) -> None:
         """Choose answers of this step, the worst and the best; those before stay if all of these score the same."""
         found = sorted(self.run.list_step_answers(probe), key=lambda answer: answer.score)
         if found and found[-1].score - found[0].score > SAME_SCORE:
@@ -631,7 +639,7 @@ class MisplacedReferences(HealthRule):
             return None
         answers, self._first_answers = answers[: self.NUM_FIRST_ANSWERS], None
         is_low = math.fsum(answer.score for answer in answers) <= self.LOW_REWARD * len(answers)
-        if not is_low or (found := probe.find_row_of_references(answers)) is None:
+        if not is_low or (found := probe.find_misplaced_references(answers)) is None:
             return None
         run.misplaced_references = found.what
         if not found.is_certain:
@@ -730,7 +738,7 @@ class FallenComponent(HealthRule):
                     self._best[key] = mean, reward
 
 
-class HeavyPenalty(HealthRule):
+class HeavyKLPenalty(HealthRule):
     """The KL to the reference weighs more than the advantages. It only warns, once in a run."""
 
     def check(self) -> Finding:
@@ -743,7 +751,7 @@ class HeavyPenalty(HealthRule):
 RULES: tuple[type[HealthRule], ...] = (
     BrokenWeights, ChangedTasks, UnscoredAnswers, NonfiniteGradients, WrongSign, ZeroRate, EqualAnswers, MissingGradient, Repetition,
     SamplerJump, SamplerMismatch, ForeignReference, RewardFall, HeldOutFall, ChangedVerifier, MisplacedReferences, FallenComponent,
-    HeavyPenalty,
+    HeavyKLPenalty,
 )  # fmt: skip
 """All rules. Of several troubles in one step the first counts: it is the likely cause of the others."""
 

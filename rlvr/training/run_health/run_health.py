@@ -9,9 +9,9 @@ from rich.console import Console
 from rlvr.config.config import RunConfig
 from rlvr.errors import CheckFailed
 from rlvr.runs.run_log import read_metrics
-from rlvr.training.answer_probe import AnswerProbe
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.processes import run_on_main
+from rlvr.training.reward_fall_probe import RewardFallProbe
 from rlvr.training.reward_history import LASTING_STEPS
 from rlvr.training.run_health.causes import Trouble
 from rlvr.training.run_health.evidence import Row, RunEvidence
@@ -56,22 +56,22 @@ class RunHealth(Callback):
             for row in rows[-1:]:
                 self.observe(row)
         if self.config.data is None and self.bounds.action != "off":  # stored answers are what they are
-            self.run.probe = AnswerProbe(trainer)
+            self.run.probe = RewardFallProbe(trainer)
             for rule in self.rules:
                 rule.begin(trainer)
         self._move_safe_step()
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
         """Check the step; stop the run or warn if it is in trouble."""
-        self.run.begin_step(trainer, record)
+        self.run.add_step_record(trainer, record)
         trouble = self.observe(record.metrics)
-        self.run.keep_best_answers()
+        self.run.keep_answers_of_best_steps()
         self._move_safe_step()
-        trainer.healthy_step, trainer.safe_step = self.run.healthy_step, self.safe_step
+        trainer.best_reward_step, trainer.safe_step = self.run.best_reward_step, self.safe_step
         if trouble is None or self.bounds.action == "off":
             return
         if self.bounds.action == "stop":
-            raise CheckFailed(trouble.format_stop(trainer, step))
+            raise CheckFailed(trouble.set_aside_checkpoints_and_explain(trainer, step))
         self.run.warn_once(trouble.kind, f"since step {trouble.since} {trouble.what}\nlikely cause: {trouble.cause}")
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
@@ -80,7 +80,7 @@ class RunHealth(Callback):
             rule.check_evaluation(trainer, step, accuracy)
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
-        """Stop a run that must not end as if it had trained."""
+        """Let every rule check the finished run; raise CheckFailed if one finds that nothing was trained."""
         for rule in self.rules if self.bounds.action == "stop" else ():
             rule.check_end(trainer, report)
 

@@ -142,16 +142,12 @@ class FolderWeightLoader:
     def for_model(cls, model: nn.Module, folder: Any) -> FolderWeightLoader | None:
         """Create a loader if the folder has the model's tensors by name; return None if transformers must convert them."""
         found = TensorFolder(folder)
-        return (
-            cls(found)
-            if found.has_tensors({name: tensor.shape for name, tensor, _ in adapter.list_tensors_without_adapter(model)})
-            else None
-        )
+        return cls(found) if found.has_tensors({name: tensor.shape for name, tensor, _ in adapter.list_base_model_tensors(model)}) else None
 
     def __call__(self, model: nn.Module) -> None:
         """Load the shards."""
         with torch.no_grad():
-            for name, tensor, _ in adapter.list_tensors_without_adapter(model):
+            for name, tensor, _ in adapter.list_base_model_tensors(model):
                 get_local_shard(tensor).copy_(self.folder.read_slice(name, get_local_slices(tensor)))
 
 
@@ -167,7 +163,7 @@ class MainProcessWeightLoader:
     def __call__(self, model: nn.Module) -> None:
         """Load the shards; the source weights are freed one by one."""
         with torch.no_grad():
-            for name, tensor, _ in adapter.list_tensors_without_adapter(model):
+            for name, tensor, _ in adapter.list_base_model_tensors(model):
                 mine = get_local_shard(tensor)
                 like: dict[str, Any] = {"dtype": tensor.dtype, "device": mine.device}
                 sent = self.weights.pop(name).to(**like) if self.weights else torch.empty(tensor.shape, **like)

@@ -352,7 +352,7 @@ class Learner(Hinted):
         if self.is_on_policy:
             known["old_logprobs"] = new.detach()
         if algorithm.traits.needs_token_context:
-            known |= step.get_token_context(batch, has_rows)
+            known |= step.get_token_identities(batch, has_rows)
         inputs = LossInputs(logprobs=new, rows=batch.row_indices, num_rows=batch.num_rows, **known, **scores.to_loss_inputs())
         losses, figures = algorithm.compute_token_losses(inputs)
         mean_metrics.add(

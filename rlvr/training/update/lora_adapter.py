@@ -83,7 +83,7 @@ def merge_adapter(model: Any, reusable_model: Any = None) -> Any:
     return plain
 
 
-def list_tensors_without_adapter(model: Any) -> list[tuple[str, Tensor, Any]]:
+def list_base_model_tensors(model: Any) -> list[tuple[str, Tensor, Any]]:
     """List the tensors of the model without its adapter: the name in a plain model, the tensor, and its adapted layer, if any.
 
     Tied weights are listed once, under their first name. Sorted by name, as in files.

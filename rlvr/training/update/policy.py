@@ -84,7 +84,7 @@ class Policy(nn.Module):
             self.detect_logit_transform()
 
     def train(self, mode: bool = True) -> Self:
-        """Keep the model in evaluation mode, even if a wrapper requests training mode."""
+        """Ignore the requested mode and keep the model in evaluation mode; called by torch and wrappers."""
         super().train(mode)
         self.model.eval()
         return self

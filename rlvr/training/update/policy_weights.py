@@ -52,7 +52,7 @@ class ShardedWeights(Weights):
         """Yield each full tensor of the plain model, with the adapter merged. Only one is gathered at a time."""
         reshard(self.policy)
         with torch.no_grad():
-            for name, tensor, layer in adapter.list_tensors_without_adapter(self.policy.model):
+            for name, tensor, layer in adapter.list_base_model_tensors(self.policy.model):
                 here = tensor.detach() if layer is None or not self.merged else adapter.compute_merged_weight(layer).to(tensor.dtype)
                 yield name, gather_full(cast_if_matrix(here, dtype))
                 del here
@@ -61,7 +61,7 @@ class ShardedWeights(Weights):
         """Return a full copy in this process, for a sampler that runs the model; the same object each time, with updated weights."""
         if self._model_copy is None:
             with MODEL_LOAD_LOCK, torch.random.fork_rng(devices=[]):  # the random initial weights are overwritten
-                made = AutoModelForCausalLM.from_config(copy.deepcopy(get_base_model(self.policy.model).config), dtype=self.dtype)
+                made = AutoModelForCausalLM.from_config(copy.deepcopy(unwrap_adapter(self.policy.model).config), dtype=self.dtype)
                 self._model_copy = made.to(next(self.policy.parameters()).device).eval()
         places = self._model_copy.state_dict()
         with torch.no_grad():
@@ -99,7 +99,7 @@ class ShardedWeights(Weights):
 
     def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
         """Yield each full tensor under its name in a model file."""
-        base = get_base_model(self.policy.model)
+        base = unwrap_adapter(self.policy.model)
         for name, tensor in self.iter_full_tensors(dtype):
             yield from to_file_tensors(base, name, tensor).items()
             del tensor  # free it before the next one is gathered
@@ -187,7 +187,7 @@ def _build_adapter(model: Any, base: Weights) -> LoraAdapter:
     return LoraAdapter(int(model.peft_config[adapter.ADAPTER_NAME].r), base, save)
 
 
-def get_base_model(model: Any) -> Any:
+def unwrap_adapter(model: Any) -> Any:
     """Return the model without its adapter wrapper."""
     return model.get_base_model() if adapter.has_adapter(model) else model
 
@@ -195,7 +195,7 @@ def get_base_model(model: Any) -> Any:
 def _list_merged_shapes(model: Any, dtype: str | None) -> dict[str, Tensor]:
     """Return names, dtypes and shapes of a model's tensors in its files, with its adapter merged."""
     return build_file_meta_tensors(
-        get_base_model(model), ((name, tensor) for name, tensor, _ in adapter.list_tensors_without_adapter(model)), dtype
+        unwrap_adapter(model), ((name, tensor) for name, tensor, _ in adapter.list_base_model_tensors(model)), dtype
     )
 
 
@@ -203,7 +203,7 @@ class _ShardedSaver:
     """Writes a model folder tensor by tensor in the main process. After a failure it ignores further tensors."""
 
     def __init__(self, model: Any, folder: Path, dtype: str | None) -> None:
-        self.model, self.error = get_base_model(model), ""
+        self.model, self.error = unwrap_adapter(model), ""
         self.file: TensorWriter | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -100,7 +100,7 @@ class StepData:
         }
         self.columns |= {name: torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *some])) for name, some in found.items()}
 
-    def get_token_context(self, batch: Batch, has_rows: bool) -> dict[str, Tensor]:
+    def get_token_identities(self, batch: Batch, has_rows: bool) -> dict[str, Tensor]:
         """Return the id, episode index and turn index of each token of a micro-batch; zeros for a filler."""
         if "tokens" not in self.columns:
             self._add_context_columns()

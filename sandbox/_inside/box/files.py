@@ -54,7 +54,7 @@ def _write_file(home: str, path: str, data: bytes) -> int:
     return 0
 
 
-def read_file(home: str, uid: int | None, path: str, max_bytes: int) -> tuple[int, bytes]:
+def try_read_file(home: str, uid: int | None, path: str, max_bytes: int) -> tuple[int, bytes]:
     """Read the first `max_bytes` bytes of a file below `home`; return (0, bytes) or (errno, b'')."""
     result = os.memfd_create("file", os.MFD_CLOEXEC)
 

@@ -62,7 +62,7 @@ class SessionProcesses:
         self.limits = limits
         if self.uid is not None:
             self.uid += 2
-        self.resources.meter.set_baseline()
+        self.resources.meter.record_memory_baseline()
 
     @property
     def has_used_all_user_ids(self) -> bool:

@@ -141,7 +141,7 @@ class SessionServer:
         return {"errno": files.write_files(self.processes.home, self.processes.uid, {request["path"]: parts["data"]})[0]}, {}
 
     def _read_file(self, request: dict[str, Any], parts: dict[str, bytes]) -> Reply:
-        code, data = files.read_file(self.processes.home, self.processes.uid, request["path"], request["limit"])
+        code, data = files.try_read_file(self.processes.home, self.processes.uid, request["path"], request["limit"])
         return {"errno": code}, {"data": data}
 
     # ---- calls

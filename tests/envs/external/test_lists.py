@@ -355,7 +355,7 @@ def test_what_is_offered_is_said_without_the_package(name: str) -> None:
     from rlvr.registry.plugins import load_factory
 
     loaded: Any = load_factory("env", name)
-    listed = loaded.catalog()
+    listed = loaded.list_support_status()
     assert {row["offered"] for row in listed} - {"yours"} == {"yes", "no"} and all(row["why"] for row in listed)
 
 

@@ -434,7 +434,7 @@ def large(folder: Path) -> None:
     home = folder / "large"
     home.mkdir()
     model.config.save_pretrained(home)
-    named = {name: torch.empty_like(tensor, dtype=torch.bfloat16) for name, tensor, _ in adapter.list_tensors_without_adapter(model)}
+    named = {name: torch.empty_like(tensor, dtype=torch.bfloat16) for name, tensor, _ in adapter.list_base_model_tensors(model)}
     with TensorWriter(home / "model.safetensors", named) as file:
         for name, tensor in named.items():
             file.write_tensor(name, torch.randn(tensor.shape).mul_(0.02).to(torch.bfloat16))

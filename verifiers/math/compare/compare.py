@@ -259,7 +259,7 @@ def find_assigned_name(tree: Tree) -> str:
     return ""
 
 
-def is_letter_of_constant(tree: Tree, value: Tree) -> bool:
+def is_constant_used_as_unknown(tree: Tree, value: Tree) -> bool:
     """Whether a constant is only a letter here: the e of `e = 5` names an unknown, because nothing else in the equation is Euler's number."""
     return tree in _LETTER_CONSTANTS and tree not in list_nodes(value)
 
@@ -267,7 +267,7 @@ def is_letter_of_constant(tree: Tree, value: Tree) -> bool:
 def split_assignment(tree: Tree) -> tuple[str, Tree]:
     """Split `x = 5` into name and value; any other tree has the name "" and is its own value."""
     if tree[0] == "rel" and len(tree) == 4 and tree[2] == "=":
-        if is_letter_of_constant(tree[1], tree[3]) and not find_assigned_name(tree[3]):
+        if is_constant_used_as_unknown(tree[1], tree[3]) and not find_assigned_name(tree[3]):
             return str(tree[1][1]), tree[3]
         left, right = find_assigned_name(tree[1]), find_assigned_name(tree[3])
         if left and tree[1] != tree[3]:
@@ -405,7 +405,7 @@ def _extract_value(gold: Tree, answer: Tree, context: CompareContext) -> tuple[T
         not get_free_symbols(parts[0]) & get_free_symbols(gold) or (parts[0][0] != "sym" and bool(find_assigned_name(parts[0])))
     )
     called = parts[0][0] == "mul" and parts[0][1][0] == "sym" and _contains_call_missing_in_gold(parts[0], gold)
-    if not equation and (named or called or is_letter_of_constant(parts[0], gold)):
+    if not equation and (named or called or is_constant_used_as_unknown(parts[0], gold)):
         values, signs = parts[1:], signs[1:]
         while len(values) > 1 and signs[0] == "=" and _contains_call_missing_in_gold(values[0], gold):  # f(g(2)) = f(3) = 5
             values, signs = values[1:], signs[1:]

@@ -73,11 +73,11 @@ def order_named_values(gold: str, answer: str, prompt: str) -> str:
     return f"({','.join(values[names.index(name)].strip() for name in order)})"
 
 
-def explain_option_conflict(gold: str, answer: str, prompt: str) -> str:
+def explain_mislabelled_option(gold: str, answer: str, prompt: str) -> str:
     """Explain why the words behind the label of a choice are those of another option of the question; "" if they are not.
 
     >>> question = "Which is it? (A) Line (B) Plane (C) Sphere"
-    >>> explain_option_conflict("(B)", "(B) Sphere", question), explain_option_conflict("(B)", "(B) Plane", question)
+    >>> explain_mislabelled_option("(B)", "(B) Sphere", question), explain_mislabelled_option("(B)", "(B) Plane", question)
     ('it names the option B with the words of the option C', '')
     """
     named = _LABELLED.fullmatch(_strip_text_commands(answer))

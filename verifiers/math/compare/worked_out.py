@@ -19,7 +19,7 @@ from rlvr.verifiers.math.compare.compare import (
     convert_mod_to_residue,
     describe_unevaluated_operation,
     find_assigned_name,
-    is_letter_of_constant,
+    is_constant_used_as_unknown,
     split_assignment,
 )
 from rlvr.verifiers.math.compare.scalars import is_numeral, split_unit, split_unit_symbol
@@ -89,7 +89,7 @@ _WITHOUT_STEPS = frozenset(("text", "choice", "time", "base"))
 _MAX_EXPONENT = 64
 
 
-class Step(NamedTuple):
+class UnfinishedOperation(NamedTuple):
     """Something that is left to do: its kind, and the part of the tree."""
 
     kind: str
@@ -139,7 +139,7 @@ def _list_asserted_parts(answer: Tree, known_letters: frozenset[str]) -> list[Tr
     """List the parts of an answer of which one has to be worked out: the sides of `x = 2 + 3 = 5`, or the answer itself."""
     if answer[0] != "rel" or any(sign not in ("=", "~") for sign in answer[2::2]):
         return [answer]
-    first = 3 if is_letter_of_constant(answer[1], ("list", *answer[3::2])) else 1
+    first = 3 if is_constant_used_as_unknown(answer[1], ("list", *answer[3::2])) else 1
     sides = [side for side in answer[first::2] if not find_assigned_name(side)]
     values = [side for side in sides if get_free_symbols(side) <= known_letters]
     named = len(sides) < len(answer) // 2 or any(not get_free_symbols(side) for side in sides)
@@ -174,7 +174,7 @@ def _list_alternatives(tree: Tree) -> tuple[Tree, ...]:
 # What is left to do in a tree
 
 
-def list_remaining_steps(tree: Tree) -> list[Step]:
+def list_remaining_steps(tree: Tree) -> list[UnfinishedOperation]:
     """List what is left to do in a tree, inner steps first.
 
     >>> [step.kind for step in list_remaining_steps(("mul", ("sym", "x"), ("num", 3, 1), ("num", 4, 1)))]
@@ -192,12 +192,12 @@ class _StepFinder:
     """Visits a tree once, bottom up, and keeps the rational values of its parts."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[UnfinishedOperation] = []
         self.values: dict[int, Fraction | None] = {}
         """By the identity of the node; the tree keeps its nodes alive."""
 
     def add(self, kind: str, part: Tree) -> None:
-        self.steps.append(Step(kind, part))
+        self.steps.append(UnfinishedOperation(kind, part))
 
     def get_value(self, tree: Tree) -> Fraction | None:
         return self.values.get(id(tree))

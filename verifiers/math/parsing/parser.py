@@ -298,7 +298,7 @@ class AnswerParser:
             if tree[0] == "rel" and any(sign not in ("=", "~") for sign in tree[2::2]):
                 raise ParseError("a modulus needs an equation before it")  # x < 3 (mod 7)
             value, side = (tree[-1], tree[1]) if tree[0] == "rel" else (tree, tree)
-            modulus = self.parse_argument(whole_numeral=True)
+            modulus = self.parse_command_argument(whole_numeral=True)
             found: Tree = ("fun", "mod", value, modulus) if bare and value is tree else ("mod", value, modulus)
             if bracket:
                 self.expect(")")
@@ -382,7 +382,7 @@ class AnswerParser:
                 label += " " + self.next_token().text
             elif label and token.text == "^" and not label.endswith("^"):
                 self.position += 1
-                power = self.parse_argument(whole_numeral=True)
+                power = self.parse_command_argument(whole_numeral=True)
                 label += "^" + (str(power[1]) if power[0] == "num" else "-" + str(power[1][1]) if power[0] == "neg" else "?")
             elif (
                 label
@@ -626,7 +626,7 @@ class AnswerParser:
             return ("unit", base, scale or "degree")
         if self.peek().kind == "op" and self.peek().text in ("-", "+"):
             return ("pow", base, self.parse_signed_factor() if self.peek().text == "-" else self.parse_plus_signed_exponent())
-        exponent = self.parse_argument(whole_numeral=True)
+        exponent = self.parse_command_argument(whole_numeral=True)
         while self.peek().text in ("^", "**") and self.tokens[self.position - 1].text != "}":
             self.position += 1
             exponent = self.parse_power(exponent)
@@ -659,13 +659,13 @@ class AnswerParser:
             )
             base = int(word) if word.isdigit() and len(word) < 3 else base
         else:
-            inner = self.parse_argument(whole_numeral=True)
+            inner = self.parse_command_argument(whole_numeral=True)
             base = inner[1] if inner[0] == "num" else None
         if base is None or not 2 <= base <= 36 or any(int(d) >= base for d in digits if d != "."):
             raise ParseError(f"{digits[:40]} is not a numeral in that base")
         return digits.lstrip("0") or "0", base
 
-    def parse_argument(self, *, whole_numeral: bool = False) -> Tree:
+    def parse_command_argument(self, *, whole_numeral: bool = False) -> Tree:
         """Parse the argument of a LaTeX command: a group in braces, or one token (one digit, unless `whole_numeral`)."""
         self.argument_depth += 1
         if self.argument_depth > MAX_DEPTH:
@@ -738,9 +738,9 @@ class AnswerParser:
             return ("mul", first, following)
         if len(name) > 1:
             raise ParseError(f"the word {name[:30]!r} is not part of an expression")
-        return self.parse_subscript(name)
+        return self.parse_letter_with_index(name)
 
-    def parse_subscript(self, name: str) -> Tree:
+    def parse_letter_with_index(self, name: str) -> Tree:
         """Parse a letter, perhaps with an index: x_1, x_{max}."""
         if not self.accept("_"):
             return ("sym", name)
@@ -782,12 +782,12 @@ class AnswerParser:
     def parse_function(self, name: str) -> Tree:
         """Parse a named function with its index, its power and its operand."""
         name = FUNCTION_ALIASES.get(name, name)
-        index: Tree | None = self.parse_argument() if self.accept("_") else None
+        index: Tree | None = self.parse_command_argument() if self.accept("_") else None
         power: Tree | None = None
         if self.accept("^"):
-            power = self.parse_argument(whole_numeral=True)
+            power = self.parse_command_argument(whole_numeral=True)
         if index is None and self.accept("_"):
-            index = self.parse_argument()
+            index = self.parse_command_argument()
         if name in ("gcd", "lcm", "max", "min"):
             if self.peek().text == "=" and index is None:
                 return ("sym", name)  # the maximum as a name
@@ -813,7 +813,7 @@ class AnswerParser:
         """Parse a LaTeX command with its arguments."""
         name = text[1:]
         if text in FRACTION_COMMANDS:
-            top, low = self.parse_argument(), self.parse_argument()
+            top, low = self.parse_command_argument(), self.parse_command_argument()
             if top == ("sym", "d") and low[0] == "mul" and low[1] == top and low[2][0] == "sym" and len(low) == 3:
                 return self.parse_derivative(low[2])
             return ("div", top, low)
@@ -823,35 +823,35 @@ class AnswerParser:
                 self.position += 1
                 degree = self.parse_sum()
                 self.expect("]")
-            return ("root", _require_single_value(self.parse_argument(whole_numeral=True)), degree)
+            return ("root", _require_single_value(self.parse_command_argument(whole_numeral=True)), degree)
         if text in (r"\binom", r"\dbinom", r"\tbinom"):
-            top = self.parse_argument()
-            return ("binom", top, self.parse_argument())
+            top = self.parse_command_argument()
+            return ("binom", top, self.parse_command_argument())
         if name in FUNCTIONS:
             return self.parse_function(name)
         if text in CONSTANT_COMMANDS:
             name = CONSTANT_COMMANDS[text]
             return ("set",) if name == "empty" else ("const", name)
         if name in GREEK_LETTERS:
-            return self.parse_subscript({"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta"}.get(name, name))
+            return self.parse_letter_with_index({"varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta"}.get(name, name))
         if text == r"\$":
             return ("unit", self.parse_signed_factor(), "dollar")
         if text in BIG_OPERATORS:
             return self.parse_big_operator(text)
         if text in (r"\mathbb", r"\Bbb") and self.peek().text in NUMBER_SETS:
             return ("const", self.next_token().text)
-        if text in NAMING_COMMANDS and (tree := self.parse_point_name(NAMING_COMMANDS[text])) is not None:
+        if text in NAMING_COMMANDS and (tree := self.parse_marked_points(NAMING_COMMANDS[text])) is not None:
             return tree
         if text in (r"\bar", r"\overline"):
-            under = self.parse_argument()
+            under = self.parse_command_argument()
             if under[0] == "num" and (text == r"\bar" or len(str(under[1])) == 1):
                 raise ParseError("a bar over a numeral is not a value")
             return _apply_bar(under)
         if text in (r"\hat", r"\mathbf", *NAMING_COMMANDS):
-            return self.parse_argument()
+            return self.parse_command_argument()
         raise ParseError(f"the command {text[:30]} is not part of an answer")
 
-    def parse_point_name(self, kind: str) -> Tree | None:
+    def parse_marked_points(self, kind: str) -> Tree | None:
         r"""Parse letters under a sign that makes them a name, as in `\\overline{AB}`; None if there are none."""
         braced = self.peek().text == "{"
         token = self.peek(int(braced))
@@ -876,10 +876,10 @@ class AnswerParser:
         """Parse a sum, a product, an integral or a limit."""
         if sign == r"\lim":
             return self.parse_limit()
-        low = self.parse_argument(whole_numeral=True) if self.accept("_") else None
-        high = self.parse_argument(whole_numeral=True) if self.accept("^") else None
+        low = self.parse_command_argument(whole_numeral=True) if self.accept("_") else None
+        high = self.parse_command_argument(whole_numeral=True) if self.accept("^") else None
         if low is None and self.accept("_"):
-            low = self.parse_argument(whole_numeral=True)
+            low = self.parse_command_argument(whole_numeral=True)
         if sign == r"\int":
             body, name = self.parse_integrand()
             if low is not None and high is not None:

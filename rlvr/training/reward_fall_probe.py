@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
-from rlvr.errors import SandboxUnavailable
+from rlvr.errors import SandboxOutage
 from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.mdp.records import step_result_from_json, turn_from_json
 from rlvr.mdp.sessions import LazySession
@@ -76,7 +76,7 @@ class Misplacement(NamedTuple):
     """False if answers that are wrong may look like that too: numbers that are off by one in rows that count."""
 
 
-class Change(StrEnum):
+class FallCause(StrEnum):
     """What has changed since an earlier step."""
 
     VERIFIER = "verifier"
@@ -100,7 +100,7 @@ def keep_answers(environment: Environment, episodes: Sequence[Episode]) -> list[
     return [answer for answers in zip_longest(*by_task.values()) for answer in answers if answer is not None][:MAX_ANSWERS]
 
 
-class AnswerProbe:
+class RewardFallProbe:
     """Verifies kept answers again, and samples their tasks again, with what the trainer has now. Each method is collective."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -129,24 +129,24 @@ class AnswerProbe:
         is_noise = len(pairs) >= MIN_APART and apart > MAX_NOISE * len(pairs)
         return f"{apart} of {len(pairs)} answers score otherwise from one time to the next" if is_noise else ""
 
-    def explain_reward_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
+    def explain_reward_fall(self, answers: Sequence[KeptAnswer], fraction: float) -> FallCause:
         """Find what has changed so that the reward fell by more than a fraction of it since these answers were given."""
         scores = self.verify_again(answers)
         pairs = [(answer, score) for answer, score in zip(answers, scores, strict=True) if score is not None]
         if not pairs or len(pairs) < len(answers) / 2:
-            return Change.UNKNOWN
+            return FallCause.UNKNOWN
         if self.describe_change(answers, scores):
-            return Change.VERIFIER
+            return FallCause.VERIFIER
         before, again = (math.fsum(values) / len(pairs) for values in ([a.score for a, _ in pairs], [score for _, score in pairs]))
         if again < (1 - fraction) * before:
-            return Change.SCORING
+            return FallCause.SCORING
         return self._compare_policy([answer._replace(score=score) for answer, score in pairs], fraction)
 
     def verify_again(self, answers: Sequence[KeptAnswer]) -> list[float | None]:
         """Verify the answers again; None where there is no score."""
         return self._verify([(answer, answer.task) for answer in answers])
 
-    def measure_replies(self, answers: Sequence[KeptAnswer]) -> None:
+    def check_tool_repeatability(self, answers: Sequence[KeptAnswer]) -> None:
         """Play conversations again that have just ended, to know whether the same calls of tools get the same results. The first ones that
         have calls count.
         """
@@ -154,7 +154,7 @@ class AnswerProbe:
             self._has_measured_replies = True
             self._tools_repeat = not any(self._play_again(called))
 
-    def describe_changed_replies(self, answers: Sequence[KeptAnswer]) -> str:
+    def describe_changed_tool_results(self, answers: Sequence[KeptAnswer]) -> str:
         """Describe that most of some recorded conversations have a call of a tool that gets another result now; empty if they do not, or if
         calls got different results from the first.
         """
@@ -175,14 +175,14 @@ class AnswerProbe:
 
         return [found or "" for found in self._run_all([partial(play, answer) for answer in answers])]
 
-    def tells_apart(self, answers: Sequence[KeptAnswer]) -> bool:
+    def tells_swapped_answers_apart(self, answers: Sequence[KeptAnswer]) -> bool:
         """Return whether the verifier gives another score to answers if each is given to the task of another one."""
         shifted = [(answer, other.task) for answer, other in zip(answers, [*answers[1:], *answers[:1]], strict=True)]
         scores = self._verify([(answer, task) for answer, task in shifted if answer.task.id != task.id and answer.record is None])
         known = [score for score in scores if score is not None]
         return any(abs(score - answers[0].score) > SAME_SCORE for score in known)
 
-    def find_row_of_references(self, answers: Sequence[KeptAnswer]) -> Misplacement | None:
+    def find_misplaced_references(self, answers: Sequence[KeptAnswer]) -> Misplacement | None:
         """Find that answers are right for the tasks one row before or after their own, or for any others, and hardly for their own; None if
         they are not.
         """
@@ -246,7 +246,7 @@ class AnswerProbe:
         size = self.environment.num_tasks(split)
         return self.environment.task(split, index + distance) if size is not None and 0 <= index + distance < size else None
 
-    def _compare_policy(self, answers: Sequence[KeptAnswer], fraction: float) -> Change:
+    def _compare_policy(self, answers: Sequence[KeptAnswer], fraction: float) -> FallCause:
         """Sample the tasks of the answers with the present policy, and compare the scores."""
         trainer = self._trainer
         trainer.batch_source.wait_until_idle()
@@ -267,13 +267,13 @@ class AnswerProbe:
                 by_task.setdefault(answer.task.id, []).append((answer.score, episode.verdict.score))
         falls = [math.fsum(old - new for old, new in pairs) / len(pairs) for pairs in by_task.values()]
         if len(falls) < 2:
-            return Change.UNKNOWN
+            return FallCause.UNKNOWN
         before = math.fsum(old for pairs in by_task.values() for old, _ in pairs) / sum(map(len, by_task.values()))
         fall = math.fsum(falls) / len(falls)
         error = math.sqrt(math.fsum((one - fall) ** 2 for one in falls) / (len(falls) - 1) / len(falls))
         if fall > fraction * before and fall > POLICY_SIGMAS * error:
-            return Change.POLICY
-        return Change.TASKS if fall + POLICY_SIGMAS * error < fraction * before else Change.UNKNOWN
+            return FallCause.POLICY
+        return FallCause.TASKS if fall + POLICY_SIGMAS * error < fraction * before else FallCause.UNKNOWN
 
     def _verify(self, asked: Sequence[tuple[KeptAnswer, Task]]) -> list[float | None]:
         calls = [partial(verify_recorded_answer, self.environment, task, answer.text, answer.record) for answer, task in asked]
@@ -291,7 +291,7 @@ class AnswerProbe:
                 for future in futures:
                     try:
                         results.append(future.result(timeout=timeout))
-                    except (FutureTimeout, SandboxUnavailable):
+                    except (FutureTimeout, SandboxOutage):
                         results.append(None)
                 return results
             finally:

@@ -18,9 +18,9 @@ from rich.console import Console
 import rlvr
 from rlvr import Task, Verdict, Verifier
 from rlvr.mdp.sessions import LazySession, build_session_record
-from rlvr.training.answer_probe import AnswerProbe, Change, KeptAnswer, Misplacement, keep_answers
+from rlvr.training.reward_fall_probe import FallCause, KeptAnswer, Misplacement, RewardFallProbe, keep_answers
 from rlvr.training.reward_history import RewardHistory
-from rlvr.training.run_health.causes import explain_change
+from rlvr.training.run_health.causes import explain_policy_change
 from rlvr.training.run_health.evidence import RunEvidence
 from rlvr.training.trainer import Trainer
 from rlvr.turns import Call, Turn
@@ -56,10 +56,10 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
         yield trainer, verifier, keep_answers(env, [episode for group in batch.all_groups for episode in group])
 
 
-def explain(known: Known, change: Callable[[Any], Any] = float) -> Change:
+def explain(known: Known, change: Callable[[Any], Any] = float) -> FallCause:
     trainer, verifier, answers = known
     verifier.change = change
-    return AnswerProbe(trainer).explain_reward_fall(answers, 0.5)
+    return RewardFallProbe(trainer).explain_reward_fall(answers, 0.5)
 
 
 def test_one_answer_of_each_task_comes_before_the_second_of_any(known: Known) -> None:
@@ -71,27 +71,27 @@ def test_one_answer_of_each_task_comes_before_the_second_of_any(known: Known) ->
 
 def test_the_verifier_is_told_from_the_policy_and_from_the_tasks(known: Known) -> None:
     trainer = known[0]
-    assert explain(known) is Change.TASKS  # neither has changed
-    assert explain(known, lambda score: 0.5) is Change.VERIFIER
-    assert explain(known, lambda score: score / 3) is Change.SCORING
-    assert explain(known, lambda score: None) is Change.UNKNOWN  # it is down, and knows nothing
+    assert explain(known) is FallCause.TASKS  # neither has changed
+    assert explain(known, lambda score: 0.5) is FallCause.VERIFIER
+    assert explain(known, lambda score: score / 3) is FallCause.SCORING
+    assert explain(known, lambda score: None) is FallCause.UNKNOWN  # it is down, and knows nothing
     weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     with torch.no_grad():
         for value in trainer.model.parameters():
             value.mul_(torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
-    assert explain(known) is Change.POLICY
+    assert explain(known) is FallCause.POLICY
     trainer.model.load_state_dict(weights)
-    assert explain(known) is Change.TASKS
+    assert explain(known) is FallCause.TASKS
 
 
 def test_answers_given_to_other_tasks_show_whether_a_verifier_tells_them_apart(known: Known) -> None:
     trainer, verifier, answers = known
     right = [KeptAnswer(answer.task, str(answer.task.reference), None, 1.0) for answer in answers]
-    probe = AnswerProbe(trainer)
+    probe = RewardFallProbe(trainer)
     verifier.change = float
-    assert probe.tells_apart(right)
+    assert probe.tells_swapped_answers_apart(right)
     verifier.change = lambda score: 1.0
-    assert not probe.tells_apart(right)
+    assert not probe.tells_swapped_answers_apart(right)
 
 
 class Stored(Sums):
@@ -125,13 +125,13 @@ class Stored(Sums):
 )
 def test_references_of_another_row_are_found(known: Known, shift: int, apart: int, power: int, words: str) -> None:
     env = Stored(shift, apart, power)
-    probe = AnswerProbe(known[0])
+    probe = RewardFallProbe(known[0])
     probe.environment = env
     answers = []
     for index in range(64):  # the policy knows three of four sums
         task, text = env.task("train", index), env.refer_to(index) if index % 4 else "7"
         answers.append(KeptAnswer(task, text, None, Match().verify(task, text).score or 0.0, ("train", index)))
-    found = probe.find_row_of_references(answers)
+    found = probe.find_misplaced_references(answers)
     assert (found is not None) == bool(words)
     assert found is None or (words in found.what and found.is_certain == (power > 1))  # where rows count, wrong answers may be off by one
 
@@ -152,7 +152,7 @@ def test_references_in_another_order_are_found_but_not_where_any_answer_is_one(k
         def num_tasks(self, split: str) -> int | None:
             return 80
 
-    probe = AnswerProbe(known[0])
+    probe = RewardFallProbe(known[0])
     probe.environment = env = Rows(verifier=exact)
     answers = []
     for index in range(64):
@@ -160,7 +160,7 @@ def test_references_in_another_order_are_found_but_not_where_any_answer_is_one(k
         text = own[index] if kind in ("permuted", "right") and index % 4 else guess
         task = env.task("train", index)
         answers.append(KeptAnswer(task, text, None, exact.verify(task, text).score or 0.0, ("train", index)))
-    found = probe.find_row_of_references(answers)
+    found = probe.find_misplaced_references(answers)
     assert found == (found and Misplacement(found.what, is_certain=False))  # a capital that is wrong is that of another row
     assert (found is not None and "in another order than the questions" in found.what) == told
 
@@ -240,16 +240,16 @@ def test_a_tool_that_gives_other_results_than_before_is_named(
     known: Known, monkeypatch: pytest.MonkeyPatch, at_first: list[int], later: list[int], told: str
 ) -> None:
     env = rlvr.make_env("arithmetic", tools=[add])
-    probe = AnswerProbe(known[0])
+    probe = RewardFallProbe(known[0])
     probe.environment = env
     monkeypatch.setitem(globals(), "OFF_BY", itertools.cycle(at_first))
     kept = play_sums(env)
     assert kept[0].record is not None and kept[0].record["step_results"][0]["tool_results"][0]["text"] == "2"
-    probe.measure_replies(kept)
+    probe.check_tool_repeatability(kept)
     monkeypatch.setitem(globals(), "OFF_BY", itertools.cycle(later))
-    found = probe.describe_changed_replies(kept)
+    found = probe.describe_changed_tool_results(kept)
     assert re.fullmatch(told, found), found
     run = RunEvidence(tiny_run())
     run.probe = probe
     monkeypatch.setattr(run, "list_best_answers", lambda: kept)
-    assert ("The tools give other results" in explain_change(run, 1)) is bool(told)
+    assert ("The tools give other results" in explain_policy_change(run, 1)) is bool(told)
