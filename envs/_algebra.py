@@ -97,10 +97,10 @@ def verify_formula(
         COMPARE_PROGRAM, stdin=json.dumps(asked).encode(), files={"algebra.zip": _build_sympy_archive()}, limits=COMPARE_LIMITS
     )
     outcome = sandbox.run(program)
-    words = outcome.stdout.decode("utf-8", "replace").split()
+    words = outcome.stdout_bytes.decode("utf-8", "replace").split()
     if outcome.status is ExitStatus.OK and words in (["ready", "same"], ["ready", "different"]):
         return Verdict(float(words[1] == "same"), f"{answer!r:.80} is {'right' if words[1] == 'same' else 'wrong'}")
-    error = outcome.reason or outcome.stderr[-200:].decode("utf-8", "replace")
+    error = outcome.reason or outcome.stderr_bytes[-200:].decode("utf-8", "replace")
     why = f"the comparison of {answer!r:.80} ended with {outcome.status.value}: {error}"
     if outcome.status is ExitStatus.INTERNAL_ERROR or words[:1] != ["ready"]:
         return Verdict(None, why, fault=Fault.INFRA)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         make_tool,
         make_vec,
         make_verifier,
+        register,
         run_code,
         train,
         verify,
@@ -98,7 +99,7 @@ _SOURCES = {
             "make_env",
             "make_sampler",
         ),
-        *("make_sandbox", "make_tool", "make_vec", "make_verifier", "run_code", "train", "verify", "verify_many"),
+        *("make_sandbox", "make_tool", "make_vec", "make_verifier", "register", "run_code", "train", "verify", "verify_many"),
     ),
     "rlvr.contracts": (
         *(
@@ -193,6 +194,7 @@ __all__ = [
     "make_user_prompt",
     "make_vec",
     "make_verifier",
+    "register",
     "run_code",
     "tool",
     "train",
@@ -205,12 +207,14 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.hints import explain_name, is_import_from, suggest_name
-        from rlvr.synonyms import FUNCTIONS, LISTS
+        from rlvr.synonyms import FUNCTIONS, LISTS, REGISTRATIONS
 
         if name in FUNCTIONS:
             return __getattr__(FUNCTIONS[name])
         if name in LISTS:
             return functools.partial(__getattr__("list"), LISTS[name])
+        if name in REGISTRATIONS:
+            return functools.partial(__getattr__("register"), kind=REGISTRATIONS[name])
 
         message = f"rlvr has no {name!r}; {explain_name(name) or suggest_name(name, __all__)}"
         # `from rlvr import name` turns an AttributeError into a message of its own; a module of that name is found all the same

@@ -3,6 +3,7 @@
     verify             score one answer; verify_many: score several
     make, make_vec     a Gymnasium environment by name, or several of them as one
     make_env, ...      build a plugin from a name, a mapping, a class, or an object of yours
+    register           give a class or a function of yours a name
     run_code           run a program in a sandbox
     load_model         a Hugging Face model with its tokenizer
     generate           what a policy answers to prompts
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +32,7 @@ from rlvr.contracts.plugin import read_signature
 from rlvr.contracts.reward_function import RewardSignature
 from rlvr.contracts.sandbox import Language
 from rlvr.contracts.tokenizer import LoadedModel
-from rlvr.contracts.tool import Tool
+from rlvr.contracts.tool import TOOL_MARKER_ATTRIBUTE, Tool
 from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
 from rlvr.hints import (
     ANSWER_COLUMNS,
@@ -57,6 +59,7 @@ from rlvr.mdp.task_data import (
     wrap_verifier_functions,
 )
 from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_parameters, list_entries, load_factory
+from rlvr.registry.plugins import register as register_plugin
 from rlvr.synonyms import SYNONYMS, VERIFIERS, accept_synonyms, translate_env_name, translate_keywords
 from rlvr.task import Message, Task, Verdict
 
@@ -300,6 +303,40 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
 
 
+@accept_synonyms
+@add_usage_to_errors
+def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
+    """Register a plugin under a name, by which every call and configuration in this process then knows it; returns the plugin.
+
+    Args:
+        name: a name that no plugin of this kind has yet.
+        plugin: a class derived from `rlvr.Environment`, `rlvr.Verifier`, `rlvr.Tool`, `rlvr.Sampler`, `rlvr.Sandbox` or
+            `rlvr.Algorithm`; or a function, which is a verifier, with `@rlvr.tool` a tool. None: returns a decorator.
+        kind: the kind of plugin, where a function makes one; as in `rlvr.list`.
+
+    Other processes know a plugin by its file instead, `my_envs.py:Echo`, or by the entry point of a package.
+
+    >>> @register("last_digit")
+    ... def last_digit(answer: str, reference: str) -> float:
+    ...     return float(answer[-1:] == reference[-1:])
+    >>> verify("last_digit", answer="it is 14", reference="4").score
+    1.0
+    """
+    if plugin is None:
+        return functools.partial(register, name, kind=kind)
+    if kind is None:
+        contracts = {"env": Environment, "verifier": Verifier, "tool": Tool, "sampler": Sampler, "sandbox": Sandbox, "algorithm": Algorithm}
+        found = [word for word, contract in contracts.items() if isinstance(plugin, type) and issubclass(plugin, contract)]
+        is_function = inspect.isfunction(plugin)
+        if not found and not is_function:
+            raise ConfigError(
+                f"{name!r} is registered as {plugin!r:.80}; give a function, or a class derived from one such as rlvr.Environment"
+            )
+        kind = found[0] if found else "tool" if hasattr(plugin, TOOL_MARKER_ATTRIBUTE) else "verifier"
+    register_plugin(PLUGIN_WORDS.get(kind, kind), name, plugin)
+    return plugin
+
+
 @add_usage_to_errors
 def run_code(
     code: str,
@@ -310,7 +347,7 @@ def run_code(
     files: Mapping[str, str | bytes] | None = None,
     sandbox: str | Mapping[str, Any] | type | Sandbox = "auto",
 ) -> ExecutionResult:
-    r"""Run one program in a sandbox and return its output: `.text`, `.stdout`, `.stderr`, `.exit_code`, `.timed_out`.
+    r"""Run one program in a sandbox and return its output: `.stdout`, `.stderr`, `.exit_code`, `.timed_out`.
 
     Args:
         code: the program.
@@ -320,8 +357,8 @@ def run_code(
         files: files in its working folder, by name.
         sandbox: as in `make_sandbox`. For many programs, build it once and pass the object, or call its `run`.
 
-    >>> run_code("print(6 * 7)", sandbox={"name": "process", "trusted": True}).text
-    '42\\n'
+    >>> run_code("print(6 * 7)", sandbox={"name": "process", "trusted": True}).stdout
+    '42\n'
     """
     if not isinstance(code, str):
         raise TypeError(f"the code is a {type(code).__name__}; give the text of a program")

@@ -127,7 +127,10 @@ NAME_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"EarlyStop\w*", "subclass rlvr.Callback and call trainer.stop(reason) in `on_evaluate`; rlvr.BestCheckpoint keeps the best model"),
     (r"\w+Env|\w*Environment", "subclass rlvr.Environment, or give data: rlvr.make_env([{'question': ..., 'answer': ...}])"),
     (r"(?:list|available|all)_(\w+)", "rlvr.list({kind!r})"),
-    (r"(?:register|add)_?\w*", "nothing is registered: pass the class, the object or the function itself, such as rlvr.make_env(MyEnv)"),
+    (
+        r"(?:register|add)_?\w*",
+        "rlvr.register('my_env', MyEnv); nothing has to be registered, as every call takes the class, the object or the function itself",
+    ),
     (
         r"(?:\w+)Wrapper",
         "what rlvr.make(env) returns is a gymnasium.Env, so gymnasium's own wrappers go around it: gymnasium.RewardWrapper",

@@ -83,6 +83,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     },
     "verify": {**_VERIFIER, **dict.fromkeys(ANSWER_COLUMNS, "answer"), **dict.fromkeys(REFERENCE_WORDS, "reference"), "question": "prompt"},
     "make": _LENGTH,
+    "register": {"id": "name", "entry_point": "plugin", "cls": "plugin"},
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
     "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
 }
@@ -99,6 +100,8 @@ FUNCTIONS: Mapping[str, str] = {
 """Functions of other libraries, and the function of this one that takes the same arguments and returns the same."""
 LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")}
 """Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
+REGISTRATIONS: Mapping[str, str] = {f"register_{word}": kind for word, kind in _MAKERS.items()}
+"""Functions of other libraries that register a plugin, and its kind for `rlvr.register`."""
 BATCH_SIZE = "per_device_train_batch_size"
 """The word of transformers for the completions of a batch on a device, whose value is converted, too."""
 DEFAULT_NUM_GENERATIONS = 8

@@ -382,7 +382,7 @@ def test_a_sandbox_says_how_a_command_is_run() -> None:
     with rlvr.make_sandbox("process", trusted=True) as made:
         sandbox: Any = made
         for call in (sandbox.exec, sandbox.run):
-            assert call(["sh", "-c", "echo $((1 + 1))"], timeout=5).text == "2\n"
+            assert call(["sh", "-c", "echo $((1 + 1))"], timeout=5).stdout == "2\n"
         assert "a command that is a list has no stdin" in read_message(lambda: sandbox.run(["cat"], stdin="1"))
         assert "with sandbox.create_session() as session" in read_message(lambda: sandbox.run(7))
         with sandbox.create_session() as session:
@@ -912,14 +912,46 @@ def test_objects_names_and_mappings_are_one_suite() -> None:
     names = ["countdown", "Arithmetic_2", "Arithmetic_3", "digit_sum", "arithmetic"]
     assert list(report) == list(report.keys()) == names and [env.tasks for env in report.values()] == [3] * 5
     assert report["digit_sum"].accuracy == 1.0 and len(report) == 5
-    assert "'metrics'" not in read_message(lambda: report["nothing"]) and "'countdown'" in read_message(lambda: report["nothing"])
+    with pytest.raises(LookupError, match="has no \\['nothing'\\], only 'countdown', "):
+        report["nothing"]
 
 
 def test_a_program_is_run_by_one_call() -> None:
     trusted = {"name": "process", "trusted": True}
-    assert rlvr.run_code("print(open('a.txt').read() + input())", stdin="b", files={"a.txt": "a"}, sandbox=trusted).text == "ab\n"
-    assert rlvr.run_code("echo $((6 * 7))", "bash", sandbox=trusted).text == "42\n"
+    assert rlvr.run_code("print(open('a.txt').read() + input())", stdin="b", files={"a.txt": "a"}, sandbox=trusted).stdout == "ab\n"
+    assert rlvr.run_code("echo $((6 * 7))", "bash", sandbox=trusted).stdout == "42\n"
     assert rlvr.run_code("while True: pass", timeout=0.5, sandbox=trusted).timed_out
     sandbox = rlvr.make_sandbox("process", trusted=True)
     assert [rlvr.run_code("print(1)", sandbox=sandbox).ok for _ in range(2)] == [True, True]
     assert "give the text of a program" in read_message(lambda: api.run_code(["ls"]))
+
+
+def test_a_plugin_is_registered_under_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.registry.plugins._registered", {})
+
+    @rlvr.register("echo_once")
+    class Echo(rlvr.Environment):
+        """Asks for a digit."""
+
+        needs = {"verifier": "same_digit"}
+
+        def __init__(self, *, verifier: rlvr.Verifier, top: int = 9) -> None:
+            self.verifier, self.top = verifier, top
+
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task(f"{index % self.top}=", reference=str(index % self.top), id=f"echo/{split}/{index}")
+
+    @api.register_verifier("same_digit")
+    def same_digit(answer: str, reference: str) -> float:
+        return float(answer.strip("=") == reference)
+
+    assert api.register(id="one_word", entry_point=same_digit) is same_digit
+    assert rlvr.make_env("echo_once", top=3).task("train", 4).reference == "1" and "echo_once" in rlvr.list("env")
+    assert rlvr.evaluate("echo_once", lambda prompt: prompt, tasks=3).accuracy == 1.0
+    assert rlvr.verify("same_digit", answer="4", reference="4").score == 1.0 and "one_word" in rlvr.list("verifier")
+    rlvr.register("echo_once", type("Another", (Echo,), {}))  # a cell that runs again
+    assert type(rlvr.make_env("echo_once")).__name__ == "Another"
+    assert "there is a verifier 'numeric' already, from rlvr" in read_message(lambda: rlvr.register("numeric", same_digit))
+    assert "give a function, or a class derived from" in read_message(lambda: rlvr.register("mine", 5))
+    assert "is the class Echo, not an rlvr.Verifier" in read_message(lambda: rlvr.register("mine", Echo, kind="verifier"))
+    assert "write letters, digits" in read_message(lambda: rlvr.register("my env", Echo))

@@ -170,7 +170,7 @@ def test_a_function_is_a_tool_and_a_tool_is_called_by_hand() -> None:
 
 def test_a_sandbox_runs_a_text() -> None:
     with rlvr.make_sandbox("process", trusted=True) as sandbox:
-        assert sandbox.run("print(input() * 2)", stdin="ab").stdout == b"abab\n"
+        assert sandbox.run("print(input() * 2)", stdin="ab").stdout == "abab\n"
         assert sandbox.run("while True: pass", timeout=0.3).status is rlvr.ExitStatus.TIMEOUT
         with pytest.raises(ConfigError, match="go with a text"):
             sandbox.run(rlvr.Program("1"), timeout=1)
@@ -670,7 +670,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
         LookupError,
         r"\[sample.score for sample in report.samples\]",
     ),
-    (lambda: rlvr.register_verifier, AttributeError, "nothing is registered"),
+    (lambda: rlvr.add_verifier, AttributeError, "nothing has to be registered"),
     (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
     (lambda: rlvr.train("quickstart", num_samples_per_prompt=4), ConfigError, "write num_generations="),

@@ -153,7 +153,7 @@ class UnitTests(Verifier):
             ok = (
                 outcome.status is ExitStatus.OK
                 and not outcome.truncated
-                and is_same_text(_strip_runtime_marks(outcome.stdout, tests.language), case.expected, tests.comparison_rule)
+                and is_same_text(_strip_runtime_marks(outcome.stdout_bytes, tests.language), case.expected, tests.comparison_rule)
             )
             spent_s += min(outcome.wall_s, tests.limits.wall_s)  # what is above the limit is waiting for a processor
             why = "" if ok else STATUS_MESSAGES.get(outcome.status, "the output differs")
@@ -282,7 +282,7 @@ def _infra_verdict(outcome: ExecutionResult) -> Verdict:
 
 def _resource_usage(outcome: ExecutionResult) -> dict[str, Any]:
     shown = {"stop": outcome.status.value, "exit": outcome.exit_code, "cpu_s": round(outcome.cpu_s, 4), "wall_s": round(outcome.wall_s, 4)}
-    return shown | {"peak_mb": round(outcome.peak_mb, 1), "stderr": outcome.stderr[-300:].decode("utf-8", "replace")}
+    return shown | {"peak_mb": round(outcome.peak_mb, 1), "stderr": outcome.stderr_bytes[-300:].decode("utf-8", "replace")}
 
 
 @lru_cache(maxsize=1)

@@ -88,7 +88,7 @@ def sessions(args: argparse.Namespace) -> None:
             box = sandbox.create_session(PLACE)
             taken.append(time.perf_counter() - start)
             told = [box.run(f"ls -A; echo {number} > left; sleep {MARK} & true"), box.run(f"print({number})", language="python")]
-            wrong[f"{told[0].status.value} {told[1].status.value} {'clean' if not told[0].stdout else 'NOT CLEAN'}"] += 1
+            wrong[f"{told[0].status.value} {told[1].status.value} {'clean' if not told[0].stdout_bytes else 'NOT CLEAN'}"] += 1
             box.close()
     say(
         "sessions in a row",
@@ -111,7 +111,7 @@ def at_once(args: argparse.Namespace) -> None:
         def own(pair: tuple[int, SandboxSession]) -> bool:
             number, box = pair
             box.run(f"x = {number}; open('x', 'w').write(str(x))", language="python")
-            return box.run("print(x, open('x').read())", language="python").stdout == f"{number} {number}\n".encode()
+            return box.run("print(x, open('x').read())", language="python").stdout_bytes == f"{number} {number}\n".encode()
 
         with ThreadPoolExecutor(8) as threads:
             right = sum(threads.map(own, enumerate(boxes)))
@@ -142,7 +142,7 @@ def kills(args: argparse.Namespace) -> None:
             seen[f"{what}: {outcome.status.value}, then {later.status.value}{' (lost)' if box.has_failed else ''}"] += 1
             box.close()
             asked = neighbour.run("count += 1; print(count)", language="python", timeout=20)
-            seen["neighbour right" if asked.stdout == b"%d\n" % number else "NEIGHBOUR DISTURBED"] += 1
+            seen["neighbour right" if asked.stdout_bytes == b"%d\n" % number else "NEIGHBOUR DISTURBED"] += 1
     say("random kills", outcomes=seen, left_over=sorted(left() - before))
 
 

@@ -68,7 +68,7 @@ class Measured:
         began = time.perf_counter()
         outcome = self.sandbox.run(Program(SOURCE))
         taken = time.perf_counter() - began
-        if outcome.stdout != b"42\n":
+        if outcome.stdout_bytes != b"42\n":
             raise SystemExit(f"{self.args.sandbox}: {outcome.status.value} {outcome.reason}")
         return taken
 
@@ -101,7 +101,7 @@ class Measured:
         outcome = session.run(source)
         if outcome.status is not ExitStatus.OK:
             raise SystemExit(f"a session: {outcome.status.value} {outcome.reason}")
-        return bytes(outcome.stdout)
+        return outcome.stdout_bytes
 
     def calls(self, count: int) -> list[float]:
         """Calls of bash in the open session, 100 ms after each other: a waiting shell has been started by then."""

@@ -57,7 +57,7 @@ def _make_output_probe(source: str, expected_output: str, *, stdin: bytes = b"",
 
     def probe(sandbox: Sandbox) -> str:
         outcome = _run_program(sandbox, source, stdin=stdin, files=files)
-        said = outcome.stdout.decode("utf-8", "replace").strip()
+        said = outcome.stdout_bytes.decode("utf-8", "replace").strip()
         return (
             ""
             if (outcome.status, said) == (ExitStatus.OK, expected_output)
@@ -75,7 +75,7 @@ def _make_status_probe(source: str, *statuses: ExitStatus, limits: Limits = SMAL
         if outcome.status not in statuses:
             return f"{_describe_result(outcome)} instead of {' or '.join(statuses)}"
         after = _run_program(sandbox, "print('well')")
-        return "" if after.stdout == b"well\n" else f"the next program: {_describe_result(after)}"
+        return "" if after.stdout_bytes == b"well\n" else f"the next program: {_describe_result(after)}"
 
     return probe
 
@@ -105,7 +105,7 @@ def call(name, *arguments):
 
 
 def _describe_result(outcome: ExecutionResult) -> str:
-    tail = outcome.stderr[-200:].decode("utf-8", "replace").strip().rpartition("\n")[2]
+    tail = outcome.stderr_bytes[-200:].decode("utf-8", "replace").strip().rpartition("\n")[2]
     return f"{outcome.status.value} ({outcome.reason or 'no reason'}{'; ' + tail if tail else ''})"
 
 
@@ -151,8 +151,8 @@ print(found)
     for _ in range(4):
         _run_program(sandbox, dirt)
         outcome = _run_program(sandbox, look)
-        if outcome.stdout.strip() != b"[]":
-            return f"the next program found {outcome.stdout.decode(errors='replace')[:200]} ({_describe_result(outcome)})"
+        if outcome.stdout_bytes.strip() != b"[]":
+            return f"the next program found {outcome.stdout_bytes.decode(errors='replace')[:200]} ({_describe_result(outcome)})"
     return ""
 
 
@@ -184,11 +184,13 @@ print(found)
         victims = [threads.submit(_run_program, sandbox, victim) for _ in range(rounds)]
         spies = [threads.submit(_run_program, sandbox, spy) for _ in range(rounds)]
         for future in victims:
-            if future.result().stdout != b"secret\n":
+            if future.result().stdout_bytes != b"secret\n":
                 return f"a program was disturbed by another one running at the same time: {_describe_result(future.result())}"
         for future in spies:
-            if future.result().stdout != b"[]\n":
-                return f"a program reached another one running at the same time: {future.result().stdout.decode(errors='replace')[:200]}"
+            if future.result().stdout_bytes != b"[]\n":
+                return (
+                    f"a program reached another one running at the same time: {future.result().stdout_bytes.decode(errors='replace')[:200]}"
+                )
     return ""
 
 
@@ -219,8 +221,8 @@ def _probe_network(sandbox: Sandbox) -> str:
         thread.join(5)
     return (
         ""
-        if outcome.stdout == b"done\n" and not visited.is_set()
-        else f"a connection was made: {_describe_result(outcome)} {outcome.stdout[:100]!r}"
+        if outcome.stdout_bytes == b"done\n" and not visited.is_set()
+        else f"a connection was made: {_describe_result(outcome)} {outcome.stdout_bytes[:100]!r}"
     )
 
 
@@ -268,7 +270,7 @@ print(found, text is not None)
         outcome = _run_program(sandbox, search)
     finally:
         del os.environ["RLVR_CANARY"]
-    return "" if outcome.stdout == b"0 True\n" else f"{_describe_result(outcome)}: found it {outcome.stdout[:100]!r} times"
+    return "" if outcome.stdout_bytes == b"0 True\n" else f"{_describe_result(outcome)}: found it {outcome.stdout_bytes[:100]!r} times"
 
 
 PROBES: dict[str, Probe] = {

@@ -28,10 +28,10 @@ def _create_session(sandbox: Sandbox, place: SandboxSpec = SMALL_SPEC) -> Sandbo
 
 
 def _describe_mismatch(outcome: ExecutionResult, wanted: str, stop: ExitStatus = ExitStatus.OK) -> str:
-    said = outcome.stdout.decode("utf-8", "replace").strip()
+    said = outcome.stdout_bytes.decode("utf-8", "replace").strip()
     if (outcome.status, said) == (stop, wanted):
         return ""
-    tail = outcome.stderr[-300:].decode("utf-8", "replace").strip()
+    tail = outcome.stderr_bytes[-300:].decode("utf-8", "replace").strip()
     return f"{outcome.status.value} {outcome.reason} {outcome.message} {tail}, printed {said[:200]!r} instead of {wanted[:200]!r}"
 
 
@@ -59,7 +59,7 @@ def _make_harm_probe(language: Language, source: str, *statuses: ExitStatus, tim
             other.run("x = 41", language="python")
             harm = box.run(source, language=language, timeout=timeout)
             if harm.status not in statuses:
-                return f"{harm.status.value} ({harm.reason}; {harm.stderr[-200:]!r}) instead of {' or '.join(statuses)}"
+                return f"{harm.status.value} ({harm.reason}; {harm.stderr_bytes[-200:]!r}) instead of {' or '.join(statuses)}"
             if wrong := _describe_mismatch(other.run("print(x + 1)", language="python"), "42"):
                 return f"another box: {wrong}"
             box.run("kill -9 -1", timeout=timeout)  # background processes that are left
@@ -93,8 +93,8 @@ def _probe_hanging_python(sandbox: Sandbox) -> str:
     with _create_session(sandbox) as box:
         box.run("x = 1\nopen('kept', 'w').write('y')", language="python")
         hang = box.run("print('before')\nwhile True: pass", language="python", timeout=1.0)
-        if hang.status is not ExitStatus.TIMEOUT or b"before" not in hang.stdout:
-            return f"{hang.status.value}, printed {hang.stdout[:100]!r}"
+        if hang.status is not ExitStatus.TIMEOUT or b"before" not in hang.stdout_bytes:
+            return f"{hang.status.value}, printed {hang.stdout_bytes[:100]!r}"
         if "variables are gone" not in hang.message:
             return f"the note is {hang.message!r}; it must say that the variables are gone"
         return _describe_mismatch(box.run("print('x' in globals(), open('kept').read())", language="python"), "False y")

@@ -104,11 +104,11 @@ Probe = Callable[[Sandbox], str]
 def _check_next_program(sandbox: Sandbox) -> str:
     """Check that the next program finds no surviving process."""
     outcome = sandbox.run(Program(LOOK_CODE, limits=PROBE_LIMITS))
-    return "" if outcome.stdout == b"nobody\n" else f"the next program found {_describe_result(outcome)}"
+    return "" if outcome.stdout_bytes == b"nobody\n" else f"the next program found {_describe_result(outcome)}"
 
 
 def _describe_result(outcome: ExecutionResult) -> str:
-    return f"{outcome.status.value} {outcome.stdout[:80]!r} {outcome.reason[:120]}"
+    return f"{outcome.status.value} {outcome.stdout_bytes[:80]!r} {outcome.reason[:120]}"
 
 
 def _probe_survivors(sandbox: Sandbox) -> str:
@@ -134,7 +134,7 @@ def _probe_memory_charge(sandbox: Sandbox) -> str:
     sandbox.run(Program(MEMORY_PROGRAM, limits=PROBE_LIMITS))
     for _ in range(3):
         outcome = sandbox.run(Program("import time\ntime.sleep(0.4)\nprint('well')", limits=PROBE_LIMITS))
-        if outcome.stdout != b"well\n" or outcome.peak_mb > PROBE_LIMITS.memory_mb:
+        if outcome.stdout_bytes != b"well\n" or outcome.peak_mb > PROBE_LIMITS.memory_mb:
             return f"the next program: {_describe_result(outcome)}, {outcome.peak_mb:.0f} MB"
     return ""
 

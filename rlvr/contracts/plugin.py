@@ -105,7 +105,7 @@ class MyVerifier(rlvr.Verifier):
         """\
 class MySandbox(rlvr.Sandbox):
     def run_program(self, program):
-        return rlvr.ExecutionResult(rlvr.ExitStatus.OK, exit_code=0, stdout=b"")""",
+        return rlvr.ExecutionResult(rlvr.ExitStatus.OK, exit_code=0, stdout_bytes=b"")""",
         has_template=False,
     ),
     "Sampler": SmallestPlugin(
@@ -248,7 +248,7 @@ class Plugin(Hinted):
                 verifier = "..." if kwargs.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
                 about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
                 if cls.__name__ == "Sandbox":
-                    about = "rlvr.Sandbox is a base class; write rlvr.make_sandbox().run(code, timeout=5), whose .text is the output"
+                    about = "rlvr.Sandbox is a base class; write rlvr.make_sandbox().run(code, timeout=5), whose .stdout is the output"
                 if cls.__name__ == "Environment" and kwargs.keys() & {"data", "dataset", "rows", "eval_dataset"}:
                     raise TypeError(
                         f"rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier={verifier}), where "

@@ -94,21 +94,22 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult(Hinted):
-    """The result of running a program. `text` is its output as a text; `stdout` has the bytes.
+    """The result of running a program. `stdout` is its output as a text; `stdout_bytes` has the bytes.
 
-    >>> result = ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"hello")
-    >>> result.status, result.ok, result.text
+    >>> result = ExecutionResult(ExitStatus.OK, exit_code=0, stdout_bytes=b"hello")
+    >>> result.status, result.ok, result.stdout
     (<ExitStatus.OK: 'OK'>, True, 'hello')
     """
 
     _synonyms = {
         **dict.fromkeys(("success", "succeeded", "passed"), "ok"),
         **dict.fromkeys(("returncode", "return_code", "exitcode"), "exit_code"),
-        **dict.fromkeys(("output", "stdout_text"), "text"),
+        **dict.fromkeys(("output", "text", "stdout_text"), "stdout"),
+        "stderr_text": "stderr",
     }
     _hints = {
-        **dict.fromkeys(("out", "result"), "write .text, or .stdout for the bytes"),
-        **dict.fromkeys(("error", "err", "exception", "stderr_text"), "write .stderr, or .reason for what the sandbox says"),
+        **dict.fromkeys(("out", "result"), "write .stdout, or .stdout_bytes for the bytes"),
+        **dict.fromkeys(("error", "err", "exception"), "write .stderr, or .reason for what the sandbox says"),
         **dict.fromkeys(("timeout", "is_timeout"), "write .timed_out"),
         "is_ok": "write .ok",
         "code": "write .exit_code",
@@ -117,8 +118,8 @@ class ExecutionResult(Hinted):
     }
     status: ExitStatus
     exit_code: int | None = None
-    stdout: bytes = b""
-    stderr: bytes = b""
+    stdout_bytes: bytes = b""
+    stderr_bytes: bytes = b""
     truncated: bool = False  # True if the output was truncated; truncated output is never graded
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -133,9 +134,14 @@ class ExecutionResult(Hinted):
     """With INTERNAL_ERROR: this sandbox can never run such a program (e.g. a limit above its own). The task is at fault."""
 
     @property
-    def text(self) -> str:
+    def stdout(self) -> str:
         """The standard output as a text; what is not UTF-8 is replaced."""
-        return self.stdout.decode("utf-8", "replace")
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """The standard error as a text; what is not UTF-8 is replaced."""
+        return self.stderr_bytes.decode("utf-8", "replace")
 
     @property
     def ok(self) -> bool:
@@ -206,7 +212,7 @@ class SandboxSession(Hinted, ABC):
     _hints = {
         **dict.fromkeys(
             ("exec_run", "commands"),
-            "write .run(['ls', '-l']), or .run('ls | wc -l'); the result has ok, exit_code and text",
+            "write .run(['ls', '-l']), or .run('ls | wc -l'); the result has ok, exit_code and stdout",
         ),
         **dict.fromkeys(("write", "put", "put_archive", "upload"), "write .write_file('a.txt', 'hello')"),
         **dict.fromkeys(("read", "get", "readfile", "download"), "write .read_file('a.txt')"),

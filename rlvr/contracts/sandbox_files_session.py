@@ -59,7 +59,7 @@ class SandboxFilesSession(ToolSession):
         if new and self._executable and self.sandbox_session is not None:
             outcome = self.sandbox_session.run(["chmod", "755", *self._executable])
             if outcome.exit_code != 0:
-                raise RuntimeError(f"the file permissions in the sandbox could not be set: {outcome.reason or outcome.stderr!r:.200}")
+                raise RuntimeError(f"the file permissions in the sandbox could not be set: {outcome.reason or outcome.stderr_bytes!r:.200}")
         return specs
 
     def artifacts(self) -> Mapping[str, Any]:

@@ -3,7 +3,8 @@
 A name is resolved, in this order, as
   1. `path/to/file.py:Object`                      an object in a user's file
   2. a file of that name in a folder of the kind     `verifiers/numeric.py`; environments also in `envs/external`
-  3. an entry point of that name in `rlvr.verifiers`  an installed package
+  3. a plugin that this process registered          `register("verifier", "mine", Mine)`
+  4. an entry point of that name in `rlvr.verifiers`  an installed package
 A name that several packages define is written with the package: `acme-judges:numeric`, or `rlvr:numeric`.
 Listing plugins reads only metadata; building one imports only that one. The constructor's signature is the configuration schema; the
 plugins that `needs` names are built here.
@@ -17,6 +18,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
@@ -95,6 +97,8 @@ class PluginEntry:
     summary: str = ""
     error: str = ""
     entry_point: EntryPoint | None = None
+    factory: Callable[..., Any] | None = None
+    """The class or the function, of a plugin that this process registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +126,29 @@ def get_kind(name: str) -> PluginKind:
     raise NotFound(f"there is no kind of plugin {name!r}; {format_suggestion(name, [k.plural for k in PLUGIN_KINDS.values()])}")
 
 
+_registered: dict[tuple[str, str], PluginEntry] = {}
+"""The plugins that this process registered, by kind and name."""
+
+
+def register(kind: str, name: str, factory: Callable[..., Any]) -> None:
+    """Register a class or a function under a name, for this process. A second registration of the name replaces the first."""
+    k = get_kind(kind)
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w-]*", name):
+        raise ConfigError(f"the name of a registered plugin is {name!r}; write letters, digits, - and _, such as 'my_env'")
+    if (known := _find_entry(kind, name)) is not None and known.factory is None:
+        raise ConfigError(f"there is a {k.name} {name!r} already, from {known.source}; register yours under another name")
+    if isinstance(factory, Plugin) or not callable(factory):
+        raise ConfigError(f"{name!r} is registered as {factory!r:.80}; give a class or a function, which is built with settings")
+    if problem := _find_factory_problem(factory, k):
+        raise PluginLoadError(f"{k.name} {name!r} {problem}")
+    _registered[k.name, name] = PluginEntry(name, k.name, "this process", _first_line(factory.__doc__), factory=factory)
+
+
 def list_entries(kind: str) -> list[PluginEntry]:
-    """List all registered plugins of one kind, sorted by name, without importing them."""
+    """List all plugins of one kind, sorted by name, without importing them."""
     k = get_kind(kind)
     found = {path.stem: PluginEntry(path.stem, k.name, "rlvr", _read_summary(path)) for path in _list_builtin_files(k)}
+    found |= {entry.name: entry for (own, _), entry in _registered.items() if own == k.name}
     for name, points in foreign.find_entry_points(k.entry_point_group).items():
         by_owner = {foreign.get_package_name(point.dist): point for point in points}
         entries = {owner: PluginEntry(name, k.name, owner, f"from {point.value}", entry_point=point) for owner, point in by_owner.items()}
@@ -178,6 +201,8 @@ def load_factory(kind: str, name: str | Plugin | Callable[..., Any]) -> Callable
         raise NotFound(f"no {k.name} is called {name!r}; {hint} `rlvr list {k.plural}` shows all")
     if entry.error:
         raise PluginLoadError(entry.error)
+    if entry.factory is not None:
+        return entry.factory
     if entry.entry_point is None:
         module = _import_module(_get_builtin_module_name(k, entry.name), k, entry.name)
         return _get_factory(module, "make", k, entry.name)

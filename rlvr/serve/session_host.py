@@ -165,8 +165,12 @@ class SessionHost:
         limits = Limits(cpu_s=wall, wall_s=wall, memory_mb=int(memory))
         program = Program(str(request.get("code", "")), str(request.get("stdin") or "").encode("utf-8", "replace"), language, limits)
         outcome = self.sandbox.run(program)
-        told = {"execution_time": outcome.wall_s, "return_code": outcome.exit_code}
-        told |= {name: getattr(outcome, name).decode("utf-8", "replace") for name in ("stdout", "stderr")}
+        told = {
+            "execution_time": outcome.wall_s,
+            "return_code": outcome.exit_code,
+            "stdout": outcome.stdout,
+            "stderr": outcome.stderr,
+        }
         if outcome.status is ExitStatus.INTERNAL_ERROR:
             return {"status": "SandboxError", "message": outcome.reason, "compile_result": None, "run_result": None, "files": {}}
         ended = (

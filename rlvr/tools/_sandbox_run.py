@@ -28,10 +28,10 @@ def run_in_sandbox(sandbox_session: SandboxSession, source: str, language: Liter
 def format_result(outcome: ExecutionResult, timeout: float) -> str:
     r"""Format the output and the errors of a program, and how it ended if it failed.
 
-    >>> format_result(ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=2, stdout=b"a", stderr=b"no b"), 10)
+    >>> format_result(ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=2, stdout_bytes=b"a", stderr_bytes=b"no b"), 10)
     'a\nno b\n[exit code 2]'
     """
-    parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout, outcome.stderr)]
+    parts = [stream.decode("utf-8", "replace").rstrip("\n") for stream in (outcome.stdout_bytes, outcome.stderr_bytes)]
     if outcome.truncated:
         parts.append("[the output was cut off]")
     if outcome.status in STATUS_MESSAGES:

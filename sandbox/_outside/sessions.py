@@ -74,8 +74,8 @@ class OpenSandboxSession(SandboxSession):
         return ExecutionResult(
             status=ExitStatus(reply["stop"]),
             exit_code=reply["exit"],
-            stdout=said["stdout"],
-            stderr=said["stderr"],
+            stdout_bytes=said["stdout"],
+            stderr_bytes=said["stderr"],
             truncated=reply["cut"],
             cpu_s=reply["cpu"],
             wall_s=reply["wall"],

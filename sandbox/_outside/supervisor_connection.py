@@ -124,8 +124,8 @@ class SupervisorConnection(ABC):
         outcome = ExecutionResult(
             status=ExitStatus(header["stop"]),
             exit_code=header["exit"],
-            stdout=said["stdout"],
-            stderr=said["stderr"],
+            stdout_bytes=said["stdout"],
+            stderr_bytes=said["stderr"],
             truncated=header["cut"],
             cpu_s=header["cpu"],
             wall_s=header["wall"],
@@ -220,8 +220,14 @@ def check_language(program: Program, languages: Sequence[str]) -> ExecutionResul
 
 def _reclassify_syntax_error(result: ExecutionResult, program: Program) -> ExecutionResult:
     """Change the status to a compile error if the last line of stderr is a Python syntax error; only the displayed status depends on it."""
-    last = result.stderr.rstrip().rpartition(b"\n")[2]
+    last = result.stderr_bytes.rstrip().rpartition(b"\n")[2]
     wrong = last.startswith((b"SyntaxError", b"IndentationError", b"TabError"))
-    if program.language == "python" and result.status is ExitStatus.RUNTIME_ERROR and result.exit_code == 1 and not result.stdout and wrong:
+    if (
+        program.language == "python"
+        and result.status is ExitStatus.RUNTIME_ERROR
+        and result.exit_code == 1
+        and not result.stdout_bytes
+        and wrong
+    ):
         return replace(result, status=ExitStatus.COMPILE_ERROR, reason=last.decode(errors="replace")[:300])
     return result

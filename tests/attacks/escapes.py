@@ -57,7 +57,7 @@ def find_escapes(sandbox: Sandbox) -> list[str]:
         after = sandbox.run(Program(LOOK))
         if outcome.stdout.strip() or outcome.status in (ExitStatus.INTERNAL_ERROR, ExitStatus.SANDBOX_VIOLATION):
             found.append(f"{name}: {outcome.status.value} {outcome.reason} {outcome.stdout[:300]!r}")
-        if after.stdout != b"[] [] [] []\n":
+        if after.stdout_bytes != b"[] [] [] []\n":
             found.append(f"after {name}: {after.status.value} {after.reason} {after.stdout[:300]!r}")
     judged = sandbox.run(Program(SPY, checker=CheckerProgram(JUDGE)))
     return found + ([] if judged.checker_output == b"heard 1" else [f"a program and its checker: {judged}"])

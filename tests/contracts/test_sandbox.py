@@ -13,9 +13,9 @@ from rlvr.contracts import ExecutionResult, ExitStatus
 
 
 def test_the_output_is_read_as_text() -> None:
-    result = ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"42\n")
-    assert result.text == "42\n" and result.text.strip() == "42"
-    assert ExecutionResult(ExitStatus.OK, stdout=b"caf\xc3\xa9 \xff").text == "caf\xe9 \ufffd"
+    result = ExecutionResult(ExitStatus.OK, exit_code=0, stdout_bytes=b"42\n")
+    assert result.stdout == "42\n" and result.stderr == ""
+    assert ExecutionResult(ExitStatus.OK, stdout_bytes=b"caf\xc3\xa9 \xff").stdout == "caf\xe9 \ufffd"
 
 
 @pytest.mark.parametrize("status", ExitStatus)
@@ -28,7 +28,7 @@ def test_how_it_ended_is_asked_by_name(status: ExitStatus) -> None:
     ("name", "words"),
     [
         ("code", r"write \.exit_code"),
-        ("result", r"write \.text"),
+        ("result", r"write \.stdout"),
         ("timeout", r"write \.timed_out"),
         ("error", r"write \.stderr"),
         ("duration", r"write \.wall_s"),
@@ -41,10 +41,10 @@ def test_a_name_of_another_library_gets_ours(name: str, words: str) -> None:
 
 
 def test_names_of_other_libraries_for_the_same_thing_are_read() -> None:
-    result: Any = ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"1")
+    result: Any = ExecutionResult(ExitStatus.OK, exit_code=0, stdout_bytes=b"1")
     assert (result.success, result.passed, result.returncode, result.output) == (True, True, 0, "1")
 
 
 def test_it_is_still_a_plain_record() -> None:
-    result = ExecutionResult(ExitStatus.OK, stdout=b"1")
+    result = ExecutionResult(ExitStatus.OK, stdout_bytes=b"1")
     assert pickle.loads(pickle.dumps(result)) == copy.deepcopy(result) == replace(result) == result

@@ -28,7 +28,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_an_engine_that_replies_is_used_and_the_choice_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = ExecutionResult(ExitStatus.OK, stdout=b"there")
+    ran = ExecutionResult(ExitStatus.OK, stdout_bytes=b"there")
     monkeypatch.setattr(engine, "connect", lambda timeout_s: Client())
     monkeypatch.setattr(DockerSandbox, "run_program", lambda self, program: ran)
     with build("sandbox", "auto", processes=2, memory_mb=300) as sandbox:
@@ -74,5 +74,5 @@ def test_without_an_engine_answers_are_judged_in_bubblewrap(no_engine: None) -> 
     unpaid = rlvr.verify("unit_tests", "```python\ndef f(): return 2\n```", reference=["assert f() == 1"])
     assert (paid.score, unpaid.score) == (1.0, 0.0)
     with rlvr.make_sandbox() as sandbox, sandbox.create_session() as session:
-        assert session.run("echo here").text == "here\n" and isinstance(sandbox.choose(), BubblewrapSandbox)
+        assert session.run("echo here").stdout == "here\n" and isinstance(sandbox.choose(), BubblewrapSandbox)
         assert "no network" in sandbox.run("print(1)").isolation

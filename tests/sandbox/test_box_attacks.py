@@ -58,7 +58,7 @@ def disturbed(box: SandboxSession) -> str:
     """What is wrong with the victim; '' if it is as it was."""
     shell = box.run("kill -0 $(cat pid) && cat hidden && ls | tr '\\n' ' '", timeout=60)
     session = box.run("count += 1; print(hidden)", language="python", timeout=60)
-    right = shell.stdout.decode() == f"{SECRET}hidden pid " and session.stdout.decode() == f"{SECRET}\n"
+    right = shell.stdout_bytes.decode() == f"{SECRET}hidden pid " and session.stdout_bytes.decode() == f"{SECRET}\n"
     return "" if right else f"{shell.status} {shell.stdout!r} {shell.stderr!r}, {session.status} {session.stdout!r} {session.stderr!r}"
 
 
@@ -69,17 +69,17 @@ def attack(sandbox: Sandbox, one: BoxAttack) -> list[str]:
             outcome = box.run(source, language=language, timeout=1.0)
             if outcome.status is ExitStatus.INTERNAL_ERROR:
                 wrong.append(f"a fault of ours: {outcome.reason}")
-            if SECRET.encode() in outcome.stdout + outcome.stderr or b"BREACH" in outcome.stdout:
+            if SECRET.encode() in outcome.stdout_bytes + outcome.stderr_bytes or b"BREACH" in outcome.stdout_bytes:
                 wrong.append(f"it saw {outcome.stdout[-300:]!r}")
         after = box.run("echo well", timeout=20)
-        if one.own == "works" and after.stdout != b"well\n":
+        if one.own == "works" and after.stdout_bytes != b"well\n":
             wrong.append(f"its own box: {after.status} {after.reason} {after.stderr[-200:]!r}")
         again = box.run("print('well')", language="python", timeout=20)
         if box.has_failed or ExitStatus.INTERNAL_ERROR in (after.status, again.status):
             wrong.append(f"its own box is lost: {after.reason or again.reason}")
     with sandbox.create_session(PLACE) as later:
         shell, session = later.run("echo clean; ls; cat /dev/null", timeout=60), later.run(LOOK, language="python", timeout=60)
-        if shell.stdout != b"clean\n" or session.stdout != b"[] []\n":
+        if shell.stdout_bytes != b"clean\n" or session.stdout_bytes != b"[] []\n":
             wrong.append(f"a later box: {shell.stdout!r} {shell.stderr!r}, {session.stdout!r} {session.stderr!r}")
     return [f"{one.name}: {line}" for line in wrong]
 

@@ -165,7 +165,7 @@ def test_a_supervisor_outlives_the_thread_that_asked_for_it() -> None:
         asking.join()
         time.sleep(0.2)
         [first] = sandbox._pool.list_supervisors()
-        assert sandbox.run(Program("print(1)")).stdout == b"1\n"
+        assert sandbox.run(Program("print(1)")).stdout == "1\n"
         assert sandbox._pool.list_supervisors() == [first]
 
 
@@ -223,4 +223,4 @@ def test_a_python_elsewhere_is_shown_without_its_packages(monkeypatch: pytest.Mo
 def test_a_python_elsewhere_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "find_system_python", lambda: "")
     with build("sandbox", "bubblewrap", processes=1) as sandbox:
-        assert sandbox.run(Program("import sys, ssl, json\nprint(sys.base_prefix)")).text.strip() == str(Path(sys.base_prefix).resolve())
+        assert sandbox.run(Program("import sys, ssl, json\nprint(sys.base_prefix)")).stdout.strip() == str(Path(sys.base_prefix).resolve())

@@ -58,7 +58,7 @@ def there(engine: Any, name: str) -> bool:
 @pytest.mark.docker
 def test_closing_leaves_no_container(engine: Any) -> None:
     with build("sandbox", "docker", containers=1) as sandbox:
-        assert sandbox.run(Program("print(1)")).stdout == b"1\n"
+        assert sandbox.run(Program("print(1)")).stdout == "1\n"
         (name,) = sandbox.list_container_ids()
         assert there(engine, name)
     until(lambda: not there(engine, name))
@@ -123,7 +123,7 @@ def test_a_container_killed_from_outside_is_nobodys_fault_and_is_replaced(engine
         os.kill(min(pids), signal.SIGKILL)
     thread.join(120)
     assert [outcome.status for outcome in outcomes] == [ExitStatus.INTERNAL_ERROR], outcomes
-    assert one.run(Program("print(2)")).stdout == b"2\n"
+    assert one.run(Program("print(2)")).stdout == "2\n"
     assert one.list_container_ids() != [name]
 
 
@@ -159,7 +159,7 @@ def test_a_container_that_died_while_idle_costs_no_verdict(engine: Any, one: Any
     (name,) = one.list_container_ids()
     engine.containers.get(name).kill()
     until(lambda: not there(engine, name))
-    assert one.run(Program("print(2)")).stdout == b"2\n"
+    assert one.run(Program("print(2)")).stdout == "2\n"
 
 
 @pytest.mark.docker
@@ -178,7 +178,7 @@ def test_files_that_do_not_fit_are_nobodys_fault() -> None:
     with build("sandbox", "docker", containers=1, disk_mb=1) as sandbox:
         outcome = sandbox.run(Program("print(1)", files={"big": bytes(2 << 20)}))
         assert outcome.status is ExitStatus.INTERNAL_ERROR and "space" in outcome.reason
-        assert sandbox.run(Program("print(2)")).stdout == b"2\n"
+        assert sandbox.run(Program("print(2)")).stdout == "2\n"
 
 
 class Door:

@@ -62,7 +62,7 @@ for name in ('oom_score_adj', 'comm'):
         pass
 """
     outcome = nested.run(Program(source))
-    assert outcome.stdout.decode().splitlines() == ["True", "[] False []", "False", "{0}"], outcome
+    assert outcome.stdout_bytes.decode().splitlines() == ["True", "[] False []", "False", "{0}"], outcome
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_calls_that_no_program_needs_are_refused(process_sandbox: Sandbox, call:
     }
     first = {"pidfd_open": "os.getpid()", "clone into namespaces": "0x10000011"}.get(call, "0")
     source = f"import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall({numbers[call]}, {first}, 0, 0, 0, 0), ctypes.get_errno())"
-    assert process_sandbox.run(Program(source)).stdout.decode().strip() in ("-1 1", "-1 38")
+    assert process_sandbox.run(Program(source)).stdout_bytes.decode().strip() in ("-1 1", "-1 38")
 
 
 def test_the_filter_for_programs_is_the_tighter_one() -> None:
@@ -113,7 +113,7 @@ one, _ = socket.socketpair()
 print(libc.setsockopt(one.fileno(), 1, 26, program, 16), ctypes.get_errno())
 print(libc.prctl(22, 2, program, 0, 0), ctypes.get_errno())
 """
-    assert process_sandbox.run(Program(source)).text.split() == ["-1", "1", "-1", "1"]
+    assert process_sandbox.run(Program(source)).stdout.split() == ["-1", "1", "-1", "1"]
 
 
 def test_a_program_that_syncs_does_not_make_the_machine_write(process_sandbox: Sandbox) -> None:
@@ -121,7 +121,7 @@ def test_a_program_that_syncs_does_not_make_the_machine_write(process_sandbox: S
     if os.uname().machine != "x86_64":
         pytest.skip("NOT RUN: the numbers here are those of x86_64")
     source = "import ctypes, os\nos.sync()\nprint(ctypes.CDLL(None).syscall(306, 99))"
-    assert process_sandbox.run(Program(source)).text == "0\n"
+    assert process_sandbox.run(Program(source)).stdout == "0\n"
 
 
 def test_a_program_makes_the_machine_forget_no_files(process_sandbox: Sandbox) -> None:
@@ -129,7 +129,7 @@ def test_a_program_makes_the_machine_forget_no_files(process_sandbox: Sandbox) -
     if not seccomp.is_architecture_supported():
         pytest.skip("NOT RUN: there is no filter for this processor")
     outcome = process_sandbox.run(Program("import os\nos.posix_fadvise(99, 0, 0, os.POSIX_FADV_DONTNEED)\nprint('ignored')"))
-    assert (outcome.status, outcome.text) == (ExitStatus.OK, "ignored\n")
+    assert (outcome.status, outcome.stdout) == (ExitStatus.OK, "ignored\n")
 
 
 @pytest.mark.docker
@@ -144,10 +144,10 @@ except OSError:
     pass
 print(len(held))
 """
-    assert int(docker_sandbox.run(Program(source)).text) <= supervisor.MAX_TERMINALS
+    assert int(docker_sandbox.run(Program(source)).stdout) <= supervisor.MAX_TERMINALS
     with docker_sandbox.create_session() as session:
         opened = session.run(source, language="python")
-        assert 0 < int(opened.text) <= supervisor.MAX_TERMINALS, opened
+        assert 0 < int(opened.stdout) <= supervisor.MAX_TERMINALS, opened
 
 
 @pytest.mark.docker
@@ -304,7 +304,7 @@ def test_a_source_is_compiled_once_and_its_renaming_is_its_own_affair(docker_san
             assert (outcome.status, outcome.stdout) == (ExitStatus.OK, str(2 * n).encode()), outcome
             spent.append(time.monotonic() - began)
         (container,) = sandbox.list_container_ids()
-        assert sandbox.run(Program("print(1)")).stdout == b"1\n" and sandbox.list_container_ids() == [container]
+        assert sandbox.run(Program("print(1)")).stdout == "1\n" and sandbox.list_container_ids() == [container]
     assert max(spent[1:]) < spent[0] / 2, spent
 
 

@@ -60,12 +60,12 @@ FILES = "n = 0\ntry:\n    for i in range(9000):\n        open(f'f{i}', 'w').clos
 def test_containers_as_podman_gets_them_are_no_weaker(as_podman: None, docker_sandbox: Sandbox) -> None:
     with build("sandbox", "docker", containers=1) as sandbox:
         outcome = sandbox.run(Program(FILES, limits=Limits(processes=8)))
-        assert (outcome.status, outcome.text) == (ExitStatus.OK, "stopped\n")
+        assert (outcome.status, outcome.stdout) == (ExitStatus.OK, "stopped\n")
         assert set(outcome.isolation) >= set(docker_sandbox.run(Program("")).isolation)
         written = sandbox.run(
             Program("for place in ('/run', '/var/tmp', '/'):\n    try: print(open(place + '/x', 'w'))\n    except OSError: pass")
         )
-        assert (written.status, written.text) == (ExitStatus.OK, "")
+        assert (written.status, written.stdout) == (ExitStatus.OK, "")
         with sandbox.create_session(SandboxSpec(disk_mb=8)) as session:
             assert "total" in session.run("df -m --total /tmp /dev/shm").text
             assert session.run("head -c 9M /dev/zero >big").status is ExitStatus.RUNTIME_ERROR

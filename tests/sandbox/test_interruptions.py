@@ -51,7 +51,7 @@ def test_no_call_gets_the_reply_of_an_interrupted_one(kind: str, settings: dict[
             call(box)
         after = box.run("echo new")
         if after.ok:
-            assert after.stdout == b"new\n"  # the interruption came between two calls
+            assert after.stdout == "new\n"  # the interruption came between two calls
             return
         assert (after.status, box.has_failed) == (ExitStatus.INTERNAL_ERROR, True)
         assert after.reason.endswith(" failed: a call was interrupted")  # by the caller: no program is to blame
@@ -59,7 +59,7 @@ def test_no_call_gets_the_reply_of_an_interrupted_one(kind: str, settings: dict[
             box.read_file("big")
         box.close()
         with sandbox.create_session() as fresh:  # the place of the session is free again
-            assert fresh.run("echo new").stdout == b"new\n"
+            assert fresh.run("echo new").stdout == "new\n"
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
@@ -72,7 +72,7 @@ def test_an_interrupted_opening_leaves_its_place_free(kind: str, settings: dict[
             while True:
                 sandbox.create_session(large).close()
         with sandbox.create_session() as fresh:
-            assert fresh.run("echo new").stdout == b"new\n"
+            assert fresh.run("echo new").stdout == "new\n"
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)

@@ -94,10 +94,10 @@ def test_a_program_runs_and_what_is_wrong_with_it_is_said(sandbox: Sandbox, lang
     require(language)
     for number in (21, 4):  # the second time from the cache
         outcome = sandbox.run_program(Program(DOUBLE[language], b"%d\n" % number, language))
-        assert (outcome.status, outcome.text.split(), outcome.stderr) == (ExitStatus.OK, [str(2 * number)], b""), outcome
+        assert (outcome.status, outcome.stdout.split(), outcome.stderr_bytes) == (ExitStatus.OK, [str(2 * number)], b""), outcome
     broken = sandbox.run_program(Program(BROKEN[language], language=language))
     expected = ExitStatus.COMPILE_ERROR if TOOLCHAINS[language].compiler else ExitStatus.RUNTIME_ERROR
-    assert broken.status is expected and broken.stderr, broken
+    assert broken.status is expected and broken.stderr_bytes, broken
     assert sandbox.run_program(Program(ENDLESS[language], language=language, limits=SHORT)).status is ExitStatus.TIMEOUT
     greedy = sandbox.run_program(Program(GREEDY[language], language=language, limits=Limits(cpu_s=10, wall_s=20)))
     assert greedy.status in FAILED, greedy

@@ -119,13 +119,13 @@ IDIOMS = {
 def test_idiom(sandbox: Sandbox, name: str) -> None:
     limits = Limits(memory_mb=256, processes=32)
     outcome = sandbox.run(Program(IDIOMS[name], b"alpha\nbeta\n", limits=limits))
-    assert (outcome.status, outcome.stdout) == (ExitStatus.OK, b"alpha\nbeta\n"), outcome
+    assert (outcome.status, outcome.stdout_bytes) == (ExitStatus.OK, b"alpha\nbeta\n"), outcome
 
 
 def test_five_megabytes_in_and_out(sandbox: Sandbox) -> None:
     data = os.urandom(5_000_000)
     outcome = sandbox.run(Program("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read())", data))
-    assert outcome.status is ExitStatus.OK and not outcome.truncated and outcome.stdout == data
+    assert outcome.status is ExitStatus.OK and not outcome.truncated and outcome.stdout_bytes == data
 
 
 def test_an_output_over_the_limit_is_marked_as_cut(sandbox: Sandbox) -> None:
@@ -136,7 +136,7 @@ def test_an_output_over_the_limit_is_marked_as_cut(sandbox: Sandbox) -> None:
 def test_errors_are_shown_without_our_frames(sandbox: Sandbox) -> None:
     outcome = sandbox.run(Program("def f():\n    return 1 / 0\nf()"))
     assert outcome.status is ExitStatus.RUNTIME_ERROR and outcome.exit_code == 1
-    text = outcome.stderr.decode()
+    text = outcome.stderr_bytes.decode()
     assert (
         text.startswith("Traceback")
         and text.endswith("ZeroDivisionError: division by zero\n")
@@ -202,7 +202,7 @@ def compiled(sandbox: Sandbox, language: str, source: str, stdin: bytes = b"") -
 @pytest.mark.docker
 def test_other_languages(docker_sandbox: Sandbox, language: str, source: str, broken: str, stop: ExitStatus) -> None:
     outcome = compiled(docker_sandbox, language, source, b"21")
-    assert (outcome.status, outcome.stdout.strip()) == (ExitStatus.OK, b"42"), outcome
+    assert (outcome.status, outcome.stdout_bytes.strip()) == (ExitStatus.OK, b"42"), outcome
     assert compiled(docker_sandbox, language, broken).status is stop
 
 
@@ -210,7 +210,7 @@ def test_other_languages(docker_sandbox: Sandbox, language: str, source: str, br
 def test_javascript_starts_with_the_smallest_default_memory(process_sandbox: Sandbox) -> None:
     program = Program("console.log(require('fs').readFileSync(0, 'utf8') * 2)", language="javascript", stdin=b"21")
     outcome = process_sandbox.run(program)
-    assert (outcome.status, outcome.stdout.strip()) == (ExitStatus.OK, b"42"), outcome
+    assert (outcome.status, outcome.stdout_bytes.strip()) == (ExitStatus.OK, b"42"), outcome
     many = Program("const a = []; for (;;) a.push(new Array(1e6).fill(1.5))", language="javascript")
     assert process_sandbox.run(many).status is ExitStatus.MEMORY_LIMIT
 
@@ -228,7 +228,7 @@ def test_a_large_program_is_compiled_once_for_twenty_cases(docker_sandbox: Sandb
 def test_a_program_too_large_to_keep_is_a_compile_error(docker_sandbox: Sandbox) -> None:
     outcome = compiled(docker_sandbox, "cpp", "char room[33 << 20] = {1};\nint main() { return room[9]; }")
     assert outcome.status is ExitStatus.COMPILE_ERROR, outcome
-    assert "File too large" in outcome.stderr.decode() or "32 MB" in outcome.reason, outcome
+    assert "File too large" in outcome.stderr_bytes.decode() or "32 MB" in outcome.reason, outcome
 
 
 @pytest.mark.parametrize("source", [
@@ -239,7 +239,7 @@ def test_a_program_too_large_to_keep_is_a_compile_error(docker_sandbox: Sandbox)
 @pytest.mark.docker
 def test_a_compiler_under_attack_is_a_compile_error_and_no_more(docker_sandbox: Sandbox, source: str) -> None:
     assert compiled(docker_sandbox, "cpp", source).status is ExitStatus.COMPILE_ERROR
-    assert docker_sandbox.run(Program("import os\nprint(os.listdir('.'))")).stdout == b"[]\n"
+    assert docker_sandbox.run(Program("import os\nprint(os.listdir('.'))")).stdout_bytes == b"[]\n"
 
 
 def test_the_process_sandbox_has_to_be_asked_for_by_name() -> None:
@@ -327,7 +327,7 @@ def test_a_killed_supervisor_is_nobodys_fault_and_is_replaced() -> None:
         outcome = sandbox.run(Program("import time\ntime.sleep(60)", limits=Limits(wall_s=60)))
         timer.join()
         assert outcome.status is ExitStatus.INTERNAL_ERROR
-        assert sandbox.run(Program("print(2)")).stdout == b"2\n"
+        assert sandbox.run(Program("print(2)")).stdout == "2\n"
 
 
 @pytest.mark.parametrize(

@@ -35,16 +35,16 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 def test_a_program_hides_no_memory_in_a_child_that_sleeps(sandbox: Sandbox) -> None:
     fine = sandbox.run(Program(KEEP.format(count=2, size=60, rest=0.2), limits=Limits(memory_mb=256)))
-    assert (fine.status, fine.text) == (ExitStatus.OK, "kept\n")
+    assert (fine.status, fine.stdout) == (ExitStatus.OK, "kept\n")
     late = sandbox.run(Program(KEEP.format(count=6, size=100, rest=1), limits=Limits(memory_mb=256)))
     assert late.status is ExitStatus.MEMORY_LIMIT
 
 
 def test_a_session_hides_no_memory_in_a_child_that_sleeps(sandbox: Sandbox) -> None:
     with sandbox.create_session(SandboxSpec(memory_mb=300)) as box:
-        assert box.run(KEEP.format(count=2, size=60, rest=0.2), language="python").text == "kept\n"
+        assert box.run(KEEP.format(count=2, size=60, rest=0.2), language="python").stdout == "kept\n"
         assert box.run(KEEP.format(count=6, size=100, rest=1), language="python").status is ExitStatus.MEMORY_LIMIT
-        assert box.run("echo well").text == "well\n"
+        assert box.run("echo well").stdout == "well\n"
 
 
 def test_what_is_mapped_no_more_counts_for_nothing_and_what_cannot_be_measured_as_far_as_it_is_mapped(

@@ -48,14 +48,14 @@ def test_a_session_fills_no_memory_through_sockets(sandbox: Sandbox, fill: str) 
     with sandbox.create_session(SandboxSpec(memory_mb=300)) as box:
         late = box.run(f"{FILL}\n{forks}{fill}\ntime.sleep(4)", language="python", timeout=8)
         assert late.status is ExitStatus.MEMORY_LIMIT
-        assert box.run("echo well").text == "well\n"
+        assert box.run("echo well").stdout == "well\n"
 
 
 @pytest.mark.parametrize("kind", ["SOCK_STREAM", "SOCK_DGRAM"])
 def test_a_program_may_have_many_sockets_that_are_empty(sandbox: Sandbox, kind: str) -> None:
     source = f"import socket, time\nkept = [socket.socketpair(socket.AF_UNIX, socket.{kind}) for _ in range(110)]\ntime.sleep(0.3)\nprint(len(kept))"
     outcome = sandbox.run(Program(source, limits=Limits(memory_mb=64)))
-    assert (outcome.status, outcome.text) == (ExitStatus.OK, "110\n")
+    assert (outcome.status, outcome.stdout) == (ExitStatus.OK, "110\n")
 
 
 @pytest.fixture

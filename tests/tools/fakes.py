@@ -18,7 +18,7 @@ class FakeBox(SandboxSession):
     def __init__(
         self,
         answer: Callable[[str], ExecutionResult] = lambda source: ExecutionResult(
-            ExitStatus.OK, exit_code=0, stdout=source.encode("utf-8", "replace")
+            ExitStatus.OK, exit_code=0, stdout_bytes=source.encode("utf-8", "replace")
         ),
     ) -> None:
         self.answer, self.asked, self.files = answer, list[tuple[str, str, float | None]](), dict[str, bytes]()

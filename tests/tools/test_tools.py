@@ -78,11 +78,11 @@ def test_the_calculator_agrees_with_python_on_whole_numbers(numbers: list[int], 
 
 OUTCOMES = [
     (ExecutionResult(ExitStatus.OK, exit_code=0), "[no output]"),
-    (ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"a\n", stderr=b"warn\n"), "a\nwarn"),
-    (ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=2, stderr=b"no"), "no\n[exit code 2]"),
-    (ExecutionResult(ExitStatus.TIMEOUT, stdout=b"1\n"), "1\n[stopped: it ran longer than 30 s]"),
+    (ExecutionResult(ExitStatus.OK, exit_code=0, stdout_bytes=b"a\n", stderr_bytes=b"warn\n"), "a\nwarn"),
+    (ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=2, stderr_bytes=b"no"), "no\n[exit code 2]"),
+    (ExecutionResult(ExitStatus.TIMEOUT, stdout_bytes=b"1\n"), "1\n[stopped: it ran longer than 30 s]"),
     (ExecutionResult(ExitStatus.MEMORY_LIMIT), "[stopped: it used too much memory]"),
-    (ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"\xff", truncated=True), "\ufffd\n[the output was cut off]"),
+    (ExecutionResult(ExitStatus.OK, exit_code=0, stdout_bytes=b"\xff", truncated=True), "\ufffd\n[the output was cut off]"),
 ]
 
 

@@ -128,7 +128,7 @@ class Slow(Sandbox):
 
     def run_program(self, program: Program) -> ExecutionResult:
         self.num_runs += 1
-        return ExecutionResult(ExitStatus.OK, exit_code=0, stdout=b"1\n", wall_s=self.wall_s)
+        return ExecutionResult(ExitStatus.OK, exit_code=0, stdout_bytes=b"1\n", wall_s=self.wall_s)
 
 
 @pytest.mark.parametrize(("score", "wanted"), [("all", 0.0), ("fraction", 0.41)])

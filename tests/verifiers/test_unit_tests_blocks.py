@@ -128,7 +128,7 @@ class Small(Sandbox):
 
     def run_program(self, program: Program) -> ExecutionResult:
         assert program.limits.memory_mb <= self.memory_mb
-        return ExecutionResult(ExitStatus.OK, stdout=b"9")
+        return ExecutionResult(ExitStatus.OK, stdout_bytes=b"9")
 
 
 def test_more_memory_than_the_sandbox_has_is_the_tasks_fault() -> None:

@@ -282,7 +282,7 @@ def check_calls() -> None:
     write_message(5, {"end": True})
 
 
-def run_assert_tests() -> None:
+def check_asserts() -> None:
     """Run the instrumented test code of kind `asserts` (see `test_analysis.py`) and write one record per test."""
     global max_message_bytes
     brief = json.loads(sys.stdin.buffer.read())

@@ -46,7 +46,7 @@ def copy_files_and_export_variables(sandbox_session: SandboxSession, image: Task
     script = START_SCRIPT.format(inner=shlex.quote(f"/tmp{image.workdir}"), workdir=shlex.quote(image.workdir))
     outcome = sandbox_session.run("\n".join([*lines, script]), timeout=SETUP_TIMEOUT_S)
     if outcome.status is not ExitStatus.OK:
-        said = outcome.stderr.decode("utf-8", "replace")[-300:]
+        said = outcome.stderr_bytes.decode("utf-8", "replace")[-300:]
         raise ToolInfrastructureError(f"the files of the task could not be copied into the sandbox: {outcome.reason} {said}".strip())
 
 
@@ -92,11 +92,11 @@ def archive_answer_files(sandbox_session: SandboxSession, image: TaskImage, fold
     outcome = sandbox_session.run(COLLECT_COMMAND.format(paths=wanted), timeout=SETUP_TIMEOUT_S)
     if outcome.status is ExitStatus.INTERNAL_ERROR:
         raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
-    if outcome.status is ExitStatus.OUTPUT_LIMIT or outcome.truncated or len(outcome.stdout) > MAX_ARCHIVE_BYTES:
+    if outcome.status is ExitStatus.OUTPUT_LIMIT or outcome.truncated or len(outcome.stdout_bytes) > MAX_ARCHIVE_BYTES:
         return {"trouble": f"the files it left are more than {MAX_ARCHIVE_BYTES >> 20} MB, compressed"}
-    if outcome.status not in (ExitStatus.OK, ExitStatus.RUNTIME_ERROR) or not outcome.stdout:
+    if outcome.status not in (ExitStatus.OK, ExitStatus.RUNTIME_ERROR) or not outcome.stdout_bytes:
         return {"trouble": f"its files cannot be collected from the sandbox ({outcome.status.value}: {outcome.reason})"[:400]}
-    return {"left": outcome.stdout}
+    return {"left": outcome.stdout_bytes}
 
 
 def list_artifact_paths(image: TaskImage, folder: TaskFolder) -> list[str]:

@@ -104,7 +104,7 @@ def stage_files_and_get_problem(sandbox_session: SandboxSession, image: TaskImag
         if outcome.status is ExitStatus.INTERNAL_ERROR:
             raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
         if outcome.status is not ExitStatus.OK:
-            said = outcome.stderr.decode("utf-8", "replace").strip()[-200:]
+            said = outcome.stderr_bytes.decode("utf-8", "replace").strip()[-200:]
             return f"the files that were left cannot be copied into a fresh sandbox: {said or outcome.reason}"
         for name, data in folder.tests.items():
             sandbox_session.write_file(f"tests/{name}", data)

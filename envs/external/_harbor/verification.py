@@ -123,7 +123,7 @@ class TaskFolderVerifier(Verifier):
             if outcome.status is ExitStatus.INTERNAL_ERROR:
                 raise ToolInfrastructureError(f"the sandbox failed: {outcome.reason}")
             if (ended := _parse_report(outcome)) is None:
-                said = outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                said = outcome.stderr_bytes.decode("utf-8", "replace").strip().rpartition("\n")[2]
                 return RewardReport(None, f"the tests were stopped ({outcome.reason or outcome.status.value}{said and ': '}{said})"[:300])
             seen: dict[str, Any] = {
                 "num_strays": ended["strays"],
@@ -131,7 +131,7 @@ class TaskFolderVerifier(Verifier):
                 "changed_files": frozenset(ended["touched"]),
             }
             if folder.task_format == "terminal-bench":
-                return replace(parse_pytest_summary(outcome.stdout.decode("utf-8", "replace"), ended["exit"]), **seen)
+                return replace(parse_pytest_summary(outcome.stdout_bytes.decode("utf-8", "replace"), ended["exit"]), **seen)
             return replace(_read_reward(box), num_writes=ended["changes"], **seen)
 
     def _open_session(self, folder: TaskFolder, image: TaskImage) -> SandboxSession:
@@ -234,7 +234,7 @@ def _parse_report(outcome: ExecutionResult) -> dict[str, Any] | None:
     if outcome.status not in (ExitStatus.OK, ExitStatus.RUNTIME_ERROR):
         return None
     try:
-        said = json.loads(outcome.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2])
+        said = json.loads(outcome.stderr_bytes.decode("utf-8", "replace").strip().rpartition("\n")[2])
     except ValueError:
         return None
     return said if isinstance(said, dict) and {"exit", "strays", "changes", "touched"} <= said.keys() else None
