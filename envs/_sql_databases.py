@@ -178,7 +178,7 @@ class DatabaseLayout:
         return "p.name" if self.num_tables > 3 else "w.town"
 
     @property
-    def category_column(self) -> str:
+    def category_expression(self) -> str:
         """The SQL expression of the column with the category of the thing that an event is about."""
         return "t.category" if self.num_tables > 2 else "e.category"
 

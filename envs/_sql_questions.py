@@ -45,7 +45,7 @@ def _make_count_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuest
 def _make_sum_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for a sum over the larger events of one category."""
     d, kind, state, most = layout.domain, rng.choice(layout.domain.categories), rng.choice(layout.domain.states), rng.randint(5, 20)
-    rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}'"
+    rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_expression} = '{kind}'"
     left = f"AND e.state <> '{state}' AND e.{d.amount_column} > {most}"
     return SqlQuestion(
         f"Take the {d.event}s in the category '{kind}' whose state is not '{state}' and whose {d.amount_column} is above {most}. "
@@ -63,13 +63,13 @@ def _make_sum_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestio
 def _make_names_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuestion:
     """Ask for the distinct names of people with some event; it needs a join that repeats people."""
     d, kind, least = layout.domain, rng.choice(layout.domain.categories), rng.randint(20, 32)
-    rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}' AND e.{d.amount_column} >= {least}"
+    rest = f"FROM {layout.joined_from_clause} WHERE {layout.category_expression} = '{kind}' AND e.{d.amount_column} >= {least}"
     return SqlQuestion(
         f"Which {d.person}s have at least one {d.event} in the category '{kind}' with a value of {d.amount_column} of {least} or more? "
         "Give their names, each once.",
         f"SELECT DISTINCT w.name {rest}",
         (
-            f"SELECT DISTINCT w.name FROM {layout.joined_from_clause} WHERE {layout.category_column} = '{kind}'",
+            f"SELECT DISTINCT w.name FROM {layout.joined_from_clause} WHERE {layout.category_expression} = '{kind}'",
             f"SELECT DISTINCT w.id {rest}",
         ),
     )
@@ -80,7 +80,7 @@ def _make_group_question(layout: DatabaseLayout, rng: random.Random) -> SqlQuest
     d, day, least = layout.domain, _draw_day(rng), rng.randint(2, 4)
     by, name, words = rng.choice(
         [
-            (layout.category_column, "category", "category"),
+            (layout.category_expression, "category", "category"),
             (layout.town_expression, "town", f"town of the {d.person}s"),
             ("e.state", "state", "state"),
         ]

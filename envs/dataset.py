@@ -15,7 +15,7 @@ from rlvr.envs._data.columns import (
     extract_reference,
     guess_column,
     is_empty,
-    make_unknown_column_error,
+    make_missing_column_error,
 )
 from rlvr.envs._data.row_verifier import PerRowSettingsVerifier, build_dataset_verifier
 from rlvr.envs._data.rows import Row
@@ -235,7 +235,7 @@ class Dataset(Environment):
         for name in ("question", "reference"):
             wanted.setdefault(name, guess_column(columns, name, source_name))
             if not wanted[name] and (name == "question" or self.verifier.needs_reference):
-                raise make_unknown_column_error(columns, name, source_name)
+                raise make_missing_column_error(columns, name, source_name)
         solution = next((column for column in columns if column.lower() == "solution"), "")
         if solution and wanted["reference"] != solution:
             wanted.setdefault("solution", solution)

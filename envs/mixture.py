@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import CapacityLimiter, Environment, Session, Transcript, Verifier, VerifierTraits
-from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, format_suggestion, require_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, StepReward, Task, Verdict
 
@@ -175,7 +175,7 @@ class MixtureVerifier(Verifier):
         self.traits = VerifierTraits(is_async=any(verifier.traits.is_async for verifier in verifiers.values()), takes_transcript=True)
         self.has_audit_component = any(getattr(verifier, "has_audit_component", False) for verifier in verifiers.values())
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the verifier of the task's environment."""
         return self.verify_transcript(task, Transcript(answer))

@@ -93,7 +93,7 @@ class WithTools(Environment):
 
     def step_rewards_for_turns(self, task: Task, turns: Sequence[Turn], verdict: Verdict) -> Sequence[StepReward]:
         """Return the step rewards; the wrapped environment sees only the turns without calls, so their turn numbers are mapped back."""
-        heard = [place for place, turn in enumerate(turns) if not turn.calls_needing_result]
+        heard = [place for place, turn in enumerate(turns) if not turn.calls_needing_result_or_error]
         places = heard if self.env.max_turns > 1 else [len(turns) - 1]
         found = self.env.step_rewards(task, [turns[place].text for place in places], verdict)
         return [replace(earned, turn=places[earned.turn] if places else -1) for earned in found]

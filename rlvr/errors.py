@@ -149,7 +149,7 @@ class ToolInfrastructureError(RlvrError):
 Verify = TypeVar("Verify", bound=Callable[..., Any])
 
 
-def reject_non_text_answers(verify_method: Verify) -> Verify:
+def require_text_answers(verify_method: Verify) -> Verify:
     """Make a verifier's `verify` raise AnswerTypeError for an answer that is not a string: a caller's error is not a wrong answer.
 
     >>> import rlvr

@@ -95,7 +95,7 @@ class Call:
 class Turn:
     """One turn of the policy, split into content, reasoning and calls.
 
-    >>> Turn("4", content="4").calls_needing_result
+    >>> Turn("4", content="4").calls_needing_result_or_error
     ()
     """
 
@@ -107,7 +107,7 @@ class Turn:
     finish_reason: Literal["stop", "length"] = "stop"
 
     @property
-    def calls_needing_result(self) -> tuple[Call, ...]:
+    def calls_needing_result_or_error(self) -> tuple[Call, ...]:
         """The calls that need a result or an error message. If there are none, the turn is an answer.
 
         A call inside the reasoning counts only if the turn has nothing else: reasoning about a call is not an error.
@@ -118,7 +118,7 @@ class Turn:
     @property
     def has_malformed_call(self) -> bool:
         """Whether a call could not be parsed. A parsed call that cannot be executed (an unknown tool) does not count."""
-        return any(call.status in UNREADABLE_STATUSES for call in self.calls_needing_result)
+        return any(call.status in UNREADABLE_STATUSES for call in self.calls_needing_result_or_error)
 
 
 @dataclass(frozen=True, slots=True)

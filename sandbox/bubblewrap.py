@@ -75,7 +75,7 @@ def can_separate_user_ids() -> bool:
     return os.geteuid() == 0 and sum(mapped) > 1 << 31
 
 
-def build_command(program: str, python: str, python_mounts: list[str]) -> list[str]:
+def build_supervisor_command(program: str, python: str, python_mounts: list[str]) -> list[str]:
     """Build the command that starts a supervisor in namespaces of its own, on a read-only system of what programs need."""
     words = [program, *(f"--unshare-{kind}" for kind in ("pid", "net", "ipc", "uts", "cgroup-try")), "--hostname", "sandbox"]
     words += ["--die-with-parent", "--new-session", "--clearenv", "--chdir", "/", "--ro-bind", "/usr", "/usr"]
@@ -162,7 +162,9 @@ class NamespacedSupervisor(LocalSupervisorConnection):
             "disk_mb": disk_mb,
             "boxes": "box" if serves_sessions else "",
         }
-        super().__init__(f"bubblewrap-{os.getpid()}-{next(_numbers)}", _launcher.start(build_command(program, *find_python())), settings)
+        super().__init__(
+            f"bubblewrap-{os.getpid()}-{next(_numbers)}", _launcher.start(build_supervisor_command(program, *find_python())), settings
+        )
         if missing := find_missing_isolation(self.handshake["isolation"]):
             self.close()
             raise SandboxError(f"the bubblewrap sandbox has no {' and no '.join(missing)} here; {START_HINT}")

@@ -217,7 +217,7 @@ def _close_pools(pool: SupervisorPool[Container], sessions: SessionPool[Containe
 def _explain_container_exit(container: Container, error: ConnectionBroken) -> str:
     """Describe how a container died while a program ran in it. Raises SandboxError if the cause came from outside the container."""
     engine.connect(10).close()  # raises if the engine itself is down: no program caused that
-    if not (said := container.explain_exit()):
+    if not (said := container.explain_program_caused_exit()):
         raise SandboxError(f"the container was killed or blocked from outside while a program ran in it ({error})")
     return said
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from rlvr.contracts import Verifier
 from rlvr.contracts.fault_rule import CONTROL_ROUNDS, TIMEOUT_ROUNDS
-from rlvr.errors import reject_non_text_answers
+from rlvr.errors import require_text_answers
 from rlvr.task import Task, Verdict
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class AsyncVerifier(Verifier):
     async def _averify_answer(self, task: Task, answer: str) -> Verdict:
         raise NotImplementedError
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify one answer and wait for the verdict."""
         return self._loop.submit(self._averify_answer(task, answer)).result()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markdown_and_latex
@@ -61,7 +61,7 @@ class Choice(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor
         self.extractor = extractor
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the named options with the correct ones."""
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.registry.plugins import build_from_config, get_plugin_label
 from rlvr.task import Fault, Task, Verdict
 
@@ -69,7 +69,7 @@ class Composite(Verifier):
         total = math.fsum(self.weights.values())
         return f"<weighted mean of {', '.join(f'{weight / total:.3g} {name}' for name, weight in self.weights.items())}>"
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify with every component, and compute the weighted mean."""
         return self.verify_transcript(task, Transcript(answer))

@@ -7,7 +7,7 @@ from collections import Counter
 from fractions import Fraction
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import reject_non_text_answers
+from rlvr.errors import require_text_answers
 from rlvr.extraction import Extraction, extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 
@@ -90,7 +90,7 @@ class Countdown(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.use_all, self.extractor = use_all, extractor
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the expression, count its numbers, compare its value with the target."""
         read = _parse_reference(task.reference)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import reject_non_text_answers
+from rlvr.errors import require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markdown_and_latex
@@ -41,7 +41,7 @@ class Exact(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.extractor, self.ignore_case, self.markdown = extractor, ignore_case, markdown
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared text with the reference."""
         allowed = task.reference if isinstance(task.reference, list | tuple) else [task.reference]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 
@@ -37,7 +37,7 @@ class FinalState(Verifier):
         VerifierExample({"files": {"a.txt": None}}, correct=(), incorrect=("", "it is deleted")),
     )
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without artifacts."""
         return self.verify_transcript(task, Transcript(answer))

@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, format_suggestion, require_text_answers
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._languages import LANGUAGES, find_language_mismatch
 from rlvr.verifiers._workers.pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
@@ -92,7 +92,7 @@ class Format(Verifier):
         )
         self.instruction = _build_tags_instruction(self.tags)
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Test each requirement. The reference is not read."""
         tests: dict[str, Callable[[str], str]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.reward_function import RewardSignature, adapt_reward_function
-from rlvr.errors import ConfigError, RlvrError, describe_exception, reject_non_text_answers
+from rlvr.errors import ConfigError, RlvrError, describe_exception, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.mdp.sessions import RAISED
 from rlvr.task import MAX_REWARD, Fault, Task, Verdict
@@ -71,7 +71,7 @@ class FunctionVerifier(Verifier):
     def __repr__(self) -> str:
         return f"<verifier of the function {self.name}>"
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Call the function; what is not a number in the range is no score, with the value in the reason."""
         text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text

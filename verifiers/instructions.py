@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, format_suggestion, require_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.instruction_checks.instruction import BadArguments, InstructionKind
@@ -62,7 +62,7 @@ class Instructions(Verifier):
             raise ConfigError(f"score is {score!r}; {format_suggestion(str(score), SCORE_MODES)}")
         self.loose, self.score = loose, score
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Check every instruction on the response."""
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, VerifierError, reject_non_text_answers
+from rlvr.errors import ConfigError, VerifierError, require_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers._isolated_worker import CONFIG_VARIABLE
@@ -75,7 +75,7 @@ class IsolatedVerifier(Verifier):
             environment={**os.environ, CONFIG_VARIABLE: json.dumps(verifier if isinstance(verifier, str) else dict(verifier))},
         )
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify in a worker."""
         request = {

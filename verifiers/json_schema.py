@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import MissingExtra, reject_non_text_answers
+from rlvr.errors import MissingExtra, require_text_answers
 from rlvr.extraction import extract_answer, strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._workers.pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
@@ -57,7 +57,7 @@ class JsonSchema(Verifier):
         self.pool = TwoLanePool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="validation")
         self._schema_flaws: dict[str, str] = {}
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Validate the one document of the answer."""
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.plugin import reject_unused_settings
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.task import Fault, Task, Verdict
 
@@ -59,7 +59,7 @@ class RewardModelVerifier(Verifier):
         self.verifier = verifier
         self.models = [_RewardModel(Path(folder), device) for folder in models]
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score an answer with every reward model; the score of the inner verifier is added as component `true`, for the log."""
         truth = self.verifier.verify(task, answer)

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markdown_and_latex
@@ -123,7 +123,7 @@ class Numeric(Verifier):
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         self.tolerance, self.relative, self.extractor, self.percent = Fraction(str(tolerance)), Fraction(str(relative)), extractor, percent
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared number with the reference."""
         expected = parse_number(task.reference, percent_as_fraction=self.percent)

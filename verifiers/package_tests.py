@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers.code.blocks import extract_code
 
@@ -66,7 +66,7 @@ class PackageTests(Verifier):
         """
         self.verifier = verifier
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text: its code block is the only file of the package."""
         if not isinstance(task.reference, Mapping):

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markdown_and_latex
@@ -70,7 +70,7 @@ class Quantity(Verifier):
         extract_answer("", extractor)
         self.extractor, self.tolerance, self.convert = extractor, _parse_tolerance(tolerance), convert
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared quantity with the reference."""
         try:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._workers.pool import PATTERNS_FILE, BudgetExceeded, TwoLanePool, WorkersFailed
@@ -53,7 +53,7 @@ class Regex(Verifier):
         self.extractor, self.search = extractor, search
         self.pool = TwoLanePool(workers, cpu_s=cpu_s, memory_mb=1024, handler_file=PATTERNS_FILE, work_name="matching")
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Match the declared answer."""
         try:

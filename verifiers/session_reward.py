@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample
-from rlvr.errors import reject_non_text_answers
+from rlvr.errors import require_text_answers
 from rlvr.task import Fault, StepReward, Task, Verdict
 
 ROUNDING = 1e-9
@@ -31,7 +31,7 @@ class SessionReward(Verifier):
 
     examples = (VerifierExample({"scale": [0, 1]}, correct=(), incorrect=("", "I won", '{"reward": 1.0}')),)
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without a conversation: no session gave a reward, so it scores 0."""
         return self.verify_transcript(task, Transcript(answer))

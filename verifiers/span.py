@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, format_suggestion, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markdown_and_latex
@@ -66,7 +66,7 @@ class Span(Verifier):
             raise ConfigError(f"metric is {metric!r}; {format_suggestion(metric, METRICS)}")
         self.extractor, self.metric = extractor, metric
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Compare the declared answer with each accepted one; the best counts."""
         golds = task.reference if isinstance(task.reference, list | tuple) else [task.reference]

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import reject_non_text_answers
+from rlvr.errors import require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers import _sql_runner as _sqlrun
@@ -74,7 +74,7 @@ class SqlRows(Verifier):
         ),
     )
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Run the query of the answer, and compare."""
         broken = _find_reference_flaw(task.reference)

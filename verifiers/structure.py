@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from rlvr.contracts import Verifier, VerifierExample, VerifierTraits
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.task import Task, Verdict
 
 TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -76,7 +76,7 @@ class Structure(Verifier):
         self.has_bounded_score = verifier.has_bounded_score
         self.traits = VerifierTraits(is_async=verifier.traits.is_async)
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse the format, verify the content, multiply the scores."""
         content, flaw = self._split_content(answer)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from rlvr.contracts import Explanation, Verifier, VerifierExample
 from rlvr.contracts.explanation import explain_verdict, format_shortened
-from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, format_suggestion, require_text_answers
 from rlvr.extraction import EXTRACTORS, Extraction, extract_answer
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._workers.pool import BudgetExceeded, WorkersFailed
@@ -120,7 +120,7 @@ class Symbolic(Verifier):
         """Pickle the settings only: another process builds its own workers."""
         return partial(type(self), **self._settings), ()
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the declared answer and compare it with the gold."""
         return self._verify(task, answer, self._get_or_compute)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlvr.contracts import Verifier, VerifierExample
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Task, Verdict
 from rlvr.verifiers._markup import strip_markdown_and_latex
@@ -57,7 +57,7 @@ class Table(Verifier):
             raise ConfigError(f"tolerance is {tolerance!r}; it must be a number from 0 to 1")
         self.ordered, self.tolerance = ordered, tolerance
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Parse both tables and compare them."""
         try:

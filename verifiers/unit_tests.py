@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlvr.contracts import CheckerProgram, ExecutionResult, ExitStatus, Limits, Program, Sandbox, Verifier, VerifierExample
-from rlvr.errors import ConfigError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, format_suggestion, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.python_source import parse_python_threadsafe
 from rlvr.task import Fault, Task, Verdict
@@ -119,7 +119,7 @@ class UnitTests(Verifier):
     def _format_memory_error(self, limits: Limits) -> str:
         return f"memory_mb is {limits.memory_mb}, but the sandbox has only {self.max_memory_mb}; raise the sandbox's memory_mb"
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the code of `answer` and run the tests on it."""
         try:

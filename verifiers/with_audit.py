@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Task, Verdict
@@ -49,7 +49,7 @@ class AuditedVerifier(Verifier):
         )
         self.needs_reference, self.columns, self.instruction = verifier.needs_reference, verifier.columns, verifier.instruction
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify a text, and audit it if it is sampled."""
         return self.verify_transcript(task, Transcript(answer))

@@ -103,7 +103,7 @@ def guess_column(columns: Sequence[str], setting: str, source_name: str) -> str:
     return found[0] if found else ""
 
 
-def make_unknown_column_error(columns: Sequence[str], setting: str, source_name: str) -> ConfigError:
+def make_missing_column_error(columns: Sequence[str], setting: str, source_name: str) -> ConfigError:
     """Make the error for a column that cannot be guessed."""
     names = QUESTION_COLUMNS if setting == "question" else (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS)
     return ConfigError(

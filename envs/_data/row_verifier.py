@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlvr.contracts import Transcript, Verifier
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict
 
@@ -46,7 +46,7 @@ class PerRowSettingsVerifier(Verifier):
         for own in row_settings:
             self._get_verifier(own)
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer with the settings of the task's row."""
         return self.verify_transcript(task, Transcript(answer))

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier, VerifierExample
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost
-from rlvr.errors import ConfigError, reject_non_text_answers
+from rlvr.errors import ConfigError, require_text_answers
 from rlvr.extraction import strip_thinking
 from rlvr.task import Fault, Message, Task, Verdict, make_user_prompt
 from rlvr.turns import Turn
@@ -38,7 +38,7 @@ class GameRewardVerifier(Verifier):
 
     examples = (VerifierExample({"won": 1.0}, correct=(), incorrect=("", "I won", '{"rewards": [1.0], "over": true}')),)
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify an answer without a game: no move was made, so it scores 0."""
         return self.verify_transcript(task, Transcript(answer, {"rewards": [], "over": False}))

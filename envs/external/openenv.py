@@ -122,7 +122,7 @@ class OpenEnv(GameEnvironment):
 
     def parse_action(self, text: str) -> dict[str, Any] | None:
         """Parse an action from a text: the value itself if the action has one field, else a JSON object."""
-        fields = self.get_action_fields()
+        fields = self.get_action_field_types()
         said = extract_answer(text).text or text.strip()
         if len(fields) == 1:
             ((name, kind),) = fields.items()
@@ -141,13 +141,13 @@ class OpenEnv(GameEnvironment):
 
     def format_no_move_reply(self) -> str:
         """Return a message that says how to write an action."""
-        fields = self.get_action_fields()
+        fields = self.get_action_field_types()
         if len(fields) == 1:
             return f"That is no action. Write one value of the kind {next(iter(fields.values())) or 'JSON'}, and nothing else."
         kinds = ", ".join(f"{name} ({kind or 'JSON'})" for name, kind in fields.items())
         return f"That is no action. Write a JSON object with the fields {kinds}, and nothing else."
 
-    def get_action_fields(self) -> dict[str, str]:
+    def get_action_field_types(self) -> dict[str, str]:
         """Return the fields of an action with their types, from the server's schema."""
         action = self.host.ensure_started().get("action")
         properties = action.get("properties") if isinstance(action, dict) else None

@@ -23,7 +23,7 @@ from rlvr.envs.external._reasoning_catalog import (
     describe_scoring,
     is_well_formed,
 )
-from rlvr.errors import ConfigError, RlvrError, format_suggestion, reject_non_text_answers
+from rlvr.errors import ConfigError, RlvrError, format_suggestion, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.task import Fault, Task, Verdict, make_user_prompt
 
@@ -50,7 +50,7 @@ class ReasoningGymVerifier(Verifier):
         self._idle: list[ForeignInstanceProxy] = []
         self._lock = Lock()
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Extract the answer, check its form, and score it with the package."""
         number, gold = task.reference["number"], task.reference["gold"]

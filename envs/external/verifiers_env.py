@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Session, StepResult
-from rlvr.contracts.schema import simplify_schema
+from rlvr.contracts.schema import inline_schema_references
 from rlvr.contracts.tool import Tool, truncate_middle
 from rlvr.envs.external._foreign.calls import MAX_RESULT_CHARS, PlaceholderTool, check_call, make_step_result
 from rlvr.envs.external._foreign.task_lists import DEFAULT_LIMIT, TaskListEnvironment
@@ -131,7 +131,7 @@ class VerifiersEnv(TaskListEnvironment):
             return ()
         if self._tool_specs is None:
             rows = self.call_query_instance("list_tools")
-            self._tool_specs = tuple(ToolSpec(row["name"], row["description"], simplify_schema(row["parameters"])) for row in rows)
+            self._tool_specs = tuple(ToolSpec(row["name"], row["description"], inline_schema_references(row["parameters"])) for row in rows)
         return self._tool_specs
 
     def new_session(self, task: Task, *, seed: int) -> Session:
@@ -155,12 +155,12 @@ class ToolCallSession(GameSession):
 
     def step(self, turn: Turn) -> StepResult | None:
         """Give the calls of the turn to the package, which runs them; or its text, which ends the rollout."""
-        if not turn.calls_needing_result or self.done or self.failure:
+        if not turn.calls_needing_result_or_error or self.done or self.failure:
             return super().step(turn)
-        checked = {call.id: check_call(self.start_tools(), call) for call in turn.calls_needing_result}
+        checked = {call.id: check_call(self.start_tools(), call) for call in turn.calls_needing_result_or_error}
         calls = [
             {"id": call.id, "name": call.name, "arguments": checked[call.id][0]}
-            for call in turn.calls_needing_result
+            for call in turn.calls_needing_result_or_error
             if checked[call.id][0] is not None
         ]
         found: dict[str, Any] = {}
@@ -171,7 +171,7 @@ class ToolCallSession(GameSession):
             found = played
         texts = {call_id: why for call_id, (given, why) in checked.items() if given is None} | found.get("results", {})
         results = []
-        for call in turn.calls_needing_result:
+        for call in turn.calls_needing_result_or_error:
             text = truncate_middle(texts.get(call.id, ""), MAX_RESULT_CHARS)
             results.append(ToolResult(call.id, text, ok=checked[call.id][0] is not None, truncated=text != texts.get(call.id, "")))
         reply = make_step_result(turn, results)

@@ -160,7 +160,11 @@ class ToolFormat:
     def format_as_plain_text(self, message: Message) -> str:
         """Format a message for a policy whose template does not render results of tools: a result is labelled with its tool."""
         result = message["role"] in TOOL_ROLES
-        return self.dialect.format_result(str(message.get("name", "tool")), message["content"]) if result else message["content"]
+        return (
+            self.dialect.format_result_as_user_message(str(message.get("name", "tool")), message["content"])
+            if result
+            else message["content"]
+        )
 
     def build_stop_criterion(self, tools: Sequence[ToolSpec], tokens: Sequence[int], start: int) -> CallStopCriterion | None:
         """Build the stop criterion of the turn that begins at `start` in `tokens`; None if only stop ids end it."""

@@ -132,7 +132,7 @@ def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
         location is not None
         and location["is_known_to_ray"]
         and location["pids"]
-        and location["pids"] == get_pid_namespace_id()
+        and location["pids"] == get_pid_scope_id()
         and location["born"] == get_process_start_time(location["pid"])
         and _is_ray_worker_process(location["pid"])
     ):
@@ -161,7 +161,7 @@ def _exit_on_sigterm(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def get_pid_namespace_id() -> str:
+def get_pid_scope_id() -> str:
     """Return an identifier of the scope of pids: the boot of the machine and the PID namespace. Empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip() + os.readlink("/proc/self/ns/pid")
@@ -221,4 +221,4 @@ def get_process_identity() -> dict[str, Any]:
     >>> get_process_identity()["pid"] == os.getpid()
     True
     """
-    return {"pid": os.getpid(), "host": socket.gethostname(), "pids": get_pid_namespace_id(), "born": get_process_start_time(os.getpid())}
+    return {"pid": os.getpid(), "host": socket.gethostname(), "pids": get_pid_scope_id(), "born": get_process_start_time(os.getpid())}

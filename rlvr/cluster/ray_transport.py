@@ -37,7 +37,7 @@ from rlvr.cluster.machines import (
     check_capacity,
     end_actor,
     explain_unplaced_worker,
-    get_pid_namespace_id,
+    get_pid_scope_id,
     get_process_identity,
     install_sigterm_handler,
     restore_default_sigterm_handler,
@@ -46,7 +46,7 @@ from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.verifier_actors import VerifierActorPool, make_ask_verdict
-from rlvr.cluster.weights.weight_updates import WeightHistory, WeightUpdate
+from rlvr.cluster.weights.weight_updates import WeightUpdate, WeightUpdateHistory
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError, MissingExtra, RlvrError
@@ -138,7 +138,7 @@ class RayTransport:
         """When heartbeats were last checked."""
         self._last_output = dict[str, list[str]]()
         """For each worker: the last lines of its log, which come with each heartbeat."""
-        self._weight_history, self._loaded_versions = WeightHistory(), dict[str, int]()
+        self._weight_history, self._loaded_versions = WeightUpdateHistory(), dict[str, int]()
         """The weights in the object store, and the version that each worker has loaded."""
         if settings.verifier_workers:
             self.verifier_workers = VerifierActorPool(
@@ -316,7 +316,7 @@ class RayTransport:
         place = self._locations.get(worker)
         if place is None:
             return {"words": []}
-        near = bool(place["pids"]) and place["pids"] == get_pid_namespace_id()
+        near = bool(place["pids"]) and place["pids"] == get_pid_scope_id()
         words = read_last_log_lines_in(find_ray_log_folder(), place["log"]) if near else []
         words = words or self._last_output.get(worker, [])
         return {"host": place["host"], "pid": place["pid"], "node": place["node"], "words": words}
@@ -327,7 +327,7 @@ class RayTransport:
             self.kill_worker(worker)
         if self.verifier_workers is not None:
             self.verifier_workers.close()
-        self._weight_history = WeightHistory()
+        self._weight_history = WeightUpdateHistory()
         if self._owns_cluster:
             self.ray.shutdown()
             restore_default_sigterm_handler()

@@ -52,7 +52,7 @@ class VerifierActor:
         """Reserve the worker for a completion that must be verified alone."""
         self.host.reserve_exclusively()
 
-    async def report_busy_fraction(self) -> float:
+    async def report_busy_thread_fraction(self) -> float:
         """Answer a heartbeat with the fraction of the threads that were busy since the last one; RuntimeError if all of them hang."""
         if self.host is not None and self.host.executor.has_too_many_hung_threads:
             raise RuntimeError("hanging verifications occupy all its threads")
@@ -128,7 +128,7 @@ class VerifierActorPool:
             elif slot.heartbeat_call is not None and now - slot.last_change > (self.max_missed - 1) * self.heartbeat_interval_s:
                 self._handle_loss(slot, f"no heartbeat in {self.max_missed * self.heartbeat_interval_s:g} s (cluster.heartbeat_timeout_s)")
             elif slot.location is not None and slot.heartbeat_call is None and now - slot.last_change >= self.heartbeat_interval_s:
-                slot.heartbeat_call, slot.last_change = slot.actor.report_busy_fraction.remote(), now
+                slot.heartbeat_call, slot.last_change = slot.actor.report_busy_thread_fraction.remote(), now
         if self.slots and all(slot.actor is None for slot in self.slots):
             raise AllClusterWorkersLost(
                 f"no verifier worker is left: each was started {self.settings.max_restarts_per_worker + 1} times; "

@@ -20,7 +20,7 @@ from zlib import crc32
 from rlvr.cluster.event_log import describe_raised
 from rlvr.config.config import RunConfig
 from rlvr.contracts import Environment, Transcript, Verifier, VerifierTraits
-from rlvr.errors import RlvrError, reject_non_text_answers
+from rlvr.errors import RlvrError, require_text_answers
 from rlvr.mdp.sessions import averify_transcript_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
@@ -265,7 +265,7 @@ class RemoteVerifier(Verifier):
     def prepare(self) -> None:
         """Check nothing: only the verifier workers need what the verifier needs."""
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Verify in this process, not on a verifier worker: for environments that call the verifier during a conversation."""
         return self.inner.verify(task, answer)

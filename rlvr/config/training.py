@@ -14,10 +14,10 @@ LR_SCHEDULERS = ("constant", "constant_with_warmup", "linear", "cosine", "cosine
 """The learning rate schedules of transformers that need only the warmup and the number of steps."""
 
 
-class CriticConfig(Section):
+class SeparateCriticConfig(Section):
     """A critic with weights of its own, for PPO: a copy of the policy as it was at the start.
 
-    >>> CriticConfig(learning_rate=1e-4).max_grad_norm
+    >>> SeparateCriticConfig(learning_rate=1e-4).max_grad_norm
     1.0
     """
 
@@ -43,7 +43,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     """The weight decay of AdamW, for all weights that are trained."""
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm
-    separate_critic: CriticConfig | None = None
+    separate_critic: SeparateCriticConfig | None = None
     """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
     lr_scheduler: str = "constant"
     """The learning rate schedule of transformers: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt;

@@ -61,7 +61,7 @@ def _make_irregular_groups() -> list[list[Episode]]:
     return [first_, [turns, make_episode([1, 1], 0.0, "h"), make_episode([2, 2], None, "h"), make_episode([3], 0.25, "h")]]
 
 
-def make_sample_columns(algorithm: Algorithm, like: Any, known: Collection[str]) -> dict[str, Any]:
+def make_missing_sample_columns(algorithm: Algorithm, like: Any, known: Collection[str]) -> dict[str, Any]:
     """Make the loss inputs that the algorithm declares and that are not known yet, each full of the sample value of its field."""
     wanted = algorithm.traits.advantage_inputs & {field.name for field in fields(LossInputs)}
     return {name: like * 0 + SAMPLE_TOKEN_STATS[name] for name in sorted(wanted - DIFFERENTIABLE_INPUTS - set(known))}
@@ -163,7 +163,7 @@ class _AlgorithmChecks:
             more |= {"values": new.detach() * 0, "old_values": new.detach() * 0, "returns": new.detach() * 0}
         if algorithm.traits.needs_token_context:
             more |= {"tokens": rows * 0 + 1, "episodes": rows, "turns": rows * 0}
-        more |= make_sample_columns(algorithm, new.detach(), {*known, *more})
+        more |= make_missing_sample_columns(algorithm, new.detach(), {*known, *more})
         return LossInputs(logprobs=new, rows=rows, num_rows=int(rows.max()) + 1, **known, **more)
 
     def _skip_unless_score_driven(self) -> None:

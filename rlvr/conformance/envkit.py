@@ -25,11 +25,11 @@ from rlvr.conformance.conversationkit import NUM_PLAYED_TASKS, has_transcript_ve
 from rlvr.conformance.gold_check import find_unreadable_references
 from rlvr.conformance.hostile_player import SLOW_OPENING_S
 from rlvr.conformance.subprocess_call import call_in_subprocess
-from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, digest_and_compare_envs, digest_tasks, task_to_text
+from rlvr.conformance.vector_comparison import NUM_COMPARED_TASKS, digest_tasks, digest_tasks_and_compare_vector_envs, task_to_text
 from rlvr.contracts import Environment
 from rlvr.mdp._gymnasium import format_gym_id
 from rlvr.mdp.env import OBSERVATION_KINDS, TokenEnv
-from rlvr.mdp.limits import get_num_tasks, validate_environment_limits
+from rlvr.mdp.limits import get_num_tasks, validate_environment_attributes
 from rlvr.mdp.sessions import LazySession, verify_answer_safely
 from rlvr.registry.plugins import build
 from rlvr.rollout.replay import find_mismatch
@@ -95,7 +95,7 @@ class _EnvChecks:
 
     def check_tasks(self) -> str:
         seen: dict[str, str] = {}
-        validate_environment_limits(self.env)
+        validate_environment_attributes(self.env)
         if self.env.traits.replies and self.env.max_turns == 1 and not self.env.sub_environments:
             return "it defines `reply`, and max_turns is 1, so that the policy never gets a reply; set max_turns to the number of its turns"
         for split in self.env.splits:
@@ -258,7 +258,7 @@ class _EnvChecks:
         """The task digest and the comparison of vector environments, both computed in another process; cached, because starting it
         takes seconds.
         """
-        return dict(call_in_subprocess(digest_and_compare_envs, self.name, self.settings))
+        return dict(call_in_subprocess(digest_tasks_and_compare_vector_envs, self.name, self.settings))
 
     @property
     def has_sandbox_session(self) -> bool:

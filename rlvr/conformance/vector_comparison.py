@@ -19,7 +19,7 @@ NUM_COMPARED_TASKS = 8
 """Number of tasks of each split that are compared."""
 
 
-def digest_and_compare_envs(name: str, settings: dict[str, Any]) -> dict[str, str]:
+def digest_tasks_and_compare_vector_envs(name: str, settings: dict[str, Any]) -> dict[str, str]:
     """Compute the task digest and compare the vector environments in one call, for use in a subprocess."""
     found = {"digest": digest_tasks(name, settings)}
     try:

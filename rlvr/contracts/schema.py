@@ -310,10 +310,10 @@ def _describe_location(where: str) -> str:
 # ---- schemas from elsewhere
 
 
-def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def inline_schema_references(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Remove titles and resolve references in the schema of another package or of a server, so that arguments can be checked with it.
 
-    >>> simplify_schema({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
+    >>> inline_schema_references({"title": "A", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"title": "X", "type": "integer"}}})
     {'properties': {'x': {'type': 'integer'}}}
     """
     named = {f"#/{key}/{name}": one for key in ("$defs", "definitions") for name, one in (schema.get(key) or {}).items()}

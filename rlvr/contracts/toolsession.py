@@ -95,12 +95,12 @@ class ToolSession(Session):
     def step(self, turn: Turn) -> StepResult | None:
         """Execute the calls of the turn. Without calls, the conversation ends or the inner session replies."""
         self.start_tools()
-        if not turn.calls_needing_result:
+        if not turn.calls_needing_result_or_error:
             self.num_invalid_turns = 0
             return self.inner.step(turn) if self.inner else None
         results: list[ToolResult] = []
         began = time.monotonic()
-        for calls in self._group_parallel_calls(turn.calls_needing_result):
+        for calls in self._group_parallel_calls(turn.calls_needing_result_or_error):
             late = "" if self.final_answer is not None else self._describe_turn_timeout(time.monotonic() - began)
             ended = self.final_answer is not None
             found = [] if late or ended else _run_in_threads([partial(self._run_call, call) for call in calls])
@@ -109,9 +109,11 @@ class ToolSession(Session):
                 results.append(ToolResult(call.id, unrun, ok=False) if unrun else found[place])
                 if results[-1].done:
                     self.final_answer = results[-1].text
-        known = [call for call in turn.calls_needing_result if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})]
+        known = [
+            call for call in turn.calls_needing_result_or_error if call.status is CallStatus.OK and call.name in (self._tools_by_name or {})
+        ]
         self.num_invalid_turns = 0 if known else self.num_invalid_turns + 1
-        told = [_build_tool_message(call, result) for call, result in zip(turn.calls_needing_result, results, strict=True)]
+        told = [_build_tool_message(call, result) for call, result in zip(turn.calls_needing_result_or_error, results, strict=True)]
         return StepResult(
             tuple(told), done=self.final_answer is not None or self.num_invalid_turns >= self.max_invalid_turns, tool_results=tuple(results)
         )
@@ -120,8 +122,8 @@ class ToolSession(Session):
         """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""
         if self.final_answer is not None:
             last: Sequence[Turn] = (Turn(self.final_answer, content=self.final_answer),)
-        elif turns and not turns[-1].calls_needing_result:
-            last = [turn for turn in turns if not turn.calls_needing_result]
+        elif turns and not turns[-1].calls_needing_result_or_error:
+            last = [turn for turn in turns if not turn.calls_needing_result_or_error]
         else:
             return ""
         return self.inner.select_answer(last) if self.inner else last[-1].text

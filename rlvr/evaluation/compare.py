@@ -66,10 +66,10 @@ class EnvComparison:
         """Format the two means, of shares in per cent."""
         return format_mean(self.first, is_fraction=self.is_fraction), format_mean(self.second, is_fraction=self.is_fraction)
 
-    def format_gap(self, value: float) -> str:
+    def format_signed_difference(self, value: float) -> str:
         """Format a difference with its sign, of shares in points.
 
-        >>> EnvComparison("gsm8k", 0.5, 0.4, run_paired_test([0.1] * 9), 0.01, 9, 0, [], []).format_gap(0.1)
+        >>> EnvComparison("gsm8k", 0.5, 0.4, run_paired_test([0.1] * 9), 0.01, 9, 0, [], []).format_signed_difference(0.1)
         '+10.0'
         """
         return f"{100 * value:+.1f}" if self.is_fraction else f"{value:+.4g}"
@@ -372,12 +372,12 @@ def _format_row(env: EnvComparison) -> list[str | Text]:
     return [
         env.name,
         *env.format_means(),
-        Text(env.format_gap(paired.difference), style=style),
-        f"{env.format_gap(paired.low)}, {env.format_gap(paired.high)}",
+        Text(env.format_signed_difference(paired.difference), style=style),
+        f"{env.format_signed_difference(paired.low)}, {env.format_signed_difference(paired.high)}",
         _format_p(env.adjusted_p),
         str(paired.wins),
         str(paired.losses),
-        env.format_gap(paired.detectable).removeprefix("+"),
+        env.format_signed_difference(paired.detectable).removeprefix("+"),
     ]
 
 

@@ -21,7 +21,13 @@ import re
 from collections.abc import Callable, Sequence
 
 from rlvr.errors import ConfigError, format_suggestion
-from rlvr.extraction.answer_lines import extract_answer_phrase, extract_conclusion, extract_hash_line, is_numeral_line, reject_later_answer
+from rlvr.extraction.answer_lines import (
+    extract_answer_phrase,
+    extract_conclusion,
+    extract_hash_line,
+    is_quantity_line,
+    reject_retracted_or_replaced_answer,
+)
 from rlvr.extraction.boxes import DENIED_REASON, EMPTY_BOX, NO_BOX, extract_boxed_and_text_after, get_inner_box_or_all, is_placeholder
 from rlvr.extraction.context_words import CHARS_AFTER, CHARS_BEFORE, is_denied
 from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, require_agreement
@@ -75,7 +81,7 @@ def _unknown_setting_error(names: Sequence[str], multiple_answers: str) -> Confi
 
 def _extract_boxed(text: str) -> Extraction:
     found, after = extract_boxed_and_text_after(text)
-    return reject_later_answer(found, after)
+    return reject_retracted_or_replaced_answer(found, after)
 
 
 _BOX_TOKENS = re.compile(r"<\|begin_of_box\|>([^<>]{0,2000}?)<\|end_of_box\|>")
@@ -111,7 +117,7 @@ def _extract_tag(text: str) -> Extraction:
     if found.text is None:
         return found
     start, end = asserted[0][0], asserted[-1][1]
-    return reject_later_answer(
+    return reject_retracted_or_replaced_answer(
         reject_alternatives(found, text[max(0, start - CHARS_BEFORE) : start], text[end : end + CHARS_AFTER]), text[end:]
     )
 
@@ -162,9 +168,9 @@ def _extract_closing_hash_line(text: str) -> Extraction:
     """Extract the number of a last #### line that is followed by at most a short closing remark without numbers."""
     head, mark, tail = text.rpartition("####")
     line, _, after = tail.partition("\n")
-    if not is_numeral_line(line.strip()) or re.search(r"[\d$\\]", after) or len(after.strip()) > 300:
+    if not is_quantity_line(line.strip()) or re.search(r"[\d$\\]", after) or len(after.strip()) > 300:
         return Extraction(None, "no #### line ends the text")
-    return reject_later_answer(extract_hash_line(head + mark + line), after)
+    return reject_retracted_or_replaced_answer(extract_hash_line(head + mark + line), after)
 
 
 _PROSE = re.compile(r"(?:^|\s)[a-zA-Z]{2,}\s+[a-zA-Z]{2,}\b.*\s[a-zA-Z]{2,}.*[.!]|[a-zA-Z)\d]\.\s+[A-Z\d].*[.!=]", re.DOTALL)

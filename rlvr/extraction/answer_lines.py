@@ -9,7 +9,7 @@ from rlvr.extraction.boxes import get_inner_box_or_all
 from rlvr.extraction.context_words import CHARS_BEFORE, is_denied, starts_new_part_or_correction
 from rlvr.extraction.declaration_phrases import DENIAL, ENDING, get_declaration_patterns
 from rlvr.extraction.extraction import MAX_DECLARATIONS, Extraction, deduplicate_keeping_last, require_agreement
-from rlvr.extraction.retractions import is_only_punctuation, is_same_value, parse_number, reject_retracted
+from rlvr.extraction.retractions import is_closing_punctuation, is_same_value, parse_number, reject_retracted
 from rlvr.extraction.trimming import strip_whitespace_and_emoji
 
 _NUMERAL = re.compile(r"[-+\s$\\]*[\d.,/ ]+\s*[%a-zA-Z]{0,12}\.?")
@@ -45,7 +45,7 @@ def extract_hash_line(text: str) -> Extraction:
     lines = [line for line in lines if line and not line.startswith("#")]
     if not lines:
         return Extraction(None, "there is no #### line")
-    numerals = [line for line in lines[:-1] if is_numeral_line(line)]  # the others are headings
+    numerals = [line for line in lines[:-1] if is_quantity_line(line)]  # the others are headings
     return require_agreement([*numerals, lines[-1]], "the #### line")
 
 
@@ -87,13 +87,13 @@ _VALUE_START = re.compile(
 _CONDITION_WORDS = re.compile(r"\b(?:if|unless|suppose|assum\w+|otherwise|had|were)\b", re.IGNORECASE)
 
 
-def reject_later_answer(extraction: Extraction, text_after: str) -> Extraction:
+def reject_retracted_or_replaced_answer(extraction: Extraction, text_after: str) -> Extraction:
     r"""Return the extraction unchanged, or one without an answer if the text after the box or tag retracts it or declares another answer.
 
-    >>> reject_later_answer(Extraction("42", "in the box"), " So the answer is 43.").candidates
+    >>> reject_retracted_or_replaced_answer(Extraction("42", "in the box"), " So the answer is 43.").candidates
     ('42', '43')
     """
-    if extraction.text is None or is_only_punctuation(text_after):
+    if extraction.text is None or is_closing_punctuation(text_after):
         return extraction
     extraction = reject_retracted(extraction, text_after)
     if extraction.text is None:
@@ -118,10 +118,10 @@ def reject_later_answer(extraction: Extraction, text_after: str) -> Extraction:
     return extraction
 
 
-def is_numeral_line(line: str) -> bool:
+def is_quantity_line(line: str) -> bool:
     """Whether a line holds a number and at most a unit.
 
-    >>> is_numeral_line("$1,200"), is_numeral_line("18 km"), is_numeral_line("Step 1")
+    >>> is_quantity_line("$1,200"), is_quantity_line("18 km"), is_quantity_line("Step 1")
     (True, True, False)
     """
     return len(line) <= 60 and _NUMERAL.fullmatch(line) is not None
@@ -159,7 +159,7 @@ def _clean_answer_value(line: str) -> str:
     """
     line = _IS_IN_BOLD.sub(r"\1**", strip_whitespace_and_emoji(line))
     line = _BARE_IS.sub("", line)
-    if line.endswith("!") and is_numeral_line(line[:-1].strip("* ")):  # an exclamation mark, not a factorial
+    if line.endswith("!") and is_quantity_line(line[:-1].strip("* ")):  # an exclamation mark, not a factorial
         line = line[:-1]
     match = _CONCLUSION_IS.fullmatch(line) if len(line) < 400 else None
     if match is not None and not _CONCLUSION_VETO.search(match["head"]):
@@ -208,7 +208,7 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
             starts, before, end = mark.start(), end, stop
     if not said:
         return [], len(every) > len(last), ""
-    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_numeral_line(line)]
+    kept = [line for at, (line, own) in enumerate(said) if not own or at == len(said) - 1 or is_quantity_line(line)]
     gap = " ".join([*_SENTENCE_END.split(said[-2][0])[1:], text[before:starts]]) if len(said) > 1 else ""
     gap = gap[:300] + gap[-300:] if len(gap) > 600 else gap
     corrected = bool(_CORRECTION_WORDS.search(gap)) or (

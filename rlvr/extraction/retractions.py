@@ -128,10 +128,10 @@ def is_same_value(left: str, right: str) -> bool:
     return bool(first) and re.match(rf"[$*(\s]*{re.escape(left.strip())}[$*)]*[,:;]?\s+[^\W\d_]", right) is not None
 
 
-def is_only_punctuation(after: str) -> bool:
+def is_closing_punctuation(after: str) -> bool:
     r"""Whether a text has only the punctuation that closes a sentence or a formula.
 
-    >>> is_only_punctuation("$.\n"), is_only_punctuation(" or 8")
+    >>> is_closing_punctuation("$.\n"), is_closing_punctuation(" or 8")
     (True, False)
     """
     return not after.strip(_CLOSING_MARKS)
@@ -148,7 +148,7 @@ def reject_alternatives(extraction: Extraction, text_before: str, text_after: st
     """
     text_after = _ANSWER_TAG.sub("", text_after[:200]) if "<" in text_after[:200] else text_after
     near = text_before[-30:].lower()
-    restated = None if is_only_punctuation(text_after) else _RESTATED_AFTER.match(text_after[:120])
+    restated = None if is_closing_punctuation(text_after) else _RESTATED_AFTER.match(text_after[:120])
     if restated is not None and parse_number(extraction.text or "") not in (None, parse_number(restated["value"])):
         return Extraction(None, "it is put in other words as another value", (extraction.text or "", restated["value"].strip(" $*.,")))
     earlier = None
@@ -156,7 +156,7 @@ def reject_alternatives(extraction: Extraction, text_before: str, text_after: st
         if hint in near:
             earlier = _ALTERNATIVE_BEFORE.search(text_before[-100:])
             break
-    for match in (None if is_only_punctuation(text_after) else _ALTERNATIVE_AFTER.match(text_after[:100]), earlier):
+    for match in (None if is_closing_punctuation(text_after) else _ALTERNATIVE_AFTER.match(text_after[:100]), earlier):
         if match is not None and not is_same_value(extraction.text or "", match["value"]):
             return Extraction(None, "another value is offered next to it", (extraction.text or "", match["value"].strip(" $*.,")))
     return extraction
@@ -168,7 +168,7 @@ def reject_retracted(extraction: Extraction, text_after: str) -> Extraction:
     >>> reject_retracted(Extraction("42", "in the box"), " Wait, I forgot to subtract 1. The result is 41.").text is None
     True
     """
-    if extraction.text is None or is_only_punctuation(text_after):
+    if extraction.text is None or is_closing_punctuation(text_after):
         return extraction
     text_after, mine = text_after[:RETRACTION_WINDOW_CHARS], parse_number(extraction.text)
     for start in _RETRACTION_START.finditer(text_after):

@@ -303,4 +303,7 @@ class TextConversation:
     def _label_tool_result(self, message: Message) -> Message:
         if message["role"] not in TOOL_ROLES:
             return message
-        return {"role": "user", "content": self.runner.dialect.format_result(str(message.get("name", "tool")), message["content"])}
+        return {
+            "role": "user",
+            "content": self.runner.dialect.format_result_as_user_message(str(message.get("name", "tool")), message["content"]),
+        }

@@ -164,7 +164,7 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
         self._ids.fill(self.pad_id)
         self._attention.fill(0)
         self._action_mask.fill(0)
-        self._opening = self.mdp.format_prompt(state)
+        self._opening = self.mdp.format_prompt_as_plain_text(state)
         self._update_buffers(0)
         return self._build_observation(), self._build_info()
 

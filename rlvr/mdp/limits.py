@@ -19,7 +19,7 @@ def get_num_tasks(environment: Environment, split: str) -> int | None:
     return None if size is None else int(size)
 
 
-def validate_environment_limits(environment: Environment) -> None:
+def validate_environment_attributes(environment: Environment) -> None:
     """Raise ConfigError if an environment's splits, limits or tools are invalid."""
     kind = type(environment).__name__
     if isinstance(environment.splits, str) or not environment.splits:

@@ -26,7 +26,7 @@ from rlvr.contracts import Environment, Session, Tokenizer, Transcript, Verifier
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxOutage
 from rlvr.mdp.answer_faults import resolve_failed_verdict
-from rlvr.mdp.limits import validate_environment_limits
+from rlvr.mdp.limits import validate_environment_attributes
 from rlvr.mdp.sessions import LazySession, build_session_record, build_unscored_verdict, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
 from rlvr.mdp.state import ConversationState as ConversationState
@@ -74,7 +74,7 @@ class TokenMDP:
                 f"{environment!r:.80} is not an environment; an environment derives from rlvr.Environment and sets self.verifier "
                 f"to an rlvr.Verifier"
             )
-        validate_environment_limits(environment)
+        validate_environment_attributes(environment)
         self.environment = environment
         self.tokenizer = tokenizer
         self.tool_format = ToolFormat(tokenizer, environment)
@@ -141,7 +141,7 @@ class TokenMDP:
         state.append(tokens, is_policy=False)
         state.turn_start = len(tokens)
 
-    def format_prompt(self, state: ConversationState) -> str:
+    def format_prompt_as_plain_text(self, state: ConversationState) -> str:
         """Format the opening of a conversation as plain text, without the marks of a chat template: for people, and for policies that read
         text.
         """

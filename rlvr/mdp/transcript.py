@@ -79,7 +79,7 @@ def _build_chat_messages(
     for place, turn in enumerate(turns):
         calls = [
             {"id": _format_tool_call_id(call.id), "type": "function", "function": {"name": call.name, "arguments": _format_arguments(call)}}
-            for call in turn.calls_needing_result
+            for call in turn.calls_needing_result_or_error
         ]
         found.append({"role": "assistant", "content": turn.content if calls else turn.text} | ({"tool_calls": calls} if calls else {}))
         for message in step_results[place].messages if place < len(step_results) else ():

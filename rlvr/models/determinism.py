@@ -23,7 +23,7 @@ DETERMINISTIC_ENVIRONMENT = {
 """Environment variables that libraries read at startup, set before the device is used. Existing values are kept."""
 
 
-def is_deterministic(config: RunConfig, device: torch.device) -> bool:
+def requires_determinism(config: RunConfig, device: torch.device) -> bool:
     """Return whether a run must be bitwise deterministic: by default on a CPU, where it costs nothing."""
     asked = config.train.deterministic
     return get_device_defaults(device).deterministic if asked is None else asked
@@ -35,7 +35,7 @@ def configure_device(config: RunConfig, device: torch.device) -> None:
         if count_cores() < torch.get_num_threads():  # more threads would exhaust the CPU quota and stall
             torch.set_num_threads(count_cores())
         return
-    if is_deterministic(config, device):
+    if requires_determinism(config, device):
         for name, value in DETERMINISTIC_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         torch.backends.cudnn.benchmark = False

@@ -34,12 +34,12 @@ class _TensorLocation(NamedTuple):
     offset: int
 
 
-class TensorFolder:
+class TensorFolderReader:
     """The tensors of a Hugging Face model folder, with access to single rows.
 
     Files are read instead of memory-mapped, because a private mapping counts in full toward memory limits.
 
-    >>> TensorFolder("checkpoints/last").read_slice("model.norm.weight", (slice(0, 16),)).shape  # doctest: +SKIP
+    >>> TensorFolderReader("checkpoints/last").read_slice("model.norm.weight", (slice(0, 16),)).shape  # doctest: +SKIP
     torch.Size([16])
     """
 
@@ -109,7 +109,7 @@ class TensorWriter:
     >>> with TemporaryDirectory() as folder:
     ...     with TensorWriter(f"{folder}/model.safetensors", {"w": torch.empty(2, device="meta")}) as file:
     ...         file.write_tensor("w", torch.ones(2))
-    ...     TensorFolder(folder).read_slice("w", (slice(0, 1),))
+    ...     TensorFolderReader(folder).read_slice("w", (slice(0, 1),))
     tensor([1.])
     """
 

@@ -457,7 +457,7 @@ def _split_target(target: str) -> tuple[Path, str]:
     return path, attribute
 
 
-def get_plugin_file(factory: Any) -> Path | None:
+def get_user_plugin_file(factory: Any) -> Path | None:
     """Return the user's file that defines a plugin's class or function; None for a plugin of a package."""
     module = sys.modules.get(str(getattr(factory, "__module__", "")))
     if module is None or not module.__name__.startswith(FILE_MODULE_PREFIX):
@@ -467,7 +467,7 @@ def get_plugin_file(factory: Any) -> Path | None:
 
 def get_needs(factory: Any) -> dict[str, Any]:
     """Return the plugins that a plugin needs; the names of files are relative to the file that defines it."""
-    needs, file = dict(getattr(factory, "needs", {})), get_plugin_file(factory)
+    needs, file = dict(getattr(factory, "needs", {})), get_user_plugin_file(factory)
     found: dict[str, Any] = needs if file is None else resolve_plugin_files(needs, file.parent)
     return found
 

@@ -41,7 +41,7 @@ def count_turns_and_calls(num_turns: int, record: Mapping[str, Any] | None) -> C
     """
     if not record or not record.get("tools"):
         return ConversationStats(num_turns)
-    calls = [call for row in record.get("turns", ()) for call in turn_from_json(row).calls_needing_result]
+    calls = [call for row in record.get("turns", ()) for call in turn_from_json(row).calls_needing_result_or_error]
     results = {result.call: result for row in record["step_results"] for result in step_result_from_json(row).tool_results}
     failed = [call for call in calls if call.status is not CallStatus.OK or (call.id in results and not results[call.id].ok)]
     named = Counter(call.name for call in calls)

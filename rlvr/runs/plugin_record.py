@@ -16,7 +16,7 @@ from typing import Any
 
 from rlvr.contracts.plugin import Plugin
 from rlvr.plugin_files import COPIES_FOLDER
-from rlvr.registry.plugins import PLUGIN_KINDS, get_plugin_file
+from rlvr.registry.plugins import PLUGIN_KINDS, get_user_plugin_file
 from rlvr.registry.third_party import find_entry_points, get_package_name
 
 RECORD_FILE = "plugins.json"
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 def record_plugins(folder: Path, plugins: Iterable[Any]) -> None:
     """Record these plugins and all that they hold: write `plugins.json` and copies of their files; nothing if all are rlvr's own."""
     used = list(_iter_definitions(plugins))
-    files = sorted({file for definition in used if (file := get_plugin_file(definition)) is not None})
+    files = sorted({file for definition in used if (file := get_user_plugin_file(definition)) is not None})
     packages = _find_packages({str(getattr(definition, "__module__", "")).partition(".")[0] for definition in used})
     if not files and not packages:
         return
@@ -92,7 +92,7 @@ def _iter_definitions(plugins: Iterable[Any]) -> Iterator[Any]:
             todo.extend(held)
         elif isinstance(held, type) or hasattr(held, "__code__"):
             yield held
-        elif isinstance(held, Plugin) or get_plugin_file(type(held)) is not None:
+        elif isinstance(held, Plugin) or get_user_plugin_file(type(held)) is not None:
             yield from type(held).__mro__
             todo.extend(getattr(held, "__dict__", {}).values())
 

@@ -112,7 +112,7 @@ class RunLog:
             )
         return cls(folder)
 
-    def record_num_steps(self, num_steps: int) -> None:
+    def record_num_steps_in_config(self, num_steps: int) -> None:
         """Record in the configuration that the run has this many steps."""
         config = load_run_config(self.folder)
         if config.train.steps != num_steps:

@@ -56,7 +56,10 @@ def format_messages_as_text(chat_prompt: ChatPrompt, dialect: Dialect) -> list[d
             message = {"role": "assistant", "content": "\n".join(filter(None, lines))}
         result = message["role"] == "tool"
         if result:
-            message = {"role": "user", "content": dialect.format_result(str(message.get("name", "tool")), str(message["content"]))}
+            message = {
+                "role": "user",
+                "content": dialect.format_result_as_user_message(str(message.get("name", "tool")), str(message["content"])),
+            }
         if heard and message["role"] == "user":
             found[-1]["content"] += "\n" + message["content"]
         else:

@@ -24,7 +24,7 @@ from rlvr.contracts import Completion, Request, RequestQueue, SamplingParams, We
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.models.device import find_accelerator, free_cached_memory
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
-from rlvr.samplers._local.rendezvous import redirect_rendezvous
+from rlvr.samplers._local.rendezvous import redirect_vllm_rendezvous_files
 from rlvr.samplers._vllm_format import check_request_length, make_completion, make_vllm_sampling_params
 
 FOLDER_PREFIX = "rlvr-vllm-"
@@ -40,10 +40,10 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class VLLMEngineConfig:
     """Configuration of a vLLM engine: the resources that it may use.
 
-    >>> EngineConfig(dtype="float32", kv_cache_gb=1.0).max_num_seqs
+    >>> VLLMEngineConfig(dtype="float32", kv_cache_gb=1.0).max_num_seqs
     256
     """
 
@@ -100,14 +100,18 @@ class ColocatedEngine:
     def __init__(
         self,
         model: Any,
-        config: EngineConfig,
+        config: VLLMEngineConfig,
         *,
         completion_timeout_s: float,
         tied_weights: Sequence[str] | None = None,
         folder: Path | None = None,
     ) -> None:
         """`folder`: an empty folder for the engine's files; None: a temporary one."""
-        self.config, self.completion_timeout_s, self._tied_weights = config, completion_timeout_s, tied_weights or find_tied_weights(model)
+        self.config, self.completion_timeout_s, self._tied_weights = (
+            config,
+            completion_timeout_s,
+            tied_weights or find_tied_head_and_embeddings(model),
+        )
         self.is_on_gpu = False
         self._sleeping_tags = list[str]()
         """Tags of the memory that the engine has released."""
@@ -122,7 +126,7 @@ class ColocatedEngine:
             remove_orphaned_folders(FOLDER_PREFIX)
         self._folder = create_owned_folder(FOLDER_PREFIX) if folder is None else folder
         try:
-            with self._restore_process_state(), redirect_rendezvous(self._folder):
+            with self._restore_process_state(), redirect_vllm_rendezvous_files(self._folder):
                 self.is_on_gpu = not importlib.import_module("vllm.platforms").current_platform.is_cpu()  # vLLM decides this, not torch
                 free_cached_memory()
                 self._llm = self._create_llm(model)
@@ -360,7 +364,7 @@ def check_no_torch_distributed() -> None:
     )
 
 
-def find_tied_weights(model: Any) -> list[str] | None:
+def find_tied_head_and_embeddings(model: Any) -> list[str] | None:
     """Return the names of a model's output head and embeddings if they are one tensor, else None."""
     if isinstance(model, str | Path):
         return None

@@ -145,7 +145,11 @@ class FunctionSampler(Sampler):
 def _format_message(message: Mapping[str, Any], dialect: Dialect) -> str:
     """Format a message as the description of the tools promises: a result has the name of its tool."""
     is_result = message["role"] in TOOL_ROLES
-    return dialect.format_result(str(message.get("name", "tool")), message["content"]) if is_result else str(message["content"])
+    return (
+        dialect.format_result_as_user_message(str(message.get("name", "tool")), message["content"])
+        if is_result
+        else str(message["content"])
+    )
 
 
 def _get_tools(request: Request) -> Sequence[ToolSpec]:

@@ -38,7 +38,7 @@ from rlvr.contracts import (
 from rlvr.errors import ConfigError, SamplerError, format_suggestion
 from rlvr.models.device import resolve_device
 from rlvr.models.plain_weights import PlainWeights
-from rlvr.samplers._colocated import LORA_RANKS, ColocatedEngine, EngineConfig
+from rlvr.samplers._colocated import LORA_RANKS, ColocatedEngine, VLLMEngineConfig
 from rlvr.samplers._http import HttpClient
 from rlvr.samplers._local.engine_plan import plan_engines
 from rlvr.samplers._local.engines import LocalEngines
@@ -205,7 +205,7 @@ class VLLMSampler(Sampler):
         sleep &= gpus is None
         if placement == "colocated":
             self.traits = replace(type(self).traits, blocks_trainer_reason=IN_PROCESS_REASON)
-        self.engine_config = EngineConfig(
+        self.engine_config = VLLMEngineConfig(
             dtype, max_model_len, max_num_seqs, memory_fraction, kv_cache_gb, enforce_eager, sleep, tensor_parallel_size,
             engine_args=dict(engine_args or {}),
         )  # fmt: skip

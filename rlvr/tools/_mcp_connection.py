@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from rlvr.chat.dialects.dialect import TOOL_NAME_PATTERN
-from rlvr.contracts.schema import simplify_schema
+from rlvr.contracts.schema import inline_schema_references
 from rlvr.errors import ConfigError, MissingExtra, ToolError, ToolInfrastructureError, format_install_command
 from rlvr.turns import ToolSpec
 
@@ -153,7 +153,7 @@ async def _list_tools(client: Any) -> list[ToolSpec]:
                 raise ConfigError(
                     f"the MCP server offers a tool {one.name!r:.80}; a name has letters, digits, _ - . and at most 128 of them"
                 )
-            found.append(ToolSpec(one.name, (one.description or one.title or one.name).strip(), simplify_schema(one.input_schema)))
+            found.append(ToolSpec(one.name, (one.description or one.title or one.name).strip(), inline_schema_references(one.input_schema)))
         cursor = page.next_cursor
         if not cursor:
             break

@@ -25,7 +25,7 @@ from rlvr.mdp.tokenizers import count_tokenizer_ids, load_tokenizer
 from rlvr.models import numerics_check
 from rlvr.models.batch import TokenRows
 from rlvr.models.compiled_layers import try_compile_layers
-from rlvr.models.determinism import is_deterministic
+from rlvr.models.determinism import requires_determinism
 from rlvr.models.device import get_trainer_precision
 from rlvr.models.frozen_models import check_frozen_models, check_policy_tokenizer
 from rlvr.models.model_loading import MODEL_LOAD_LOCK, build_meta_model, load_model, load_position_limit
@@ -113,7 +113,7 @@ class Components:
         asked = self.config.rollout
         by_time = asked.episode_timeout_s is not None or (self.sampler.traits.eval_batch_size and not self.rollout.sync_turns)
         timed = self.mdp.is_interactive and by_time
-        return is_deterministic(self.config, self.accelerator.device) and not timed
+        return requires_determinism(self.config, self.accelerator.device) and not timed
 
     @property
     def logprob_tolerance(self) -> float | None:
@@ -401,7 +401,7 @@ def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP
         config.rollout.sync_turns is None
         and mdp.has_sessions
         and sampler.traits.eval_batch_size
-        and is_deterministic(config, accelerator.device)
+        and requires_determinism(config, accelerator.device)
     ):
         return True
     return config.rollout.sync_turns

@@ -22,7 +22,7 @@ from typing import Any
 import transformers
 from rich.console import Console
 
-from rlvr.algorithms.functions.preferences import select_paired_answers, select_pairs
+from rlvr.algorithms.functions.preferences import pair_best_with_worst, select_paired_answers
 from rlvr.config.config import ModelConfig, RewardModelConfig, RunConfig
 from rlvr.contracts import Environment
 from rlvr.episode import Episode
@@ -191,7 +191,7 @@ def _build_reward_model_data(groups: Sequence[Group], config: RunConfig, setting
 
     def of(wanted: bool) -> list[Pair]:
         chosen = [group for group, held in zip(groups, apart, strict=True) if held is wanted]
-        picked = [(group, p) for group in chosen for p in select_pairs([e.reward for e in group], settings.pairs_per_group)]
+        picked = [(group, p) for group in chosen for p in pair_best_with_worst([e.reward for e in group], settings.pairs_per_group)]
         return [(rows(g[a]), rows(g[b]), (g[a].reward - g[b].reward) * settings.margin_coefficient) for g, (a, b) in picked]
 
     answers = [(rows(e), e.reward) for group, held in zip(groups, apart, strict=True) if held for e in group]

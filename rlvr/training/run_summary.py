@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rlvr.mdp.token_mdp import TokenMDP
-from rlvr.models.determinism import is_deterministic
+from rlvr.models.determinism import requires_determinism
 from rlvr.models.device_defaults import describe_precision
 from rlvr.models.model_loading import count_parameters
 from rlvr.models.numerics_check import format_check_results as told_of
@@ -126,7 +126,7 @@ def describe_cluster_guarantees(components: Components) -> list[str]:
     """Describe what does not depend on the number of rollout workers; empty without a cluster."""
     if components.config.cluster is None:
         return []
-    deterministic = is_deterministic(components.config, components.accelerator.device)
+    deterministic = requires_determinism(components.config, components.accelerator.device)
     is_batch_fixed = bool(components.sampler.traits.eval_batch_size)
     tokens = "same tokens: yes, where rollout workers run on machines that compute the same bits"
     if not deterministic:
@@ -152,6 +152,6 @@ def _describe_repeatability(components: Components) -> str:
             if components.mdp.has_sessions
             else "to the bit"
         )
-    if is_deterministic(components.config, components.accelerator.device):
+    if requires_determinism(components.config, components.accelerator.device):
         return "up to rounding: which answers are sampled together depends on how long sessions take; rollout.sync_turns=true fixes that"
     return "up to rounding; train.deterministic=true asks for the same bits, at some cost in speed"

@@ -37,7 +37,7 @@ def add_dropped_token_counts(metrics: dict[str, float], batch: RolloutBatch) -> 
 
 def compute_sampling_metrics(groups: list[Group]) -> dict[str, float | None]:
     """Compute metrics of all sampled episodes, including dropped ones; the reward covers only scored episodes."""
-    everyone = select_episodes_for_metrics(groups)
+    everyone = drop_baselines_and_canaries(groups)
     rewards = [episode.reward for episode in everyone if episode.is_scored]
     lengths = [episode.num_policy_tokens for episode in everyone]
     mean = sum(rewards) / len(rewards) if rewards else None
@@ -94,7 +94,7 @@ def compute_repetition(episodes: Sequence[Episode]) -> float:
     return math.fsum(shares) / len(shares) if shares else 0.0
 
 
-def select_episodes_for_metrics(groups: Sequence[Group]) -> list[Episode]:
+def drop_baselines_and_canaries(groups: Sequence[Group]) -> list[Episode]:
     """Return the episodes that metrics count: all except baselines and canaries."""
     return [episode for group in groups for episode in group if not episode.is_auxiliary]
 
@@ -102,7 +102,7 @@ def select_episodes_for_metrics(groups: Sequence[Group]) -> list[Episode]:
 def compute_session_timing_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Return the times of tools and sessions, and the maximum number of open sessions."""
     asked = {"time/sampler_idle": batch.timing.sampler_idle_s, "rollout/max_open_sessions": float(batch.timing.max_open_sessions)}
-    return compute_tool_time_metrics(select_episodes_for_metrics(batch.all_groups)) | (asked if batch.timing.sampling_s else {})
+    return compute_tool_time_metrics(drop_baselines_and_canaries(batch.all_groups)) | (asked if batch.timing.sampling_s else {})
 
 
 def compute_token_staleness_metrics(groups: Sequence[Group], step: int, max_staleness: int) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rlvr.registry.plugins import build_from_config
 from rlvr.runs.bottleneck import find_bottleneck
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.run_health.rules import JUMP_MISMATCH_KL, SAMPLER_HAS_OTHER_WEIGHTS, find_last_exact_step
-from rlvr.training.step_metrics import select_episodes_for_metrics
+from rlvr.training.step_metrics import drop_baselines_and_canaries
 from rlvr.training.task_sampling.audit_monitor import MIN_PAIRS
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ class UnusualMetricNotes(Callback):
         """Print the new notes."""
         notes = [
             *self.find_notes(record.metrics, record.timings),
-            *self.find_unextractable_answers(step, select_episodes_for_metrics(record.batch.all_groups)),
+            *self.note_unextractable_answers(step, drop_baselines_and_canaries(record.batch.all_groups)),
         ]
         for note in notes:
             self.console.print(f"note: {note}", highlight=False, markup=False)
 
-    def find_unextractable_answers(self, step: int, episodes: Sequence[Episode]) -> list[str]:
+    def note_unextractable_answers(self, step: int, episodes: Sequence[Episode]) -> list[str]:
         """Return a note with two examples, once, if the verifier finds nothing to judge in most answers of a step."""
         scored = [e for e in episodes if e.verdict is not None and e.verdict.is_scored]
         unread = [e for e in scored if e.verdict is not None and NO_ANSWER_REASON.match(e.verdict.reason)]

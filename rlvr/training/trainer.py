@@ -88,7 +88,7 @@ from rlvr.training.step_metrics import (
     compute_sampling_metrics,
     compute_session_timing_metrics,
     compute_token_staleness_metrics,
-    select_episodes_for_metrics,
+    drop_baselines_and_canaries,
 )
 from rlvr.training.step_notes import UnusualMetricNotes
 from rlvr.training.stop_signals import StopSignals
@@ -209,7 +209,7 @@ class Trainer(Hinted):
             run_on_main(accelerator, lambda: stack.enter_context(lock_run_folder(folder)))
             self.run_log = RunLog(folder, is_writer=main)
             if not is_new:
-                run_on_main(accelerator, lambda: self.run_log.record_num_steps(config.train.steps))
+                run_on_main(accelerator, lambda: self.run_log.record_num_steps_in_config(config.train.steps))
             print_run_table(self.console, build_run_table(components, folder))
             if place is not None:
                 run_on_main(accelerator, lambda: checkpoint.remove_partial_checkpoints(folder))
@@ -331,9 +331,9 @@ class Trainer(Hinted):
             **batch.metrics,
         }
         if self.environment.sub_environments:
-            row |= build_sub_environment_metrics(self.environment.sub_environments, select_episodes_for_metrics(batch.all_groups))
+            row |= build_sub_environment_metrics(self.environment.sub_environments, drop_baselines_and_canaries(batch.all_groups))
         if self.environment.max_turns > 1:
-            row |= compute_conversation_metrics(select_episodes_for_metrics(batch.all_groups))
+            row |= compute_conversation_metrics(drop_baselines_and_canaries(batch.all_groups))
         if config.rollout.is_off_policy:
             row |= compute_token_staleness_metrics(batch.all_groups, step, config.rollout.max_staleness)
         if evaluates:

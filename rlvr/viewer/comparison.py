@@ -186,9 +186,9 @@ def compare_eval_runs(runs: Sequence[Path]) -> dict[str, Any]:
 
 def _format_row(env: EnvComparison) -> list[str]:
     found = env.paired_test
-    shown = [env.name, *env.format_means(), env.format_gap(found.difference)]
-    shown += [f"{env.format_gap(found.low)} to {env.format_gap(found.high)}", _format_p(env.adjusted_p)]
-    return [*shown, str(found.wins), str(found.losses), str(found.ties), env.format_gap(found.detectable).removeprefix("+")]
+    shown = [env.name, *env.format_means(), env.format_signed_difference(found.difference)]
+    shown += [f"{env.format_signed_difference(found.low)} to {env.format_signed_difference(found.high)}", _format_p(env.adjusted_p)]
+    return [*shown, str(found.wins), str(found.losses), str(found.ties), env.format_signed_difference(found.detectable).removeprefix("+")]
 
 
 def _format_difference(value: float, low: float | None, high: float | None, p: float | None) -> str:

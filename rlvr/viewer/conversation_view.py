@@ -41,7 +41,7 @@ def _format_turn(turn: Turn, step_result: StepResult) -> dict[str, Any]:
         "said": turn.content if turn.calls or turn.reasoning else turn.text,
         "reasoning": turn.reasoning,
         "cut": turn.finish_reason == "length",
-        "calls": [_format_call(call, results.get(call.id), was_run=call in turn.calls_needing_result) for call in turn.calls],
+        "calls": [_format_call(call, results.get(call.id), was_run=call in turn.calls_needing_result_or_error) for call in turn.calls],
         "replies": [
             _format_message(message) for message in step_result.messages if message["role"] != "tool" or not step_result.tool_results
         ],

@@ -150,7 +150,7 @@ def fork_into_namespace(init: int, own_namespace: int) -> int:
     return pid
 
 
-def unshare_zygote_mounts() -> None:
+def unshare_zygote_namespaces() -> None:
     """Give the zygote, once for all programs, mount, IPC and cgroup namespaces separate from the supervisor's."""
     if libc.unshare(NEW_MOUNTS | NEW_IPC) != 0 or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None) != 0:
         raise OSError(ctypes.get_errno(), "no separate mounts")
@@ -180,7 +180,7 @@ def has_namespace_support() -> bool:
             os.dup2(os.open("/dev/null", os.O_RDWR), 2)
             signal.alarm(int(FORK_TIMEOUT_S))
             home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            unshare_zygote_mounts()
+            unshare_zygote_namespaces()
             init = _fork_namespace_init(home)
             os.close(os.pidfd_open(init))
             child = fork_into_namespace(init, home)

@@ -56,7 +56,7 @@ def serve_forks(connection: socket.socket, uses_namespaces: bool, filter_strictn
     `filter_strictness` is that of the system-call filter of every program; see `seccomp.build_filter`.
     """
     if uses_namespaces:
-        nest.unshare_zygote_mounts()
+        nest.unshare_zygote_namespaces()
     rights.keep_only_capabilities(rights.CAP_SETUID | rights.CAP_SETGID | (rights.CAP_SYS_ADMIN if uses_namespaces else 0))
     if not uses_namespaces:  # with namespaces every program installs the filter itself: entering one needs calls that the filter refuses
         seccomp.install_filter(filter_strictness)

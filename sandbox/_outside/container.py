@@ -129,7 +129,7 @@ class Container(SupervisorConnection):
         self.id: str = created["Id"]
         try:
             self._attach_and_start()
-            self.start_supervisor(
+            self.bootstrap_supervisor(
                 {
                     "places": ["/tmp", "/dev/shm"],
                     "uid": first,
@@ -217,7 +217,7 @@ class Container(SupervisorConnection):
         """Return the last output of the supervisor on standard error."""
         return bytes(self._stderr).decode(errors="replace").strip()
 
-    def explain_exit(self) -> str:
+    def explain_program_caused_exit(self) -> str:
         """Return the supervisor's last message, or that memory ran out; '' if neither, or if the engine is down too."""
         with contextlib.suppress(SandboxError):
             connect(10).close()

@@ -55,7 +55,7 @@ class LocalSupervisorConnection(SupervisorConnection):
         """Start the supervisor in a process that waits for its source. Raises ConnectionBroken, with what it said, if it fails."""
         self.id, self._process, self._stdin_lock, self._stderr_tail = id, process, threading.Lock(), ""
         try:
-            self.start_supervisor(settings)
+            self.bootstrap_supervisor(settings)
         except ConnectionBroken as error:
             self.close()
             raise ConnectionBroken(f"{error}{': ' + self._stderr_tail if self._stderr_tail else ''}") from error
@@ -95,7 +95,7 @@ class LocalSupervisorConnection(SupervisorConnection):
         """Whether programs have a user id or a process space of their own, so that they cannot signal the supervisor."""
         return any(OWN_IDENTITY_MARK in line for line in self.handshake["isolation"])
 
-    def explain_exit(self) -> str:
+    def explain_program_caused_exit(self) -> str:
         """Explain how the supervisor ended if a program may have signalled it or it gave up by itself; else return ''."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             if self._process.wait(1) == 0:

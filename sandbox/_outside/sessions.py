@@ -33,7 +33,7 @@ class SessionBrokenByProgram(OSError):
     """Raised when a program broke its session: not a failure of the sandbox."""
 
 
-class OpenSandboxSession(SandboxSession):
+class PooledSandboxSession(SandboxSession):
     """A session in use: it holds a supervisor until it is closed or has failed."""
 
     def __init__(self, channel: SupervisorConnection, spec: SandboxSpec, id: str, release: Callable[[bool], None]) -> None:
@@ -115,7 +115,7 @@ class OpenSandboxSession(SandboxSession):
             try:
                 reply, said = self._channel.request(header, parts, time.monotonic() + seconds)
             except (ConnectionBroken, OSError, ValueError, KeyError) as error:  # an unreadable reply counts as no reply
-                blamed = "" if self._end_reason else self._channel.explain_exit()
+                blamed = "" if self._end_reason else self._channel.explain_program_caused_exit()
                 self._mark_failed(f"{blamed or error}", broken=bool(blamed))
                 raise self._make_error() from error
             except BaseException:  # the caller was interrupted: the next call would get this call's reply
@@ -182,7 +182,7 @@ class SessionPool(Generic[C]):
         hint = "close some, or raise the sandbox's setting `max_sessions`"
         self._limiter = CapacityLimiter(self.size, "session", timeout_s=self._queue_timeout_s, hint=hint)
         self._idle: list[tuple[PoolKey, C]] = []
-        self._busy: dict[C, OpenSandboxSession] = {}
+        self._busy: dict[C, PooledSandboxSession] = {}
         self._count = 0
 
     @property
@@ -223,7 +223,7 @@ class SessionPool(Generic[C]):
         with self._lock:
             self._count += 1
             id = f"{getattr(channel, 'id', '')[:24]}.{self._count}"
-            box = OpenSandboxSession(channel, spec, id, lambda sound: self._release(channel, shape, is_healthy=sound))
+            box = PooledSandboxSession(channel, spec, id, lambda sound: self._release(channel, shape, is_healthy=sound))
             self._busy[channel] = box
             closed = self._closed
         if closed:  # by another thread, while this session was being opened

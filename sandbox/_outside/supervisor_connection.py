@@ -90,7 +90,7 @@ class SupervisorConnection(ABC):
     def is_alive(self) -> bool:
         """Return whether the supervisor still listens, as far as that is known without sending a request."""
 
-    def explain_exit(self) -> str:
+    def explain_program_caused_exit(self) -> str:
         """Explain how the supervisor ended if a program may have caused it; return '' if the cause came from outside."""
         return ""
 
@@ -102,7 +102,7 @@ class SupervisorConnection(ABC):
     def close(self) -> None:
         """Release the supervisor, which kills its programs and exits."""
 
-    def start_supervisor(self, settings: Mapping[str, Any]) -> None:
+    def bootstrap_supervisor(self, settings: Mapping[str, Any]) -> None:
         """Send the supervisor its source files and settings over the open stream, and receive its first message."""
         deadline = time.monotonic() + START_TIMEOUT_S
         files = [(name, _read_source(name)) for name in SUPERVISOR_FILES]

@@ -170,7 +170,9 @@ def test_beta_is_steered_by_the_samples_of_the_step() -> None:
 
 
 def test_deviation_and_moments_of_few() -> None:
-    assert credit.compute_std([]) == credit.compute_std([3.0]) == 0.0 and credit.compute_std([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+    assert credit.compute_sample_std([]) == credit.compute_sample_std([3.0]) == 0.0 and credit.compute_sample_std(
+        [1.0, 3.0]
+    ) == pytest.approx(math.sqrt(2))
     assert credit.compute_mean_std_count([]) == (0.0, 0.0, 0.0) and credit.whiten([2.0, 2.0 + 1e-9]) == [0.0, 0.0]
     assert credit.whiten([-1e-8, 1e-8]) == [0.0, 0.0] and credit.compute_mean_std_count([-1e-8, 1e-8])[1] == 1e-8
     assert credit.whiten([]) == [] and credit.whiten([0.0, 1e-7]) == pytest.approx([-1.0, 1.0])

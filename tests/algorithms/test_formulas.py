@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlvr.conformance.algorithmkit import make_sample_columns
+from rlvr.conformance.algorithmkit import make_missing_sample_columns
 from rlvr.contracts.algorithm import SAMPLE_TOKEN_STATS, LossInputs, TokenStats
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build, list_entries
@@ -106,7 +106,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
             "advantages": torch.tensor([row[1] for row in credit[:size]], dtype=torch.float64),
         }
         more: dict[str, Any] = {} if reference is None else {"frozen_logprobs": {"reference": reference[pick]}}
-        more |= make_sample_columns(algorithm, old[pick], {*columns, *more})
+        more |= make_missing_sample_columns(algorithm, old[pick], {*columns, *more})
         if algorithm.traits.needs_batch_stats:
             more["batch_stats"] = algorithm.compute_token_batch_stats(columns)
         losses, _ = algorithm.compute_token_losses(

@@ -102,8 +102,11 @@ def test_an_even_pair_costs_log_two_and_a_tie_is_no_pair() -> None:
 
 
 def test_pairs_share_no_member_and_stop_at_a_tie() -> None:
-    assert preferences.select_pairs([0.0, 1.0, None, 0.5, 1.0, 0.2], max_pairs=3) == [(1, 0), (4, 5)]
-    assert preferences.select_pairs([0.0, 1.0, 0.0, 1.0]) == [(1, 0)] and preferences.select_pairs([1.0, 1.0], max_pairs=2) == []
+    assert preferences.pair_best_with_worst([0.0, 1.0, None, 0.5, 1.0, 0.2], max_pairs=3) == [(1, 0), (4, 5)]
+    assert (
+        preferences.pair_best_with_worst([0.0, 1.0, 0.0, 1.0]) == [(1, 0)]
+        and preferences.pair_best_with_worst([1.0, 1.0], max_pairs=2) == []
+    )
 
 
 # ---- a whole step of the algorithm against loops over the definitions, in float64 ---------------------------------------------

@@ -221,10 +221,10 @@ def test_one_broken_call_does_not_take_its_neighbours_along() -> None:
 def test_a_call_in_a_thought_counts_only_when_nothing_else_was_said() -> None:
     hermes = get_dialect("hermes")
     thought = f"<think>{good(hermes)}</think>"
-    assert hermes.parse_turn(thought + "It rains.", TOOLS).calls_needing_result == ()
-    assert len(hermes.parse_turn(thought, TOOLS).calls_needing_result) == 1
+    assert hermes.parse_turn(thought + "It rains.", TOOLS).calls_needing_result_or_error == ()
+    assert len(hermes.parse_turn(thought, TOOLS).calls_needing_result_or_error) == 1
     turn = hermes.parse_turn(thought + good(hermes), TOOLS)
-    assert [call.status for call in turn.calls] == [S.IN_THOUGHT, S.OK] and turn.calls_needing_result == turn.calls[1:]
+    assert [call.status for call in turn.calls] == [S.IN_THOUGHT, S.OK] and turn.calls_needing_result_or_error == turn.calls[1:]
 
 
 def test_values_without_types_are_read_as_the_schema_says() -> None:

@@ -21,7 +21,7 @@ from rlvr.cluster.machines import (
     change_to_driver_folder,
     check_capacity,
     end_actor,
-    get_pid_namespace_id,
+    get_pid_scope_id,
     get_process_identity,
     get_process_start_time,
 )
@@ -254,7 +254,7 @@ def test_the_last_words_are_in_the_log_here_and_in_the_latest_pulse_elsewhere(
     log = tmp_path / "worker.err"
     log.write_text(":job_id:01000000\n" + "old\n" * 50 + "x" * 500 + "\nFatal Python error: Bus error\n\nExtension modules: a, b\n")
     monkeypatch.setitem(sys.modules, "ray._private.worker", with_logs_in(tmp_path))
-    near = started(pids=get_pid_namespace_id(), log=str(log))
+    near = started(pids=get_pid_scope_id(), log=str(log))
     words = near.get_worker_location_and_log("c0.0")["words"]
     assert words[-2:] == ["Fatal Python error: Bus error", "Extension modules: a, b"] and len(words) == 30 and len(words[-3]) == 300
     near.start_task(DispatchTask("c0.0", "g", 0, 1), [], SamplingParams(), 0)
@@ -578,14 +578,12 @@ def test_no_file_is_read_as_a_log_that_is_not_among_rays_logs(ray: Ray, tmp_path
     paths = [str(secret), f"{logs}/../secret", str(logs / "linked.err"), str(logs / "pipe.err"), str(logs), "", "\0"]
     for module in (with_logs_in(logs), SimpleNamespace()):
         monkeypatch.setitem(sys.modules, "ray._private.worker", module)
-        assert [started(pids=get_pid_namespace_id(), log=path).get_worker_location_and_log("c0.0")["words"] for path in paths] == [
-            []
-        ] * len(paths)
-    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).get_worker_location_and_log("c0.0")["words"] == []
+        assert [started(pids=get_pid_scope_id(), log=path).get_worker_location_and_log("c0.0")["words"] for path in paths] == [[]] * len(
+            paths
+        )
+    assert started(pids=get_pid_scope_id(), log=str(logs / "worker.err")).get_worker_location_and_log("c0.0")["words"] == []
     monkeypatch.setitem(sys.modules, "ray._private.worker", with_logs_in(logs))
-    assert started(pids=get_pid_namespace_id(), log=str(logs / "worker.err")).get_worker_location_and_log("c0.0")["words"] == [
-        "its own words"
-    ]
+    assert started(pids=get_pid_scope_id(), log=str(logs / "worker.err")).get_worker_location_and_log("c0.0")["words"] == ["its own words"]
 
 
 @pytest.mark.parametrize("said", [5, "x", {"a": 1}, [5], [None], ["x" * 10**6] * 100])

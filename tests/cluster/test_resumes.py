@@ -101,7 +101,7 @@ def test_a_run_is_resumed_on_other_machines_and_with_other_limits_but_not_in_oth
 )
 def test_what_is_exact_is_told_in_three_sentences(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: list[str]) -> None:
     if changes:
-        monkeypatch.setattr("rlvr.training.run_summary.is_deterministic", lambda config, device: False)
+        monkeypatch.setattr("rlvr.training.run_summary.requires_determinism", lambda config, device: False)
     accelerator = Accelerator(cpu=True)
     with ExitStack() as stack:
         components = build_components(tiny_run(cluster={"rollout_workers": 0}, **changes), accelerator, stack)

@@ -21,7 +21,7 @@ from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
 from rlvr.cluster.training import WeightBroadcaster, train
 from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.weights.packing import WeightPacker, apply_updates
-from rlvr.cluster.weights.weight_updates import WeightHistory, WeightUpdate
+from rlvr.cluster.weights.weight_updates import WeightUpdate, WeightUpdateHistory
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import Sampler, SamplingParams
 from rlvr.errors import ConfigError, MissingExtra, SamplerError
@@ -49,7 +49,7 @@ class InThisProcess:
 
     def __init__(self, settings: ClusterConfig, config: Mapping[str, Any], facts: WorkerSettings | EvalWorkerSettings) -> None:
         self.config, self.facts = config, facts
-        self.rollout_workers, self.weights, self.work = dict[str, RolloutWorker](), WeightHistory(), list[Any]()
+        self.rollout_workers, self.weights, self.work = dict[str, RolloutWorker](), WeightUpdateHistory(), list[Any]()
         self.steps = dict[Any, int]()
 
     def start_worker(self, worker: str) -> None:

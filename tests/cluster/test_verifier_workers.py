@@ -54,7 +54,7 @@ def test_a_host_that_dies_or_gives_no_pulse_is_started_again_so_many_times_and_t
     assert made.restart_lost_workers()
     clock[0] += 5
     assert not made.restart_lost_workers()
-    ray.last("report_busy_fraction").ends(RayError("The actor died. See the logs."))
+    ray.last("report_busy_thread_fraction").ends(RayError("The actor died. See the logs."))
     assert made.restart_lost_workers() and told == [
         "verifier worker j0.0 is lost: RayError: The actor died; it is restarted (at most 1 more times)"
     ]
@@ -103,7 +103,7 @@ def test_a_driver_that_stood_still_takes_no_host_for_lost(monkeypatch: pytest.Mo
     for passed in (6, 3600, 1):  # frozen while a pulse was under way: its answer is not here yet
         clock[0] += passed
         assert not made.restart_lost_workers() and not told
-    ray.last("report_busy_fraction").ends(1.0)
+    ray.last("report_busy_thread_fraction").ends(1.0)
     clock[0] += 1
     assert not made.restart_lost_workers() and not told
 
@@ -116,7 +116,7 @@ def test_how_busy_the_hosts_are_comes_with_their_pulses(monkeypatch: pytest.Monk
     assert made.restart_lost_workers() and made.busy_fraction == 0.0
     clock[0] += 6
     made.restart_lost_workers()
-    ray.last("report_busy_fraction").ends(0.9)
+    ray.last("report_busy_thread_fraction").ends(0.9)
     made.restart_lost_workers()
     assert made.busy_fraction == 0.9
     made._handle_loss(made.slots[0], "killed")
@@ -136,10 +136,10 @@ def test_what_only_one_host_lacks_does_not_end_the_run() -> None:
 
 def test_a_host_in_which_as_many_verifications_hang_as_it_can_have_says_so_by_its_pulse() -> None:
     actor = VerifierActor()
-    assert asyncio.run(actor.report_busy_fraction()) == 0.0
+    assert asyncio.run(actor.report_busy_thread_fraction()) == 0.0
     actor.host = SimpleNamespace(executor=SimpleNamespace(has_too_many_hung_threads=True))
     with pytest.raises(RuntimeError, match="hanging verifications occupy all its threads"):
-        asyncio.run(actor.report_busy_fraction())
+        asyncio.run(actor.report_busy_thread_fraction())
 
 
 def test_a_host_that_is_not_ready_in_time_is_started_again() -> None:
@@ -243,5 +243,5 @@ def test_a_host_whose_pulse_is_no_share_is_lost_and_the_run_goes_on(busy: Any, m
     assert made.restart_lost_workers()
     clock[0] += 5
     made.restart_lost_workers()
-    ray.last("report_busy_fraction").ends(busy)
+    ray.last("report_busy_thread_fraction").ends(busy)
     assert made.restart_lost_workers() and "what it said is damaged: the busy share" in told[0]

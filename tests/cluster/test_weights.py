@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlvr.cluster.weights.packing import WeightPacker, apply_updates, convert_model
-from rlvr.cluster.weights.weight_updates import TensorBucket, WeightHistory, WeightUpdate
+from rlvr.cluster.weights.weight_updates import TensorBucket, WeightUpdate, WeightUpdateHistory
 from rlvr.errors import ConfigError, RlvrError
 
 SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -99,7 +99,7 @@ def test_deltas_bring_any_collector_to_any_version_exactly() -> None:
         random.Random(0),
         model(vocabulary=500),
         WeightPacker("delta", "bfloat16", bucket_bytes=500, full_copy_interval=5),
-        WeightHistory(),
+        WeightUpdateHistory(),
     )
     versions, rollout_workers, deltas = list[Any](), dict[int, tuple[int, Any]](), 0
     for version in range(14):

@@ -42,7 +42,7 @@ def test_the_prompt_names_the_tools_and_the_opening_follows() -> None:
 def test_calls_are_read_from_the_tokens_and_their_results_are_written() -> None:
     desks = Desks()
     mdp, state = play(desks, [add(3), add(4), "done"])
-    assert state.stop_reason is StopReason.TERMINATED and [turn.calls_needing_result[0].arguments for turn in state.turns[:2]] == [
+    assert state.stop_reason is StopReason.TERMINATED and [turn.calls_needing_result_or_error[0].arguments for turn in state.turns[:2]] == [
         {"amount": 3},
         {"amount": 4},
     ]

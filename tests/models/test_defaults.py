@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlvr.models import device_defaults as defaults
-from rlvr.models.determinism import is_deterministic
+from rlvr.models.determinism import requires_determinism
 from rlvr.models.device_defaults import (
     CPU_DEFAULTS,
     copy_to_device,
@@ -103,8 +103,8 @@ def test_the_banner_tells_what_was_chosen_and_by_whom(hopper: None) -> None:
 
 def test_to_the_bit_only_where_it_holds() -> None:
     plain, asked, waived = (tiny_run(train={"deterministic": value}) for value in (None, True, False))
-    assert [is_deterministic(config, CPU) for config in (plain, asked, waived)] == [True, True, False]
-    assert [is_deterministic(config, CUDA) for config in (plain, asked, waived)] == [False, True, False]
+    assert [requires_determinism(config, CPU) for config in (plain, asked, waived)] == [True, True, False]
+    assert [requires_determinism(config, CUDA) for config in (plain, asked, waived)] == [False, True, False]
 
 
 READY = """

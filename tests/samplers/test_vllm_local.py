@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from rlvr.config.config import LoraConfig
 from rlvr.contracts import Completion, Request, SamplingParams, StaticQueue
 from rlvr.errors import ConfigError, RlvrError, SamplerError
-from rlvr.samplers._colocated import ColocatedEngine, EngineConfig
+from rlvr.samplers._colocated import ColocatedEngine, VLLMEngineConfig
 from rlvr.samplers._local import engine_plan as fleet
 from rlvr.samplers._local import engine_process as process
 from rlvr.samplers._local import engine_worker as worker
@@ -38,7 +38,7 @@ from rlvr.samplers._local.engine_plan import EnginePlan, plan_engines
 from rlvr.samplers._local.load_balancer import PREFIX_BONUS_REQUESTS, EngineLoad, choose_engine, compute_max_request_tokens
 from rlvr.samplers._local.message_socket import LENGTH_STRUCT, MessageSocket
 from rlvr.samplers._local.process_group import kill_process_group, list_group_processes
-from rlvr.samplers._local.rendezvous import SOCKET_FOLDER_VARIABLE, redirect_rendezvous
+from rlvr.samplers._local.rendezvous import SOCKET_FOLDER_VARIABLE, redirect_vllm_rendezvous_files
 from rlvr.samplers._local.weight_loading import iter_tensors
 from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers.vllm import VLLMSampler
@@ -542,11 +542,11 @@ def test_sockets_of_each_engine_are_in_its_own_folder(monkeypatch: pytest.Monkey
 
     monkeypatch.setenv(SOCKET_FOLDER_VARIABLE, "/of/the/user")
     for folder in ("/one", "/two"):
-        with redirect_rendezvous(Path(folder)):
+        with redirect_vllm_rendezvous_files(Path(folder)):
             envs.enable_envs_cache()
             assert get_open_zmq_ipc_path().startswith(f"ipc://{folder}/")
         assert os.environ[SOCKET_FOLDER_VARIABLE] == "/of/the/user"
-    with redirect_rendezvous(Path("/x" * 40)):
+    with redirect_vllm_rendezvous_files(Path("/x" * 40)):
         assert get_open_zmq_ipc_path().startswith("ipc:///of/the/user/")
 
 
@@ -651,7 +651,7 @@ def test_an_engine_gets_the_arguments_of_vllm_and_its_own_are_refused(monkeypatc
     given = list[dict[str, Any]]()
     monkeypatch.setattr("rlvr.samplers.vllm.get_installed_version", lambda: "0.32.0")
     sampler = VLLMSampler(placement="local", engine_args={"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192})
-    config = EngineConfig(**json.loads(json.dumps(asdict(sampler.engine_config))))  # as it reaches another process
+    config = VLLMEngineConfig(**json.loads(json.dumps(asdict(sampler.engine_config))))  # as it reaches another process
     monkeypatch.setattr("rlvr.samplers._colocated._vllm", lambda: SimpleNamespace(LLM=lambda folder, **more: given.append(more)))
     engine = ColocatedEngine.__new__(ColocatedEngine)
     vars(engine).update(_folder=tmp_path, config=config, is_on_gpu=True, _tied_weights=None)

@@ -23,7 +23,7 @@ from rlvr.registry.plugins import build
 from rlvr.runs.folder_owner import get_owner_label
 from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox._inside.box.session_server import SessionServer
-from rlvr.sandbox._outside.sessions import OpenSandboxSession
+from rlvr.sandbox._outside.sessions import PooledSandboxSession
 from rlvr.sandbox._outside.supervisor_connection import SupervisorConnection, wait_readable
 from rlvr.sandbox.process import FOLDER_PREFIX
 from rlvr.tools.python import Python
@@ -214,7 +214,7 @@ class FailingChannel(SupervisorConnection):
 
 @pytest.mark.parametrize(("unprovoked", "status"), [(True, ExitStatus.INTERNAL_ERROR), (False, ExitStatus.SANDBOX_VIOLATION)])
 def test_a_session_that_fails_before_its_first_call_is_nobodys_fault(unprovoked: bool, status: ExitStatus) -> None:
-    box = OpenSandboxSession(FailingChannel(unprovoked), SandboxSpec(), "s", lambda sound: None)
+    box = PooledSandboxSession(FailingChannel(unprovoked), SandboxSpec(), "s", lambda sound: None)
     assert box.run("echo").status is status
     assert box.has_failed is unprovoked
 

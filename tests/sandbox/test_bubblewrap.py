@@ -182,8 +182,8 @@ def test_a_missing_program_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPat
 @needs_bubblewrap
 @pytest.mark.parametrize(("removed", "word"), [("--unshare-net", "network"), ("--unshare-ipc", "ipc"), ("--unshare-pid", "processes")])
 def test_it_does_not_start_with_less(monkeypatch: pytest.MonkeyPatch, removed: str, word: str) -> None:
-    complete = bubblewrap.build_command
-    monkeypatch.setattr(bubblewrap, "build_command", lambda *given: [part for part in complete(*given) if part != removed])
+    complete = bubblewrap.build_supervisor_command
+    monkeypatch.setattr(bubblewrap, "build_supervisor_command", lambda *given: [part for part in complete(*given) if part != removed])
     with build("sandbox", "bubblewrap") as sandbox:
         outcome = sandbox.run(Program(""))
     assert outcome.status is ExitStatus.INTERNAL_ERROR and f"no namespace of {word}" in outcome.reason, outcome
@@ -192,9 +192,9 @@ def test_it_does_not_start_with_less(monkeypatch: pytest.MonkeyPatch, removed: s
 @needs_bubblewrap
 def test_it_does_not_start_where_programs_have_no_process_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """As an ordinary user nothing else would keep a program from its supervisor."""
-    complete, less = bubblewrap.build_command, {} if bubblewrap.can_separate_user_ids() else {"ALL": "CAP_SETPCAP"}
+    complete, less = bubblewrap.build_supervisor_command, {} if bubblewrap.can_separate_user_ids() else {"ALL": "CAP_SETPCAP"}
     monkeypatch.setattr(bubblewrap, "ROOT_CAPABILITIES", ("SETUID", "SETGID", "KILL", "SETPCAP"))
-    monkeypatch.setattr(bubblewrap, "build_command", lambda *given: [less.get(part, part) for part in complete(*given)])
+    monkeypatch.setattr(bubblewrap, "build_supervisor_command", lambda *given: [less.get(part, part) for part in complete(*given)])
     with build("sandbox", "bubblewrap") as sandbox:
         assert sandbox.run(Program("")).status is ExitStatus.INTERNAL_ERROR
 

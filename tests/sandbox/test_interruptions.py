@@ -105,7 +105,7 @@ def test_an_interrupted_start_leaves_no_container(monkeypatch: pytest.MonkeyPatc
         started.append(container)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Container, "start_supervisor", interrupt)
+    monkeypatch.setattr(Container, "bootstrap_supervisor", interrupt)
     with build("sandbox", "docker", containers=1) as sandbox:
         with pytest.raises(KeyboardInterrupt):
             sandbox.run(Program("print(1)"))

@@ -67,7 +67,7 @@ class FakeContainer(SupervisorConnection):
     def is_alive(self) -> bool:
         return self.generation == self.home.generation
 
-    def explain_exit(self) -> str:
+    def explain_program_caused_exit(self) -> str:
         return ""
 
     def shut_down(self) -> None: ...
@@ -148,7 +148,7 @@ def test_a_program_that_breaks_its_container_is_still_to_blame(home: Engine, mon
         raise ConnectionBroken("the stream ended")
 
     monkeypatch.setattr(FakeContainer, "run_program", break_container)
-    monkeypatch.setattr(FakeContainer, "explain_exit", lambda self: "its memory ran out")
+    monkeypatch.setattr(FakeContainer, "explain_program_caused_exit", lambda self: "its memory ran out")
     with docker.DockerSandbox() as sandbox:
         outcome = sandbox.run(Program("1"))
     assert outcome.status is ExitStatus.SANDBOX_VIOLATION and "twice: its memory ran out" in outcome.reason and home.starts == 2

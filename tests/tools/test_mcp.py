@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlvr.contracts.schema import simplify_schema
+from rlvr.contracts.schema import inline_schema_references
 from rlvr.contracts.tool import run_tool_call
 from rlvr.errors import MissingExtra, ToolInfrastructureError
 from rlvr.tools.mcp import Mcp
@@ -112,6 +112,6 @@ def test_schemas_become_plain() -> None:
         "$defs": {"N": {"properties": {"n": {"$ref": "#/$defs/N"}}}},
         "properties": {"n": {"$ref": "#/$defs/N"}, "title": {"type": "string"}},
     }
-    plain = simplify_schema(loop)
+    plain = inline_schema_references(loop)
     assert "$ref" not in str(plain)[:200] and plain["properties"]["title"] == {"type": "string"}
-    assert simplify_schema({"oneOf": [{"type": "string"}]}) == {"anyOf": [{"type": "string"}]}
+    assert inline_schema_references({"oneOf": [{"type": "string"}]}) == {"anyOf": [{"type": "string"}]}

@@ -137,11 +137,11 @@ def test_answers_that_cannot_be_read_are_shown() -> None:
     notes = UnusualMetricNotes(tiny_run())
     read = [answer("5", "5 differs from 4")]
     unread = [answer(f"{'I think ' * 20} it is {k}", "no answer: no number is declared") for k in range(3)]
-    assert notes.find_unextractable_answers(1, read * 3 + unread) == []
-    (note,) = notes.find_unextractable_answers(2, read + unread)
+    assert notes.note_unextractable_answers(1, read * 3 + unread) == []
+    (note,) = notes.note_unextractable_answers(2, read + unread)
     assert note.startswith("in 3 of the 4 scored answers of step 2 the verifier finds no answer") and note.count("\n") == 2
     assert "it is 0': no answer: no number is declared" in note and len(note) < 600
-    assert notes.find_unextractable_answers(3, unread) == []  # once
+    assert notes.note_unextractable_answers(3, unread) == []  # once
 
 
 @pytest.mark.parametrize(

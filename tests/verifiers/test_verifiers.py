@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rlvr
 from rlvr import Fault, Task, Verdict, make_user_prompt, make_verifier
-from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, reject_non_text_answers
+from rlvr.errors import AnswerTypeError, ConfigError, RlvrError, require_text_answers
 from rlvr.registry.plugins import build_from_config, list_entries
 from rlvr.verifiers._markup import MARKUP_RULES, strip_markdown_and_latex
 from rlvr.verifiers.numeric import LEFT_SIDE_PATTERNS, WORD_RULES, parse_number, parse_statement
@@ -33,13 +33,13 @@ def ask(verifier: Any, reference: Any, answer: str) -> Verdict:
 class Lenient(rlvr.Verifier):
     """A verifier of a user's, that never looks at the type."""
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         return Verdict(1.0, "fine")
 
 
 class MoreLenient(Lenient):
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         return super().verify(task, answer)
 

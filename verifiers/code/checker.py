@@ -302,9 +302,11 @@ def check_asserts() -> None:
             return
         if brief["is_class"]:
             made = RemoteAnswerClass(brief["entry_point"])
-            add_answer_to_namespace(names, made, made)
+            add_answer_and_helpers_to_namespace(names, made, made)
         else:
-            add_answer_to_namespace(names, _make_stub(brief["entry_point"], brief["in_place"]), _make_stub(brief["entry_point"], True))
+            add_answer_and_helpers_to_namespace(
+                names, _make_stub(brief["entry_point"], brief["in_place"]), _make_stub(brief["entry_point"], True)
+            )
         run_test(code, names, brief["check"])
     except (AnswerProcessEnded, InvalidTest) as error:
         write_message(5, {"over": str(error)[:300]})
@@ -329,7 +331,9 @@ def compile_test(checker_input: dict[str, Any], record: Callable[..., None]) -> 
         raise InvalidTest(f"the test code does not compile: {type(error).__name__}: {str(error)[:300]}") from None
 
 
-def add_answer_to_namespace(namespace: dict[str, Any], function: Callable[..., Any], function_with_copy_back: Callable[..., Any]) -> None:
+def add_answer_and_helpers_to_namespace(
+    namespace: dict[str, Any], function: Callable[..., Any], function_with_copy_back: Callable[..., Any]
+) -> None:
     """Add the answer's function, and the helpers of the prepared test, to the names of the test."""
 
     def in_its_place(called: Any, *args: Any, **kwargs: Any) -> Any:

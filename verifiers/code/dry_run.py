@@ -18,7 +18,7 @@ from rlvr.verifiers.code.checker import (
     AnswerProcessEnded,
     DependsOnAnswer,
     InvalidTest,
-    add_answer_to_namespace,
+    add_answer_and_helpers_to_namespace,
     compile_test,
     count_call,
     encode_call,
@@ -88,7 +88,7 @@ def _make_unknown_function(name: str) -> Callable[..., UnknownValue]:
     return call
 
 
-class UnknownObject(UnknownValue):
+class UnknownAnswerObject(UnknownValue):
     """A placeholder for an object of the answer's class. Objects are not compared: their own `==` would decide the assertion."""
 
 
@@ -99,8 +99,8 @@ def _reject_comparison(*_: Any, **__: Any) -> Any:
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", *BINARY_OPS, *(f"r{name}" for name in BINARY_OPS)):
-    setattr(UnknownObject, f"__{_name}__", _reject_comparison)
-UnknownObject.__hash__ = object.__hash__  # type: ignore[method-assign]
+    setattr(UnknownAnswerObject, f"__{_name}__", _reject_comparison)
+UnknownAnswerObject.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 class UnknownClass:
@@ -109,10 +109,10 @@ class UnknownClass:
     def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> UnknownObject:
+    def __call__(self, *args: Any, **kwargs: Any) -> UnknownAnswerObject:
         """Make a placeholder of an object."""
         _make_unknown_function(self.__name__)(*args, **kwargs)
-        return UnknownObject()
+        return UnknownAnswerObject()
 
     def __instancecheck__(self, value: Any) -> bool:
         raise DependsOnAnswer
@@ -125,7 +125,7 @@ def dry_run_test() -> None:
     function = (UnknownClass if brief["is_class"] else _make_unknown_function)(brief["entry_point"])
     try:
         code, names = compile_test(brief, lambda *_: None)
-        add_answer_to_namespace(names, function, function)
+        add_answer_and_helpers_to_namespace(names, function, function)
         names["__holds__"] = lambda value: type(value) is UnknownValue or value
         run_test(code, names, brief["check"])
     except InvalidTest as error:

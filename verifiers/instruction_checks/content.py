@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlvr.verifiers.instruction_checks.instruction import COMPARISONS, InstructionKind, is_relation_met
-from rlvr.verifiers.instruction_checks.languages import LANGUAGES, detect_language, is_english
+from rlvr.verifiers.instruction_checks.languages import LANGUAGES, detect_language, may_be_english
 from rlvr.verifiers.instruction_checks.text_parsing import count_occurrences, split_sentences, split_words
 
 Arguments = Mapping[str, Any]
@@ -109,11 +109,11 @@ INSTRUCTIONS: tuple[InstructionKind, ...] = (
     ),
     InstructionKind(
         "change_case:english_capital", "In English and in capital letters only.",
-        lambda text, _: text.isupper() and is_english(text.lower()), correct="THE SUN IS UP.", incorrect="The SUN is UP.", difference_note=ENGLISH_NOTE,
+        lambda text, _: text.isupper() and may_be_english(text.lower()), correct="THE SUN IS UP.", incorrect="The SUN is UP.", difference_note=ENGLISH_NOTE,
     ),
     InstructionKind(
         "change_case:english_lowercase", "In English and in lowercase letters only.",
-        lambda text, _: text.islower() and is_english(text), correct="the sun is up.", incorrect="The sun is up.", difference_note=ENGLISH_NOTE,
+        lambda text, _: text.islower() and may_be_english(text), correct="the sun is up.", incorrect="The sun is up.", difference_note=ENGLISH_NOTE,
     ),
     InstructionKind(
         "punctuation:no_comma", "No commas.", lambda text, _: not set(COMMAS) & set(text), correct="Yes and no.", incorrect="Yes， no.",

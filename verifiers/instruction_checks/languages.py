@@ -118,10 +118,10 @@ def _pick_language(language_codes: tuple[str, ...], text: str) -> str:
     return best
 
 
-def is_english(text: str) -> bool:
+def may_be_english(text: str) -> bool:
     """Whether a text is English, or too short to be recognized as another language.
 
-    >>> is_english("HELLO WORLD"), is_english("hola mundo de la vida")
+    >>> may_be_english("HELLO WORLD"), may_be_english("hola mundo de la vida")
     (True, False)
     """
     return detect_language(text) == "en"

@@ -10,7 +10,7 @@ from rlvr.contracts import Session, StepResult, Transcript, Verifier, VerifierEx
 from rlvr.contracts.schema import SchemaValidationError, validate_arguments
 from rlvr.contracts.tool import Tool, truncate_middle
 from rlvr.envs.external._foreign_host import ForeignError, ForeignHost, ForeignInstanceProxy, ForeignProcessLost
-from rlvr.errors import RlvrError, reject_non_text_answers
+from rlvr.errors import RlvrError, require_text_answers
 from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import Call, CallStatus, ToolResult, ToolSpec, Turn
 
@@ -38,7 +38,7 @@ class CallsVerifier(Verifier):
         VerifierExample({"truth": [{"add": {"x": [1]}}], "single": True}, correct=(), incorrect=("", "add(x=1)", '{"name": "add"}')),
     )
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score 0: a text alone calls nothing."""
         return Verdict(0.0, "nothing was called")
@@ -98,7 +98,7 @@ class CallSession(Session):
         if self.host is None:
             return self._record_calls(turn)
         try:
-            return self._run_calls(turn) if turn.calls_needing_result else self._next_request()
+            return self._run_calls(turn) if turn.calls_needing_result_or_error else self._next_request()
         except ForeignError as error:
             self.failure = self._find_fault(error)
             return StepResult(done=True)
@@ -134,22 +134,23 @@ class CallSession(Session):
 
         If several calls are expected, a turn with one call is followed by another turn: some dialects end a turn at its first call.
         """
-        fitted = [check_call(self.specs, call) for call in turn.calls_needing_result]
-        if turn.calls_needing_result and all(given is None for given, _ in fitted):
+        fitted = [check_call(self.specs, call) for call in turn.calls_needing_result_or_error]
+        if turn.calls_needing_result_or_error and all(given is None for given, _ in fitted):
             return make_step_result(
-                turn, [ToolResult(call.id, why, ok=False) for call, (_, why) in zip(turn.calls_needing_result, fitted, strict=True)]
+                turn,
+                [ToolResult(call.id, why, ok=False) for call, (_, why) in zip(turn.calls_needing_result_or_error, fitted, strict=True)],
             )
-        pairs = zip(turn.calls_needing_result, fitted, strict=True)  # an invalid call beside valid ones counts as a wrong call
+        pairs = zip(turn.calls_needing_result_or_error, fitted, strict=True)  # an invalid call beside valid ones counts as a wrong call
         self.calls += [
             {"name": call.name, "arguments": given} if given is not None else {"name": "", "arguments": {}} for call, (given, _) in pairs
         ]
-        if self.category in PARALLEL_CATEGORIES and len(turn.calls_needing_result) == 1:
-            return make_step_result(turn, [ToolResult(turn.calls_needing_result[0].id, CALL_NOTED_RESULT, ok=True)])
+        if self.category in PARALLEL_CATEGORIES and len(turn.calls_needing_result_or_error) == 1:
+            return make_step_result(turn, [ToolResult(turn.calls_needing_result_or_error[0].id, CALL_NOTED_RESULT, ok=True)])
         return None
 
     def _run_calls(self, turn: Turn) -> StepResult:
         results: list[ToolResult] = []
-        for call in turn.calls_needing_result:
+        for call in turn.calls_needing_result_or_error:
             given, why = check_call(self.specs, call)
             if given is None:
                 results.append(ToolResult(call.id, why, ok=False))
@@ -207,7 +208,7 @@ def check_call(specs: Sequence[ToolSpec], call: Call) -> tuple[dict[str, Any] | 
 
 def make_step_result(turn: Turn, results: Sequence[ToolResult]) -> StepResult:
     """Make the reply to a turn with calls: one message for each result."""
-    pairs = zip(turn.calls_needing_result, results, strict=True)
+    pairs = zip(turn.calls_needing_result_or_error, results, strict=True)
     told = tuple(Message(role="tool", content=one.text, name=call.name or "unknown", tool_call_id=call.id) for call, one in pairs)
     return StepResult(told, tool_results=tuple(results))
 

@@ -87,7 +87,7 @@ done
 """Restores the image's virtual environments; if the working folder is one itself, its commands and modules."""
 
 
-def stage_files_and_get_problem(sandbox_session: SandboxSession, image: TaskImage, folder: TaskFolder, answer_archive: bytes) -> str:
+def stage_answer_and_tests(sandbox_session: SandboxSession, image: TaskImage, folder: TaskFolder, answer_archive: bytes) -> str:
     """Unpack the answer's files into a fresh sandbox, then copy the tests, so that no file of an answer replaces a test. Returns why
     that failed, or ''.
     """

@@ -24,8 +24,8 @@ from rlvr.envs.external._harbor.sessions import (
     copy_files_and_export_variables,
     make_sandbox_spec,
 )
-from rlvr.envs.external._harbor.staging import stage_files_and_get_problem
-from rlvr.errors import ToolInfrastructureError, reject_non_text_answers
+from rlvr.envs.external._harbor.staging import stage_answer_and_tests
+from rlvr.errors import ToolInfrastructureError, require_text_answers
 from rlvr.task import Fault, Task, Verdict
 
 MAX_RUNS = 3  # of one verdict: the tests on the answer, the solution, the tests on that
@@ -76,7 +76,7 @@ class TaskFolderVerifier(Verifier):
         self._solution_reports: dict[str, RewardReport] = {}
         self._locks = {name: Lock() for name in folders}
 
-    @reject_non_text_answers
+    @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Score 0: a text alone has changed no file."""
         return Verdict(0.0, "there was no sandbox session, so nothing was done")
@@ -116,7 +116,7 @@ class TaskFolderVerifier(Verifier):
         image = get_or_build_image(folder)
         with self._open_session(folder, image) as box:
             copy_files_and_export_variables(box, image, {})
-            if wrong := stage_files_and_get_problem(box, image, folder, answer_archive):
+            if wrong := stage_answer_and_tests(box, image, folder, answer_archive):
                 return RewardReport(None, wrong)
             seconds = min(folder.test_timeout_s, max(end - time.monotonic(), 1.0))
             outcome = box.run(_build_test_command(folder, image), timeout=seconds)

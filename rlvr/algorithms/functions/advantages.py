@@ -40,7 +40,7 @@ def has_no_signal(rewards: Rewards) -> bool:
     return len(scored) < 2 or max(scored) - min(scored) <= REWARD_TOLERANCE * max(1.0, max(map(abs, scored)))
 
 
-def compute_std(values: Sequence[float]) -> float:
+def compute_sample_std(values: Sequence[float]) -> float:
     """Compute the standard deviation with Bessel's correction; 0 for fewer than two values."""
     mean = math.fsum(values) / max(1, len(values))
     return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
@@ -83,7 +83,7 @@ def divide_by_std(
     if scale_rewards not in ("group", "batch"):
         return advantages
     spreads = (
-        [compute_std(drop_missing(g)) for g in rewards]
+        [compute_sample_std(drop_missing(g)) for g in rewards]
         if scale_rewards == "group"
         else [_compute_batch_std(rewards, all_reduce)] * len(rewards)
     )

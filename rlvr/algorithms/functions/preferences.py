@@ -68,10 +68,10 @@ def compute_pair_advantage(margin: float, beta: float, preference_loss: str, smo
     return beta * ((1 - smoothing) * _sigmoid(-margin) - smoothing * _sigmoid(margin))
 
 
-def select_pairs(rewards: Rewards, max_pairs: int = 1) -> list[tuple[int, int]]:
+def pair_best_with_worst(rewards: Rewards, max_pairs: int = 1) -> list[tuple[int, int]]:
     """Select up to `max_pairs` disjoint pairs: the best with the worst, the second best with the second worst, and so on.
 
-    >>> select_pairs([0.0, 1.0, None, 0.5, 1.0], max_pairs=3)
+    >>> pair_best_with_worst([0.0, 1.0, None, 0.5, 1.0], max_pairs=3)
     [(1, 0), (4, 3)]
     """
     left, found = list(rewards), list[tuple[int, int]]()
@@ -92,7 +92,7 @@ def compute_preference_advantages(
     all_reduce: AllReduce = single_process_all_reduce,
 ) -> PreferenceAdvantages:
     """Compute DPO or IPO on the pairs of each group. `implicit_rewards` has s of every answer; `rewards` is None for excluded answers."""
-    chosen = [(g, *picked) for g, group in enumerate(rewards) for picked in select_pairs(group, max_pairs)]
+    chosen = [(g, *picked) for g, group in enumerate(rewards) for picked in pair_best_with_worst(group, max_pairs)]
     [count] = all_reduce([float(len(chosen))])
     advantages = [[0.0] * len(group) for group in rewards]
     sums = [0.0] * 4
@@ -160,7 +160,7 @@ def select_paired_answers(groups: Sequence[Sequence[Episode]], max_pairs: int) -
     """Return the members of each group's pairs, without groups that have no pair."""
     found = []
     for group in groups:
-        members = sorted(i for picked in select_pairs([e.reward for e in group], max_pairs) for i in picked)
+        members = sorted(i for picked in pair_best_with_worst([e.reward for e in group], max_pairs) for i in picked)
         found.append([group[i] for i in members])
     kept = [group for group in found if group]
     if not kept:

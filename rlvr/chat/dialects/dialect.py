@@ -183,10 +183,12 @@ class Dialect(ABC):
             lines += [json.dumps(spec.to_openai_format()["function"], ensure_ascii=False)]
         example = Call("0.0", tools[0].name, _build_example_arguments(tools[0])) if tools else Call("0.0", "name", {})
         lines += ["", "To call one, write exactly this, with your own values:", self.format_calls([example], tools)]
-        ends = f"Your turn ends with the call, and the next message has its result, as {self.format_result('NAME', '...')!r}."
+        ends = (
+            f"Your turn ends with the call, and the next message has its result, as {self.format_result_as_user_message('NAME', '...')!r}."
+        )
         return "\n".join([*lines, "", f"{ends} When you need no more calls, write the answer."])
 
-    def format_result(self, name: str, text: str) -> str:
+    def format_result_as_user_message(self, name: str, text: str) -> str:
         """Format a tool result as a labelled user message, for chat templates without tool support."""
         return f"Result of {name}:\n{text}"
 

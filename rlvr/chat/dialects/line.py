@@ -74,7 +74,7 @@ class LineDialect(Dialect):
         """Format one line per tool, as a short description for small models."""
         return "\n".join(["Tools:", *(f"!{spec.name} {self._describe_arguments(spec, tools)}".rstrip() for spec in tools)])
 
-    def format_result(self, name: str, text: str) -> str:
+    def format_result_as_user_message(self, name: str, text: str) -> str:
         """Format a result as `=TEXT`."""
         return f"={text}"
 

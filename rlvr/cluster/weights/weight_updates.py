@@ -81,10 +81,10 @@ def compute_checksum(tensor_slices: Iterable[TensorSlice]) -> int:
     return found
 
 
-class WeightHistory:
+class WeightUpdateHistory:
     """The stored weight updates; finds which ones a worker must load to get from its version to another.
 
-    >>> history = WeightHistory()
+    >>> history = WeightUpdateHistory()
     >>> for version, is_delta in enumerate([False, True, True]):
     ...     history.add(version, WeightUpdate([], is_delta))
     >>> len(history.get_updates(2, current_version=1)), len(history.get_updates(2, current_version=None))

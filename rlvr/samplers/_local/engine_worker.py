@@ -27,7 +27,7 @@ from typing import Any
 from rlvr.contracts import Request, RequestQueue, SamplingParams
 from rlvr.contracts.sampler import NumberedRequests
 from rlvr.errors import ConfigError
-from rlvr.samplers._colocated import ColocatedEngine, EngineConfig
+from rlvr.samplers._colocated import ColocatedEngine, VLLMEngineConfig
 from rlvr.samplers._local.engine_plan import clear_shared_memory
 from rlvr.samplers._local.engine_process import KILL_TIMEOUT_S
 from rlvr.samplers._local.message_socket import MessageSocket
@@ -74,7 +74,7 @@ class EngineWorker:
     def __init__(self, connection: MessageSocket, orders: Orders, start: dict[str, Any]) -> None:
         self.connection, self.orders, self.tied_names = connection, orders, dict[str, str]()
         source: Any = start["model"] if start["whole"] else Path(start["model"])
-        place = EngineConfig(**start["place"])
+        place = VLLMEngineConfig(**start["place"])
         self.engine = ColocatedEngine(source, place, completion_timeout_s=math.inf, tied_weights=start["tied"], folder=Path(start["home"]))
         if start["tied"] and not self.engine.is_on_gpu:
             self.tied_names = {start["tied"][1]: start["tied"][0]}

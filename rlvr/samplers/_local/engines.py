@@ -22,7 +22,7 @@ from rlvr.contracts import Completion, Request, RequestQueue, SamplingParams, We
 from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.models.device import free_cached_memory
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
-from rlvr.samplers._colocated import EngineConfig, find_tied_weights
+from rlvr.samplers._colocated import VLLMEngineConfig, find_tied_head_and_embeddings
 from rlvr.samplers._local.engine_plan import EnginePlan, choose_weights_folder, clear_shared_memory
 from rlvr.samplers._local.engine_process import EngineProcess
 from rlvr.samplers._local.engine_slot import EngineSlot
@@ -46,7 +46,7 @@ class LocalEngines:
     name = "the vLLM engines beside the trainer"
 
     def __init__(
-        self, model: Any, config: EngineConfig, timeouts: Timeouts, plan: EnginePlan, *, concurrency: int, folder: str | None = None
+        self, model: Any, config: VLLMEngineConfig, timeouts: Timeouts, plan: EnginePlan, *, concurrency: int, folder: str | None = None
     ) -> None:
         self.timeouts, self.plan, self.config = timeouts, plan, config
         within = folder or str(choose_weights_folder(model))
@@ -71,7 +71,7 @@ class LocalEngines:
             if not isinstance(model, str):
                 plain = model.get_base_model() if hasattr(model, "get_base_model") else model
                 plain.config.save_pretrained(self._folder / "shape")
-                self._start_order |= {"model": str(self._folder / "shape"), "tied": find_tied_weights(plain)}
+                self._start_order |= {"model": str(self._folder / "shape"), "tied": find_tied_head_and_embeddings(plain)}
             for slot in self.slots:
                 self._start_engine(slot)
             self._wait_until(lambda: all(slot.state == "ready" for slot in self.slots))

@@ -15,7 +15,7 @@ SOCKET_FOLDER_VARIABLE, MAX_FOLDER_CHARS = "VLLM_RPC_BASE_PATH", 70
 
 
 @contextmanager
-def redirect_rendezvous(folder: Path) -> Iterator[None]:
+def redirect_vllm_rendezvous_files(folder: Path) -> Iterator[None]:
     """Within this context, let vLLM put its rendezvous files and sockets into a folder, instead of leaving them in /tmp."""
     makers = [importlib.import_module(f"vllm.v1.executor.{kind}proc_executor") for kind in ("uni", "multi")]
     before = [

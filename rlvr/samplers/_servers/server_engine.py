@@ -271,7 +271,7 @@ class ServerEngine:
             if waiting:
                 pool.shutdown(wait=False, cancel_futures=True)
                 while not all(future.done() for future in waiting):  # repeat: a thread may open a connection after the first abort
-                    self.close_connections()
+                    self.abort_requests()
                     time.sleep(0.05)
             pool.shutdown(wait=True)
 
@@ -279,7 +279,7 @@ class ServerEngine:
         """Return one scoring function for each active server, so that every weight update is checked."""
         return {f"the vLLM server at {get_base_url(server)}": partial(self._score_tokens, server) for server in self.pool.active}
 
-    def close_connections(self) -> None:
+    def abort_requests(self) -> None:
         """Abort all requests in progress."""
         for server in self.servers:
             server.abort()

@@ -121,7 +121,7 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
         )
     gains = [gain for row in before + after if (gain := estimate_advantage_correlation(row)) is not None]
     if len(gains) > 1 and go_against_advantages(gains):
-        return explain_wrong_sign(run)
+        return explain_updates_against_advantages(run)
     largest, rate = _find_blamed_update(run, step), run.config.train.learning_rate
     if (decay := run.config.train.weight_decay) * rate > LARGE_DECAY:
         return f"train.weight_decay ({decay:g}) takes {decay * rate:.1%} of the weights in each step: lower it"
@@ -142,7 +142,7 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
         )
     against = [row["update_gain"] for row in before + after if is_number(row.get("update_gain"))]
     if against and sum(gain < 0 for gain in against) > 0.8 * len(against):
-        return explain_wrong_sign(run)
+        return explain_updates_against_advantages(run)
     return (
         f"No single update just before was large, so many have gone the same way: train.learning_rate ({rate:g}) is too high for batches "
         "of this size, or nothing holds the policy back (algorithm.beta), or the reward pays for it. Read the answers of this step in "
@@ -150,7 +150,7 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
     )
 
 
-def explain_wrong_sign(run: RunEvidence) -> str:
+def explain_updates_against_advantages(run: RunEvidence) -> str:
     """Explain updates that go against the advantages."""
     own = " or ".join(run.own_parts.values())
     bonus = ", or algorithm.entropy_coef outweighs the advantages" if run.config.algorithm.get("entropy_coef") else ""
@@ -160,7 +160,7 @@ def explain_wrong_sign(run: RunEvidence) -> str:
     )
 
 
-def explain_verifier(run: RunEvidence, answers: Sequence[KeptAnswer], when: str, told: str = "") -> str:
+def explain_changed_verifier(run: RunEvidence, answers: Sequence[KeptAnswer], when: str, told: str = "") -> str:
     """Explain a verifier that no longer tells answers apart as it did; `when`: when they were given, `told`: what it does now."""
     if not told and run.probe is not None:
         told = run.probe.describe_change(answers, run.probe.verify_again(answers)) or "their scores had no order in common"

@@ -196,7 +196,7 @@ class WrongSign(HealthRule):
         if causes.describe_penalty(self.run, self.run.rows[-WINDOW_STEPS:]):  # it may well outweigh the advantages
             return None
         what = f"the updates of {len(self._gains)} steps went against the advantages (update_gain is below 0)"
-        return Trouble("sign", self._first_step, what, causes.explain_wrong_sign(self.run), self._first_step - 1)
+        return Trouble("sign", self._first_step, what, causes.explain_updates_against_advantages(self.run), self._first_step - 1)
 
 
 class MissingGradient(HealthRule):
@@ -229,7 +229,7 @@ class MissingGradient(HealthRule):
         cause, reward, probe, checked = self._explain(rows), compute_mean(rows, "reward"), run.probe, run.checked_answers
         if probe is not None and reward is not None:
             if told := run.examine_or_reuse("verifier", lambda: probe.describe_change(checked, probe.verify_again(checked))):
-                cause = causes.explain_verifier(run, checked, f"of step {run.checked_step}", told)
+                cause = causes.explain_changed_verifier(run, checked, f"of step {run.checked_step}", told)
             elif reward > 0 and run.examine_or_reuse("saturation", lambda: self._is_saturated(probe, rows, reward)):
                 run.solved_reward = reward - SAME_SCORE
                 run.warn(
@@ -463,7 +463,7 @@ class RewardFall(HealthRule):
             return None
         what = f"the reward has fallen from {best.mean:.3g} to {recent.mean:.3g}"
         if change is FallCause.VERIFIER:
-            cause = causes.explain_verifier(run, kept, f"of step {run.best_answers_step}")
+            cause = causes.explain_changed_verifier(run, kept, f"of step {run.best_answers_step}")
         else:
             what += f" and the answers have changed: {'; '.join(changes)}" if changes else ""
             cause = causes.explain_policy_change(run, step, fall)
@@ -545,7 +545,7 @@ class HeldOutFall(HealthRule):
     def _explain(self, change: FallCause, since: int) -> str:
         is_verifier = change is FallCause.VERIFIER
         return (
-            causes.explain_verifier(self.run, self._best_answers, "before")
+            causes.explain_changed_verifier(self.run, self._best_answers, "before")
             if is_verifier
             else causes.explain_policy_change(self.run, since)
         )
@@ -603,7 +603,7 @@ class ChangedVerifier(HealthRule):
         if self._num_doubts < min(PATIENCE_OF_CHECKS, self.bounds.patience):
             return Doubt()
         what = f"the verifier scores answers otherwise than at first (it did not up to step {self._known_until})"
-        cause = causes.explain_verifier(run, run.checked_answers, f"of step {run.checked_step}", told)
+        cause = causes.explain_changed_verifier(run, run.checked_answers, f"of step {run.checked_step}", told)
         return Trouble("verifier", step - self._num_doubts + 1, what, cause, max(0, self._known_until - 1))
 
     def _choose_answers(self, probe: RewardFallProbe, step: int) -> None:

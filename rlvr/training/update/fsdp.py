@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlvr.models.device import get_trainer_precision
-from rlvr.models.safetensors_files import TensorFolder
+from rlvr.models.safetensors_files import TensorFolderReader
 from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update.policy import Policy, has_no_weights
 from rlvr.training.update.reference import ReferencePolicy
@@ -135,13 +135,13 @@ class FolderWeightLoader:
     >>> FolderWeightLoader.for_model(model, "checkpoints/last")  # doctest: +SKIP
     """
 
-    def __init__(self, folder: TensorFolder) -> None:
+    def __init__(self, folder: TensorFolderReader) -> None:
         self.folder = folder
 
     @classmethod
     def for_model(cls, model: nn.Module, folder: Any) -> FolderWeightLoader | None:
         """Create a loader if the folder has the model's tensors by name; return None if transformers must convert them."""
-        found = TensorFolder(folder)
+        found = TensorFolderReader(folder)
         return cls(found) if found.has_tensors({name: tensor.shape for name, tensor, _ in adapter.list_base_model_tensors(model)}) else None
 
     def __call__(self, model: nn.Module) -> None:

@@ -492,7 +492,7 @@ class Learner(Hinted):
         spread = step.compute_advantage_moment_sums()
         numbers = (
             account
-            | step.compute_group_metrics()
+            | step.compute_group_count_metrics()
             | {f"advantage/{k}": v for k, v in spread.items()}
             | {"tokens/computed_with_padding": mean_metrics.num_computed_tokens}
         )

@@ -11,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from rlvr.config.training import CriticConfig
+from rlvr.config.training import SeparateCriticConfig
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.errors import ConfigError
 from rlvr.models.device_defaults import TokenBudget
@@ -35,7 +35,7 @@ class OptimizationSettings:
     lr_scheduler: str = "constant"
     warmup_steps: int = 0
     """The number of linear warmup steps, under every schedule; the learning rate is above 0 from the first step."""
-    separate_critic: CriticConfig | None = None
+    separate_critic: SeparateCriticConfig | None = None
     """The settings of a separate critic; None: a linear head on the policy's hidden states."""
     minibatches_per_step: int = 1
     """The number of optimizer steps per pass over the episodes."""

@@ -171,7 +171,7 @@ class StepData:
         ]
         return torch.where(self.rows.repeat_per_policy_token([float(both) for both in looked_at]) > 0, trainer, math.nan)
 
-    def compute_group_metrics(self) -> dict[str, float]:
+    def compute_group_count_metrics(self) -> dict[str, float]:
         """Count the groups, and those without spread or with too few scores."""
         rewards = [[e.reward if e.is_scored and not e.is_auxiliary else None for e in group] for group in self.groups]
         lone = sum(sum(r is not None for r in group) < 2 for group in rewards)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.models.model_loading import load_model
-from rlvr.models.safetensors_files import TensorFolder, TensorWriter
+from rlvr.models.safetensors_files import TensorFolderReader, TensorWriter
 from rlvr.training.update.policy import PolicyOutputs, require_float32
 from tests.training.peers.launch import ROOT, ended, started
 from tests.training.update.shards import REFERENCE, apart, flat, groups, new
@@ -144,7 +144,7 @@ def test_a_file_is_read_by_rows_and_written_as_announced(tmp_path: Path) -> None
             file.write_tensor(name, tensor)
     loaded = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(loaded[name], tensor) and loaded[name].dtype is tensor.dtype for name, tensor in whole.items())
-    folder = TensorFolder(tmp_path)
+    folder = TensorFolderReader(tmp_path)
     assert torch.equal(folder.read_slice("a", (slice(2, 4), slice(0, 3))), whole["a"][2:4]) and torch.equal(
         folder.read_slice("c", ()), whole["c"]
     )
@@ -153,7 +153,7 @@ def test_a_file_is_read_by_rows_and_written_as_announced(tmp_path: Path) -> None
     assert folder.has_tensors({"a": (6, 3)}) and not folder.has_tensors({"a": (3, 6)}) and not folder.has_tensors({"x": (1,)})
     (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"model.safetensors is not a complete safetensors file: it ends too early"):
-        TensorFolder(tmp_path)
+        TensorFolderReader(tmp_path)
     wrong = r"b .*was written, but a with"
     with pytest.raises(ValueError, match=wrong), TensorWriter(tmp_path / "other", whole) as file:
         file.write_tensor("b", whole["b"])

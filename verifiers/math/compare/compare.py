@@ -24,7 +24,7 @@ from rlvr.verifiers.math.compare.scalars import (
     explain_invalid_value,
     split_unit,
 )
-from rlvr.verifiers.math.parsing.parser import make_point_name
+from rlvr.verifiers.math.parsing.parser import make_canonical_point_name
 from rlvr.verifiers.math.parsing.tree import (
     LimitExceeded,
     Tree,
@@ -118,7 +118,7 @@ def _compare_words(gold: Tree, answer: Tree, context: CompareContext) -> Compari
         right = is_same_wording(gold[1], answer[1])
         return Comparison(right, f"the words {answer[1]!r} {'are' if right else 'are not'} {gold[1]!r}"[:200])
     if answer[0] == "sym" and " " in answer[1]:
-        right = make_point_name(answer[1].partition(" ")[0], gold[1].upper()) == answer
+        right = make_canonical_point_name(answer[1].partition(" ")[0], gold[1].upper()) == answer
         return Comparison(right, f"{format_tree(answer)} {'is' if right else 'is not'} {gold[1]!r}")
     if answer[0] in ("list", "set") and list(gold[1]) == sorted(set(gold[1])):  # the choices AC, with a comma
         right = sorted(arg[1].lower() for arg in answer[1:] if arg[0] == "sym") == list(gold[1]) and len(gold[1]) == len(answer) - 1
@@ -945,7 +945,7 @@ def _split_choice_letters(gold: Tree, answer: Tree) -> Tree:
 def _read_word_as_product(gold: Tree, answer: Tree) -> Tree:
     """Convert a short word to what its letters mean in the gold: a product, or the name of an angle."""
     if answer[0] == "text" and gold[0] == "sym" and " " in gold[1]:
-        return make_point_name(gold[1].partition(" ")[0], answer[1].upper())
+        return make_canonical_point_name(gold[1].partition(" ")[0], answer[1].upper())
     letters = {letter.lower(): letter for letter in get_free_symbols(gold)}
     if answer[0] != "text" or not answer[1].isalpha() or not letters.keys() >= set(answer[1]):
         return answer

@@ -37,7 +37,7 @@ from rlvr.verifiers.math.parsing.units import (
     parse_unit_label,
 )
 from rlvr.verifiers.math.values.normal_form import is_equal_normal_form
-from rlvr.verifiers.math.values.numeric import differs_at_sample_points, evaluate_real, get_mp_context
+from rlvr.verifiers.math.values.numeric import differs_at_sample_points, evaluate_real, get_thread_mp_context
 from rlvr.verifiers.math.values.rational import NotFinite, to_rational
 
 SHORT_EXPANSION_STEPS = 2_000
@@ -412,7 +412,7 @@ def _to_exact_or_rounded_rational(tree: Tree) -> Any:
     if value is not None:
         return value
     approximate = evaluate_real(tree)
-    if approximate is None or abs(get_mp_context().mag(approximate)) > 4000:
+    if approximate is None or abs(get_thread_mp_context().mag(approximate)) > 4000:
         return None
     sign, mantissa, exponent, _ = approximate._mpf_
     scaled = Fraction(int(mantissa)) * (Fraction(2) ** exponent)

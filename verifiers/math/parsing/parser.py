@@ -312,7 +312,7 @@ class AnswerParser:
         clock = self.parse_clock()
         if clock is not None:
             return clock
-        named = self.parse_value_name()
+        named = self.parse_name_of_value()
         if named is not None:
             return named
         tree = self.parse_smaller_unit(self.parse_unit(self.parse_sum()))
@@ -328,7 +328,7 @@ class AnswerParser:
 
     # Names, clock times and units around a value
 
-    def parse_value_name(self) -> Tree | None:
+    def parse_name_of_value(self) -> Tree | None:
         """Parse words before an equals sign that name the value: `Area = 5`; None if there are none."""
         if self.peek().kind not in ("word", "text"):
             return None
@@ -859,7 +859,7 @@ class AnswerParser:
         if not lettered or not (token.text.isupper() or kind == "segment") or (braced and self.peek(2).text != "}"):
             return None
         self.position += 3 if braced else 1
-        return make_point_name(kind, token.text)
+        return make_canonical_point_name(kind, token.text)
 
     def parse_absolute(self, sign: str) -> Tree:
         """Parse the content between two bars."""
@@ -1138,10 +1138,10 @@ def _parse_numeral(text: str) -> Tree:
     return ("dec", int(whole + places), len(places) - int(exponent))
 
 
-def make_point_name(kind: str, letters: str) -> Tree:
+def make_canonical_point_name(kind: str, letters: str) -> Tree:
     """Make a name of points in canonical order: the angle CBA is the angle ABC, the segment BA is AB, a vector keeps its order.
 
-    >>> make_point_name("angle", "CBA"), make_point_name("segment", "BA"), make_point_name("vector", "BA")
+    >>> make_canonical_point_name("angle", "CBA"), make_canonical_point_name("segment", "BA"), make_canonical_point_name("vector", "BA")
     (('sym', 'angle ABC'), ('sym', 'segment AB'), ('sym', 'vector BA'))
     """
     either_way = (kind == "angle" and len(letters) == 3) or (kind in ("segment", "line", "arc") and letters.isupper() and len(letters) == 2)

@@ -32,7 +32,7 @@ class NoNumericRule(Exception):
     """Raised if there is no numeric rule for a part of the expression."""
 
 
-def get_mp_context() -> Any:
+def get_thread_mp_context() -> Any:
     """Return the mpmath context of this thread."""
     if not hasattr(_LOCAL, "mp"):
         _LOCAL.mp = MPContext()
@@ -60,7 +60,7 @@ class Evaluator:
     """Evaluates trees as mpmath numbers at one sample point, with a given number of digits."""
 
     def __init__(self, digits: int, point: dict[str, Fraction]) -> None:
-        self.mp = get_mp_context()
+        self.mp = get_thread_mp_context()
         self.digits = digits
         self.point = point
         self.max_exponent = 0
@@ -285,7 +285,7 @@ def differs_at_sample_points(a: Tree, b: Tree) -> bool | None:
 
 def is_close(x: Any, y: Any, max_exponent: int, digits: int) -> bool:
     """Whether two values agree to all but a dozen of their digits, with cancellation taken into account."""
-    mp = get_mp_context()
+    mp = get_thread_mp_context()
     if x == y:
         return True
     old = mp.prec
@@ -305,7 +305,7 @@ def evaluate_real(tree: Tree, digits: int = BASE_DIGITS) -> Any | None:
         value = Evaluator(digits, {}).evaluate(tree)
     except (NoNumericRule, NotFinite, LimitExceeded):
         return None
-    mp = get_mp_context()
+    mp = get_thread_mp_context()
     if mp.im(value) != 0:
         return None
     return mp.re(value)

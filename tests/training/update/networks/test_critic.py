@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rlvr.config.training import CriticConfig
+from rlvr.config.training import SeparateCriticConfig
 from rlvr.errors import ConfigError
 from rlvr.registry.plugins import build
 from rlvr.training.update.learner import Learner, OptimizationSettings
@@ -17,10 +17,10 @@ from rlvr.training.update.networks.critic import Critic
 from tests.fixtures.gradients import fixed_groups
 from tests.fixtures.learning import tiny_model
 
-OWN = CriticConfig(learning_rate=1e-2)
+OWN = SeparateCriticConfig(learning_rate=1e-2)
 
 
-def learner_with(critic: CriticConfig | None, *, rate: float = 0.0, model: Any = None, **settings: Any) -> Learner:
+def learner_with(critic: SeparateCriticConfig | None, *, rate: float = 0.0, model: Any = None, **settings: Any) -> Learner:
     chosen = {"num_iterations": 1, "beta": 0.0, **settings}
     return Learner(
         model or tiny_model(), build("algorithm", "ppo", **{k: v for k, v in chosen.items() if k != "kl_in"}),
