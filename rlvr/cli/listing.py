@@ -64,7 +64,7 @@ def list_catalog(kind_name: str | None, name: str, *, json: bool) -> None:
     """Print the catalog of an environment: the names it can build, and the reasons why it cannot build the others."""
     if kind_name is None or _to_plural_kind(kind_name) != "envs":
         raise ConfigError(f"--catalog {name} lists the catalog of an environment; write `rlvr list envs --catalog {name}`")
-    offered = getattr(load_factory("env", name), "catalog", tuple)
+    offered = getattr(load_factory("env", name), "list_support_status", tuple)
     rows = [dict(row) for row in offered()]
     if not rows:
         raise ConfigError(f"env {name!r} is one environment, not a catalog; `rlvr show env {name}` explains it")
