@@ -11,7 +11,9 @@ from rlvr.task import Task, make_user_prompt
 
 
 class CopyReverse(Environment):
-    """Words to write backwards. No palindromes are drawn, so the question is never its own answer.
+    """Words to write backwards.
+
+    No palindromes are drawn, so the question is never its own answer.
 
     >>> import rlvr
     >>> rlvr.make_env("copy_reverse", length=4).task("train", 0).question

@@ -129,7 +129,7 @@ class Dataset(Environment):
         return len(self._tasks_of_split(split))
 
     def gold(self, task: Task) -> str | None:
-        """Return the row's solution, or its reference in the first format that the verifier accepts."""
+        """Return the row's solution or its reference, in the first format that the verifier accepts; None if no format is accepted."""
         own, right = str(task.meta.get("solution", "")), task.reference
         forms = [own] if own else []
         if isinstance(right, str):

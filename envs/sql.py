@@ -109,7 +109,10 @@ class SqlSession(ToolSession):
     """Session with the database of one task."""
 
     def tool_data(self) -> Mapping[str, Any]:
-        """Return the script of the database that the policy may read, which is never one used for verification."""
+        """Return the script of the database that the policy may read.
+
+        That database is never one used for verification.
+        """
         return {"script": self.task.meta["script"]}
 
 

@@ -94,12 +94,15 @@ class Episode:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the episode counts for training and metrics: it did not fail, and its verdict has a score."""
+        """Whether the episode did not fail, and its verdict, if there is one, has a score.
+
+        Other episodes do not count for training and metrics.
+        """
         return self.stop_reason is not StopReason.FAILED and (self.verdict is None or self.verdict.is_scored)
 
     @property
     def is_auxiliary(self) -> bool:
-        """Whether the episode is only a baseline of its group (greedy or mismatched) or a canary. It is then not trained on."""
+        """Whether the episode is a canary, or only a baseline of its group (greedy or mismatched), and not trained on."""
         return any(self.meta.get(name) for name in ("greedy", "mismatched", "canary"))
 
     @property

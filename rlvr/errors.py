@@ -97,13 +97,16 @@ class CheckFailed(RlvrError):
 
 
 class EnvError(RlvrError):
-    """An environment broke its contract (an action outside the space, a step after the end, a prompt that does not fit)."""
+    """An environment broke its contract, or was used in a way that its contract does not allow.
+
+    Examples: an action outside the space, a step after the end, a prompt that does not fit.
+    """
 
     exit_code = 2
 
 
 class VerifierError(RlvrError):
-    """A verifier failed through no fault of the answer; the answer has no score, not score 0."""
+    """A verifier failed through no fault of the answer, which then has no score (not the score 0)."""
 
 
 class AnswerTypeError(RlvrError, TypeError):
@@ -139,7 +142,7 @@ class AllClusterWorkersLost(SamplerError):
 
 
 class ToolError(RlvrError):
-    """A tool rejects a call. The policy gets the message as the result, and the conversation continues."""
+    """A tool rejects a call; the policy gets the message as the result, and the conversation continues."""
 
 
 class ToolInfrastructureError(RlvrError):
@@ -179,7 +182,7 @@ def _build_answer_type_error(verifier: Any, answer: object) -> AnswerTypeError:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Describe an exception of somebody else's code, whose text may itself raise.
+    """Describe an exception by its type and text; never raises, even if the exception's text does.
 
     >>> describe_exception(KeyError("a1"))
     "KeyError: 'a1'"

@@ -137,10 +137,11 @@ EXTRACTED_HINT = (
 @add_usage_to_constructor_errors
 @dataclass(frozen=True, slots=True)
 class Verdict(Hinted):
-    """The result of verifying one answer. A score of None means *not verified*; it is never turned into 0.
+    """The result of verifying one answer; its score is None if the answer could not be verified.
 
-    The verifiers of this library score from 0 to 1. A reward function of yours may give any number from -1e15 to 1e15. An answer that makes
-    verification fail (fault `answer`) gets 0, or with plain rewards what an empty or a harmless answer gets, if that is less.
+    A score of None is never turned into 0. The verifiers of this library score from 0 to 1. A reward function of yours may give any number
+    from -1e15 to 1e15. An answer that makes verification fail (fault `answer`) gets 0, or with plain rewards what an empty or a harmless
+    answer gets, if that is less.
 
     >>> Verdict(1.0, "12 equals 12").passed
     True
@@ -216,7 +217,7 @@ class Verdict(Hinted):
 
     @property
     def passed(self) -> bool:
-        """Whether the score is the full score, 1; also above it, as a reward function may give."""
+        """Whether the score is the full score: 1 or more."""
         return self.score is not None and self.score >= 1.0
 
     def __float__(self) -> float:
@@ -246,8 +247,9 @@ MAX_DETAIL_BITS = 4096
 
 
 def to_plain_json(value: Any, max_depth: int = MAX_DETAIL_DEPTH) -> Any:
-    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string; what is deeper is left out, and
-    so are the digits of an integer that Python does not write.
+    """Convert a value to plain JSON types; anything else, including NaN and infinity, becomes a string.
+
+    What is deeper than `max_depth` is left out, and so are the digits of an integer that Python does not write.
 
     >>> to_plain_json({"ratio": float("nan"), 1: {2}})
     {'ratio': 'nan', '1': '{2}'}

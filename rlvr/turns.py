@@ -12,7 +12,9 @@ EMPTY_PARAMETERS_SCHEMA: Mapping[str, Any] = {"type": "object", "properties": {}
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """The description of a tool for the policy. Constant during a conversation.
+    """The description of a tool for the policy: its name, what it does, and the schema of its arguments.
+
+    Constant during a conversation.
 
     >>> ToolSpec("now", "The time of day.").to_openai_format()["function"]["name"]
     'now'

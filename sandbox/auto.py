@@ -105,7 +105,10 @@ class AutoSandbox(Sandbox):
 
     @staticmethod
     def find_problems() -> list[tuple[str, str]]:
-        """Return (problem, how to fix it) if neither sandbox works here. For `rlvr doctor`."""
+        """Return [(problem, how to fix it)] if no sandbox works here, else an empty list.
+
+        Called by `rlvr doctor`.
+        """
         with AutoSandbox() as sandbox:
             try:
                 sandbox._find_working()

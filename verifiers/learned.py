@@ -24,10 +24,12 @@ PendingRow = tuple[list[Any], "Future[float]"]
 
 
 class RewardModelVerifier(Verifier):
-    """Score an answer with reward models: the lowest of their scores, each mapped to 0 to 1 by a sigmoid (0.5 is a raw score of 0).
+    """Score an answer with reward models: the lowest of their scores, each mapped to 0 to 1.
+
+    A sigmoid maps the scores: a raw score of 0 becomes 0.5. Without models the true verifier gives the score.
 
     A true verifier verifies the same answers. Its score is only logged, as the component `true`, so that a run shows where the learned
-    reward and the true score differ; the log has their correlation. Without models the true verifier gives the score.
+    reward and the true score differ; the log has their correlation.
 
     >>> import rlvr
     >>> rlvr.make_verifier("learned").verify(rlvr.Task(rlvr.make_user_prompt("2+2="), id="t", reference="4"), "4").components

@@ -78,7 +78,10 @@ class Structure(Verifier):
 
     @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Parse the format, verify the content, multiply the scores."""
+        """Verify the content of the answer section, and multiply its score by `malformed_factor` if the format is wrong.
+
+        An answer in a wrong format is verified as a whole; with a factor of 0 the score is 0, and nothing is verified.
+        """
         content, flaw = self._split_content(answer)
         return self._apply_format(Verdict(0.0, "") if content is None else self.verifier.verify(task, content), flaw)
 

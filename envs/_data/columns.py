@@ -86,7 +86,9 @@ def _format_cell(value: Any) -> str:
 
 
 def guess_column(columns: Sequence[str], setting: str, source_name: str) -> str:
-    """Guess the question or reference column by its name; "" if there is none. Raises ConfigError if several match.
+    """Return the column with a usual name for the question or the reference; "" if no column has one.
+
+    Raises ConfigError if several match.
 
     >>> guess_column(["id", "problem", "solution", "answer"], "reference", "math.jsonl")
     'answer'

@@ -95,7 +95,10 @@ class SharedObjectInstance:
 
     @classmethod
     def load_shared(cls, **load_args: Any) -> None:
-        """Load the shared object. It is not shared if loading starts threads, which a fork loses, or leaves files open."""
+        """Load the object that all instances share, and keep the object only if forks can share it.
+
+        They cannot if loading starts threads, which a fork loses, or leaves files open.
+        """
         _seed_generators()
         before = _list_open_files()
         try:

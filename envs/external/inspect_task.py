@@ -22,10 +22,10 @@ UNSUPPORTED: Mapping[str, str] = {
 
 
 class InspectTask(TaskListEnvironment):
-    """A task of Inspect: the policy answers wherever its solver would call a model, and its scorers verify. Only a full score counts.
+    """A task of Inspect: the policy answers wherever its solver would call a model, and its scorers verify.
 
-    With `strict`, the last line of the answer must also be one of the targets, up to case, spaces and a leading `ANSWER:`. Inspect's own
-    `compare_normalized` and `includes` reward a sentence that denies the target.
+    A score below the full one counts only with `partial`. With `strict`, the last line of the answer must also be one of the targets, up to
+    case, spaces and a leading `ANSWER:`. Inspect's own `compare_normalized` and `includes` reward a sentence that denies the target.
 
     >>> import rlvr
     >>> env = rlvr.make_env("inspect_task", task="evals.py:capitals")  # doctest: +SKIP

@@ -108,7 +108,7 @@ class OpenEnv(GameEnvironment):
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
     def call_query_instance(self, method: str, **given: Any) -> Any:
-        """Call a method in a session that is closed at once, because a server may allow few."""
+        """Call a method of a new instance that is closed afterwards, because a server may allow only few sessions."""
         with self._scout_lock:
             try:
                 with self.host.new_instance() as world:

@@ -79,7 +79,10 @@ class ReasoningGymVerifier(Verifier):
             return Verdict(None, f"reasoning_gym could not score it: {error}", fault=Fault.INFRA)
 
     def call_instance(self, method: str, **given: Any) -> Any:
-        """Call a method of an idle instance; an instance that timed out is discarded."""
+        """Call a method of an idle instance, or of a new one if none is idle.
+
+        An instance that timed out is discarded.
+        """
         with self._lock:
             world = self._idle.pop() if self._idle else None
         if world is None:
@@ -193,7 +196,10 @@ class ReasoningGym(Environment):
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in sorted(UNSUPPORTED.items())]
 
     def task(self, split: str, index: int) -> Task:
-        """Return the question at `index`: the first one drawn for it whose text belongs to the split."""
+        """Return the question at `index` of the split.
+
+        That is the first question drawn for the index whose text belongs to the split.
+        """
         if split not in self.splits:
             raise ConfigError(f"reasoning_gym has no split {split!r}; allowed: {', '.join(self.splits)}")
         if (split, index) not in self._tasks:

@@ -154,7 +154,7 @@ class ToolCallSession(GameSession):
         return self.environment.list_tool_specs()
 
     def step(self, turn: Turn) -> StepResult | None:
-        """Give the calls of the turn to the package, which runs them; or its text, which ends the rollout."""
+        """Let the package run the calls of the turn; a turn without calls gives the package its text, which ends the rollout."""
         if not turn.calls_needing_result_or_error or self.done or self.failure:
             return super().step(turn)
         checked = {call.id: check_call(self.start_tools(), call) for call in turn.calls_needing_result_or_error}

@@ -76,7 +76,10 @@ class ControlTokenEncoder:
         return value
 
     def has_forged_token(self, value: Any, *, is_author: bool = False) -> bool:
-        """Return whether a content spells a control token that it may not produce."""
+        """Return whether a message, or a part of one, spells a control token that its author may not write.
+
+        Raises EnvError if the name of a field or a role contains a control token.
+        """
         if isinstance(value, str):
             return (self._reserved_pattern if is_author else self._any_pattern).search(value) is not None
         if isinstance(value, Mapping):

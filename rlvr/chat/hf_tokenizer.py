@@ -107,7 +107,10 @@ class HFTokenizer:
         return self.control.encode_marks_only(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Convert ids to text, without stop ids. Ids that only the model has become replacement characters."""
+        """Convert ids to text; stop ids are left out.
+
+        Ids that only the model has become replacement characters.
+        """
         said = [i for i in ids if i not in self.stop_ids]
         if said and max(said) >= self.num_text_ids:
             runs = groupby(said, key=lambda i: i >= self.num_text_ids)

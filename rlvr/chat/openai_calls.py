@@ -13,10 +13,10 @@ from rlvr.turns import Call, CallStatus, ToolSpec, Turn
 def build_turn_with_calls(
     content: str, calls: Any, tools: Sequence[ToolSpec], turn: int, *, reasoning: str = "", truncated: bool = False
 ) -> Turn:
-    """Build a turn from its visible text and its calls, which are validated against the tools. The text is not searched for calls.
+    """Build a turn from its visible text and its calls, which are validated against the tools.
 
-    `calls` is a list of `{"function": {"name", "arguments"}}`, or of `{"name", "arguments"}`; the arguments are an object, or JSON in a
-    text. Raises TypeError if it is anything else.
+    The text is not searched for calls. `calls` is a list of `{"function": {"name", "arguments"}}`, or of `{"name", "arguments"}`; the
+    arguments are an object, or JSON in a text. Raises TypeError if it is anything else.
 
     >>> build_turn_with_calls("", [{"name": "now", "arguments": {}}], [ToolSpec("now", "The time.")], 0).calls[0].status.value
     'ok'

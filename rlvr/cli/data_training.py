@@ -127,7 +127,7 @@ def write_data_recipe(
 
 
 def needs_no_recipe(target_or_override: str) -> bool:
-    """Whether `rlvr train TARGET` names an environment or an algorithm, or sets a key: no recipe, and no file or folder that exists."""
+    """Whether `rlvr train TARGET` names an environment or an algorithm or sets a key, and is no recipe and no path that exists."""
     if target_or_override in find_recipes() or Path(target_or_override).expanduser().exists():
         return False
     return bool(SETTING_PATTERN.match(target_or_override)) or target_or_override in [

@@ -149,7 +149,7 @@ class ClusterEpisodeSource:
             yield list(zip(begun.pop(batch), batch.result(), strict=True))
 
     def split_batches(self, requests: EnvRequests) -> Iterator[Sequence[RolloutRequest]]:
-        """Split the rounds into batches. A round stays whole if the sampler's answers depend on the other requests of a batch."""
+        """Split the batches into smaller ones for the rollout workers, except where answers depend on the other requests of a batch."""
         from rlvr.cluster.rollout_tasks import SINGLES_PER_TASK
 
         for batch in requests.batches:

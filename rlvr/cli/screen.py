@@ -20,7 +20,10 @@ UNPRINTABLE = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206
 
 
 def make_stdout_console() -> Console:
-    """Make the console for standard output, as wide as the terminal or COLUMNS; a pipe gets up to 200 columns and no wrapped lines."""
+    """Make the console for standard output.
+
+    The console is as wide as the terminal or COLUMNS; a pipe gets up to 200 columns and no wrapped lines.
+    """
     return _make_console(stderr=False)
 
 

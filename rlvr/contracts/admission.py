@@ -58,7 +58,9 @@ class CapacityLimiter:
         _admission.limiters.add(self)
 
     def acquire(self) -> None:
-        """Take a unit of the running call's permit, or wait for one. The caller must `release` it.
+        """Take a unit of the running call's permit, or wait for one.
+
+        The caller must `release` the unit.
 
         Raises:
             SandboxError: none became free within the timeout, or the limiter is closed.

@@ -235,10 +235,10 @@ class Algorithm(Plugin, ABC):
     def compute_token_batch_stats(
         self, columns: Mapping[str, Tensor], all_reduce: Callable[[Sequence[float]], list[float]] = list
     ) -> Tensor:
-        """Compute one number per token before an optimizer step, which the loss receives as `LossInputs.batch_stats`.
+        """Compute one value per token from all tokens of an optimizer step, such as a mask, for the loss as `LossInputs.batch_stats`.
 
-        `columns` has one entry (`old_logprobs`, `rollout_logprobs`, `advantages`, ...) per token that trains in this process; `all_reduce` sums over all
-        processes. Called only if `traits.needs_batch_stats`.
+        `columns` has one entry (`old_logprobs`, `rollout_logprobs`, `advantages`, ...) per token that trains in this process; `all_reduce`
+        sums over all processes. Called before the step, and only if `traits.needs_batch_stats`.
         """
         raise NotImplementedError(f"{type(self).__name__} sets `traits.needs_batch_stats` but does not define compute_token_batch_stats")
 

@@ -20,7 +20,7 @@ from rlvr.turns import Call, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentTraits:
-    """What an environment does in a conversation.
+    """What an environment does in a conversation: open sessions, reply, select the answer, give step rewards.
 
     >>> EnvironmentTraits(has_sessions=True).replies
     False
@@ -181,7 +181,7 @@ class Environment(Plugin, ABC):
         return None
 
     def list_legal_turns(self, task: Task, completions: Sequence[str]) -> Sequence[str] | None:
-        """Return all turns that are legal after these turns of the policy, or None if unknown: for players that choose one at random."""
+        """Return all turns that are legal after the turns `completions`, for players that choose one at random; None if unknown."""
         return None
 
     @mark_default_implementation

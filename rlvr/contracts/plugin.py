@@ -286,7 +286,7 @@ class Plugin(Hinted):
     """What to write here for settings that the plugin does not have and users expect: {"timeout": "write limits={'wall_s': 5}"}."""
 
     def prepare(self) -> None:
-        """Raise an RlvrError if a dependency is not available. Called once, before long work begins."""
+        """Check, before long work begins, that all dependencies are available; raise an RlvrError if one is not."""
         for needed in (getattr(self, name, None) for name in self.needs):
             for plugin in needed if isinstance(needed, list | tuple) else [needed]:
                 if isinstance(plugin, Plugin):

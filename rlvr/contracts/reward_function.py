@@ -78,10 +78,10 @@ class RewardSignature:
 
 
 def adapt_reward_function(function: Any) -> RewardCall:
-    """Return a call for one answer of a plain function, recognized by the names of its arguments.
+    """Return a call that scores one answer with a plain function, whose arguments are recognized by their names.
 
-    A function with an argument `completions` is called as TRL does, with lists of one element; its other arguments are columns of the
-    data, found in the task's meta. Any other function gets the answer and the reference.
+    A function with an argument `completions` is called as TRL does, with lists of one element; its other arguments are columns of the data,
+    found in the task's meta. Any other function gets the answer and the reference.
 
     >>> adapt_reward_function(lambda answer, reference: answer == reference)("4", "4", "2+2=", {})
     True

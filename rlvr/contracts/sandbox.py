@@ -55,11 +55,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CheckerProgram:
-    """A trusted Python program that decides whether an untrusted program is right: it talks to it from a separate process, over a byte
-    channel.
+    """A trusted Python program that runs beside an untrusted one, exchanges data with that program, and decides whether it is right.
 
-    Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4.
-    Only the checker can write to descriptor 5, which becomes `ExecutionResult.checker_output`. Its standard input is `input`.
+    Both start together, as different users. Each reads from the other on descriptor 3 and writes to it on descriptor 4. Only the checker
+    can write to descriptor 5, which becomes `ExecutionResult.checker_output`. Its standard input is `input`.
 
     >>> CheckerProgram("import os; os.write(5, os.read(3, 100))").input
     b''
@@ -75,7 +74,7 @@ Language = Literal["python", "bash", "cpp", "csharp", "go", "java", "javascript"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An untrusted program to run once, in isolation.
+    """An untrusted program, with its input, files and limits, to run once in a sandbox.
 
     >>> Program("print(input())", stdin=b"hello").language
     'python'

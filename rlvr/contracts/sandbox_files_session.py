@@ -63,9 +63,10 @@ class SandboxFilesSession(ToolSession):
         return specs
 
     def artifacts(self) -> Mapping[str, Any]:
-        """Return for each artifact path its bytes, None if there is no file, or the name of the error if it cannot be read.
+        """Return the bytes of each artifact file, by its path.
 
-        The files are read from outside. No program in the sandbox is used, since the policy may have replaced any of them.
+        The value is None if there is no file, and the name of the error if the file cannot be read. The files are read from outside: no
+        program in the sandbox is used, since the policy may have replaced any of them.
         """
         return (
             {path: _read_artifact(self.sandbox_session, path) for path in self.artifact_paths} if self.sandbox_session is not None else {}

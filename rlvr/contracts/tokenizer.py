@@ -11,7 +11,10 @@ from rlvr.task import Message
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Converts between text and tokens. Only `rlvr.mdp.env` and samplers that exchange text call it."""
+    """Converts between text and token ids.
+
+    Mainly `rlvr.mdp` and samplers that exchange text call a tokenizer.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -33,7 +36,10 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Convert ids to text, without stop ids. Never raises for ids inside the vocabulary."""
+        """Convert ids to text; stop ids are left out.
+
+        Never raises for ids inside the vocabulary.
+        """
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:

@@ -93,7 +93,7 @@ class ToolSession(Session):
         return self.inner.initial_messages() if self.inner else ()
 
     def step(self, turn: Turn) -> StepResult | None:
-        """Execute the calls of the turn. Without calls, the conversation ends or the inner session replies."""
+        """Execute the calls of the turn; without calls, let the inner session reply, or end the conversation."""
         self.start_tools()
         if not turn.calls_needing_result_or_error:
             self.num_invalid_turns = 0
@@ -119,7 +119,11 @@ class ToolSession(Session):
         )
 
     def select_answer(self, turns: Sequence[Turn]) -> str:
-        """Return the submitted answer, else the last turn if it has no calls. A conversation that ends with a call has an empty answer."""
+        """Return the submitted answer, else the text of the last turn.
+
+        The answer is empty if the conversation ends with a call. An inner session selects from that answer, or from the turns without
+        calls.
+        """
         if self.final_answer is not None:
             last: Sequence[Turn] = (Turn(self.final_answer, content=self.final_answer),)
         elif turns and not turns[-1].calls_needing_result_or_error:

@@ -17,7 +17,10 @@ class Weights(ABC):
     @property
     @abstractmethod
     def trained_model(self) -> Any:
-        """The model, for its configuration and module structure. Its tensors may be sharded; use `gather_model` for one that can be run."""
+        """The model, perhaps with sharded tensors, for reading its configuration and module structure.
+
+        Use `gather_model` for one that can be run.
+        """
 
     @abstractmethod
     def gather_model(self) -> Any:
@@ -39,7 +42,10 @@ class Weights(ABC):
 
     @abstractmethod
     def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-        """Yield each full tensor under its name in a model file; it is valid until the next one. All processes iterate together."""
+        """Yield each full tensor under its name in a model file.
+
+        A tensor is valid until the next one. All processes iterate together.
+        """
 
     @abstractmethod
     def compute_logprobs(self, tokens: Sequence[int], precision: str | None = None) -> list[float]:

@@ -156,7 +156,7 @@ class PolicyObject:
         )
 
     def build(self) -> AbstractContextManager[Sampler]:
-        """Return the sampler; it is not closed at the end, since the caller owns it."""
+        """Return the caller's sampler, as a context manager that does not close the sampler."""
         return nullcontext(self.sampler)
 
 

@@ -190,7 +190,10 @@ class EvalReport(Hinted):
         return ComparedRun(label, self.plan, {sample.key: sample for sample in self.samples}, num_tasks, is_complete=True)
 
     def compute_mean_over_envs(self, *, allow_unscored: bool = False) -> Estimate | None:
-        """Compute the unweighted mean over the environments; None for a single one, or if one has no headline score."""
+        """Compute the mean score over the environments, each with the same weight.
+
+        None for a single environment, or if one has no headline score (with `allow_unscored`: no mean score).
+        """
         shown = [env.mean_score for env in self.envs.values() if env.mean_score and (allow_unscored or not env.is_headline_withheld)]
         return average_estimates(shown) if len(shown) == len(self.envs) > 1 else None
 

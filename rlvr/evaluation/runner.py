@@ -80,9 +80,10 @@ class EvalRunner:
     def run(
         self, specs: Mapping[str, PluginSpec], environments: Mapping[str, Environment], requests: Mapping[str, Sequence[RolloutRequest]]
     ) -> None:
-        """Sample the missing answers, one environment after the other. The policy is not loaded if nothing is missing.
+        """Sample and store the answers that are missing, one environment after the other.
 
-        `specs` has the policy's sampler for each environment; consecutive environments with the same sampler share it.
+        The policy is not loaded if nothing is missing. `specs` has the policy's sampler for each environment; consecutive environments with
+        the same sampler share it.
         """
         gone = self.sample_store.samples.keys() - {
             get_sample_key(request) for item_requests in requests.values() for request in item_requests

@@ -213,7 +213,9 @@ def mean(values: Sequence[float], weights: Sequence[int] | None = None) -> float
 
 
 def standard_error(values: Sequence[float], sizes: Sequence[int] | None = None) -> float:
-    """Compute the standard error of the mean of one value per cluster, without a model of the samples inside a cluster.
+    """Compute the standard error of the mean of one value per cluster, weighted by the cluster sizes if given.
+
+    Nothing is assumed about the samples inside a cluster.
 
     >>> standard_error([0.0, 1.0, 1.0, 0.0]) == (1 / 12) ** 0.5
     True

@@ -139,7 +139,10 @@ class NemoSessions:
             return conversation.step_results[-1].messages[0]["content"]
 
     def finish_and_verify(self, session_id: str, label: object, text: str) -> Verdict:
-        """Return the verdict on a final text; later calls return the first verdict. Without tools, a missing session is opened."""
+        """Return the verdict on the final text of a session; later calls return the same verdict.
+
+        Without tools, a missing session is opened.
+        """
         if session_id not in self.sessions and self.tools:
             raise ConfigError("verify was called for a session that is not open, so its tool calls are unknown; call /seed_session first")
         seat = self._get_or_open(session_id, label)

@@ -191,7 +191,7 @@ class TextConversation:
 
     @property
     def initial_messages(self) -> tuple[Message, ...]:
-        """The first messages of the session, after the prompt of the task."""
+        """The messages that the session adds after the prompt of the task, before the first turn."""
         return self._session.initial_messages
 
     def build_prompt(self, *, describe_tools: bool = True) -> list[Message]:

@@ -77,7 +77,9 @@ def make_token_row(episode: Episode, pad_id: int) -> TokenRow:
 
 
 def make_completion(tokens: Iterable[int], logprobs: Sequence[float] | None, stop_ids: Iterable[int]) -> Completion:
-    """Make the completion of one turn. The tokens must include the stop token. Missing log-probabilities become 0.0.
+    """Make the completion of one turn from its tokens, including the stop token, and their log-probabilities.
+
+    Missing log-probabilities become 0.0.
 
     >>> make_completion([7, 2], None, {2}).finish_reason
     'stop'

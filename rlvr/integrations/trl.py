@@ -113,7 +113,7 @@ class EnvironmentFactory:
         return self._environments[-1]
 
     def reward(self, completions: Sequence[Any], environments: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Score a batch: verify the final text of each conversation, with the artifacts of its session."""
+        """Score each conversation of a batch, from its final text and the artifacts of its session."""
         for environment, completion in zip(environments, completions, strict=True):
             environment._step_final_text(completion)
         return [environment._get_score() for environment in environments]

@@ -43,7 +43,10 @@ def make_verl_row(environment: Environment, split: str, index: int) -> dict[str,
 
 
 def make_compute_score(environment: Environment, *, workers: int = 8, call_timeout_s: float = 600.0) -> Callable[..., dict[str, float]]:
-    """Make `compute_score` for a single-turn environment. Rows with more turns raise an error: their text includes tool output."""
+    """Make verl's `compute_score` for a single-turn environment.
+
+    Rows with more turns raise EnvError: their text includes tool output.
+    """
     scorer = FinalTextVerifier(environment, workers=workers, call_timeout_s=call_timeout_s)
 
     def compute_score(

@@ -123,7 +123,7 @@ def verify_conversation(
 
 
 def verify_recorded_answer(environment: Environment, task: Task, text: str, record: Mapping[str, Any] | None) -> Verdict:
-    """Verify a recorded answer again: the text, or with the record of its session what that left behind."""
+    """Verify a recorded answer again: its text or, if its session was recorded, what the session left behind."""
     turns: tuple[Turn, ...] = (Turn(text),)
     ending: Transcript | Verdict = Transcript(text)
     if record is not None:

@@ -151,7 +151,10 @@ class TokenMDP:
         return "\n\n".join([*([self.tool_format.dialect.format_instructions(tools)] if tools else []), *opening])
 
     def preview_prompt(self, task: Task) -> ConversationState:
-        """Render the prompt of a task without starting a conversation: with the tools of the first session, and no initial messages."""
+        """Render the prompt of a task, with the tools of a session, in a conversation that is not started.
+
+        Only the first call opens and closes a session, to read the tools; the initial messages of a session are left out.
+        """
         if self.has_sessions and self._preview_tools is None:
             with closing(self.start_conversation(task)) as state:
                 self._preview_tools = state.session_handle.tools if state.session_handle else ()
@@ -195,7 +198,10 @@ class TokenMDP:
         )
 
     def find_turn_length(self, state: ConversationState, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens belong to the current turn: all, or those up to the end of its first call."""
+        """Return how many of these tokens belong to the current turn, which ends with its first complete call.
+
+        Without a complete call, all tokens belong to the turn.
+        """
         ends = self.build_stop_criterion(state)
         return (
             ends.find_turn_length([*state.tokens[state.turn_start :], *tokens]) - (len(state.tokens) - state.turn_start)
@@ -329,7 +335,10 @@ class TokenMDP:
         return "time" if state.is_timed_out else ""
 
     def collect_transcript(self, state: ConversationState) -> Transcript | Verdict:
-        """Collect the transcript once, and close the session. Never raises."""
+        """Close the session, and return the transcript of the conversation, or a verdict if that failed.
+
+        Later calls return the same. Never raises.
+        """
         if state.session_handle is not None:
             return self._collect_and_close(state, state.session_handle)
         return Transcript(state.turns[-1].text if state.turns else "", turns=tuple(state.turns), step_results=tuple(state.step_results))

@@ -84,7 +84,7 @@ PLUGIN_KINDS: Mapping[str, PluginKind] = {
 
 @dataclass(frozen=True, slots=True)
 class PluginEntry:
-    """A listed plugin, known from metadata and not imported.
+    """An entry in the list of plugins: what is known of a plugin without importing it.
 
     >>> PluginEntry("numeric", "verifier", "rlvr", "Compare two numbers.").name
     'numeric'
@@ -466,7 +466,10 @@ def get_user_plugin_file(factory: Any) -> Path | None:
 
 
 def get_needs(factory: Any) -> dict[str, Any]:
-    """Return the plugins that a plugin needs; the names of files are relative to the file that defines it."""
+    """Return the plugins that a plugin needs, by the setting that takes each.
+
+    The names of files are resolved relative to the file that defines the plugin.
+    """
     needs, file = dict(getattr(factory, "needs", {})), get_user_plugin_file(factory)
     found: dict[str, Any] = needs if file is None else resolve_plugin_files(needs, file.parent)
     return found

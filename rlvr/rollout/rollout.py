@@ -205,7 +205,7 @@ class Rollout(Hinted):
         return sampling if sampling.stop_ids else replace(sampling, stop_ids=stop_ids)
 
     def compute_timing_metrics(self, step_times: Mapping[str, float]) -> dict[str, float]:
-        """Return additional timing metrics of a step, given its times; for remote rollouts."""
+        """Return additional timing metrics of a step; empty here, since only remote rollouts have some."""
         return {}
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ class FairQueue:
         self._requests.setdefault(chunk.on_lines, deque()).append(chunk)
 
     def appendleft(self, chunk: RowChunk) -> None:
-        """Add a chunk as the first of its request."""
+        """Put a chunk before all other chunks of its request; the requests still take turns."""
         self._requests.setdefault(chunk.on_lines, deque()).appendleft(chunk)
 
     def remove(self, chunk: RowChunk) -> None:

@@ -19,7 +19,9 @@ Base: Any = H11Protocol
 
 
 def make_protocol_class(head_timeout_s: float) -> Any:
-    """Make uvicorn's HTTP protocol class with limits on a request's head and on the parts of its body, for `uvicorn.Config(http=...)`.
+    """Make uvicorn's HTTP protocol class with limits on a request's head and on the parts of its body.
+
+    The class is for `uvicorn.Config(http=...)`.
 
     >>> make_protocol_class(30.0).__name__
     'Patient'

@@ -313,8 +313,9 @@ class ServicePool:
         chunk.on_lines(b"\n".join([*lines, b""]), len(lines))
 
     def cancel_rows(self, client_callback: OnLines) -> None:
-        """Remove the queued rows of a client that disconnected, which are found by its callback; rows that a process already has are
-        finished.
+        """Remove the queued rows of a client that has disconnected.
+
+        The client is known by its callback. Rows that a process already has are finished.
         """
         lines: tuple[FairQueue | deque[RowChunk], ...] = (self.queue, self.quarantined)
         for line in lines:

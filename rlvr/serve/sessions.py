@@ -25,7 +25,7 @@ class KeyedReply:
         self.reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
     async def get(self, digest: str) -> dict[str, Any]:
-        """Return the reply, also one that is still to come."""
+        """Return the reply as soon as there is one; raise RequestError if the repeated request has another digest."""
         if digest != self.digest:
             raise RequestError(422, "this Idempotency-Key was used for a request with other content; use a new key for each request")
         return await asyncio.shield(self.reply)

@@ -265,7 +265,10 @@ def _has_batch_verify(verifier: Verifier) -> bool:
 
 
 def verify_batch(verifier: Verifier, rows: Sequence[tuple[int, Any, Task, str]]) -> list[Verdict]:
-    """Verify rows with `verify_many`; if it fails or returns wrong results, verify each row alone. Always returns a verdict per row."""
+    """Verify rows with `verify_many`, or each row alone if that fails.
+
+    Results of a wrong number or type are a failure, too. Always returns a verdict per row.
+    """
     try:
         verdicts = list(verifier.verify_many([task for _, _, task, _ in rows], [answer for *_, answer in rows]))
         if len(verdicts) == len(rows) and all(isinstance(verdict, Verdict) for verdict in verdicts):

@@ -34,7 +34,9 @@ class Passage:
 
 
 class Search(Tool):
-    """BM25 search over a folder of text files or a JSONL file of passages. All conversations share one index.
+    """BM25 search over a folder of text files or a JSONL file of passages.
+
+    All conversations share one index, except for tasks that provide their own passages.
 
     >>> from rlvr.contracts.tool import ToolContext
     >>> context = ToolContext(data={"passages": [Passage("a", "Rain", "It falls."), Passage("b", "Snow", "It melts.")]})

@@ -146,7 +146,10 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def compare_eval_runs(runs: Sequence[Path]) -> dict[str, Any]:
-    """Compare the first evaluation (A) with each of the others (B). A note gives the reason for each pair that cannot be compared."""
+    """Compare the first evaluation (A) with each of the others (B).
+
+    A note gives the reason for each pair that cannot be compared.
+    """
     tables: list[dict[str, Any]] = []
     forest: list[dict[str, Any]] = []
     notes: list[str] = []

@@ -184,7 +184,10 @@ def write_page_file(out: Path, text: str) -> int:
 
 
 def render_page(template_file: str, scripts: Sequence[str], head_data: Mapping[str, Any], parts: Mapping[str, str]) -> str:
-    """Build the complete page. Its content security policy allows only the page's own script, by digest, and no network access."""
+    """Build the complete HTML page from a template, its scripts and its data.
+
+    The content security policy of the page allows only its own script, by digest, and no network access.
+    """
     style, script = ("".join((PAGE_FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
     policy = f"default-src 'none'; script-src '{_compute_csp_digest(script)}'; style-src '{_compute_csp_digest(style)}'; base-uri 'none'; form-action 'none'"
     data = "\n".join(_make_data_element(name, text) for name, text in parts.items())

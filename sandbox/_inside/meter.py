@@ -93,8 +93,9 @@ class CgroupMeter:
         return self.get_memory_bytes()
 
     def get_memory_bytes(self) -> int:
-        """Return the bytes in use above the baseline, including the page cache: a cheap reading; `exceeds_memory` excludes the page
-        cache.
+        """Return the bytes in use above the baseline, including the page cache.
+
+        The reading is cheap; `exceeds_memory` excludes the page cache.
         """
         return int(os.pread(self._memory, 64, 0)) - self._baseline_bytes
 
@@ -209,8 +210,9 @@ class SharedMemoryMeter:
 
 
 class OwnKernelMeter(ProcessTableMeter):
-    """Meter for a kernel that serves this container only (gVisor). It shows no control group, and counts shared pages in every process;
-    but the memory of the machine, as /proc shows it, is that of the container.
+    """Meter for a kernel that serves this container only (gVisor), so that the machine's memory is the container's.
+
+    The kernel shows no control group, and counts shared pages in every process; /proc shows the memory of the machine.
     """
 
     name = "a kernel of its own"

@@ -133,7 +133,10 @@ def _fork_namespace_init(own_namespace: int) -> int:
 
 
 def fork_into_namespace(init: int, own_namespace: int) -> int:
-    """Fork the zygote, with the child in the PID namespace of the process `init`. The child must still call `mount_own_proc`."""
+    """Fork the zygote, with the child in the PID namespace of the process `init`.
+
+    The child must still call `mount_own_proc`.
+    """
     space = os.open(f"/proc/{init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if libc.setns(space, NEW_PID) != 0:

@@ -46,7 +46,10 @@ class ProcessKiller:
         self.mechanism = BY_NAMESPACE if namespace_helper else BY_PROCESS_TABLE if unused_uid is None else by_user_id
 
     def kill_all(self, uids: list[int]) -> None:
-        """Kill the inits of the PID namespaces, all processes under these user ids, or all that the process table lists."""
+        """Kill every process of the programs: those in PID namespaces, of these user ids, or in the process table.
+
+        Without PID namespaces, the processes of the user ids are killed; without user ids, those in the process table.
+        """
         for pid in self._namespace_helper.live_inits if self._namespace_helper else self.list_remaining_pids() if not uids else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -127,7 +127,9 @@ TOOLCHAINS = {
 
 
 def compute_compiler_limits(limits: dict[str, float]) -> dict[str, float]:
-    """Return the limits of the compiler: twice the program's processor time, from 10 s to 20 s, and twice that as wall time.
+    """Return the limits of the compiler: time that grows with the program's, and fixed limits on memory, file size, processes and output.
+
+    The processor time is twice that of the program, from 10 s to 20 s; the wall time is twice the processor time.
 
     >>> compute_compiler_limits({"cpu_s": 1, "wall_s": 2})["wall_s"]
     20.0

@@ -203,7 +203,7 @@ class Container(SupervisorConnection):
         return count
 
     def is_alive(self) -> bool:
-        """Return whether the stream is open and has no unread data, as expected between two programs."""
+        """Return whether the supervisor still listens: the stream is open and holds no unrequested data."""
         return self._socket is not None and not wait_readable(self._socket.fileno(), 0)
 
     def has_run_out_of_memory(self) -> bool:

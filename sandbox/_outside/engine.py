@@ -149,7 +149,10 @@ def wrap_engine_errors() -> Iterator[None]:
 
 
 def ensure_image(client: docker.DockerClient, image: str) -> None:
-    """Make sure that the image exists. Ours is built from our Dockerfile, others are pulled; both show progress."""
+    """Make sure that the image exists: ours is built, others are pulled.
+
+    Building and pulling show progress.
+    """
     if has_image(client, image):
         return
     try:

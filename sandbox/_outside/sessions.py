@@ -193,7 +193,10 @@ class SessionPool(Generic[C]):
         return self._limiter
 
     def open_session(self, spec: SandboxSpec) -> SandboxSession:
-        """Open a session in an idle supervisor with the same limits or in a new one. Raises SandboxError if none is free in time."""
+        """Open a session in an idle supervisor with the same limits, or in a new one.
+
+        Raises SandboxError if none is free in time.
+        """
         if not isinstance(spec.files, Mapping):
             raise ValueError(f"files is {spec.files!r:.80}; a mapping of paths to bytes is needed")
         for name, data in spec.files.items():

@@ -283,7 +283,10 @@ def check_calls() -> None:
 
 
 def check_asserts() -> None:
-    """Run the instrumented test code of kind `asserts` (see `test_analysis.py`) and write one record per test."""
+    """Run the assertion tests of a task on the answer, and write one record per test.
+
+    The tests are of kind `asserts`, instrumented by `test_analysis.py`.
+    """
     global max_message_bytes
     brief = json.loads(sys.stdin.buffer.read())
     max_message_bytes = brief["most"]
@@ -320,7 +323,10 @@ def check_asserts() -> None:
 
 
 def compile_test(checker_input: dict[str, Any], record: Callable[..., None]) -> tuple[Any, dict[str, Any]]:
-    """Run the setup, compile the test, and return the test with its initial names; raises if that fails."""
+    """Run the setup and compile the test; return the compiled test and the names that it starts with.
+
+    Raises InvalidTest if the setup or the compilation fails.
+    """
     names: dict[str, Any] = {"__name__": "tests", "__passed__": lambda index: record(index, True)}
     names["__failed__"] = lambda index, error: record(index, False, f"{type(error).__name__}: {error}")
     names["__undecided__"] = DependsOnAnswer

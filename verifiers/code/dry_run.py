@@ -119,7 +119,7 @@ class UnknownClass:
 
 
 def dry_run_test() -> None:
-    """Run the instrumented test, and write whether it is valid, or why it is not, to a record."""
+    """Run the instrumented test without an answer, and record whether the test is valid, or why not."""
     write_message(5, {"started": True})
     brief = json.loads(sys.stdin.buffer.read())
     function = (UnknownClass if brief["is_class"] else _make_unknown_function)(brief["entry_point"])

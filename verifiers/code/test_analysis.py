@@ -107,7 +107,7 @@ def _wrap_assertions(body: list[ast.stmt], first_index: int) -> tuple[list[ast.s
 
 
 class AnalyzedTest:
-    r"""A parsed test module, with the names by which it calls the answer, and the names that always hold a result of the answer.
+    r"""A parsed test module, with the names that mean the answer and the names that always hold its results.
 
     >>> AnalyzedTest(ast.parse("r = f(2)\nassert r(3) == 5"), "f").explain_unpassable(ast.parse(""))
     'the test calls what the answer returns, but only data can be returned'

@@ -88,7 +88,7 @@ class InspectInstance(SharedObjectInstance):
         return {"text": "", "rewards": [min(found["values"]) if right else 0.0], "over": True}
 
     def find_gold_answer(self, number: int) -> str | None:
-        """Return an answer that gets the full score: the target, plain or declared; None if there is none."""
+        """Return the first target, plain or as `ANSWER: ...`, if the scorers give that the full score; None otherwise."""
         for form in ("{}", "ANSWER: {}"):
             self.reset(number)
             said = form.format(self.target[0]) if self.target else ""

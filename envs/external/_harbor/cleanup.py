@@ -26,9 +26,9 @@ PACKAGE_FOLDERS = ("lib*/python3*/site-packages", "lib*/python3*/dist-packages")
 
 
 def main(request: dict[str, Any]) -> None:
-    """Clean the files of an answer.
+    """Remove or restore the files of an answer that could replace parts of the verification.
 
-    `answer_folders` are the folders of the answer; `imported` are folders that modules are imported from; `planted` are module names that no answer
+    `roots` are the folders of the answer; `imported` are folders that modules are imported from; `planted` are module names that no answer
     may have; `settings` are names of files that pytest reads; `asked` are names that the task mentions; `paths` are folders of commands.
     """
     roots, asked = request["roots"], set(request["asked"])

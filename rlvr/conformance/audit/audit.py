@@ -83,7 +83,7 @@ class PairFamilyCounts:
         self._keep_example(pair, reply)
 
     def count_score(self, pair: LabelledAnswer, reply: VerifierReply) -> None:
-        """Count a score that the verifier gave, as a failure if it is not from 0 to 1."""
+        """Count a score of the verifier; one outside of 0 to 1 is a failure."""
         self.num_verified += 1
         if reply.score is not None and not 0 <= reply.score <= 1:
             self.num_failed += 1
@@ -149,8 +149,9 @@ class AuditReport:
         }
 
     def compute_error_rates(self) -> dict[str, dict[str, float | None]]:
-        """Compute the rates of false positives and false negatives, of labelled and of generated pairs; where wrong answers are paid less
-        than half of the full score, also the rate of those.
+        """Compute the rates of false positives and false negatives, of the labelled and of the generated pairs.
+
+        Where wrong answers are paid less than half of the full score, also the rate of those, as `paid in part`.
         """
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
@@ -232,8 +233,9 @@ def load_labelled_pairs(path: Path) -> tuple[list[LabelledAnswer], int]:
 def collect_golds(
     pairs: Sequence[LabelledAnswer], examples: Sequence[VerifierExample], *, max_golds: int, seed: int
 ) -> list[LabelledAnswer]:
-    """Collect right answers without a declaring mark: the references of the pairs, or else the right answers of the verifier's own
-    examples; without both, a standard set of numbers and words.
+    """Collect right answers without a declaring mark, from the pairs or else from the verifier's examples.
+
+    These are the references of the pairs, or else the right answers of the examples; without both, a standard set of numbers and words.
     """
     found: dict[str, LabelledAnswer] = {}
     for pair in pairs:

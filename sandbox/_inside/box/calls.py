@@ -91,7 +91,7 @@ class CallDescriptors:
         return number
 
     def add_shared(self, fd: int, own_fd: int) -> None:
-        """Add a descriptor of ours that is shared with the call and stays open here."""
+        """Add our descriptor `own_fd` as the call's descriptor `fd`; ours stays open."""
         self.child_fds[fd] = own_fd
         self._shared_fds.add(fd)
 

@@ -110,7 +110,10 @@ class CgroupFactory:
 
 
 def create_parent_cgroup(name: str) -> CgroupFactory:
-    """Create a parent group of this name for the call groups where possible; remount a read-only hierarchy if needed."""
+    """Create a parent cgroup of this name for the cgroups of calls, where possible.
+
+    A read-only hierarchy is remounted if needed.
+    """
     for above in _list_own_cgroup_paths():
         base = f"{above}/{name}"
         for _ in range(2):

@@ -20,7 +20,10 @@ NO_ERRNO = 199  # an exit status that is no errno
 
 
 def write_files(home: str, uid: int | None, files: Mapping[str, bytes]) -> tuple[int, str]:
-    """Write files below `home` and create their parent folders, in one process for all; return (0, '') or an errno and the file's name."""
+    """Write files below `home`; return (0, ''), or an errno and the name of the file that failed.
+
+    Missing parent folders are created. One process writes all files, as the user `uid`.
+    """
     names, reached = list(files), os.memfd_create("reached", os.MFD_CLOEXEC)
 
     def work() -> int:

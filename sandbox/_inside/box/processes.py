@@ -58,7 +58,7 @@ class SessionProcesses:
         self._cgroups: list[tuple[ChildProcess, CallCgroup]] = []
 
     def prepare_session(self, limits: dict[str, Any]) -> None:
-        """Prepare for a new session: a user id and a PID namespace that were never used."""
+        """Prepare for the next session: set its limits and an unused user id, and record the memory in use before the session."""
         self.limits = limits
         if self.uid is not None:
             self.uid += 2
@@ -104,7 +104,10 @@ class SessionProcesses:
         return born, group
 
     def kill_call(self, process: ChildProcess, cgroup: CallCgroup | None) -> bool:
-        """End a process with all its descendants; return False if they cannot be told apart or do not end."""
+        """Kill a call's process with all its descendants; return whether all of them have certainly ended.
+
+        Without a cgroup, the processes cannot be told apart: none is killed, and the result is False.
+        """
         if cgroup is None:
             return False
         if cgroup.is_removed:

@@ -301,7 +301,7 @@ def _get_percent_value(tree: Tree) -> Tree | None:
 
 
 def compare_unitless_values(gold: Tree, answer: Tree, context: CompareContext) -> Comparison:
-    """Compare two values without units: equal, or a decimal that rounds as the conventions allow; then the required form."""
+    """Compare two values without units: by value, by the rounding that the conventions allow, and by the required form."""
     if has_op(answer, "unit", "percent") and not has_op(gold, "unit", "percent") and not has_op(answer, "fun"):
         return Comparison(False, f"{describe_tree(answer)} mixes units")
     extra = get_free_symbols(answer) - get_free_symbols(gold)
@@ -506,7 +506,9 @@ FORM_RULES = {"reduced": _check_reduced, "factored": _check_factored, "expanded"
 
 
 def is_numeral(tree: Tree) -> bool:
-    """Whether a tree is one numeral, perhaps with a unit: 12, 1.5, 3/4, 2 1/3, 6.02 * 10^23, 50%, 18 dollars.
+    """Whether a tree is one number as written, with or without a sign, a unit, a percent sign or a power of ten.
+
+    Examples: 12, 1.5, 3/4, 2 1/3, 6.02 * 10^23, 50%, 18 dollars.
 
     >>> is_numeral(("div", ("num", 3, 1), ("num", 4, 1))), is_numeral(("div", ("num", 48, 1), ("num", 2, 1)))
     (True, False)

@@ -446,6 +446,6 @@ def _is_reducible_root(value: Fraction, degree: int) -> bool:
 
 
 def contains_tree(tree: Tree, part: Tree) -> bool:
-    """Whether a sorted tree holds a part, also as some of the terms of a longer sum or product."""
+    """Whether a sorted tree contains a part, as a subtree or as some terms of a longer sum or product."""
     terms = Counter(part[1:]) if part[0] in ("add", "mul") else None
     return any(node == part or (terms is not None and node[0] == part[0] and terms <= Counter(node[1:])) for node in list_nodes(tree))

@@ -1025,7 +1025,7 @@ class AnswerParser:
         return matrix
 
     def parse_aligned(self, name: str) -> Tree:
-        """Parse lines of formulas: each is a clause, or continues the chain of the line before."""
+        """Parse an aligned environment: each line is a clause, or continues the chain of the line before."""
         end = next((at for at in range(self.position, len(self.tokens)) if self.tokens[at].kind == "end"), None)
         if end is None or self.tokens[end].text != name:
             raise ParseError(f"the {name[:20]} does not end")

@@ -94,7 +94,7 @@ def _is_changing_word(word: str) -> bool:
 
 
 def is_number_word(word: str) -> bool:
-    """Whether a word is a number, a part of one, an amount, or a function: never the name of a counted thing.
+    """Whether a word is a number, a part of one, an amount or a function, and so never the name of a counted thing.
 
     >>> [is_number_word(word) for word in ("fifths", "eight", "zillion", "score", "sqrt", "apples", "months")]
     [True, True, True, True, True, False, False]
@@ -135,7 +135,7 @@ def describe_unit_reading(label: str) -> str:
 
 
 def is_letter_unit(letter: str) -> bool:
-    """Whether one letter after a numeral and a space is a unit."""
+    """Whether a letter is the symbol of a unit, as in `5 m`."""
     return letter in _UNIT_LETTERS
 
 

@@ -88,7 +88,7 @@ def _denies_choice(rest: str) -> bool:
 
 
 def strip_wrapping(text: str) -> str:
-    r"""Strip math delimiters, a text command around the whole text, and a final period.
+    r"""Strip what only wraps the text: math delimiters, Markdown marks, a text command, outer braces, and a final period.
 
     >>> strip_wrapping(r"$\text{(C)}.$")
     '(C)'
