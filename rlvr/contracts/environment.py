@@ -181,7 +181,7 @@ class Environment(Plugin, ABC):
         return None
 
     def list_legal_turns(self, task: Task, completions: Sequence[str]) -> Sequence[str] | None:
-        """Return all turns that are legal after the turns `completions`, for players that choose one at random; None if unknown."""
+        """Return all turns that are legal after the policy's `completions`, for players that choose one at random; None if unknown."""
         return None
 
     @mark_default_implementation

@@ -44,8 +44,8 @@ def abort_on_blocked_interpreter(timeout_s: float) -> Iterator[None]:
 class HangWatchdog:
     """Aborts this process, with a traceback of every thread, when a C call blocks its interpreter beyond a limit.
 
-    A thread sends beats to a small process, which lives as long as this one. If no beat comes although this process uses processor time, the
-    small one aborts this process.
+    A thread sends beats to a small process, which lives as long as this one. If no beat comes although this process uses processor time,
+    the small one aborts this process.
     """
 
     def __init__(self) -> None:
