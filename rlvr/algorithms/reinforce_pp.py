@@ -18,7 +18,7 @@ from rlvr.algorithms.grpo import loss
 
 @declare_traits("per_token")
 def advantage(answers: AnswerBatch, *, gamma: float = 1.0) -> Advantages:
-    """Compute the reward to go at each token."""
+    """Compute the reward to go at each token, which is whitened over the batch afterwards."""
     return compute_returns(answers, gamma)
 
 

@@ -40,7 +40,7 @@ def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, floa
 
 
 def explain_unplaced_worker(settings: ClusterConfig, total: Mapping[str, float], free: Mapping[str, float]) -> str:
-    """Explain why a rollout worker was not placed: other processes use the machines, or they are too slow."""
+    """Explain why no machine had capacity for a rollout worker."""
     needs = list_required_processes(settings)[0][2]
     there = " and ".join(f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}s" for name in needs)
     return (
@@ -141,10 +141,10 @@ def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
 
 
 def install_sigterm_handler(previous_handler: Any) -> None:
-    """Let SIGTERM end this process and its workers in order, as Ctrl-C does; or restore the handler from before Ray was started, if
-    there was one.
+    """Let SIGTERM end this process and its workers in order, as Ctrl-C does.
 
-    Ray installs two handlers: a Python one that exits, and a native one that prints a stack and aborts.
+    A handler from before Ray was started is restored instead. Ray installs two handlers: a Python one that exits, and a native one that
+    prints a stack and aborts.
     """
     if current_thread() is main_thread():
         signal(SIGTERM, _exit_on_sigterm if previous_handler in (SIG_DFL, None) else previous_handler)

@@ -184,7 +184,7 @@ class RayTransport:
         self._weight_history.free_other_versions(needed_versions)
 
     def send_stored_weights(self, command: LoadWeights) -> int:
-        """Let a worker load stored weights: a full copy, or the deltas since the version that it has."""
+        """Let a worker load stored weights, as a full copy or as deltas from its version; return the number of bytes sent."""
         parcels = self._weight_history.get_updates(command.version, self._loaded_versions.get(command.worker))
         self._calls[self._actors[command.worker].load_weights.remote(command.version, parcels, self.settings.startup_timeout_s)] = (
             WeightsLoaded(command)

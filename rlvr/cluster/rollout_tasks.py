@@ -37,7 +37,7 @@ RolloutTask = list[RolloutRequest]
 
 
 def choose_groups_per_task(requested: int | None, traits: SamplerTraits, num_generations: int) -> int:
-    """Return the number of groups in a task: `asked`, or as many as an engine of its own samples at a time; 1 for the trainer's model.
+    """Return the number of groups in a task: `requested`, or what an engine samples at a time; 1 for the trainer's model.
 
     >>> choose_groups_per_task(None, SamplerTraits(runs_model=False), 8)
     8
@@ -117,8 +117,7 @@ def _find_impossible_field(
 
 
 def make_sendable(rollout_task: RolloutTask, episodes: Sequence[Episode], *, policy_version: int, limits: EpisodeLimits) -> list[Episode]:
-    """Return the episodes of a worker as the driver takes them: long texts are cut, and an episode with another value that it would refuse
-    fails.
+    """Cut the long texts of episodes, and fail each episode with another value that the driver would refuse.
 
     What an answer leaves behind may be larger than any worker may send. The driver would take that for a lie and end the worker.
     """

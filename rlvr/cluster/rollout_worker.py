@@ -128,9 +128,9 @@ class RolloutWorker:
     def run_task(
         self, weights_version: int, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int, call_id: Hashable = None
     ) -> tuple[bytes, float]:
-        """Return the episodes of the task as columns, sampled by this version of the weights, and the seconds of verification.
+        """Sample and verify the episodes of a task; return them encoded as columns, and the seconds of verification.
 
-        `call_id` identifies this call for `cancel`.
+        `weights_version` must be the version that this worker has. `call_id` identifies this call for `cancel`.
         """
         if weights_version != self.version:
             raise SamplerError(f"asked for version {weights_version} of the weights, but this rollout worker has version {self.version}")

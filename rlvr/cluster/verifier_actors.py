@@ -44,7 +44,10 @@ class VerifierActor:
         return get_process_identity()
 
     async def verify(self, task: Task, transcript: Transcript, is_exclusive: bool = False) -> Verdict:
-        """Verify one completion; `is_exclusive`: nothing else runs in this worker meanwhile, which must have been reserved."""
+        """Verify one completion; `is_exclusive`: while nothing else runs in this worker.
+
+        For an exclusive verification the worker must have been reserved.
+        """
         found: Verdict = await self.host.verify(task, transcript, is_exclusive)
         return found
 
@@ -82,8 +85,9 @@ class _WorkerSlot:
 
 
 class VerifierActorPool:
-    """Starts the verifier workers of a run as Ray actors, and restarts lost ones. The driver must call `restart_lost_workers` regularly,
-    which never blocks.
+    """Starts the verifier workers of a run as Ray actors, and restarts lost ones.
+
+    The driver must call `restart_lost_workers` regularly, which never blocks.
     """
 
     def __init__(
@@ -110,7 +114,10 @@ class VerifierActorPool:
         return sum(slot.busy_fraction for slot in self.slots if slot.location is not None) / max(len(self.slots), 1)
 
     def restart_lost_workers(self) -> bool:
-        """Check all workers, restart lost ones, and return whether the ready ones changed. AllClusterWorkersLost if none is left."""
+        """Restart lost verifier workers; return whether the set of ready workers has changed.
+
+        Raises AllClusterWorkersLost if none is left.
+        """
         before, now = set(self.ready_actors), time.monotonic()
         if (
             now - self._last_checked > (self.max_missed - 1) * self.heartbeat_interval_s

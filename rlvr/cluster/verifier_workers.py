@@ -66,10 +66,10 @@ class VerifierWorker:
         """Whether an exclusive verification holds the reservation, and until when nothing else may start."""
 
     async def verify(self, task: Task, transcript: Transcript, exclusive: bool = False) -> Verdict:
-        """Return the verdict. The timeout starts with the thread; for a waiting verification, when another one last started or ended.
+        """Verify a transcript within the timeout; `exclusive`: while this worker verifies nothing else.
 
-        `exclusive`: nothing else is verified meanwhile, since this completion may have killed other workers; call
-        `reserve_exclusively` first.
+        The timeout starts with the thread; for a waiting verification, when another one last started or ended. An exclusive verification is
+        for a completion that may have killed other workers; call `reserve_exclusively` first.
         """
         while not exclusive and (self._is_exclusive or monotonic() < self._reserved_until):
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -188,7 +188,10 @@ class VerifierClient:
             self._cancel_requests(host)
 
     async def verify(self, task: Task, transcript: Transcript) -> Verdict:
-        """Return the verdict of some worker. If too many workers are lost meanwhile, it has no score and an infrastructure fault."""
+        """Return the verdict of one of the verifier workers; if that worker is lost, another one is asked.
+
+        If too many workers are lost, the verdict has no score and an infrastructure fault.
+        """
         times, why, until = 0, "", inf
         while times <= MAX_RETRIES:
             host = await self._choose_worker()

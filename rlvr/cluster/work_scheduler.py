@@ -131,7 +131,10 @@ class WorkScheduler:
     # ---- work
 
     def enqueue(self, task_names: Iterable[Hashable], version: int) -> list[Command]:
-        """Add groups for a version of the weights, which may not exist yet. They come after all earlier groups."""
+        """Add groups for a version of the weights, after all earlier groups; return the commands that follow.
+
+        That version may not exist yet.
+        """
         if version < self._newest and version not in self.needed_versions:
             raise ValueError(f"version {version} of the weights is gone; new groups must have version {self._newest} or a later one")
         task_names = list(task_names)

@@ -61,7 +61,8 @@ class ModelConfig(Section):
     """A commit, tag or branch of a model of the Hub."""
     trust_remote_code: bool = False
     """Allow code from the model repository to run in this process, with your permissions."""
-    config: dict[str, Any] | None = None  # a small model to create for the run: the keys of a transformers configuration
+    config: dict[str, Any] | None = None
+    """The transformers configuration of a small model to create for the run, instead of loading one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The dtype of the stored weights."""
     fp32_head: bool = False
@@ -124,7 +125,7 @@ class StoredDataConfig(Section):
     run: str | None = None
     """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
     held_out_task_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """For a reward model: the fraction of tasks whose pairs are held out for evaluation."""
+    """The fraction of tasks whose pairs are held out to evaluate a reward model."""
 
 
 class RewardModelConfig(Section):
@@ -158,7 +159,7 @@ class EvalConfig(Section):
 
 
 class LogConfig(Section):
-    """Logging, checkpoints and experiment trackers.
+    """Settings of logging, checkpoints and experiment trackers.
 
     >>> LogConfig().report_to
     []

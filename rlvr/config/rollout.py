@@ -45,12 +45,14 @@ class RolloutConfig(Section):
     """The maximum number of tokens of a whole conversation, including the prompt."""
     episode_timeout_s: float | None = Field(default=None, gt=0)
     """After this time of sampling and replies a conversation ends with its current turn. The run is then not bitwise repeatable."""
-    temperature: float = Field(default=1.0, gt=0)  # for sampling and training; data.* runs and best_of_n train at temperature 1
+    temperature: float = Field(default=1.0, gt=0)
+    """The temperature of sampling, also applied to the log-probabilities in training. data.* runs and best_of_n train at temperature 1."""
     top_p: float = Field(default=1.0, gt=0, le=1)  # nucleus sampling
     top_k: int = Field(default=0, ge=0)  # sample from the k likeliest tokens; 0: from all
     curriculum: CurriculumConfig | None = None
     canary_fraction: float = Field(default=0.0, ge=0, le=0.5)
-    """The number of answers to unsolvable canary tasks per regular answer, such as 0.01. A rewarded canary proves a verifier loophole."""
+    """How many answers to unsolvable canary tasks are sampled per regular answer, such as 0.01. A rewarded canary proves a verifier
+    loophole."""
     max_rewarded_canaries: int = Field(default=3, ge=0)
     """The number of rewarded canaries after which the run stops."""
     max_staleness: int = Field(default=0, ge=0)

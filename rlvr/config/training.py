@@ -44,20 +44,21 @@ class TrainConfig(Section):
     """The weight decay of AdamW, for all weights that are trained."""
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm
     separate_critic: SeparateCriticConfig | None = None
-    """Unset: the critic is a linear head on the policy's own hidden states, and shares its optimizer and its clipping."""
+    """Train a critic that is a model of its own; unset: a linear head on the policy's hidden states. The head shares the policy's optimizer
+    and gradient clipping."""
     lr_scheduler: str = "constant"
     """The learning rate schedule of transformers: constant, constant_with_warmup, linear, cosine, cosine_with_restarts, polynomial or inverse_sqrt;
     or your own, path/to/file.py:function: `f(step, total_steps)` returns the fraction of learning_rate, with step from 0."""
     warmup_steps: int = Field(default=0, ge=0)  # linear warmup, under every schedule; the first step has 1 / warmup_steps of the rate
     minibatches_per_step: int = Field(default=1, ge=1)  # optimizer steps per training step
     max_tokens_per_microbatch: int | Literal["auto"] = "auto"
-    """The number of tokens per forward pass. Affects only speed and memory; auto: 4096 on a CPU, 16384 on an accelerator."""
+    """The maximum number of tokens per forward pass; auto: 4096 on a CPU, 16384 on an accelerator. Affects only speed and memory."""
     gradient_checkpointing: bool = False  # less memory for activations, and about a third more time
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """auto: bf16 for float32 weights on an accelerator that supports it; otherwise no."""
+    """The precision of autocast in training; auto: bf16 for float32 weights on an accelerator that supports bf16, otherwise no."""
     deterministic: bool | None = None
-    """Use deterministic kernels, and rollout.sync_turns unless that is set. Unset: True on a CPU, where this costs nothing, and False on an
-    accelerator."""
+    """Use deterministic kernels; unset: True on a CPU, where this costs nothing, and False on an accelerator. If True, then
+    rollout.sync_turns is True too, unless that is set."""
     collective_timeout_s: float = Field(default=1800.0, gt=0)
     """The timeout of collective operations between processes; after it the run is aborted."""
 

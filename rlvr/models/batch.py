@@ -75,7 +75,10 @@ class TokenRows:
         return torch.from_numpy(np.repeat(np.asarray(per_row, dtype=np.float64), self.num_acted)).to(dtype)
 
     def unflatten_policy_tokens(self, flat: Tensor) -> list[list[float]]:
-        """Invert `flatten_policy_tokens`: one list per row over all its tokens, 0.0 at non-policy tokens."""
+        """Split a flat tensor of policy tokens into one list for each row, with 0.0 at all other tokens.
+
+        The inverse of `flatten_policy_tokens`.
+        """
         values = flat.detach().double().cpu().numpy()
         out = []
         for i, places in enumerate(self.acted_positions):
@@ -90,7 +93,7 @@ class TokenRows:
             yield self.build_padded_batch(rows, device)
 
     def plan_batches(self, row_indices: Sequence[int], max_tokens: int) -> list[list[int]]:
-        """Group rows into micro-batches by similar length, to reduce padding."""
+        """Group rows of similar length into micro-batches, to reduce padding."""
         order = sorted((i for i in row_indices if self.num_acted[i]), key=lambda i: (-int(self.input_lengths[i]), i))
         bins, widest = list[list[int]](), 0
         for i in order:

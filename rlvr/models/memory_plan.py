@@ -167,8 +167,9 @@ def _estimate_engine_memory(config: RunConfig, model_config: Any, num_weights: i
 
 
 def estimate_bytes_while_sampling(config: RunConfig, parts: list[MemoryItem], device_bytes: float) -> float:
-    """Estimate a GPU's memory while an engine samples that sleeps during the update: what the trainer keeps, and the engine's fraction of
-    the device. 0 without such an engine.
+    """Estimate a GPU's memory while an engine samples that sleeps during the update; 0 without such an engine.
+
+    The estimate is what the trainer keeps, and the engine's fraction of the device.
     """
     sampler = config.rollout.sampler
     shares_gpu = sampler.get("placement", "colocated") == "colocated" or (sampler.get("placement") == "local" and not sampler.get("gpus"))

@@ -122,7 +122,7 @@ def compute_max_or_rms_difference(a: Tensor, b: Tensor, full_precision: bool) ->
 
 @contextmanager
 def use_evaluation_mode(model: Any) -> Iterator[None]:
-    """Set evaluation mode in this block; restore the mode and all random states afterwards."""
+    """Set the model to evaluation mode in this block, and restore the old mode and all random states afterwards."""
     training, device = model.training, next(model.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model.eval()
@@ -159,10 +159,10 @@ def compare_logprob_functions(
     dtype: torch.dtype | None = None,
     max_length: int = MAX_ROW_LENGTH,
 ) -> Iterator[NumericsCheck]:
-    """Compare each function that computes log-probabilities with a plain forward pass, and check that changing one row does not change
-    the others; yield one result per check.
+    """Compare each function that computes log-probabilities with a plain forward pass; yield one result per check.
 
-    `dtype`: the compute precision, if it is not that of the weights. Raises ConfigError if the model's own code fails.
+    A change of one row must not change the others. `dtype`: the compute precision, if it is not that of the weights. Raises ConfigError if
+    the model's own code fails.
     """
     exact = has_full_precision_matmul(dtype or model.dtype, next(model.parameters()).device)
     rows, changed = build_check_rows(model, max_length), build_check_rows(model, max_length, change_first_answer=True)
@@ -245,9 +245,7 @@ def find_untrainable_reason(model_family: str, results: Sequence[NumericsCheck],
 
 
 def format_check_results(results: Sequence[NumericsCheck]) -> str:
-    """Format the results in one line: the largest difference of each way to compute log-probabilities, the attending layers, the stop
-    ids.
-    """
+    """Format the results of the numerics check in one line."""
     plain_pass = [f for f in results if f.gap is not None and "," not in f.name and f.name != "a second pass"]
     gaps = ", ".join(f"{f.gap:.0e} ({f.name})" for f in plain_pass)
     layers = [f"layers with attention: {f.note}" for f in results if f.name == "layers with attention"]
@@ -257,7 +255,7 @@ def format_check_results(results: Sequence[NumericsCheck]) -> str:
 
 
 def compute_logprob_tolerance(results: Sequence[NumericsCheck], temperature: float) -> float:
-    """Compute the allowed difference of sampler and trainer in a float32 run; larger only if the model itself rounds more."""
+    """Compute how far sampler and trainer may differ in log-probabilities in a float32 run, from the model's measured rounding error."""
     measured = max((f.gap for f in results if f.gap is not None), default=0.0)
     return max(RUN_MISMATCH_LIMIT, 20 * measured) / min(1.0, temperature)
 

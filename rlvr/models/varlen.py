@@ -54,7 +54,7 @@ def build_segment_boundaries(query_lengths: list[int], key_lengths: list[int], d
 def attend_with_torch(
     query: Tensor, key: Tensor, value: Tensor, lengths: SegmentBoundaries, *, scale: float | None, window: int, softcap: float
 ) -> Tensor:
-    """Compute attention with torch's kernel; it has no soft cap, so flash_attn is used for that."""
+    """Compute attention with torch's kernel, or with flash_attn if there is a soft cap."""
     if softcap and not importlib.util.find_spec("flash_attn"):
         raise NotImplementedError("its attention has a soft cap, which torch's varlen_attn lacks; `pip install flash-attn` brings one")
     if softcap:

@@ -50,7 +50,10 @@ def remove_orphaned_folders(prefix: str, parent: str | None = None) -> int:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, whatever permissions a program set in it. The owner file is removed last, in case something fails."""
+    """Remove a folder, whatever permissions a program has set in it.
+
+    The owner file is removed last, in case something fails.
+    """
     if os.geteuid() != 0:  # permissions do not restrict root
         for above, inside, _ in os.walk(folder):
             for shut in (Path(above, name) for name in inside):

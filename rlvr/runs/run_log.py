@@ -236,7 +236,10 @@ def load_run_config(folder: Path) -> RunConfig:
 
 
 def open_for_append(path: Path) -> TextIO:
-    """Open a log to append lines. A lone surrogate, which is not valid UTF-8, is written as a JSON escape."""
+    """Open a log to append lines.
+
+    A lone surrogate, which is not valid UTF-8, is written as a JSON escape.
+    """
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 

@@ -28,7 +28,10 @@ def parse_tool_turn(reply: ChatReply, request: Request) -> Turn:
 
 
 def parse_text_turn(reply: ChatReply, request: Request, dialect: Dialect) -> Turn:
-    """Parse a turn whose calls are written in its text. If the dialect writes plain text, the turn ends at its first complete call."""
+    """Parse a turn whose calls are written in its text.
+
+    If the dialect writes plain text, the turn ends at its first complete call.
+    """
     tools = request.chat_prompt.tools if request.chat_prompt else ()
     text, cut = reply.text, reply.truncated
     if dialect.is_plain_text:

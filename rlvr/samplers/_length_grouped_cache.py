@@ -33,7 +33,10 @@ class LengthGroup:
 
 
 class LengthGroupedCache:
-    """Cache with the interface of `SlotCache`, for models whose recurrent state the cache of transformers stores."""
+    """A cache like `SlotCache` that batches rows of equal length, for models with a recurrent state.
+
+    The cache of transformers must store that state.
+    """
 
     can_add_rows = False
 
@@ -45,8 +48,9 @@ class LengthGroupedCache:
         self.logits_arguments = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
     def add_rows(self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], *, first_row: int, max_rows: int) -> None:
-        """Prefill each prompt without its last token, and start rows from `first_row` on: one for each entry of `prompt_indices`, with
-        that prompt.
+        """Start one row for each entry of `prompt_indices`, with that prompt prefilled.
+
+        The last token of a prompt is not prefilled. Only an empty batch takes rows.
         """
         assert not first_row and max_rows, "rows can only be added to an empty batch"
         self.groups = []

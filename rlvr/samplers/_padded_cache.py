@@ -25,8 +25,9 @@ class PaddedCache:
         self.mask_BL = torch.zeros(0, 0, dtype=torch.long)
 
     def add_rows(self, prompts: Sequence[Sequence[int]], prompt_indices: Sequence[int], *, first_row: int, max_rows: int) -> None:
-        """Prefill each prompt without its last token, and start rows from `first_row` on: one for each entry of `prompt_indices`, with
-        that prompt.
+        """Start one row for each entry of `prompt_indices`, with that prompt prefilled.
+
+        The last token of a prompt is not prefilled. Only an empty batch takes rows.
         """
         assert not first_row and max_rows, "rows can only be added to an empty batch"
         device, width = self.model.device, max(map(len, prompts)) - 1

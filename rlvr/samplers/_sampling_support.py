@@ -95,7 +95,10 @@ def _keep_logits(logits: Tensor, part: slice) -> Tensor:
 
 
 def make_sampling_support_mask(config: RunConfig, algorithm: Algorithm) -> SamplingSupportMask | None:
-    """Make the support for the sampler's `top_p` and `top_k`; None if they are off. Raises ConfigError if the trainer cannot apply it."""
+    """Make the mask of the tokens that `top_p` and `top_k` can sample, for the trainer; None if both are off.
+
+    Raises ConfigError if the trainer cannot apply the mask.
+    """
     asked = config.rollout
     if (asked.top_p == 1 and not asked.top_k) or config.data is not None or algorithm.traits.is_supervised:
         return None

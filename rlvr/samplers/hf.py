@@ -90,7 +90,7 @@ class HFSampler(Sampler):
             self._precision, self._max_length = precision, max_length
 
     def update_from_model(self, model: Any, version: int) -> None:
-        """Use the trainer's model directly; it is copied only if the trainer computes in another precision than the model has."""
+        """Use the trainer's model directly, or a copy if the trainer computes in another precision than the model has."""
         if model is not self._trainer_model:
             self._trainer_model, self.model = model, self._convert_precision(model)
             device = self.model.device

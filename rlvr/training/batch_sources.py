@@ -197,7 +197,7 @@ def check_partial_rollouts(components: Components) -> None:
 
 
 class StepRollout:
-    """Samples the groups of one step, in one call or in several, and makes the batch of them.
+    """Samples the groups of one training step, in one call or in several, and makes the batch of them.
 
     >>> StepRollout(components, step=0, version=0).sample_groups(8)  # doctest: +SKIP
     """
@@ -316,7 +316,7 @@ class PartialRolloutSource(SynchronousSource):
 
 
 class OfflineSource(SynchronousSource):
-    """Takes the recorded groups of another run, or the gold solutions of the next tasks; nothing is sampled."""
+    """Takes recorded groups of another run, or the gold solutions of the next tasks, instead of sampling."""
 
     def collect(self, rollout: StepRollout) -> RolloutBatch:
         """Take the groups of a step; nothing is sampled."""
@@ -449,7 +449,7 @@ class ConcurrentBatchSource(PrefetchedSource):
         return super().next(step)
 
     def wait_until_idle(self) -> None:
-        """Wait for nothing: each rollout worker loads the next weights when it has finished with its own."""
+        """Return at once, because each rollout worker loads the next weights when it has finished its own work."""
 
     def _request_batches(self, first_step: int, last_step: int, *, version: int) -> None:
         steps = range(first_step + len(self._pending_batches), last_step + 1)

@@ -40,7 +40,7 @@ PROGRESS_FRACTIONS = {"workers": "cluster/sampling_fraction", "trainer": "cluste
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(Mapping[str, Any]):
-    """What a training step did."""
+    """The metrics, times and episodes of one training step."""
 
     step: int
     """The number of the step, from 1."""
@@ -70,7 +70,7 @@ class StepRecord(Mapping[str, Any]):
         return len(self.metrics)
 
     def list_episode_rows(self) -> list[dict[str, Any]]:
-        """Return the episodes as JSON, as in episodes.jsonl, without those that are not completions of the policy."""
+        """Return the policy's completions as JSON rows, as in episodes.jsonl."""
         return [
             episode_to_json(self.step, episode, *values)
             for group, of_group in zip(self.batch.all_groups, self.diagnostics, strict=True)
@@ -198,8 +198,9 @@ class RunLogWriter(Callback):
 
 
 class PeriodicCheckpoints(Callback):
-    """Saves every `log.save_every` steps, and after the last one, also if Ctrl-C or SIGTERM made it the last. While the run's health is in
-    doubt, only the last step is saved, and the one in which a signal ends the run: else a job that is stopped often would never get on.
+    """Saves a checkpoint every `log.save_every` steps and at the end; before the end, none while the run's health is in doubt.
+
+    A step in which Ctrl-C or SIGTERM ends the run is saved even in doubt: else a job that is stopped often would never get on.
     """
 
     def __init__(self, health: RunHealth) -> None:
@@ -238,7 +239,7 @@ class ProgressLine(Callback):
             shown.advance(_select_progress_metrics(record.metrics, record.timings))
 
     def on_run_end(self, trainer: Trainer, report: TrainReport) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         for shown in self._shown:
             shown.__exit__()
 

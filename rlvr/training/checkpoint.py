@@ -142,7 +142,9 @@ def _has_finite_weights(checkpoint_folder: Path) -> bool:
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time in a thread. The error of a failed write is raised at the first step after it.
+    """Writes one checkpoint at a time, in a thread.
+
+    The error of a failed write is raised at the first step after it.
 
     >>> with CheckpointWriter(write_timeout_s=60) as writer:  # doctest: +SKIP
     ...     writer.start_write(5, lambda: publish_checkpoint(partial, tokenizer, state, progress))

@@ -247,7 +247,7 @@ def build_components(
 
 
 def build_algorithm(config: RunConfig) -> Any:
-    """Build the algorithm; off-policy runs get its corrections, unless the user's settings say otherwise."""
+    """Build the algorithm; off-policy runs get its corrections where the user has set nothing else."""
     algorithm = build_from_config("algorithm", config.algorithm)
     if config.rollout.is_off_policy:
         algorithm = build_from_config("algorithm", {**algorithm.traits.off_policy_defaults, **config.algorithm})
@@ -293,7 +293,9 @@ def _build_weight_loader(model: Any, source: ModelConfig, accelerator: Accelerat
 
 
 def build_learner(components: Components, run_folder: Path, *, is_resumed: bool) -> tuple[Learner, Components, str]:
-    """Build the learner from the current weights, and its frozen models; without a path, the reference is a copy of these weights.
+    """Build the learner from the current weights, and its frozen models.
+
+    Without a path, the reference is a copy of the initial weights.
 
     Args:
         components: the components, with the weights that training starts from.
@@ -425,7 +427,10 @@ def _check_group_size(config: RunConfig, algorithm: Algorithm, environment: Envi
 
 
 def compute_max_prompt_length(mdp: TokenMDP, split: str, indices: Iterable[int]) -> int:
-    """Return the length of the longest prompt; raise ConfigError if one does not fit, or if all are the same, before the run begins."""
+    """Return the length of the longest prompt; raise ConfigError if that leaves no room to answer.
+
+    Also raises ConfigError if tasks with different references all have the same prompt.
+    """
     longest, prompts, references = 0, set[tuple[int, ...]](), set[str]()
     for index in indices:
         task = mdp.environment.task(split, index)

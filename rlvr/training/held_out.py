@@ -17,7 +17,10 @@ from rlvr.training.task_sampling.task_order import WARMUP_PURPOSE, TaskOrder
 
 
 def compute_held_out_score(episodes: Sequence[Episode]) -> float | None:
-    """Return the mean score on the held-out tasks; None if more than 2 % of them have no score, because the others may be the easy ones."""
+    """Return the mean score on the held-out tasks; None if too many of them have no score.
+
+    Too many are more than 2 %, because the others may be the easy ones.
+    """
     return compute_mean_reward(episodes) if count_unscored(episodes) <= MAX_UNSCORED_FRACTION * len(episodes) else None
 
 

@@ -55,7 +55,7 @@ class Fall(NamedTuple):
 
 
 class RewardHistory:
-    """The mean reward of each step that has one, and the standard error of that mean.
+    """The mean reward of each step that has one, with its standard error, to find the best steps and a fall.
 
     >>> RewardHistory().find_best() is None
     True
@@ -85,7 +85,10 @@ class RewardHistory:
         self._best_until = self._step_variance = None
 
     def find_best(self, end: int | None = None) -> Steps | None:
-        """Find the steps in a row that are surely the best, of those before a place; the latest of equal ones. None if there are none."""
+        """Find the consecutive steps before `end` whose reward is surely the best; None without steps.
+
+        Of equal ones the latest are returned.
+        """
         end = len(self) if end is None else end
         return self._find_best_by_end()(end) if end > self._first else None
 
@@ -109,7 +112,7 @@ class RewardHistory:
         return None
 
     def find_last_good(self, end: int) -> int | None:
-        """Find the last place before another whose step and the next are about as good as the best; None if there are no steps."""
+        """Find the last place before `end` where two steps in a row have about the best reward; None without steps."""
         best = self._find_best_by_end()(end) if end > self._first else None
         return None if best is None else self._find_last_pair(best.mean - (1 - NEAR_BEST) * abs(best.mean), best.start, end)
 

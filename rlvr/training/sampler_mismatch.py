@@ -57,7 +57,10 @@ SAMPLER_CHECK_NAME = "the sampler's tokens"
 def check_model_numerics(
     model: Any, sampler: Sampler, mdp: TokenMDP, config: RunConfig, *, precision: str, autocast: Callable[[], Any]
 ) -> list[numerics_check.NumericsCheck]:
-    """Check the model of a run; raise ConfigError if it cannot be trained. A model without weights gets only a check of its stop ids."""
+    """Check the numerics of a run's model before training; raise ConfigError if the model cannot be trained.
+
+    A model without weights gets only a check of its stop ids.
+    """
     temperature = 1.0 if config.data is not None else config.rollout.temperature
     own, fp32_head = sampler if _runs_trainer_model(sampler) and config.data is None else None, config.model.fp32_head
     how: dict[str, Any] = {"temperature": temperature or 1.0, "precision": precision, "autocast": autocast, "fp32_head": fp32_head}
@@ -138,9 +141,10 @@ def _make_broadcast_logprob_function(compute_logprobs: numerics_check.LogprobFun
 
 
 def check_sharded_model_numerics(learner: Learner, *, max_length: int) -> list[numerics_check.NumericsCheck]:
-    """Check a learner's sharded model, which had no weights before; raise ConfigError if it cannot be trained.
+    """Check the numerics of a learner's sharded model; raise ConfigError if the model cannot be trained.
 
-    A collective operation; the results of the main process decide for all.
+    The model gets its weights only when it is sharded, so they are checked then. A collective operation; the results of the main process
+    decide for all.
     """
     policy, model = learner.policy, learner.policy.model
     dtype = getattr(torch, get_compute_precision(model, learner.accelerator))
@@ -208,7 +212,7 @@ def _compare_sampler_logprobs(
 
 
 def check_logprob_mismatch(metrics: Mapping[str, float], limit: float | None, *, check_every_token: bool) -> None:
-    """Raise CheckFailed if sampler and trainer disagree although both compute the same model in float32 in this process.
+    """Raise CheckFailed if log-probabilities of sampler and trainer differ although both compute them in float32 in this process.
 
     `check_every_token`: the limit applies to every token. Otherwise it applies to 98 % of them, because with experts or top_p a rounding
     error can change a discrete decision.

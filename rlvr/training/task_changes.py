@@ -48,7 +48,10 @@ class TaskChanges:
         self._had_questions = False
 
     def watch(self, places: Sequence[tuple[str, int]]) -> None:
-        """Keep the first tasks that are given here, but for those that an environment draws anew at each call."""
+        """Keep the first tasks at these places, to find out later whether they have changed.
+
+        Tasks that an environment draws anew at each call are not kept.
+        """
         chosen = list(dict.fromkeys(places))[: NUM_TASKS - self._num_asked]
         self._num_asked += len(chosen)
         for split, index in chosen:
@@ -71,7 +74,7 @@ class TaskChanges:
         return rows
 
     def restore(self, rows: Sequence[Sequence[Any]]) -> TaskChange | None:
-        """Find that most of the tasks are others than in a checkpoint; watch those of now."""
+        """Return how most of the tasks differ from those in a checkpoint, if they do; then watch the present tasks."""
         self._first = {}
         with suppress(TypeError, ValueError):  # a checkpoint of another version, or a damaged one, has nothing to compare with
             self._first = {(str(split), int(index)): Task(prompt, reference, name) for split, index, name, prompt, reference in rows}
@@ -81,7 +84,7 @@ class TaskChanges:
         return change
 
     def find(self) -> TaskChange | None:
-        """Find that most of the tasks are others now."""
+        """Return what has changed if most of the watched tasks are no longer what they were at first; None otherwise."""
         pairs = [(place, task, now) for place, task in self._first.items() if (now := self._load(*place)) is not None]
         changed = [(place, task, now) for place, task, now in pairs if _identify(task) != _identify(now)]
         if not changed or len(changed) <= len(pairs) / 2:

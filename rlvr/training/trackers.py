@@ -72,7 +72,10 @@ class Trackers(Callback):
 
 
 def build_tracker_settings(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the init settings of each tracker: the run is named after its folder, and by default no data leaves this machine."""
+    """Return the init settings of each tracker, with which by default no data leaves this machine.
+
+    The run is named after its folder.
+    """
     name = folder.resolve().name
     wandb = {"name": name, "dir": str(folder), "mode": os.environ.get("WANDB_MODE", "offline")}
     return {"wandb": wandb, "trackio": {"name": name}}

@@ -27,7 +27,7 @@ class NonfiniteWeights(NamedTuple):
 
 
 class WeightChanges:
-    """What steps, and others, did to the weights.
+    """Records steps that changed no weights or were undone, changes by others, and weights that are not finite.
 
     >>> changes, model = WeightChanges(), nn.Linear(4, 4)
     >>> for step in (1, 2):

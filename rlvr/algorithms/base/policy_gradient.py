@@ -227,7 +227,7 @@ class PolicyGradient(Algorithm):
             raise ConfigError(f"overlong_buffer is {buffer}, more than the longest allowed answer, {cap}; set it lower")
 
     def compute_token_batch_stats(self, columns: Mapping[str, Tensor], all_reduce: AllReduce = single_process_all_reduce) -> Tensor:
-        """Compute the batch statistics that the loss needs."""
+        """Compute one value per token from all tokens of an optimizer step, with the function that the algorithm's loss declares."""
         own: Callable[..., Tensor] = vars(self.spec.components["loss"])["compute_token_batch_stats"]
         settings = vars(self.settings)
         return own(columns, all_reduce, **{key: settings[key] for key in self.spec.get_component_defaults_and_types("loss")})

@@ -31,7 +31,7 @@ def drop_missing(rewards: Rewards) -> list[float]:
 
 
 def has_no_signal(rewards: Rewards) -> bool:
-    """Return whether a group gives no learning signal: fewer than two scored members, or all rewards equal.
+    """Return whether a group gives no learning signal: fewer than two scores, or all equal.
 
     >>> has_no_signal([1.0, None]), has_no_signal([0.95, 0.95 + 1e-9]), has_no_signal([0.0, 1.0])
     (True, True, False)

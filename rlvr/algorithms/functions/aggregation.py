@@ -22,7 +22,9 @@ from rlvr.algorithms.functions.advantages import AllReduce, single_process_all_r
 
 
 class BatchTotals(NamedTuple):
-    """The rows, tokens and prompts of one optimizer step, over all processes; rows and prompts without a token are not counted.
+    """The rows, tokens and prompts of one optimizer step, over all processes.
+
+    Rows and prompts without a token are not counted.
 
     >>> BatchTotals(rows=2.0, tokens=4.0, prompts=1.0, max_length=8).tokens
     4.0

@@ -59,7 +59,10 @@ def collect_versions() -> dict[str, str]:
 
 
 def check_cluster_ready(settings: ClusterConfig, timeout_s: float = CHECK_TIMEOUT_S) -> list[ClusterCheck]:
-    """Check a cluster by starting one process of each kind, and one on each machine. ConfigError if no cluster answers, MissingExtra without Ray."""
+    """Check a cluster by starting one process of each kind, and one on each machine.
+
+    Raises ConfigError if no cluster answers, and MissingExtra without Ray.
+    """
     present = sys.modules.get("ray")
     if settings.address != "local" and not (present is not None and present.is_initialized()):
         check_can_join(settings.address)

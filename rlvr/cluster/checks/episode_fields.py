@@ -78,7 +78,10 @@ class EpisodeLimits:
         )
 
     def render_prompts(self, tasks: Sequence[Task]) -> dict[str, list[int]]:
-        """Return the prompt of each task by its id, without those that cannot be rendered: their episodes fail."""
+        """Return the token ids of each task's prompt, by the id of the task.
+
+        Prompts that cannot be rendered are left out: their episodes fail.
+        """
         found = dict[str, list[int]]()
         if self.render_prompt is None:
             return found
@@ -89,7 +92,7 @@ class EpisodeLimits:
 
 
 def find_invalid_text(episode: Episode) -> str:
-    """Return which text of an episode is none or too long; '' if none is."""
+    """Return which field of an episode should be a text and is none, or is too long; '' if all are valid."""
     reason = episode.verdict.reason if episode.verdict is not None else ""
     for name, text in (("text", episode.text), ("error", episode.error), ("reason", reason)):
         if not _is_text(text):

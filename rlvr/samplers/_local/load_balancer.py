@@ -40,7 +40,7 @@ class EngineLoad:
         self.groups.add(group)
 
     def remove(self, number: int) -> bool:
-        """Remove a request; return False if it is not running here."""
+        """Remove a request from the engine's load; return whether the request was running there."""
         found = self.running.pop(number, None)
         self.tokens -= compute_max_request_tokens(found[0]) if found else 0
         return found is not None

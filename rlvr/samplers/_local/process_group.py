@@ -28,7 +28,10 @@ def list_group_processes(group: int) -> dict[int, bool]:
 
 
 def kill_process_group(group: int, *, timeout_s: float) -> None:
-    """Kill all processes of a group except this one; the resource tracker is killed only after the timeout."""
+    """Kill all processes of a group except this one.
+
+    The resource tracker is killed only after the timeout.
+    """
     until, own = time.monotonic() + timeout_s, os.getpid()
     while others := {pid: tracks for pid, tracks in list_group_processes(group).items() if pid != own}:
         for pid in (pid for pid, tracks in others.items() if not tracks or time.monotonic() > until):

@@ -45,7 +45,10 @@ TRANSFER_BACKENDS: dict[str, Callable[[str, int, int, int], Any]] = {"nccl": mak
 
 
 class WeightTransferClient:
-    """Client that vLLM's sender uses to send commands to all servers at once. Records the first failure."""
+    """Client through which vLLM's sender sends commands to all servers at once.
+
+    The first error is kept as `failure`.
+    """
 
     def __init__(self, servers: Sequence[HttpClient], send_command: Callable[..., Mapping[HttpClient, HttpResponse]]) -> None:
         """Set up the client. `send_command` sends a command to servers, with one body or one for each, and returns their replies."""
@@ -57,7 +60,10 @@ class WeightTransferClient:
     failure: BaseException | None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let each server's workers leave the group of an earlier run, and join this one under their own ranks."""
+        """Let each server's workers join the weight transfer group of this run, under their own ranks.
+
+        Before that they leave the group of an earlier run.
+        """
         self.remove_workers_from_group()
         self._send_all(
             "/init_weight_transfer_engine", *({"init_info": init_info | {"rank_offset": offset}} for offset in self.rank_offsets)
@@ -88,7 +94,7 @@ class WeightTransferClient:
 
 
 class WeightSource:
-    """The trainer's weights in the form that vLLM's sender reads: first the metadata, then the tensors."""
+    """The trainer's weights in the form that vLLM's sender reads."""
 
     weights: Weights
     dtype: str | None = None

@@ -104,7 +104,7 @@ class RunEvidence:
         """What has been warned of, which is told once: kinds of trouble, and others."""
 
     def begin(self, trainer: Trainer) -> None:
-        """Look at what the run trains."""
+        """Note what the other methods need to know of the trainer's algorithm and model, and the first step of this process."""
         self.has_penalty = not isinstance(trainer.algorithm, WholeAnswerAlgorithm)
         self.own_parts = _find_own_parts(trainer.algorithm)
         self.has_experts = has_experts(trainer.model)

@@ -57,7 +57,10 @@ class HealthRule:
         self.run, self.config, self.bounds = run, run.config, run.config.health
 
     def begin(self, trainer: Trainer) -> None:
-        """Prepare for the steps of this process. Not called for runs on stored answers, nor if `health.action` is off."""
+        """Prepare the rule for the steps of this process.
+
+        Not called for runs on stored answers, nor if `health.action` is off.
+        """
 
     def check(self) -> Finding:
         """Look at the newest step, the last of `self.run.rows`."""
@@ -74,7 +77,7 @@ class BrokenWeights(HealthRule):
     """Weights are not finite, in any process: no later step mends them."""
 
     def check(self) -> Finding:
-        """Ask all processes for what they have seen of their weights."""
+        """Return trouble if any process of the run has weights that are not finite."""
         if self.run.trainer is None:
             return None
         found = run_and_all_gather(self.run.trainer.accelerator, lambda: [self.run.weights.broken])
@@ -92,7 +95,10 @@ class ChangedTasks(HealthRule):
     """For how many steps in a row the tasks have been others than at first."""
 
     def begin(self, trainer: Trainer) -> None:
-        """Warn if the tasks are others than before a resume. They may be repaired, so that alone is no reason to stop."""
+        """Begin to watch the tasks; warn if they are others than before a resume.
+
+        The tasks may have been repaired, so a change alone is no reason to stop.
+        """
         self._tasks = tasks = TaskChanges(trainer.environment)
         rows = trainer.report_values.pop(self.STORED_TASKS, None)
         change = run_on_main(trainer.accelerator, lambda: tasks.restore(rows)) if rows else None
@@ -104,7 +110,7 @@ class ChangedTasks(HealthRule):
             self.run.warn(self.run.change_at_resume)
 
     def check(self) -> Finding:
-        """Ask for the first tasks again, and look at the prompts of the newest step."""
+        """Return trouble if the tasks have changed, or if tasks with different references have one and the same prompt."""
         tasks, trainer, record = self._tasks, self.run.trainer, self.run.record
         if tasks is None or trainer is None or record is None:
             return None
@@ -181,7 +187,7 @@ class WrongSign(HealthRule):
         self._first_step = self._num_seen = 0
 
     def check(self) -> Finding:
-        """Look at the log ratios of all updates."""
+        """Return trouble if the updates so far went against the advantages."""
         if self.config.data is not None:
             return None
         for row in self.run.rows[self._num_seen :]:
@@ -210,7 +216,7 @@ class MissingGradient(HealthRule):
     """Steps without a gradient are no accident if, as seldom as such steps were before, so many in a row are less probable than this."""
 
     def check(self) -> Finding:
-        """Look at the steps without a gradient since the last one with: whether there are more than chance gives."""
+        """Return trouble if the newest steps had no gradient, more of them than allowed and than chance gives."""
         bound, run = self.bounds.max_steps_without_gradient, self.run
         if bound is None or self.config.data is not None:  # stored answers are what they are
             return None
@@ -473,7 +479,7 @@ class RewardFall(HealthRule):
 
 
 class HeldOutFall(HealthRule):
-    """The newest held-out figure is far below the best earlier one, or there is none because answers have no score."""
+    """The newest held-out figure is far below the best earlier one, or missing because answers have no score."""
 
     checks_if_others_find_nothing = True
     _best_accuracy = -math.inf
@@ -518,7 +524,7 @@ class HeldOutFall(HealthRule):
             self.run.warn_once("withheld", f"the held-out figure of step {step} is withheld: more than 2 % of the answers have no score")
 
     def check_end(self, trainer: Trainer, report: TrainReport) -> None:
-        """Stop a run whose held-out answers have no score, or whose policy is much worse than before training."""
+        """Stop a run that ends with too many unscored held-out answers, or with a much worse accuracy than before training."""
         answers, lost = report.held_out_answers, report.held_out_unscored
         if report.accuracy_after is None and answers and lost > answers * (self.bounds.max_unscored or 1.0):
             raise CheckFailed(
@@ -570,8 +576,10 @@ class HeldOutFall(HealthRule):
 
 
 class ChangedVerifier(HealthRule):
-    """The verifier no longer tells answers apart as it did: it gives all one score, also the highest, more to those that had less, or to
-    each a random one. So some answers are verified again every some steps.
+    """The verifier no longer tells answers apart as it did when they were first verified.
+
+    It gives all one score, also the highest, more to those that had less, or to each a random one. So some answers are verified again every
+    some steps.
     """
 
     NUM_CHECKED = 16

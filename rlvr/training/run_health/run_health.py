@@ -47,7 +47,7 @@ class RunHealth(Callback):
         """
 
     def on_run_begin(self, trainer: Trainer) -> None:
-        """Read the steps before a resume, and prepare the rules."""
+        """Prepare the rules; after a resume, with the metrics of the earlier steps."""
         self.run.begin(trainer)
         if trainer.is_resumed:
             rows = run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder)))

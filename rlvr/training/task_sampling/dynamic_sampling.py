@@ -57,7 +57,10 @@ class DynamicSampling:
         self._has_signal += [not has_no_signal([e.reward if e.is_scored and not e.meta.get("greedy") else None for e in g]) for g in groups]
 
     def select_groups(self) -> list[Group]:
-        """Return the groups to train on. If too few are useful, groups without spread fill the step, so that its size is constant."""
+        """Return the groups to train on: those with a spread of rewards, and others if too few have one.
+
+        The size of a step is constant in this way.
+        """
         return [self.sampled_groups[i] for i in sorted(self._selected_indices())]
 
     def list_dropped(self) -> dict[str, list[Group]]:

@@ -48,7 +48,7 @@ class TaskSampler:
             self.reward_monitor.observe_groups(groups, canary_groups)
 
     def pop_metrics(self) -> dict[str, float]:
-        """Return the metrics of what watches the rewards (canary tasks, a second verifier) since the last call."""
+        """Return the metrics of canary tasks and of the audit verifier, and reset the counters of the step; empty without both."""
         return self.reward_monitor.pop_metrics() if self.reward_monitor is not None else {}
 
     def state_dict(self) -> dict[str, Any]:

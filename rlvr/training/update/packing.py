@@ -161,7 +161,10 @@ def group_by_prompt(rows: TokenRows, row_indices: Sequence[int]) -> list[tuple[i
 
 
 def plan_packed_batches(rows: TokenRows, row_indices: Sequence[int], max_tokens: int) -> tuple[list[list[int]], int]:
-    """Group rows into micro-batches within a token budget, with rows of one prompt together; also return the number of computed tokens."""
+    """Group rows into micro-batches within a token budget; also return how many tokens these compute.
+
+    Rows of one prompt are together, and a micro-batch computes a shared prompt once.
+    """
     bins, room, computed = list[list[int]](), 0, 0
     for shared, members in sorted(group_by_prompt(rows, row_indices), key=lambda item: -max(int(rows.input_lengths[i]) for i in item[1])):
         known = 0  # the first row of a family includes the prompt

@@ -40,7 +40,10 @@ class ShardedWeights(Weights):
 
     @classmethod
     def from_policy(cls, policy: Policy, accelerator: Accelerator) -> ShardedWeights:
-        """Create the weights of a policy; gathered models have the trainer's compute precision."""
+        """Create the sharded weights of a policy.
+
+        Gathered models have the compute precision of the trainer.
+        """
         return cls(policy, dtype=getattr(torch, get_trainer_precision(policy.model, accelerator.mixed_precision, accelerator.device)))
 
     @property
@@ -121,7 +124,7 @@ class ShardedWeights(Weights):
 
 
 class AdapterWeights(Weights):
-    """The weights of an unsharded model with an adapter. They are merged only for samplers that need it.
+    """The weights of an unsharded model with a LoRA adapter, which is merged only for checkpoints and for samplers that need it.
 
     >>> AdapterWeights(model).get_adapter().rank  # doctest: +SKIP
     8

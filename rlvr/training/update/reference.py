@@ -51,7 +51,7 @@ class ReferencePolicy:
                 get_local_shard(mine).lerp_(get_local_shard(theirs).to(mine.dtype), fraction)
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """Return the reference's weights, if it has its own."""
+        """Return the reference's weights; None if they are those of the policy without its adapter."""
         return None if self.adapted_model is not None else {k: v.detach() for k, v in self.policy.model.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor] | None) -> None:

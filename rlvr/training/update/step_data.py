@@ -121,7 +121,10 @@ class StepData:
     def shuffle_into_minibatches(
         self, rows: Sequence[int], num_minibatches: int, generator: random.Random, accelerator: Any
     ) -> Iterator[list[int]]:
-        """Shuffle the rows of all processes into minibatches. Group g of this process is group g * W + rank of the step."""
+        """Shuffle the rows of all processes into minibatches, and yield this process's rows of each.
+
+        Group g of this process is group g * W + rank of the step, with W processes.
+        """
         mine, everybody = accelerator.process_index, accelerator.num_processes
         places = {(self.row_positions[r][0] * everybody + mine, self.row_positions[r][1]): r for r in rows}
         everyone = sorted(place for share in all_gather_values(list(places)) for place in share)

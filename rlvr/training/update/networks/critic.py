@@ -35,6 +35,9 @@ class Critic(nn.Module):
         return values
 
     def clip_gradient(self, policy_grad_norm: float) -> float:
-        """Clip the critic's gradient; return the norm that decides about the step: `policy_grad_norm`, or its own if that is not finite."""
+        """Clip the critic's gradient; return `policy_grad_norm`, or the norm of the critic's gradient if that is not finite.
+
+        A step whose norm is not finite changes nothing.
+        """
         own = float(nn.utils.clip_grad_norm_(self.parameters(), self.max_grad_norm or torch.inf))
         return policy_grad_norm if own < torch.inf else own
