@@ -20,7 +20,7 @@ from typing import Any, Self
 from rlvr.cluster.checks.comparison import (
     are_comparable,
     choose_audit_tasks,
-    describe_difference,
+    describe_first_difference,
     get_compared_fields,
     is_resampled_task_name,
     make_audit_name,
@@ -253,7 +253,7 @@ class Driver:
             if not pairs:
                 continue
             self.metrics.add_count("audited_tasks")
-            unlike = {at: what for at, pair in pairs.items() if (what := describe_difference(*map(get_compared_fields, pair)))}
+            unlike = {at: what for at, pair in pairs.items() if (what := describe_first_difference(*map(get_compared_fields, pair)))}
             if not unlike:
                 continue
             self.metrics.add_count("differing_tasks")

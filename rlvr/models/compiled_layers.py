@@ -39,7 +39,7 @@ def use_compiled_layers() -> Iterator[None]:
         _USE_COMPILED.reset(before)
 
 
-def are_layers_compiled() -> bool:
+def uses_compiled_layers_here() -> bool:
     """Return whether this code runs inside `use_compiled_layers`."""
     return _USE_COMPILED.get()
 

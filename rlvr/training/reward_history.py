@@ -79,7 +79,7 @@ class RewardHistory:
         self._variances.append(error**2)
         self._best_until = self._step_variance = None
 
-    def begin_anew(self, place: int) -> None:
+    def compare_only_from(self, place: int) -> None:
         """Compare only the steps from a place on."""
         self._first = place
         self._best_until = self._step_variance = None

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from rlvr.cluster.checks.comparison import ComparedFields, describe_difference, get_compared_fields
+from rlvr.cluster.checks.comparison import ComparedFields, describe_first_difference, get_compared_fields
 from rlvr.cluster.rollout_worker import RolloutWorker, WorkerSettings
 from rlvr.cluster.weights.packing import WeightPacker
 from rlvr.config.config import ModelConfig, RunConfig
@@ -185,7 +185,7 @@ def compare_and_add_group(report: ResamplingReport, recorded_group: Group, resam
     for member, (row, episode) in enumerate(zip(recorded_group, resampled_episodes, strict=True)):
         report.answers += 1
         before = ComparedFields(row["tokens"], list(map(bool, row["action_mask"])), row["logprobs"])
-        if what := describe_difference(before, get_compared_fields(episode)):
+        if what := describe_first_difference(before, get_compared_fields(episode)):
             report.differing += 1
             if len(report.details) < MAX_DETAILS:
                 report.details.append(

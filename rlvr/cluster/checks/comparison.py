@@ -39,10 +39,10 @@ def are_comparable(one: Episode, other: Episode) -> bool:
     return not any(episode.error not in ("", CONTINUES_ERROR) or episode.meta.get("truncated") == "time" for episode in (one, other))
 
 
-def describe_difference(one: ComparedFields, other: ComparedFields) -> str:
+def describe_first_difference(one: ComparedFields, other: ComparedFields) -> str:
     """Describe the first difference between two samplings; "" if they are equal.
 
-    >>> describe_difference(ComparedFields([5, 6], [False, True], [0.0, -0.5]), ComparedFields([5, 7], [False, True], [0.0, -0.5]))
+    >>> describe_first_difference(ComparedFields([5, 6], [False, True], [0.0, -0.5]), ComparedFields([5, 7], [False, True], [0.0, -0.5]))
     'token 1 is 6 in one and 7 in the other'
     """
     for name, (first, second) in {"token": (one.tokens, other.tokens), "the mask of token": (one.action_mask, other.action_mask)}.items():

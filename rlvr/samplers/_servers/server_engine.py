@@ -394,7 +394,7 @@ class ServerEngine:
 
     def _check_health(self, pending_description: str) -> None:
         """Check the health of the servers. An unhealthy one is marked as lost; SamplerError if it is the last."""
-        self.pool.abort_lost()
+        self.pool.abort_requests_to_lost_servers()
         for server in self.pool.active:
             try:
                 reply = server.request("GET", "/health", deadline=time.monotonic() + self.timeouts.heartbeat_timeout_s)

@@ -74,7 +74,7 @@ class ServerPool:
         server.abort()
         self.log(f"{server.url} is lost, the others get its requests until it loads new weights: {reason}")
 
-    def abort_lost(self) -> None:
+    def abort_requests_to_lost_servers(self) -> None:
         """Abort requests that a thread sent to a server after it was lost."""
         for server in self._lost_servers:
             server.abort()

@@ -140,7 +140,7 @@ class RunEvidence:
         above = self.count_last(lambda row: not (is_number(row.get(key)) and row[key] <= level))
         return int(self.rows[-above - 1]["step"]) if above < len(self.rows) else 0
 
-    def lacks_expected_gradient(self, row: Row) -> bool:
+    def taught_nothing_though_unsolved(self, row: Row) -> bool:
         """Return whether a step taught nothing, although its tasks are not solved."""
         reward = row.get("reward")
         if self.config.data is not None:  # stored answers have what rewards they have
@@ -161,7 +161,7 @@ class RunEvidence:
     def best_reward_step(self) -> int:
         """The step whose weights gave the last of the best rewards so far, before any steps without a gradient; -1 if no step has a reward."""
         rows = self.scored_rows
-        idle = next((k for k, row in enumerate(reversed(rows)) if not self.lacks_expected_gradient(row)), len(rows))
+        idle = next((k for k, row in enumerate(reversed(rows)) if not self.taught_nothing_though_unsolved(row)), len(rows))
         good = self.rewards.find_last_good(len(rows) - idle)
         return min(0, len(rows) - 1) if good is None or good < 0 else int(rows[good]["step"])
 

@@ -220,11 +220,11 @@ class MissingGradient(HealthRule):
         bound, run = self.bounds.max_steps_without_gradient, self.run
         if bound is None or self.config.data is not None:  # stored answers are what they are
             return None
-        count = run.count_last(run.lacks_expected_gradient)
+        count = run.count_last(run.taught_nothing_though_unsolved)
         if count < bound:
             return None
         rows, earlier = run.rows[-count:], run.rows[:-count]
-        had_gradient = sum(not run.lacks_expected_gradient(row) for row in earlier) / len(earlier) if earlier else 1.0
+        had_gradient = sum(not run.taught_nothing_though_unsolved(row) for row in earlier) / len(earlier) if earlier else 1.0
         if (1 - had_gradient) ** count > self.MAX_CHANCE:  # such steps were as common before
             return None
         never_right = not earlier and not any(row.get("reward") for row in rows) and any(row.get("reward") == 0 for row in rows)
@@ -248,7 +248,7 @@ class MissingGradient(HealthRule):
         """Stop a run that never had a gradient. A few steps without may be bad luck, unless no answer has a score."""
         rows = self.run.rows
         has_time = len(rows) >= self.bounds.patience or not self.run.scored_rows
-        if rows and has_time and all(map(self.run.lacks_expected_gradient, rows)):
+        if rows and has_time and all(map(self.run.taught_nothing_though_unsolved, rows)):
             raise CheckFailed(f"no step of this run changed the weights\nlikely cause: {self._explain(rows)}")
 
     def _is_saturated(self, probe: RewardFallProbe, rows: Sequence[Row], reward: float) -> bool:
@@ -463,7 +463,7 @@ class RewardFall(HealthRule):
         if change in self.EXPECTED_CHANGES:
             told = f"since step {step} the reward is {recent.mean:.3g}, before {best.mean:.3g}"
             run.warn_once(f"fall: {change}", f"{told}: {self.EXPECTED_CHANGES[change]}")
-            run.rewards.begin_anew(fall.since)
+            run.rewards.compare_only_from(fall.since)
             return None
         if change is FallCause.UNKNOWN and not changes and not run.began_after_resume_with_other_tasks(step):
             return None

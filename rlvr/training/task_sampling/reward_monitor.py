@@ -14,11 +14,11 @@ from rlvr.training.task_sampling.audit_monitor import AuditVerifierMonitor
 from rlvr.training.task_sampling.canary import CanaryTasks
 
 
-class RewardHackingMonitor:
+class CanaryAndAuditMonitor:
     """Combines canary tasks and the audit monitor; either may be inactive.
 
     >>> import rlvr
-    >>> RewardHackingMonitor(rlvr.make_env("arithmetic"), canary_fraction=0.01, max_rewarded_canaries=3, seed=0).pop_metrics()
+    >>> CanaryAndAuditMonitor(rlvr.make_env("arithmetic"), canary_fraction=0.01, max_rewarded_canaries=3, seed=0).pop_metrics()
     {'canary/scored': 0.0, 'canary/rewarded': 0.0, 'canary/rewarded_total': 0.0}
     """
 
@@ -57,10 +57,10 @@ class RewardHackingMonitor:
         self.audit_monitor.load_state_dict(state["audit"])
 
 
-def build_reward_hacking_monitor(config: RolloutConfig, environment: Environment, *, seed: int) -> RewardHackingMonitor | None:
+def build_reward_hacking_monitor(config: RolloutConfig, environment: Environment, *, seed: int) -> CanaryAndAuditMonitor | None:
     """Build the reward monitor of a run; None if none is configured."""
     if not config.canary_fraction and not getattr(environment.verifier, "has_audit_component", False):
         return None
-    return RewardHackingMonitor(
+    return CanaryAndAuditMonitor(
         environment, canary_fraction=config.canary_fraction, max_rewarded_canaries=config.max_rewarded_canaries, seed=seed
     )

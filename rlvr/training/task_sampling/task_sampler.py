@@ -14,7 +14,7 @@ from rlvr.errors import ConfigError
 from rlvr.rollout.rollout import derive_seed
 from rlvr.task import Task
 from rlvr.training.task_sampling.curriculum import Curriculum
-from rlvr.training.task_sampling.reward_monitor import RewardHackingMonitor, build_reward_hacking_monitor
+from rlvr.training.task_sampling.reward_monitor import CanaryAndAuditMonitor, build_reward_hacking_monitor
 from rlvr.training.task_sampling.task_order import TaskOrder
 
 IndexedTasks = Sequence[tuple[int, Task]]
@@ -32,7 +32,7 @@ class TaskSampler:
     needs_previous_batch = False
     """True if the next tasks depend on the results of earlier ones."""
 
-    def __init__(self, task_order: TaskOrder, reward_monitor: RewardHackingMonitor | None = None) -> None:
+    def __init__(self, task_order: TaskOrder, reward_monitor: CanaryAndAuditMonitor | None = None) -> None:
         self.task_order, self.reward_monitor, self.position = task_order, reward_monitor, 0
 
     def next_tasks(self, num_tasks: int) -> IndexedTasks:
@@ -80,7 +80,7 @@ class CurriculumTaskSampler(TaskSampler):
 
     needs_previous_batch = True
 
-    def __init__(self, task_order: TaskOrder, curriculum: Curriculum, reward_monitor: RewardHackingMonitor | None = None) -> None:
+    def __init__(self, task_order: TaskOrder, curriculum: Curriculum, reward_monitor: CanaryAndAuditMonitor | None = None) -> None:
         super().__init__(task_order, reward_monitor)
         self.curriculum = curriculum
         [(_, first)] = task_order.load_tasks(0, 1)

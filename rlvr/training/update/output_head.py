@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlvr.models import device_defaults as defaults
-from rlvr.models.compiled_layers import are_layers_compiled, run_compiled_or_plain
+from rlvr.models.compiled_layers import run_compiled_or_plain, uses_compiled_layers_here
 from rlvr.samplers._sampling_support import LogitMask
 
 FP32_ACCUMULATION_DEVICES = {"cuda"}
@@ -55,7 +55,7 @@ class TiledLogprobs(torch.autograd.Function):
         entropies = torch.zeros_like(logprobs)
         with _no_autocast(hidden):
             matrix = _round_operand(weight, dtype)
-            ctx.is_compiled = are_layers_compiled() and bias is None and logit_mask is None and not entropy
+            ctx.is_compiled = uses_compiled_layers_here() and bias is None and logit_mask is None and not entropy
             for a in range(0, len(hidden), tile_size):
                 part = slice(a, a + tile_size)
                 if ctx.is_compiled:

@@ -13,7 +13,7 @@ import pytest
 
 from rlvr.cli.running import resample_recorded_groups
 from rlvr.cluster.checks.audit import audit_recorded_groups
-from rlvr.cluster.checks.comparison import ComparedFields, describe_difference
+from rlvr.cluster.checks.comparison import ComparedFields, describe_first_difference
 from rlvr.config.config import ModelConfig
 from rlvr.errors import ConfigError, NotFound
 from rlvr.models.model_loading import load_model
@@ -156,15 +156,15 @@ def test_partial_rollouts_are_not_audited(run: Path, tmp_path: Path) -> None:
 
 def test_what_differs_is_said() -> None:
     one = ComparedFields([5, 6, 7], [False, True, True], [0.0, -0.5, -1.0])
-    assert describe_difference(one, one._replace(logprobs=[0.0, -0.501, -1.0])) == ""
+    assert describe_first_difference(one, one._replace(logprobs=[0.0, -0.501, -1.0])) == ""
     assert (
-        describe_difference(one, one._replace(logprobs=[0.0, -0.6, -1.0]))
+        describe_first_difference(one, one._replace(logprobs=[0.0, -0.6, -1.0]))
         == "the log-probability of token 1 is -0.5000 in one and -0.6000 in the other"
     )
-    assert "is -0.5000 in one and nan" in describe_difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
-    assert describe_difference(one, ComparedFields([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
-    assert describe_difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
+    assert "is -0.5000 in one and nan" in describe_first_difference(one, one._replace(logprobs=[0.0, float("nan"), -1.0]))
+    assert describe_first_difference(one, ComparedFields([5, 6], [False, True], [0.0, -0.5])) == "one has 3 tokens and the other 2"
+    assert describe_first_difference(one, one._replace(goes_on=True)) == "one ends where the other goes on in the next step"
     assert (
-        describe_difference(one, one._replace(action_mask=[False, False, True]))
+        describe_first_difference(one, one._replace(action_mask=[False, False, True]))
         == "the mask of token 1 is True in one and False in the other"
     )

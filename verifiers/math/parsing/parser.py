@@ -38,7 +38,7 @@ from rlvr.verifiers.math.parsing.words import (
     parse_numeral_with_letter_digits,
     parse_spelled_word,
     parse_words,
-    strip_wrapping,
+    strip_math_delimiters,
 )
 from rlvr.verifiers.math.values.rational import to_rational
 
@@ -181,8 +181,8 @@ def rewrite_for_parser(text: str) -> str:
     >>> rewrite_for_parser(r"The answer is $3{,}5\%$.")
     '3.5\\%'
     """
-    shown = standardize_notation(strip_wrapping(normalize_characters(text)))
-    return strip_wrapping(led) if (led := strip_leading_words(shown)) != shown else shown
+    shown = standardize_notation(strip_math_delimiters(normalize_characters(text)))
+    return strip_math_delimiters(led) if (led := strip_leading_words(shown)) != shown else shown
 
 
 class AnswerParser:

@@ -87,10 +87,10 @@ def _denies_choice(rest: str) -> bool:
     return rest not in ("False", "No", "Never") and _DENIAL_WORDS.search(rest) is not None
 
 
-def strip_wrapping(text: str) -> str:
+def strip_math_delimiters(text: str) -> str:
     r"""Strip what only wraps the text: math delimiters, Markdown marks, a text command, outer braces, and a final period.
 
-    >>> strip_wrapping(r"$\text{(C)}.$")
+    >>> strip_math_delimiters(r"$\text{(C)}.$")
     '(C)'
     """
     text = text.strip()
