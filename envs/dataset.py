@@ -84,7 +84,8 @@ class Dataset(Environment):
             reference: the column with the correct answer, or a template.
             extract: where the answer is in the reference: whole, hash (after ####), boxed, or auto: what most rows have.
             system: a template for the system prompt.
-            instruction: a template for the text after each question; by default what the verifier suggests.
+            instruction: a template for the text after each question; by default what the verifier suggests, and nothing after a column
+                called `prompt`, which is shown as it is.
             solution: a column or template with a full answer, for supervised training; by default the column `solution`.
             shots: solved examples before each question: how many rows of the training data, or a list of {question, answer}.
             holdout: without `test`, the fraction of questions that is held out: by default 0.1, and 0 of fewer than 10 questions.
@@ -239,7 +240,8 @@ class Dataset(Environment):
         solution = next((column for column in columns if column.lower() == "solution"), "")
         if solution and wanted["reference"] != solution:
             wanted.setdefault("solution", solution)
-        if self._prompt_settings["instruction"] is None and self.verifier.instruction:
+        is_whole_prompt = ColumnTemplate.parse(wanted["question"], columns, "question").text == "{prompt}"
+        if self._prompt_settings["instruction"] is None and self.verifier.instruction and not is_whole_prompt:
             wanted["instruction"] = self.verifier.instruction.replace("{", "{{").replace("}", "}}")
         made = {name: ColumnTemplate.parse(text, columns, name) for name, text in wanted.items() if text}
         own = {name: template.text for name, template in made.items() if not {**self._column_settings, **self._prompt_settings}.get(name)}

@@ -207,12 +207,14 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.hints import explain_name, is_import_from, suggest_name
-        from rlvr.synonyms import FUNCTIONS, LISTS, REGISTRATIONS
+        from rlvr.synonyms import FUNCTIONS, GYMNASIUM, LISTS, REGISTRATIONS
 
         if name in FUNCTIONS:
             return __getattr__(FUNCTIONS[name])
         if name in LISTS:
             return functools.partial(__getattr__("list"), LISTS[name])
+        if name in GYMNASIUM:
+            return getattr(importlib.import_module("gymnasium"), name)
         if name in REGISTRATIONS:
             return functools.partial(__getattr__("register"), kind=REGISTRATIONS[name])
 

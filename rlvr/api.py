@@ -242,7 +242,12 @@ def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
     """
     if isinstance(verifier, Environment | Tool | Sampler | Sandbox):
         return _check_made(Verifier, verifier)
-    return _check_made(Verifier, to_verifier(verifier, settings))
+    try:
+        return _check_made(Verifier, to_verifier(verifier, settings))
+    except NotFound as error:
+        if not isinstance(verifier, str) or not verifier.isidentifier():
+            raise
+        raise NotFound(f"{error}; @rlvr.register({verifier!r}) gives a function of yours this name") from None
 
 
 @add_usage_to_errors
@@ -311,7 +316,8 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
     Args:
         name: a name that no plugin of this kind has yet.
         plugin: a class derived from `rlvr.Environment`, `rlvr.Verifier`, `rlvr.Tool`, `rlvr.Sampler`, `rlvr.Sandbox` or
-            `rlvr.Algorithm`; or a function, which is a verifier, with `@rlvr.tool` a tool. None: returns a decorator.
+            `rlvr.Algorithm`; a function of settings that returns an object of one; or a function `f(answer, reference)`, which is a
+            verifier, and with `@rlvr.tool` a tool. None: returns a decorator.
         kind: the kind of plugin, where a function makes one; as in `rlvr.list`.
 
     Other processes know a plugin by its file instead, `my_envs.py:Echo`, or by the entry point of a package.
@@ -327,11 +333,17 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
     if kind is None:
         contracts = {"env": Environment, "verifier": Verifier, "tool": Tool, "sampler": Sampler, "sandbox": Sandbox, "algorithm": Algorithm}
         found = [word for word, contract in contracts.items() if isinstance(plugin, type) and issubclass(plugin, contract)]
-        is_function = inspect.isfunction(plugin)
-        if not found and not is_function:
+        if not found and not inspect.isfunction(plugin):
             raise ConfigError(
-                f"{name!r} is registered as {plugin!r:.80}; give a function, or a class derived from one such as rlvr.Environment"
+                f"{name!r} is registered as {plugin!r:.80}; give a class derived from one such as rlvr.Environment, a function that returns "
+                "an object of one, or a function f(answer, reference), which is a verifier"
             )
+        if not found and all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in inspect.signature(plugin).parameters.values()):
+            made = plugin()  # it needs no arguments, so it makes a plugin: which kind only the plugin says
+            found = [word for word, contract in contracts.items() if isinstance(made, contract)]
+            if not found:
+                raise ConfigError(f"{name!r} is registered as a function without arguments that returned {made!r:.80}; return a plugin")
+            made.close()
         kind = found[0] if found else "tool" if hasattr(plugin, TOOL_MARKER_ATTRIBUTE) else "verifier"
     register_plugin(PLUGIN_WORDS.get(kind, kind), name, plugin)
     return plugin
@@ -826,6 +838,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if not isinstance(sampling, Mapping):
             raise ConfigError(f"sampling_args is a {type(sampling).__name__}; give a mapping such as {{'max_tokens': 64}}, or keywords")
         settings = {**translate_keywords("evaluate", sampling), **settings}
+    batch_size = settings.pop("batch_size", None)
     env, policy = ([env] if isinstance(env, Task) else unwrap_environment(env)), unwrap_environment(policy)
     if _is_policy(env) and not _is_policy(policy):
         env, policy = policy, env
@@ -835,6 +848,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy = f"hf:{Path(policy) / 'checkpoints' / 'last'}"
     elif isinstance(policy, Path):
         policy = str(policy)
+    if batch_size is not None and isinstance(policy, str) and "batch_size" in _list_parameters("sampler", policy.partition(":")[0]):
+        settings["sampler"] = {"batch_size": batch_size, **(settings.get("sampler") or {})}  # for other policies there are no batches
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
     if _is_suite(env):
         env = [
@@ -946,4 +961,4 @@ def load_evaluation(folder: str | Path) -> StoredEvaluation:
     """Open the folder of an evaluation, written with `out=`: `.samples`, `.to_pandas()`, `.report`, `.compare(other)`."""
     from rlvr.evaluation.stored import StoredEvaluation
 
-    return StoredEvaluation(folder)
+    return StoredEvaluation(Path(folder).parent if Path(folder).is_file() else folder)  # one of its files names it, too

@@ -18,6 +18,7 @@ from rlvr.hints import ANSWER_COLUMNS, PLUGIN_WORDS, VERIFIER_WORDS, shorten_tra
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C")
 _VERIFIER = dict.fromkeys(VERIFIER_WORDS, "verifier")
 _LENGTH: dict[str, str] = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
 _CLIPPED_AND_REGULARIZED = {"kl_coef": "beta", "clip_range": "epsilon"}
@@ -35,6 +36,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "group_size": "num_generations",
         "lr": "learning_rate",
         "max_steps": "steps",
+        "model_name_or_path": "model",
+        **dict.fromkeys(("num_return_sequences", "num_samples_per_prompt"), "num_generations"),
         "num_steps": "steps",
         "output_dir": "out",
         "peft_config": "lora",
@@ -52,15 +55,14 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "environments": "env",
         "envs": "env",
         "epochs": "n",
-        "limit": "tasks",
-        "log_dir": "out",
-        "max_connections": "concurrency",
-        "n_eval_episodes": "tasks",
+        **dict.fromkeys(
+            ("limit", "max_examples", "max_samples", "n_eval_episodes", "num_examples", "num_problems", "num_samples", "num_tasks"), "tasks"
+        ),
+        **dict.fromkeys(("num_generations", "num_return_sequences", "repeats", "rollouts_per_example"), "n"),
+        **dict.fromkeys(("max_connections", "max_workers", "num_workers"), "concurrency"),
+        **dict.fromkeys(("log_dir", "output_dir", "output_path"), "out"),
         "model": "policy",
-        "num_examples": "tasks",
-        "num_generations": "n",
-        "output_dir": "out",
-        "rollouts_per_example": "n",
+        "time_limit": "episode_timeout_s",
         "system_message": "system",
         "system_prompt": "system",
         "task": "env",
@@ -82,24 +84,44 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("metadata", "extra_info"), "meta"),
     },
     "verify": {**_VERIFIER, **dict.fromkeys(ANSWER_COLUMNS, "answer"), **dict.fromkeys(REFERENCE_WORDS, "reference"), "question": "prompt"},
+    "Learner": {**_LENGTH, "algo": "algorithm", "lr": "learning_rate", "max_steps": "total_steps", "policy": "model"},
+    "Limits": dict.fromkeys(("time_limit", "timeout", "timeout_s"), "wall_s"),
+    "Rollout": {**_LENGTH, "env": "environment"},
+    "Verdict": {
+        **dict.fromkeys(("reward", "value"), "score"),
+        **dict.fromkeys(("explanation", "feedback", "message", "rationale"), "reason"),
+        **dict.fromkeys(("details", "metadata"), "detail"),
+    },
     "make": _LENGTH,
     "register": {"id": "name", "entry_point": "plugin", "cls": "plugin"},
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
-    "make_env": {**_VERIFIER, "input": "question", "system_message": "system", "system_prompt": "system", "target": "reference"},
+    "make_env": {
+        **_VERIFIER,
+        **dict.fromkeys(("eval_dataset", "test_dataset"), "test"),
+        **dict.fromkeys(("few_shot", "num_fewshot"), "shots"),
+        "input": "question",
+        **dict.fromkeys(("system_message", "system_prompt"), "system"),
+        "target": "reference",
+    },
 }
 """Calls, with the words that they take and the word of this library."""
 _MAKERS = {word: kind for word, kind in PLUGIN_WORDS.items() if not word.endswith("s")} | dict.fromkeys(VERIFIER_WORDS, "verifier")
+IGNORED: Mapping[str, frozenset[str]] = {"train": frozenset({"logging_steps", "verbose"})}
+"""Keywords of other libraries for what a call does in any case: every step is logged, and progress is shown."""
 FUNCTIONS: Mapping[str, str] = {
     **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
     **dict.fromkeys(("reward_function", "verifier"), "make_verifier"),
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
+    **dict.fromkeys(("SingleTurnEnv", "ToolEnv"), "make_env"),
     "eval": "evaluate",
     "verify_batch": "verify_many",
 }
 """Functions of other libraries, and the function of this one that takes the same arguments and returns the same."""
 LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")}
 """Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
+GYMNASIUM = ("ActionWrapper", "ObservationWrapper", "RewardWrapper", "Wrapper")
+"""Classes of gymnasium, for its environments that `rlvr.make` returns."""
 REGISTRATIONS: Mapping[str, str] = {f"register_{word}": kind for word, kind in _MAKERS.items()}
 """Functions of other libraries that register a plugin, and its kind for `rlvr.register`."""
 BATCH_SIZE = "per_device_train_batch_size"
@@ -114,12 +136,13 @@ VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "m
 
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call take the words of other libraries, as its outermost decorator."""
-    call = {"Trainer.__init__": "train", "Task.__init__": "Task"}.get(function.__qualname__, function.__qualname__)
+    call = "train" if function.__qualname__ == "Trainer.__init__" else function.__qualname__.removesuffix(".__init__")
+    words = {*SYNONYMS[call], *IGNORED.get(call, ()), BATCH_SIZE}
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if kwargs.keys() & {*SYNONYMS[call], BATCH_SIZE} or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
+            if kwargs.keys() & words or _are_names(kwargs.get("tasks")):  # the weights of reward_funcs go with them
                 kwargs = translate_keywords(call, kwargs)  # type: ignore[assignment]
             return function(*args, **kwargs)
         except ConfigError as error:
@@ -132,6 +155,22 @@ def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return called
+
+
+def accept_synonyms_in_constructor(made: type[C]) -> type[C]:
+    """Make the constructor of a dataclass take the words of other libraries, as its outermost decorator."""
+    vars_of: Any = made
+    plain = vars_of.__init__
+    words = SYNONYMS[made.__name__]
+
+    @functools.wraps(plain)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.keys() & words.keys():
+            kwargs = translate_keywords(made.__name__, kwargs)
+        plain(self, *args, **kwargs)
+
+    vars_of.__init__ = initialize
+    return made
 
 
 def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -184,8 +223,11 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()
     for name, value in given.items():
+        if name in IGNORED.get(call, ()) and name not in keep:
+            continue
         own = name if name in keep else words.get(name, name)
         if own in found:
-            raise ConfigError(f"rlvr.{call} got {said[own]} and {name}, which mean the same; give one of them")
+            several = ", or a list of both, whose weighted mean is paid" if own == "verifier" else ""
+            raise ConfigError(f"rlvr.{call} got {said[own]} and {name}, which mean the same; give one of them{several}")
         found[own], said[own] = value, name
     return found

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, NotRequired, TypedDict
 
 from rlvr.hints import Hinted, add_usage_to_constructor_errors, add_usage_to_errors
-from rlvr.synonyms import accept_synonyms
+from rlvr.synonyms import accept_synonyms, accept_synonyms_in_constructor
 
 EMPTY_MAPPING: Mapping[str, Any] = MappingProxyType({})
 MAX_REWARD = 1e15
@@ -134,6 +134,7 @@ EXTRACTED_HINT = (
 )
 
 
+@accept_synonyms_in_constructor
 @add_usage_to_constructor_errors
 @dataclass(frozen=True, slots=True)
 class Verdict(Hinted):

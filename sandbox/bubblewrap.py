@@ -53,6 +53,8 @@ REQUIRED_ISOLATION = (
     "process count limited by the kernel",
 )
 REQUIRED_NAMESPACES = ("network", "ipc", "mounts", "processes")
+PROGRAMS_FOLDER = "/run/programs"
+"""A folder at the end of the PATH, where `python` is, which Debian calls python3 alone."""
 INSIDE_USER_ID = "1000"
 OLDEST_KERNEL = (5, 14)
 """From here on the kernel counts the processes of a user id in each user namespace by itself."""
@@ -87,6 +89,7 @@ def build_supervisor_command(program: str, python: str, python_mounts: list[str]
     words += ["--perms", "0755", "--dir", "/etc"]
     shown = (*SYSTEM_FILES, *map(str, Path("/etc").glob("java-*-openjdk")))
     words += itertools.chain.from_iterable(("--ro-bind-try", place, place) for place in shown)
+    words += ["--perms", "0755", "--dir", PROGRAMS_FOLDER, "--symlink", python, f"{PROGRAMS_FOLDER}/python"]
     words += [*python_mounts, "--proc", "/proc", "--dir", "/tmp", "--dir", "/dev/shm"]
     words += itertools.chain.from_iterable(("--dev-bind", f"/dev/{name}", f"/dev/{name}") for name in DEVICES)
     words += ["--symlink", "/proc/self/fd", "/dev/fd"]

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 
 import rlvr
@@ -99,7 +100,7 @@ def test_a_verifier_is_no_environment_and_a_choice_is_no_truth_value() -> None:
     assert "'symbolic' is a verifier: rlvr.make_env(data, verifier='symbolic')" in read_message(lambda: rlvr.make("symbolic"))
     assert "scale_rewards is False; allowed: batch, group, none" in read_message(lambda: rlvr.make_algorithm("grpo", scale_rewards=False))
     assert rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, num_generations=2).plan.n == 2
-    assert "tasks=, the number of tasks, or n=" in read_message(lambda: rlvr.evaluate("arithmetic", "scripted:gold", num_samples=2))
+    assert len(rlvr.evaluate("arithmetic", "scripted:gold", num_samples=2).samples) == 2
 
 
 def test_the_record_of_a_run_has_the_settings_of_an_algorithm_object() -> None:
@@ -175,9 +176,9 @@ def test_settings_of_an_algorithm_have_their_usual_names() -> None:
     algorithm: Any = api.make_algorithm("grpo", kl_coef=0.02, clip_range=0.1)
     assert (algorithm.settings.beta, algorithm.settings.epsilon) == (0.02, 0.1)
     config = resolve_run_inputs(model="m", env="arithmetic", beta=0.02, epsilon=0.1).config
-    message = read_message(lambda: api.train(model="m", env="arithmetic", kl_coef=0.02, clip_range=0.1, verbose=1))
+    message = read_message(lambda: api.train(model="m", env="arithmetic", kl_coef=0.02, clip_range=0.1, optim="sgd"))
     assert config.algorithm == {"name": "grpo", "beta": 0.02, "epsilon": 0.1}
-    assert message.startswith("there is no setting 'verbose';") and "kl_coef" not in message
+    assert message.startswith("there is no setting 'optim';") and "kl_coef" not in message
     assert "got beta and kl_coef, which mean the same" in read_message(lambda: api.make_algorithm("grpo", beta=0.1, kl_coef=0.1))
 
 
@@ -244,8 +245,8 @@ def test_a_run_that_saved_nothing_has_no_model(tmp_path: Path) -> None:
 
 
 def test_a_verdict_says_how_its_fields_are_called() -> None:
-    message = read_message(lambda: api.Verdict(value=1.0, explanation="substring"))
-    assert "write score=" in message and "explanation: write reason=" in message and "the call is rlvr.Verdict(score, reason=''" in message
+    message = read_message(lambda: api.Verdict(correct=1.0, info="substring"))
+    assert "write score=" in message and "info: write detail=" in message and "the call is rlvr.Verdict(score, reason=''" in message
 
 
 def test_a_function_may_return_a_verdict_and_keeps_its_reason() -> None:
@@ -257,9 +258,9 @@ def test_a_function_may_return_a_verdict_and_keeps_its_reason() -> None:
     assert report.samples[0].reason == "substring" and report.accuracy == 1.0
 
     def wrong(completion: str, target: str) -> Any:
-        return api.Verdict(value=1.0, explanation="substring")
+        return api.Verdict(correct=1.0, info="substring")
 
-    with pytest.raises(ConfigError, match=r"write score=; explanation: write reason="):
+    with pytest.raises(ConfigError, match=r"write score=; info: write detail="):
         rlvr.evaluate(ROWS, lambda prompt: pytest.fail("it was sampled"), verifier=wrong)
 
 
@@ -476,11 +477,11 @@ def test_the_record_of_a_step_is_shown_in_a_line_and_an_object_lists_its_names(t
 
 
 def test_bad_keywords_of_a_run_are_told_together() -> None:
-    message = read_message(lambda: api.train("org/model", "arithmetic", logging_steps=1, num_train_epochs=2, verbos=1, report=None))
-    for words in ("'logging_steps'; every step is logged", "and no 'num_train_epochs'; write steps=", "and no 'verbos'", "and no 'report'"):
+    message = read_message(lambda: api.train("org/model", "arithmetic", optim="sgd", num_train_epochs=2, verbos=1, report=None))
+    for words in ("'optim'; the optimizer is AdamW", "and no 'num_train_epochs'; write steps=", "and no 'verbos'", "and no 'report'"):
         assert words in message
-    message = read_message(lambda: api.evaluate("arithmetic", "scripted:gold", max_samples=3, foo=2))
-    assert "'max_samples': write tasks=" in message and "foo" in message
+    message = read_message(lambda: api.evaluate("arithmetic", "scripted:gold", samples=3, foo=2))
+    assert "'samples': write n=" in message and "foo" in message
 
 
 def test_a_message_about_a_setting_of_a_run_can_be_typed(tmp_path: Path) -> None:
@@ -863,7 +864,7 @@ def test_a_class_whose_arguments_or_methods_do_not_fit_says_so() -> None:
             return "?"
 
     assert "Listening.reply takes (messages), and is called as reply(task, completions)" in read_message(lambda: api.make_env(Listening))
-    assert "gymnasium.RewardWrapper" in read_message(lambda: api.RewardWrapper)
+    assert "gymnasium.RewardWrapper" in read_message(lambda: api.TransformWrapper)
     assert "rlvr.verify(name, answer=..., reference=...)" in read_message(lambda: api.load_reward_fns("symbolic"))
     assert "rlvr.make_sandbox().run(code, timeout=5)" in read_message(lambda: api.Sandbox())
 
@@ -952,6 +953,53 @@ def test_a_plugin_is_registered_under_a_name(monkeypatch: pytest.MonkeyPatch) ->
     rlvr.register("echo_once", type("Another", (Echo,), {}))  # a cell that runs again
     assert type(rlvr.make_env("echo_once")).__name__ == "Another"
     assert "there is a verifier 'numeric' already, from rlvr" in read_message(lambda: rlvr.register("numeric", same_digit))
-    assert "give a function, or a class derived from" in read_message(lambda: rlvr.register("mine", 5))
+    assert "give a class derived from one such" in read_message(lambda: rlvr.register("mine", 5))
     assert "is the class Echo, not an rlvr.Verifier" in read_message(lambda: rlvr.register("mine", Echo, kind="verifier"))
     assert "write letters, digits" in read_message(lambda: rlvr.register("my env", Echo))
+
+
+def test_a_column_called_prompt_is_shown_as_it_is() -> None:
+    rows = [{"prompt": f"{number}+1=", "answer": str(number + 1)} for number in range(4)]
+    asked = {
+        name: rlvr.make_env(data, verifier="exact", holdout=0).task("train", 0).prompt[-1]["content"]
+        for name, data in {"prompt": rows, "question": [{"question": row["prompt"], "answer": row["answer"]} for row in rows]}.items()
+    }
+    assert asked["prompt"] == "0+1=" and asked["question"].startswith("0+1=\n\nGive only")
+    told = rlvr.make_env(rows, verifier="exact", instruction="Answer briefly.", holdout=0).task("train", 0).prompt[-1]["content"]
+    assert told == "0+1=\n\nAnswer briefly."
+
+
+def test_words_for_the_same_thing_are_taken_everywhere(tmp_path: Path) -> None:
+    made = api.ToolEnv(dataset=ROWS, rubric=correct, tools=[rlvr.make_tool("calculator")], max_turns=3)
+    assert made.max_turns == 3 and len(made.tools) == 1
+    assert api.Verdict(reward=0.5, explanation="half").reason == "half" and api.Limits(timeout=3).wall_s == 3
+    assert "got timeout and wall_s" in read_message(lambda: api.Limits(timeout=3, wall_s=3))
+    assert api.RewardWrapper is gymnasium.RewardWrapper
+    report: Any = api.evaluate("arithmetic", "scripted:gold", max_samples=3, batch_size=2, output_path=tmp_path / "log")
+    assert len(report.samples) == 3 and api.read_log(tmp_path / "log" / "report.json").samples[0].score == 1.0
+    env: Any = gymnasium.make("rlvr/arithmetic-v0", tokenizer="chars", max_tokens=2)
+    env.reset(seed=0)
+    assert [env.step(5)[3] for _ in range(2)] == [False, True]
+
+
+def test_tasks_are_read_by_their_place() -> None:
+    data, endless = rlvr.make_env(ROWS, verifier="exact", holdout=0), rlvr.make_env("arithmetic")
+    first: Any = data[0]
+    assert first.id == data.task("train", 0).id and len([*iter(data)]) == len(data[:]) == 20 and data[-1] == data[19]  # type: ignore[arg-type]
+    assert [task.id for task in endless[1:3]] == [endless.task("train", place).id for place in (1, 2)]  # type: ignore[union-attr]
+    for wrong in (lambda: endless[:], lambda: data[20], lambda: endless[-1]):
+        with pytest.raises(IndexError):
+            wrong()
+    assert "env.to_dataset(20)" in read_message(lambda: rlvr.make_env("arithmetic", num_tasks=5))
+
+
+def test_a_function_that_makes_a_plugin_is_registered_as_what_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.registry.plugins._registered", {})
+
+    def make_sums(top: int = 3) -> rlvr.Environment:
+        return rlvr.make_env(ROWS[:top], verifier="exact", holdout=0)
+
+    rlvr.register("sums_of_mine", make_sums)
+    assert rlvr.make_env("sums_of_mine", top=2).num_tasks("train") == 2
+    assert "returned 5; return a plugin" in read_message(lambda: rlvr.register("five", lambda: 5))
+    assert "@rlvr.register('close_enough')" in read_message(lambda: rlvr.make_verifier("close_enough"))

@@ -316,10 +316,10 @@ def test_the_columns_are_those_of_the_environment_of_data() -> None:
             lambda api: api.Task("2+2=", solution="4", info={}),
             "'solution'; write reference=, the right answer; info: write meta=; the call is rlvr.Task(",
         ),
-        (lambda api: api.Limits(timeout=3), "write wall_s=5; the call is rlvr.Limits("),
+        (lambda api: api.Limits(memory_limit=3), "write memory_mb=; the call is rlvr.Limits("),
         (
-            lambda api: api.Rollout(env="arithmetic", max_tokens=5),
-            "env: write environment=; max_tokens: write max_new_tokens=; the call is rlvr.Rollout(",
+            lambda api: api.Rollout("arithmetic", policy="hf", group_size=5),
+            "policy: write sampler=; group_size: the number of answers is given with the call: rlvr.Rollout(",
         ),
     ],
 )
@@ -345,10 +345,9 @@ def test_the_setting_of_a_plugin_is_one_that_the_plugin_has(kind: str, name: str
 
 
 def test_one_keyword_has_another_answer_in_each_call() -> None:
-    assert hints.explain_keyword("num_return_sequences", "train") == "write num_generations="
-    assert hints.explain_keyword("num_return_sequences", "Trainer") == "write num_generations="
-    assert hints.explain_keyword("num_return_sequences", "evaluate").startswith("write n=, ")
-    assert hints.explain_keyword("num_return_sequences", "verify") == ""
+    assert hints.explain_keyword("batch_size", "train") == hints.explain_keyword("batch_size", "Trainer") != ""
+    assert hints.explain_keyword("best_of", "evaluate").startswith("write n=, ")
+    assert hints.explain_keyword("best_of", "verify") == ""
     assert hints.explain_keyword("lr") == "write learning_rate=" and hints.explain_keyword("metrics").startswith("the report has")
 
 

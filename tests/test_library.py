@@ -297,10 +297,10 @@ def test_the_reference_of_a_call_by_hand_may_have_its_usual_names() -> None:
 
 
 def test_unknown_settings_of_a_run_are_told_before_anything_is_imported(tmp_path: Path) -> None:
-    lines = ["import sys, rlvr", "try:", "    rlvr.train(model='m', env='arithmetic', beta=0.04, verbose=1)", "finally:"]
+    lines = ["import sys, rlvr", "try:", "    rlvr.train(model='m', env='arithmetic', beta=0.04, optim='sgd')", "finally:"]
     script = "\n".join([*lines, "    print(sorted({'torch', 'transformers'} & {*sys.modules}))"])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    assert "there is no setting 'verbose'; progress is shown on standard error" in done.stderr and done.stdout == "[]\n", done.stderr
+    assert "there is no setting 'optim'; the optimizer is AdamW" in done.stderr and done.stdout == "[]\n", done.stderr
     config = resolve_run_inputs(model="m", env="arithmetic", beta=0.04, lora={"r": 8, "lora_alpha": 16}).config
     assert config.algorithm["beta"] == 0.04 and config.model.lora is not None and config.model.lora.rank == 8
 
@@ -673,7 +673,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.add_verifier, AttributeError, "nothing has to be registered"),
     (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
     (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
-    (lambda: rlvr.train("quickstart", num_samples_per_prompt=4), ConfigError, "write num_generations="),
+    (lambda: rlvr.train("quickstart", ppo_epochs=4), ConfigError, "num_iterations"),
     (lambda: rlvr.train("quickstart", num_train_epochs=4), ConfigError, "write steps="),
     (lambda: rlvr.train("quickstart", max_steps=4, steps=4), ConfigError, "got max_steps and steps, which mean the same"),
     (
@@ -681,12 +681,12 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
         ConfigError,
         "give an object of a subclass of rlvr.Callback",
     ),
-    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", max_samples=5), ConfigError, "write tasks="),
-    (lambda: rlvr.train("quickstart", logging_steps=1, num_train_epochs=2), ConfigError, "'logging_steps'; every step.*and no 'num_train"),
+    (lambda: rlvr.evaluate("arithmetic", lambda prompt: "7", samples=5), ConfigError, "write n="),
+    (lambda: rlvr.train("quickstart", optim="sgd", num_train_epochs=2), ConfigError, "'optim'; the optimizer is AdamW.*and no 'num_train"),
     (lambda: rlvr.evaluate("arithmetic", "scripted:gold", tasks=1)["mean_reward"], LookupError, "write report.accuracy"),
     (lambda: rlvr.evaluate("quickstart", "scripted:gold"), rlvr.RlvrError, "is a recipe for training; its environment is arithmetic"),
     (lambda: rlvr.Task("2+2=", solution="4"), TypeError, "write reference="),  # type: ignore[call-arg]
-    (lambda: rlvr.Limits(timeout=3), TypeError, "wall_s=5"),  # type: ignore[call-arg]
+    (lambda: rlvr.Limits(memory=3), TypeError, "memory_mb="),  # type: ignore[call-arg]
     (lambda: rlvr.make_verifier([]), ConfigError, "the list of verifiers is empty"),
     (lambda: rlvr.make("arithmetic").step("7"), rlvr.RlvrError, "reset"),
     (lambda: rlvr.make_env("arithmetics"), rlvr.RlvrError, "did you mean 'arithmetic'"),

@@ -145,6 +145,21 @@ class Environment(Plugin, ABC):
         """Return the number of tasks of a split, or None if tasks are generated endlessly."""
         return None
 
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        """Return a task of the first split, or a list of several: `env[0]`, `env[:3]`."""
+        if isinstance(index, slice):
+            stop = index.stop if index.stop is not None or (size := self.num_tasks(self.splits[0])) is None else size
+            if stop is None or stop < 0:
+                raise IndexError(f"the tasks have no end, so [{index.start}:{index.stop}] needs one, such as env[:8]")
+            return [self.task(self.splits[0], place) for place in range(index.start or 0, stop, index.step or 1)]
+        size = self.num_tasks(self.splits[0])
+        place = index + size if index < 0 and size is not None else index
+        if place < 0 or (size is not None and place >= size):
+            raise IndexError(
+                f"there is no task {index}; the split {self.splits[0]!r} has {'tasks without an end' if size is None else size}"
+            )
+        return self.task(self.splits[0], place)
+
     def evaluate(self, policy: Any = None, **settings: Any) -> Any:
         """Measure a policy on this environment and return the report, as `rlvr.evaluate` does with the same arguments."""
         import rlvr

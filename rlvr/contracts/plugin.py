@@ -220,6 +220,8 @@ def _describe_wrong_arguments(plugin: type) -> str:
         if inspect.isfunction(method):
             try:
                 inspect.signature(method).bind(None, *given)
+                if [*inspect.signature(method).parameters][1:2] == ["messages"]:
+                    raise TypeError
             except TypeError:
                 taken = ", ".join([*inspect.signature(method).parameters][1:])
                 return f"{plugin.__name__}.{name} takes ({taken}), and is called as {name}({', '.join(given)})" + (

@@ -12,6 +12,7 @@ from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, mark_default_implementation
 from rlvr.errors import ConfigError, SandboxError
 from rlvr.hints import Hinted, add_usage_to_constructor_errors
+from rlvr.synonyms import accept_synonyms_in_constructor
 
 MAX_FILE_BYTES = 16_000_000
 """The largest file that a session writes or reads at once."""
@@ -30,6 +31,7 @@ class ExitStatus(StrEnum):
     INTERNAL_ERROR = "INTERNAL_ERROR"  # the sandbox failed; no score
 
 
+@accept_synonyms_in_constructor
 @add_usage_to_constructor_errors
 @dataclass(frozen=True, slots=True)
 class Limits:

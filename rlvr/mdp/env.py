@@ -28,7 +28,8 @@ from rlvr.hints import Hinted, add_usage_to_errors
 from rlvr.mdp.limits import get_num_tasks
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import load_text_tokenizer, load_tokenizer
-from rlvr.registry.plugins import build_from_config
+from rlvr.registry.plugins import build_from_config, get_parameters, load_factory
+from rlvr.synonyms import translate_keywords
 from rlvr.task import Task, Verdict
 
 TOKEN_OBSERVATIONS = ("dict", "ids", "onehot_ids")
@@ -339,7 +340,7 @@ def _build_observation_space(obs: str, pad_id: int, length: int) -> spaces.Space
 
 def make_token_env(*, name: str, **kwargs: Any) -> TokenEnv:
     """Build a TokenEnv, as Gymnasium's entry point; settings unknown to TokenEnv are passed to the environment."""
-    own, rest = split_token_env_settings(kwargs)
+    own, rest = split_token_env_settings(translate_keywords("make", kwargs, keep=get_parameters(load_factory("env", name))))
     return TokenEnv(env={"name": name, **rest}, **own)
 
 

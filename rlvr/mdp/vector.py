@@ -29,7 +29,8 @@ from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.mdp.env import TokenEnv, load_default_tokenizer, split_token_env_settings
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, build_timeout_verdict
-from rlvr.registry.plugins import build_from_config
+from rlvr.registry.plugins import build_from_config, get_parameters, load_factory
+from rlvr.synonyms import translate_keywords
 from rlvr.task import Verdict
 
 
@@ -133,5 +134,5 @@ def _parse_autoreset_mode(mode_name: str | AutoresetMode) -> AutoresetMode:
 def make_token_vector_env(*, name: str, num_envs: int = 1, **kwargs: Any) -> TokenVectorEnv:
     """Build a TokenVectorEnv, as the entry point of `gymnasium.make_vec`; unknown settings are passed to the environment."""
     own = {key: kwargs.pop(key) for key in ("autoreset_mode", "workers", "verify_timeout_s") if key in kwargs}
-    settings, rest = split_token_env_settings(kwargs)
+    settings, rest = split_token_env_settings(translate_keywords("make", kwargs, keep=get_parameters(load_factory("env", name))))
     return TokenVectorEnv(num_envs, env={"name": name, **rest}, **own, **settings)

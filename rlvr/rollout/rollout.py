@@ -27,7 +27,7 @@ from rlvr.rollout.scheduler import RolloutScheduler
 from rlvr.rollout.session_scheduler import SessionRolloutScheduler
 from rlvr.rollout.timing import RolloutTiming as RolloutTiming
 from rlvr.rollout.timing import measure_covered_time as measure_covered_time
-from rlvr.synonyms import translate_env_name
+from rlvr.synonyms import accept_synonyms, translate_env_name
 from rlvr.task import Task
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Rollout(Hinted):
         "generate": "write .sample(tasks, n=8)",
     }
 
+    @accept_synonyms
     @add_usage_to_errors
     def __init__(
         self,

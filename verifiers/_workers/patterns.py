@@ -39,7 +39,7 @@ def _find_schema_flaw(schema: Any) -> str:
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
-    except jsonschema.SchemaValidationError as error:
+    except jsonschema.SchemaError as error:
         return f"{error.json_path}: {error.message}"[:300]
     return ""
 

@@ -38,6 +38,7 @@ from rlvr.models.batch import Batch, TokenRows
 from rlvr.models.device_defaults import copy_to_device, get_device_defaults, resolve_microbatch_tokens
 from rlvr.models.model_loading import load_model
 from rlvr.registry.plugins import build_from_config
+from rlvr.synonyms import accept_synonyms
 from rlvr.training.distributed.group import all_gather_values
 from rlvr.training.update import fsdp as sharded
 from rlvr.training.update import learner_state as state
@@ -111,6 +112,7 @@ class Learner(Hinted):
         "save_model": "write .gather_model().save_pretrained(folder)",
     }
 
+    @accept_synonyms
     @add_usage_to_errors
     def __init__(
         self,
