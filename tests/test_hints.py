@@ -319,7 +319,7 @@ def test_the_columns_are_those_of_the_environment_of_data() -> None:
         (lambda api: api.Limits(memory_limit=3), "write memory_mb=; the call is rlvr.Limits("),
         (
             lambda api: api.Rollout("arithmetic", policy="hf", group_size=5),
-            "policy: write sampler=; group_size: the number of answers is given with the call: rlvr.Rollout(",
+            "write sampler=; group_size: the number of answers is given with the call: rlvr.Rollout(",
         ),
     ],
 )
