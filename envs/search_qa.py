@@ -154,7 +154,7 @@ class SearchSession(ToolSession):
         super().__init__(task, tools, **more)
         self.num_entities = num_entities
 
-    def tool_data(self) -> Mapping[str, Any]:
+    def get_data_for_tools(self) -> Mapping[str, Any]:
         """Return the passages for the search tool."""
         return {"passages": tuple(build_entities(str(self.task.meta["world"]), self.num_entities).values())}
 

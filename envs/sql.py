@@ -108,7 +108,7 @@ class Sql(Environment):
 class SqlSession(ToolSession):
     """Session with the database of one task."""
 
-    def tool_data(self) -> Mapping[str, Any]:
+    def get_data_for_tools(self) -> Mapping[str, Any]:
         """Return the script of the database that the policy may read.
 
         That database is never one used for verification.

@@ -178,7 +178,7 @@ def run(door: str, steps: int) -> dict[str, Any]:
     if door == "environment":
         found |= {
             "tool_calls": sum(bool(turn.calls) for talk in TALKS for turn in talk.turns),
-            "sessions_open": sum(talk._session.is_idle for talk in TALKS),
+            "sessions_open": sum(talk._session.is_open_and_idle for talk in TALKS),
         }
         worlds.close()
     if door == "rollout":

@@ -133,7 +133,7 @@ class ${cls}Session(ToolSession):
         super().__init__(task, tools, seed=seed)
         self.stock = dict(task.meta["stock"])
 
-    def tool_data(self) -> Mapping[str, Any]:
+    def get_data_for_tools(self) -> Mapping[str, Any]:
         """Return what the tools work on."""
         return {"stock": self.stock}
 

@@ -95,7 +95,7 @@ class ClusterSampling:
         settings = validate_section(
             ClusterConfig, apply_overrides({}, make_cluster_overrides(cluster_option)).get("cluster", {}), "--cluster"
         )
-        for name in ("verifier_workers", "max_resumes_after_all_workers_lost"):
+        for name in ("verifier_workers", "max_resumes_after_all_rollout_workers_lost"):
             if value := getattr(settings, name):
                 raise ConfigError(
                     f"cluster.{name} is {value}, but rollout workers of an evaluation verify their own samples and do not resume by themselves; "

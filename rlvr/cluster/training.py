@@ -46,12 +46,14 @@ FIRST_RESUME_DELAY_S, MAX_RESUME_DELAY_S = 10.0, 600.0
 def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = False, **train_kwargs: Any) -> TrainReport:
     """Run `rlvr.training.train.train` for a configuration with a section `cluster`.
 
-    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_resumes_after_all_workers_lost` times, with growing
+    A run that lost all rollout workers is resumed from its newest checkpoint, at most `cluster.max_resumes_after_all_rollout_workers_lost` times, with growing
     delays.
     """
     folder = out if out is not None or resume else make_run_folder_path(config)
     record = EventLog(None if folder is None else Path(folder))
-    resumes = config.cluster.max_resumes_after_all_workers_lost if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
+    resumes = (
+        config.cluster.max_resumes_after_all_rollout_workers_lost if config.cluster and os.environ.get("WORLD_SIZE", "1") == "1" else 0
+    )
     builder, times = functools.partial(_build_cluster_components, event_log=record), 0
     while True:
         try:
@@ -63,7 +65,7 @@ def train(config: RunConfig, *, out: str | Path | None = None, resume: bool = Fa
         times, pause, resume = times + 1, min(FIRST_RESUME_DELAY_S * 2**times, MAX_RESUME_DELAY_S), True
         record.add("resumed", why=why, times=times, pause_s=pause)
         logger.warning(
-            "%s; the run is resumed in %g s (resume %d of %d, cluster.max_resumes_after_all_workers_lost)",
+            "%s; the run is resumed in %g s (resume %d of %d, cluster.max_resumes_after_all_rollout_workers_lost)",
             why.partition(";")[0],
             pause,
             times,

@@ -43,7 +43,7 @@ class ClusterConfig(Section):
     """When this fraction of a step's tasks is left, idle rollout workers run copies of them; the first result counts."""
     max_restarts_per_worker: int = Field(default=5, ge=0)
     """The maximum number of restarts of each rollout worker; after that the run continues with fewer workers."""
-    max_resumes_after_all_workers_lost: int = Field(default=0, ge=0)
+    max_resumes_after_all_rollout_workers_lost: int = Field(default=0, ge=0)
     """How often a run whose rollout workers all failed resumes from its newest checkpoint, after a pause that doubles each time.
 
     The default is 0, as in Ray Train (`FailureConfig.max_failures`), because the cause often persists and costs machine time.

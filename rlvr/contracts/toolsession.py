@@ -68,15 +68,15 @@ class ToolSession(Session):
 
     # ---- for subclasses
 
-    def files(self) -> Mapping[str, bytes]:
+    def initial_files(self) -> Mapping[str, bytes]:
         """Return the files of the sandbox session at the start, by relative path."""
         return {}
 
     def sandbox_spec(self) -> SandboxSpec:
         """Return the spec of the sandbox session. The default has `files` and the default limits."""
-        return SandboxSpec(files=self.files())
+        return SandboxSpec(files=self.initial_files())
 
-    def tool_data(self) -> Mapping[str, Any]:
+    def get_data_for_tools(self) -> Mapping[str, Any]:
         """Return data for the tools (`ToolContext.data`), such as the path of a database."""
         return {}
 
@@ -154,7 +154,7 @@ class ToolSession(Session):
                 raise ConfigError(f"{type(needing).__name__} needs a sandbox, and the environment has none; set one (sandbox: docker)")
             self.sandbox_session = self._sandbox.create_session(self.sandbox_spec())
             self._exit_stack.callback(self.sandbox_session.close)
-        context = ToolContext(self.sandbox_session, dict(self.tool_data()), self.seed)
+        context = ToolContext(self.sandbox_session, dict(self.get_data_for_tools()), self.seed)
         opened: dict[str, Tool] = {}
         for tool in self._shared_tools:
             one = self._exit_stack.enter_context(tool.session(context))

@@ -226,7 +226,7 @@ class TextConversation:
             self._step_lock.release()
 
     def _step(self, turn: Turn) -> list[Message]:
-        if not self._session.is_idle:
+        if not self._session.is_open_and_idle:
             raise EnvError(f"the conversation about {self.task.id!r} is closed; begin another")
         self.turns.append(turn)
         if turn.finish_reason == "length":
@@ -253,7 +253,7 @@ class TextConversation:
 
     def close(self) -> None:
         """Close the session, in a thread if it is open. May be called repeatedly."""
-        if not self._session.is_idle:
+        if not self._session.is_open_and_idle:
             self._session.close()  # does not block: the session is not open, or a running call closes it
             return
         try:

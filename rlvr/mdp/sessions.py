@@ -104,7 +104,7 @@ class LazySession:
         return self._is_closed
 
     @property
-    def is_idle(self) -> bool:
+    def is_open_and_idle(self) -> bool:
         """Whether the session is open and not in use by a thread."""
         with self._lock:
             return self._session is not None and not self._is_busy

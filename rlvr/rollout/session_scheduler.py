@@ -187,7 +187,7 @@ class SessionRolloutScheduler(RolloutScheduler):
 
     def _close_session(self, session_handle: LazySession) -> Future[Any] | None:
         """Close a session in the pool, or in a new thread if the pool is closed, so that no session stays open."""
-        if not session_handle.is_idle:
+        if not session_handle.is_open_and_idle:
             session_handle.close()  # not open, or closed later by the thread that uses it
             return None
         try:

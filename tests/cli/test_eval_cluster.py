@@ -148,7 +148,7 @@ def test_what_would_fail_everywhere_ends_it_at_once(tmp_path: Path, there: Clust
         evaluate(SUMS, "scripted:random", tasks=30, n=2, out=tmp_path / "there", remote_sampling=there)
 
 
-@pytest.mark.parametrize("settings", ["{verifier_workers: 1}", "{max_resumes_after_all_workers_lost: 2}"])
+@pytest.mark.parametrize("settings", ["{verifier_workers: 1}", "{max_resumes_after_all_rollout_workers_lost: 2}"])
 def test_what_rollout_workers_of_an_evaluation_cannot_do_is_refused(tmp_path: Path, settings: str, capsys: Said) -> None:
     (tmp_path / "cluster.yaml").write_text(f"cluster: {settings}", "utf-8")
     out = tmp_path / "out"

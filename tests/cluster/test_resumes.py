@@ -46,7 +46,7 @@ def test_a_run_that_loses_all_rollout_workers_resumes_as_often_as_it_may(
     monkeypatch.setattr(Mortal, "runs", 0)
     slept = list[float]()
     monkeypatch.setattr("rlvr.cluster.training.time.sleep", slept.append)
-    cluster = {"rollout_workers": 1, "max_restarts_per_worker": 0, "max_resumes_after_all_workers_lost": resumes}
+    cluster = {"rollout_workers": 1, "max_restarts_per_worker": 0, "max_resumes_after_all_rollout_workers_lost": resumes}
     config = tiny_run(cluster=cluster, sft_warmup=None, eval={"tasks": 0}, train={"steps": 3, "learning_rate": 1e-3})
     if bad > resumes:
         with pytest.raises(AllClusterWorkersLost, match=r"no rollout worker is left: .*continue with --resume"):

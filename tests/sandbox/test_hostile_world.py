@@ -29,7 +29,7 @@ class Holds(Verifier):
 
 
 class Folder(ToolSession):
-    def files(self) -> Mapping[str, bytes]:
+    def initial_files(self) -> Mapping[str, bytes]:
         return {"main.py": b"print(1)"}
 
     def artifacts(self) -> Mapping[str, Any]:

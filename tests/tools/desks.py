@@ -45,10 +45,10 @@ class TillSession(ToolSession):
         super().__init__(task, desks.tools, sandbox=desks.sandbox, seed=seed)
         self.desks, self.tills = desks, list[Till]()
 
-    def files(self) -> Mapping[str, bytes]:
+    def initial_files(self) -> Mapping[str, bytes]:
         return {"start.txt": str(self.task.meta["start"]).encode()}
 
-    def tool_data(self) -> Mapping[str, Any]:
+    def get_data_for_tools(self) -> Mapping[str, Any]:
         return {"start": self.task.meta["start"], "tills": self.tills}
 
     def initial_messages(self) -> Sequence[Message]:
