@@ -51,8 +51,8 @@ PLUGIN_WORDS: Mapping[str, str] = {
 }
 NAMES: Mapping[str, str] = {
     "Config": "settings are keywords: rlvr.train(model=..., env=..., steps=10, learning_rate=1e-6)",
-    "Env": "an environment derives from rlvr.Environment and makes tasks, which a verifier scores; rlvr.make(MyEnv) has reset and step, "
-    "and `rlvr new env NAME` writes one",
+    "Env": "an environment derives from rlvr.Environment and defines task(self, split, index), which returns rlvr.Task(question, "
+    "reference=answer); rlvr.make(rlvr.make_env(MyEnv, verifier='exact')) has reset and step; `rlvr new env NAME` writes one",
     "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
     **dict.fromkeys(
@@ -62,7 +62,9 @@ NAMES: Mapping[str, str] = {
     "LLM": "rlvr.generate('hf:DIR', prompts, n=4, max_new_tokens=64), which returns texts; 'vllm:DIR' samples with vLLM, on a GPU",
     **dict.fromkeys(("pass_at_k", "pass_k"), "rlvr.evaluate(env, policy=..., n=8).pass_at_k(4)"),
     "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
-    "MultiTurnEnv": "subclass rlvr.Environment, with `task`, and `reply` or `new_session`; `rlvr new env NAME --kind conversation` writes one",
+    "MultiTurnEnv": "subclass rlvr.Environment: max_turns = 5; task(self, split, index) returns rlvr.Task(question, reference=answer); "
+    "reply(self, task, completions) returns what is said to the last of the policy's turns, None at the end; rlvr.make_env(MyEnv, "
+    "verifier=function) builds it. `rlvr new env NAME --kind conversation` writes one",
     "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
     "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
@@ -87,7 +89,8 @@ NAMES: Mapping[str, str] = {
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
     "evaluate_policy": "rlvr.evaluate(env, policy=..., tasks=5).accuracy: one number; print the report for its interval",
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
-    "load_dataset": "data is given as it is, as a file, a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
+    "load_dataset": "the tasks of an environment are rlvr.make_env('arithmetic').to_dataset(100); data of yours is given as it is, as a file, "
+    "a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
     "pipeline": "rlvr.generate(folder, prompts, n=2, max_new_tokens=64), which returns texts",
     **dict.fromkeys(
         ("spaces", "wrappers"), "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself"

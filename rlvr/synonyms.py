@@ -110,7 +110,8 @@ IGNORED: Mapping[str, frozenset[str]] = {"train": frozenset({"logging_steps", "v
 """Keywords of other libraries for what a call does in any case: every step is logged, and progress is shown."""
 FUNCTIONS: Mapping[str, str] = {
     **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
-    **dict.fromkeys(("reward_function", "verifier"), "make_verifier"),
+    **dict.fromkeys(("reward_fn", "reward_func", "reward_function", "verifier"), "make_verifier"),
+    **dict.fromkeys(("make_gym", "make_gym_env", "make_gymnasium"), "make"),
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv"), "make_env"),

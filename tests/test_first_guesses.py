@@ -1003,3 +1003,17 @@ def test_a_function_that_makes_a_plugin_is_registered_as_what_it_makes(monkeypat
     assert rlvr.make_env("sums_of_mine", top=2).num_tasks("train") == 2
     assert "returned 5; return a plugin" in read_message(lambda: rlvr.register("five", lambda: 5))
     assert "@rlvr.register('close_enough')" in read_message(lambda: rlvr.make_verifier("close_enough"))
+
+
+def test_a_class_with_a_method_task_alone_is_an_environment() -> None:
+    class Sums(rlvr.Environment):
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task(f"{index}+1=", reference=str(index + 1), id=f"sums/{split}/{index}")
+
+    assert rlvr.evaluate(Sums, lambda prompt: "1", verifier="exact", tasks=4).accuracy == 0.25
+    assert rlvr.make(rlvr.make_env(Sums, verifier=correct)).reset(seed=0)[0].endswith("+1=")
+    assert rlvr.TokenEnv(Sums(verifier=rlvr.make_verifier("numeric")), tokenizer="chars").reset(seed=0)
+    assert "rlvr.make_env(Sums, verifier='exact')" in read_message(lambda: rlvr.TokenEnv(Sums(), tokenizer="chars"))
+    assert "Sums has no `__init__`, so dataset would be ignored" in read_message(lambda: api.Environment.__new__(Sums, dataset=[]))
+    env: Any = rlvr.make("arithmetic")
+    assert env.evaluate("scripted:gold", tasks=2).accuracy == 1.0 and len(env.get_dataset(3)) == 3

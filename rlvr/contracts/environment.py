@@ -100,6 +100,11 @@ class Environment(Plugin, ABC):
     max_prompt_tokens: int = 96  # the default prompt limit, for a character tokenizer; tool descriptions are added to it
     max_new_tokens: int = 32  # the default limit on the policy's tokens, over all turns
 
+    def __init__(self, *, verifier: Verifier | None = None) -> None:
+        """Take the verifier, for a class without a constructor of its own: `rlvr.make_env(MyEnv, verifier="exact")`."""
+        if verifier is not None:
+            self.verifier = verifier
+
     def __repr__(self) -> str:
         """Show the class, the size of each split, the verifier and the tools."""
         try:

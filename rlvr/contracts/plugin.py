@@ -87,9 +87,6 @@ SMALLEST_PLUGINS: Mapping[str, SmallestPlugin] = {
 class MyEnv(rlvr.Environment):
     needs = {"verifier": "numeric"}
 
-    def __init__(self, *, verifier):
-        self.verifier = verifier
-
     def task(self, split, index):
         return rlvr.Task(f"{index} + 1 =", reference=str(index + 1))""",
     ),
@@ -144,9 +141,6 @@ SMALLEST_CONVERSATION = SmallestPlugin(
 class MyEnv(rlvr.Environment):
     needs = {"verifier": "numeric"}
     max_turns = 2
-
-    def __init__(self, *, verifier):
-        self.verifier = verifier
 
     def task(self, split, index):
         return rlvr.Task(f"{index} + 1 =", reference=str(index + 1))
@@ -261,8 +255,10 @@ class Plugin(Hinted):
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)
-            if (args or kwargs) and cls.__init__ is object.__init__:  # Python ignores them where `__new__` takes them
-                lost = next(iter(kwargs), "positional arguments")
+            is_plain = cls.__init__ is object.__init__ or getattr(cls.__init__, "__qualname__", "") == "Environment.__init__"
+            unknown = kwargs.keys() - (set() if cls.__init__ is object.__init__ else {"verifier"})
+            if (args or unknown) and is_plain:  # Python ignores them where `__new__` takes them
+                lost = min(unknown, default="positional arguments")
                 raise TypeError(f"{cls.__name__} has no `__init__`, so {lost} would be ignored; write one that takes it, or leave it out")
             required = [name for name, spec in read_signature(cls).parameters.items() if spec.default is spec.empty] if cls.needs else []
             if lost := [name for name in required if name in cls.needs and name not in kwargs and not args]:

@@ -332,7 +332,9 @@ def format_verifier_label(verifier: Verifier | None) -> str:
 
 def _format_versions(verifier: Verifier | None) -> str:
     if not isinstance(verifier, Verifier):
-        raise ConfigError(f"the environment's verifier is {verifier!r:.80}; it must be an rlvr.Verifier")
+        raise ConfigError(
+            f"the environment's verifier is {verifier!r:.80}; it must be an rlvr.Verifier: rlvr.make_env(MyEnv, verifier='exact') gives a class one"
+        )
     inner = [value for held in vars(verifier).values() for value in (held.values() if isinstance(held, dict) else [held])]
     labels = [_format_versions(value) for value in inner if isinstance(value, Verifier)]
     return f"{type(verifier).__name__} {verifier.version}" + (f" ({', '.join(labels)})" if labels else "")

@@ -123,7 +123,9 @@ def load_suite(target: str | Sequence[Any], settings: Mapping[str, Any] | None =
     names = [item.name for item in items]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"{target} has two entries called {twice!r}; give each a different name, such as {twice}-hard")
+        raise ConfigError(
+            f"{target} has two entries called {twice!r}; give each a name, such as {{'name': '{twice}-hard', 'env': '{twice}'}}"
+        )
     return Suite(Path(target).stem if Path(target).suffix in (".yaml", ".yml") else target, tuple(items))
 
 

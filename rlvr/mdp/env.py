@@ -69,7 +69,12 @@ class TokenEnv(Hinted, gymnasium.Env[Any, Any]):
     'terminated'
     """
 
-    _synonyms = {"env": "environment", "verifier": "environment.verifier", "rubric": "environment.verifier"}
+    _synonyms = {
+        "env": "environment",
+        **dict.fromkeys(("verifier", "rubric"), "environment.verifier"),
+        "evaluate": "environment.evaluate",
+        **dict.fromkeys(("to_dataset", "get_dataset"), "environment.to_dataset"),
+    }
     _hints = {
         "seed": "write env.reset(seed=0)",
         **dict.fromkeys(("task", "num_tasks", "splits"), "it is of the environment inside: env.environment.verifier"),

@@ -70,10 +70,13 @@ class TokenMDP:
             position_limit: how many positions the model has; None: not known.
         """
         if not isinstance(environment, Environment) or not isinstance(getattr(environment, "verifier", None), Verifier):
-            raise ConfigError(
-                f"{environment!r:.80} is not an environment; an environment derives from rlvr.Environment and sets self.verifier "
-                f"to an rlvr.Verifier"
-            )
+            if isinstance(environment, Environment):
+                name, found = type(environment).__name__, getattr(environment, "verifier", None)
+                raise ConfigError(
+                    f"the verifier of this {name} is {found!r:.80}; it must be an rlvr.Verifier: rlvr.make_env({name}, verifier='exact') "
+                    f"builds a class with one, unless its own constructor sets self.verifier"
+                )
+            raise ConfigError(f"{environment!r:.80} is not an environment; an environment derives from rlvr.Environment")
         validate_environment_attributes(environment)
         self.environment = environment
         self.tokenizer = tokenizer

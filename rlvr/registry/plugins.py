@@ -471,6 +471,8 @@ def get_needs(factory: Any) -> dict[str, Any]:
     The names of files are resolved relative to the file that defines the plugin.
     """
     needs, file = dict(getattr(factory, "needs", {})), get_user_plugin_file(factory)
+    if isinstance(factory, type) and factory.__init__ is Environment.__init__ and not hasattr(factory, "verifier"):  # type: ignore[misc]
+        needs = {"verifier": "", **needs}
     found: dict[str, Any] = needs if file is None else resolve_plugin_files(needs, file.parent)
     return found
 
