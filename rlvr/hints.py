@@ -573,7 +573,7 @@ def explain_keyword(name: str, call: str = "") -> str:
 
     >>> explain_keyword("group_size", "train"), explain_keyword("epochs", "train")
     ('write num_generations=', 'write steps=')
-    >>> explain_keyword("repeats", "evaluate")
+    >>> explain_keyword("best_of", "evaluate")
     'write n=, the number of answers for each task; pass@k is reported for every k up to n'
     """
     tables = [KEYWORDS.get(SAME_KEYWORDS.get(call, call), {})] if call else [KEYWORDS["train"], KEYWORDS["evaluate"]]
