@@ -838,7 +838,13 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         if not isinstance(sampling, Mapping):
             raise ConfigError(f"sampling_args is a {type(sampling).__name__}; give a mapping such as {{'max_tokens': 64}}, or keywords")
         settings = {**translate_keywords("evaluate", sampling), **settings}
-    batch_size = settings.pop("batch_size", None)
+    batch_size, metrics = settings.pop("batch_size", None), settings.pop("metrics", ())
+    unknown_metrics = [name for name in ([metrics] if isinstance(metrics, str) else metrics) if not _is_reported_metric(name)]
+    if unknown_metrics:
+        raise ConfigError(
+            f"metrics has {unknown_metrics[0]!r}; a report always has the accuracy, its standard error and pass@k, and no other metric: a score "
+            "of your own is a verifier, verifier=function"
+        )
     env, policy = ([env] if isinstance(env, Task) else unwrap_environment(env)), unwrap_environment(policy)
     if _is_policy(env) and not _is_policy(policy):
         env, policy = policy, env
@@ -910,6 +916,11 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
 def list_data_settings_for_evaluate() -> builtins.list[str]:
     """List the settings of an environment of data that `evaluate` takes: all except those that it has itself, or that hold rows back."""
     return [name for name in list_data_settings() if name not in ("system", "split", "limit", "holdout", "test")]
+
+
+def _is_reported_metric(name: Any) -> bool:
+    """Whether a metric, as other libraries name it, is one that every report has."""
+    return isinstance(name, str) and bool(re.fullmatch(r"acc(uracy)?|mean(_reward)?|reward|score|std(err)?|pass(@|_at_)\d+", name))
 
 
 def _names_environment(value: Any) -> bool:

@@ -386,7 +386,6 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "log_samples": "every sample is in report.samples; out=DIR writes them too",
         "max_retries": "sampler={'retries': 3}",
         "metric": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
-        "metrics": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
         "model_args": "policy='hf:DIR'",
         "num_fewshot": _FEW_SHOT,
         "pass_at_k": _NUM_ANSWERS,

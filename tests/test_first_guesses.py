@@ -722,7 +722,7 @@ def test_a_verifier_that_takes_the_answer_first_is_told_at_once() -> None:
 
 def test_the_metrics_of_a_report_are_flat() -> None:
     report = rlvr.evaluate("arithmetic", lambda prompt: "46", tasks=2, n=2, temperature=1.0)
-    assert list(report.metrics) == ["accuracy", "pass_at_2"] and report.metrics["pass_at_2"] == report.pass_at_k(2)["arithmetic"]
+    assert list(report.metrics) == ["accuracy", "pass@2"] and report.metrics["pass@2"] == report.pass_at_k(2)["arithmetic"]
 
 
 def test_an_algorithm_as_a_mapping_may_have_a_function() -> None:
@@ -1017,3 +1017,9 @@ def test_a_class_with_a_method_task_alone_is_an_environment() -> None:
     assert "Sums has no `__init__`, so dataset would be ignored" in read_message(lambda: api.Environment.__new__(Sums, dataset=[]))
     env: Any = rlvr.make("arithmetic")
     assert env.evaluate("scripted:gold", tasks=2).accuracy == 1.0 and len(env.get_dataset(3)) == 3
+
+
+def test_the_metrics_of_a_report_may_be_asked_for() -> None:
+    report = api.evaluate("arithmetic", "scripted:gold", tasks=3, n=2, metrics=["accuracy", "pass@2"])
+    assert report.metrics == {"accuracy": 1.0, "pass@2": 1.0} and report["pass@2"] == 1.0
+    assert "metrics has 'bleu'" in read_message(lambda: api.evaluate("arithmetic", "scripted:gold", tasks=3, metrics=["bleu"]))

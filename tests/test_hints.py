@@ -348,7 +348,7 @@ def test_one_keyword_has_another_answer_in_each_call() -> None:
     assert hints.explain_keyword("batch_size", "train") == hints.explain_keyword("batch_size", "Trainer") != ""
     assert hints.explain_keyword("best_of", "evaluate").startswith("write n=, ")
     assert hints.explain_keyword("best_of", "verify") == ""
-    assert hints.explain_keyword("lr") == "write learning_rate=" and hints.explain_keyword("metrics").startswith("the report has")
+    assert hints.explain_keyword("lr") == "write learning_rate=" and hints.explain_keyword("metric").startswith("the report has")
 
 
 @pytest.mark.parametrize(

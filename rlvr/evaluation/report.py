@@ -117,7 +117,7 @@ class EvalReport(Hinted):
             if place:
                 found[f"{place}accuracy"] = env.mean_score.value if env.mean_score and not env.is_headline_withheld else None
             estimates = env.metrics_at_k.get("pass_at", {}).items()
-            found |= {f"{place}pass_at_{k}": None if found_at_k is None else found_at_k.value for k, found_at_k in estimates if k > 1}
+            found |= {f"{place}pass@{k}": None if found_at_k is None else found_at_k.value for k, found_at_k in estimates if k > 1}
         return found
 
     def pass_at_k(self, k: int) -> dict[str, float | None]:
