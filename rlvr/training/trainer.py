@@ -263,7 +263,7 @@ class Trainer(Hinted):
         """Run all steps that are left, and return the report of the run."""
         if not self.is_resumed and self.num_completed_steps == 0:
             self.report_values["accuracy_before"] = self.evaluate()
-            self.save()
+            self.save()  # of step 0: what a run goes back to that is in doubt, or killed, before its first periodic checkpoint
         for line in self._list_model_notes():
             self._print(line)
         self._call("on_run_begin")
