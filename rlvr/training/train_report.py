@@ -102,7 +102,7 @@ def format_closing_lines(report: TrainReport, folder: Path) -> str:
         lines = ["held-out accuracy not measured (eval.tasks=0)"]
     lines[0] += f"; {report.seconds:.0f} s"
     lines += [f"  {env}: {format_score(value, is_partial=report.has_partial_scores)}" for env, value in report.scores_by_env.items()]
-    lines += [f"{report.status} after {report.steps} steps"] if report.status != "finished" else []
+    lines += [f"{report.status} after {report.steps} step{'s' * (report.steps != 1)}"] if report.status != "finished" else []
     return "\n".join([*lines, f"run folder {folder}: metrics.jsonl, episodes.jsonl, reward.png, checkpoints/last"])
 
 

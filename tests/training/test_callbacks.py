@@ -64,7 +64,7 @@ def run(folder: Path, *callbacks: Callback, resume: bool = False, **changes: Any
 def test_a_callback_stops_a_run_which_is_saved_and_says_why(tmp_path: Path) -> None:
     settings: Any = {"algorithm": {"name": "dapo", "entropy_coef": 0.001}, "train": {"steps": 9}, "log": {"save_every": 5}}
     report, said = run(tmp_path / "a", StopEarly("entropy", 100.0), **settings)
-    assert report.steps == 1 and report.status == "stopped: entropy is below 100" and "stopped: entropy is below 100 after 1 steps" in said
+    assert report.steps == 1 and report.status == "stopped: entropy is below 100" and "stopped: entropy is below 100 after 1 step" in said
     assert len(list(read_jsonl(tmp_path / "a" / "metrics.jsonl"))) == 1
     assert (tmp_path / "a" / "checkpoints" / "last").readlink().name == "step-000001"
     assert json.loads((tmp_path / "a" / "report.json").read_text())["status"] == report.status
