@@ -53,7 +53,7 @@ REQUIRED_ISOLATION = (
     "process count limited by the kernel",
 )
 REQUIRED_NAMESPACES = ("network", "ipc", "mounts", "processes")
-PROGRAMS_FOLDER = "/run/programs"
+PROGRAMS_FOLDER = "/rlvr/bin"
 """A folder at the end of the PATH, where `python` is, which Debian calls python3 alone."""
 INSIDE_USER_ID = "1000"
 OLDEST_KERNEL = (5, 14)

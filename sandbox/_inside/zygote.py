@@ -34,7 +34,7 @@ PRELOADED_MODULES = """
     hashlib heapq inspect io itertools json math numbers operator pprint queue random re statistics string struct sys textwrap threading
     time traceback typing
 """
-PROGRAM_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/run/programs", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+PROGRAM_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/rlvr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 libc = nest.libc
 FIRST_PARKED_FD = 100  # descriptors are moved here while 0 to 9 are set up
 PR_SET_DUMPABLE = 4

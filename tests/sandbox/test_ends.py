@@ -301,7 +301,7 @@ def test_a_source_is_compiled_once_and_its_renaming_is_its_own_affair(docker_san
             outcome = sandbox.run(Program(source, str(n).encode(), "cpp", limits))
             if "no toolchain" in outcome.reason and os.environ.get("RLVR_REQUIRE_DOCKER") != "1":
                 pytest.skip(f"NOT RUN: {outcome.reason}")
-            assert (outcome.status, outcome.stdout) == (ExitStatus.OK, str(2 * n).encode()), outcome
+            assert (outcome.status, outcome.stdout) == (ExitStatus.OK, str(2 * n)), outcome
             spent.append(time.monotonic() - began)
         (container,) = sandbox.list_container_ids()
         assert sandbox.run(Program("print(1)")).stdout == "1\n" and sandbox.list_container_ids() == [container]
