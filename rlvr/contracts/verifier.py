@@ -155,9 +155,12 @@ class Verifier(Plugin, ABC):
                 f"it got {', '.join(sorted(columns))}"
             )
         prompts = columns.get("prompts", ["?"] * len(completions))
+        own = {"prompts", "completions", *names[:1]}  # what is not a further column of the task
         tasks = [
             Task(
-                prompts[place], columns[names[0]][place] if names else None, meta={name: column[place] for name, column in columns.items()}
+                prompts[place],
+                columns[names[0]][place] if names else None,
+                meta={name: column[place] for name, column in columns.items() if name not in own},
             )
             for place in range(len(completions))
         ]
