@@ -62,3 +62,15 @@ def test_a_verifier_object_stays_what_it_is() -> None:
     env = rlvr.make_env([{"question": "2+2=", "answer": "4"}], verifier=numeric, holdout=0)
     assert env.verifier is numeric
     assert build("env", "arithmetic", verifier=numeric).verifier is numeric
+
+
+def test_a_batch_hands_on_only_its_further_columns() -> None:
+    seen: list[dict[str, object]] = []
+
+    class Watching(Asks):
+        def verify(self, task: Task, answer: str) -> Verdict:
+            seen.append(dict(task.meta))
+            return Verdict(1.0)
+
+    assert Watching()(prompts=["a"], completions=["4"], answer=["4"], level=[3], trainer_state=None) == [1.0]
+    assert seen == [{"level": 3}]
