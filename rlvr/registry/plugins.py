@@ -471,8 +471,10 @@ def get_needs(factory: Any) -> dict[str, Any]:
     The names of files are resolved relative to the file that defines the plugin.
     """
     needs, file = dict(getattr(factory, "needs", {})), get_user_plugin_file(factory)
-    if isinstance(factory, type) and issubclass(factory, Environment) and "verifier" in read_signature(factory).parameters:
-        needs = {"verifier": "", **needs}
+    if isinstance(factory, type) and issubclass(factory, Environment):
+        taken = read_signature(factory).parameters.get("verifier")
+        if taken is not None and taken.default in (taken.empty, None):  # another default: the constructor builds the verifier itself
+            needs = {"verifier": "", **needs}
     found: dict[str, Any] = needs if file is None else resolve_plugin_files(needs, file.parent)
     return found
 
