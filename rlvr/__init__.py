@@ -207,10 +207,12 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.hints import explain_name, is_import_from, suggest_name
-        from rlvr.synonyms import FUNCTIONS, GYMNASIUM, LISTS, REGISTRATIONS
+        from rlvr.synonyms import FUNCTIONS, GYMNASIUM, LISTS, REGISTRATIONS, VERIFIER_DECORATORS, decorate_verifier
 
         if name in FUNCTIONS:
             return __getattr__(FUNCTIONS[name])
+        if name in VERIFIER_DECORATORS:
+            return decorate_verifier
         if name in LISTS:
             return functools.partial(__getattr__("list"), LISTS[name])
         if name in GYMNASIUM:
@@ -218,7 +220,9 @@ def __getattr__(name: str) -> Any:
         if name in REGISTRATIONS:
             return functools.partial(__getattr__("register"), kind=REGISTRATIONS[name])
 
-        message = f"rlvr has no {name!r}; {explain_name(name) or suggest_name(name, __all__)}"
+        plugins = {} if name.startswith("_") else __getattr__("list")()
+        made = next((f"write rlvr.make_{kind}({name!r})" for kind, names in plugins.items() if name in names), "")
+        message = f"rlvr has no {name!r}; {explain_name(name) or made or suggest_name(name, __all__)}"
         # `from rlvr import name` turns an AttributeError into a message of its own; a module of that name is found all the same
         if is_import_from(sys._getframe(1)) and f"rlvr.{name}" not in sys.modules:
             raise ImportError(message, name="rlvr", path=__file__)

@@ -815,8 +815,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     """Measure a policy on a suite or an environment.
 
     Args:
-        env: a suite or an environment by name, a list of environments, a YAML file, a mapping, an environment object (also as a Gymnasium
-            environment), or data as in `make_env`.
+        env: a suite or an environment by name, a list of environments or a mapping that names each, a YAML file, an environment object
+            (also as a Gymnasium environment), or data as in `make_env`.
         policy: such as `hf:DIR`, `vllm:DIR` or `scripted:gold`; the folder of a model, which is sampled with `hf`; a model object; or a
             function from the text of a prompt, or from `messages` and `tools`, to a turn. The policy may also come first.
         tokenizer: the tokenizer of a model object.
@@ -857,11 +857,16 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     if batch_size is not None and isinstance(policy, str) and "batch_size" in _list_parameters("sampler", policy.partition(":")[0]):
         settings["sampler"] = {"batch_size": batch_size, **(settings.get("sampler") or {})}  # for other policies there are no batches
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
+    if isinstance(env, Mapping) and "env" in env:
+        env = [env]
+    elif (
+        isinstance(env, Mapping)
+        and "name" not in env
+        and any(isinstance(one, Environment) or _names_environment(one) for one in env.values())
+    ):
+        env = [{**_make_suite_entry(entry), "name": name} for name, entry in env.items()]
     if _is_suite(env):
-        env = [
-            str(item) if isinstance(item, str | Path) else item if isinstance(item, Environment) else _make_suite_entry(item)
-            for item in env
-        ]
+        env = [entry if isinstance(entry, str) else _make_suite_entry(entry) for entry in env]
     elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
         own = {name: settings.pop(name) for name in list_data_settings_for_evaluate() if name in settings}
@@ -941,13 +946,15 @@ def _is_suite(value: Any) -> bool:
     )
 
 
-def _make_suite_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of a suite; a mapping with the name and the settings of an environment becomes one.
+def _make_suite_entry(entry: str | Path | Environment | Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of a suite as a mapping.
 
-    >>> _make_suite_entry({"name": "gsm8k", "path": "data"})
-    {'env': {'name': 'gsm8k', 'path': 'data'}}
+    >>> _make_suite_entry("gsm8k"), _make_suite_entry({"name": "gsm8k", "path": "data"})
+    ({'env': 'gsm8k'}, {'env': {'name': 'gsm8k', 'path': 'data'}})
     """
-    return dict(entry) if "env" in entry else {"env": dict(entry)}
+    if isinstance(entry, Mapping) and "env" in entry:
+        return dict(entry)
+    return {"env": str(entry) if isinstance(entry, Path) else dict(entry) if isinstance(entry, Mapping) else entry}
 
 
 def _is_policy(value: Any) -> bool:

@@ -69,13 +69,11 @@ NAMES: Mapping[str, str] = {
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
     "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
     "rlvr.make_verifier({function: 1.0, 'format': 0.2}), whose completion and answer are texts",
-    "Sample": "a data set is a list of rows: rlvr.evaluate([{'question': '2+2=', 'answer': '4'}], policy='hf:DIR', verifier='exact'); one task is "
-    "rlvr.Task('2+2=', reference='4')",
     **dict.fromkeys(("load", "load_benchmark", "load_task"), "rlvr.make_env(name)"),
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
     "StatefulToolEnv": "subclass rlvr.Environment, with `task` and `new_session`; `rlvr new env NAME --kind tools` writes one",
-    "TrainerCallback": "subclass rlvr.Callback and pass callbacks=[...] to rlvr.train or rlvr.Trainer",
+    "TrainerCallback": "subclass rlvr.Callback, or transformers.TrainerCallback, and pass callbacks=[...] to rlvr.train or rlvr.Trainer",
     **dict.fromkeys(
         ("Parser", "ThinkParser", "XMLParser", "parse", "parser"),
         "rlvr.verify('symbolic', answer=..., reference=...): verifiers read boxes and <answer> tags themselves, so nothing is parsed before",
@@ -96,6 +94,19 @@ NAMES: Mapping[str, str] = {
         ("spaces", "wrappers"), "what rlvr.make(env) returns is a gymnasium.Env: its spaces and wrappers are those of gymnasium itself"
     ),
     "use_tools": "rlvr.evaluate(rows, policy=..., tools=[function], max_turns=4)",
+    **dict.fromkeys(
+        ("extract_answer", "extract_boxed", "extract_boxed_answer", "extract_hash_answer", "last_boxed_only_string"),
+        "rlvr.make_verifier('symbolic').explain(answer, reference), which shows the extracted text; verifiers extract it themselves",
+    ),
+    **dict.fromkeys(
+        ("compute_advantages", "grpo_advantages", "advantages", "compute_advantage"),
+        "rlvr.Learner(model, 'grpo').update(groups), which computes the advantages of sampled groups and makes one update",
+    ),
+    **dict.fromkeys(
+        ("seed", "seed_everything", "set_seed"),
+        "seed=0 in the call: rlvr.train(..., seed=0), rlvr.evaluate(..., seed=0), env.reset(seed=0)",
+    ),
+    **dict.fromkeys(("is_equiv", "math_equal", "compare_answers"), "rlvr.verify('symbolic', answer=..., reference=...).passed"),
     "help": "help(rlvr.verify), or `rlvr show verifier symbolic` in a shell",
     "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
     "resume": "rlvr.train(recipe, out='runs/a', resume=True)",

@@ -110,15 +110,17 @@ IGNORED: Mapping[str, frozenset[str]] = {"train": frozenset({"logging_steps", "v
 """Keywords of other libraries for what a call does in any case: every step is logged, and progress is shown."""
 FUNCTIONS: Mapping[str, str] = {
     **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
-    **dict.fromkeys(("reward_fn", "reward_func", "reward_function", "verifier"), "make_verifier"),
     **dict.fromkeys(("make_gym", "make_gym_env", "make_gymnasium"), "make"),
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv"), "make_env"),
+    "Sample": "Task",
     "eval": "evaluate",
     "verify_batch": "verify_many",
 }
 """Functions of other libraries, and the function of this one that takes the same arguments and returns the same."""
+VERIFIER_DECORATORS = ("reward_fn", "reward_func", "reward_function", "verifier")
+"""Names under which other libraries decorate a function that scores; as a call they are `make_verifier`."""
 LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")}
 """Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
 GYMNASIUM = ("ActionWrapper", "ObservationWrapper", "RewardWrapper", "Wrapper")
@@ -133,6 +135,25 @@ ENVS: Mapping[str, str] = {"math": "competition_math"}
 """Names of environments elsewhere, and the same environment here."""
 VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "math": "symbolic", "math_verify": "symbolic"}
 """Names of verifiers elsewhere, and the same verifier here."""
+
+
+def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **settings: Any) -> Any:
+    """Make a verifier of a function, a name or a class, as `make_verifier` does; with `name` it is registered, too. Without a verifier:
+    return a decorator.
+
+    >>> @decorate_verifier(name="one_word")
+    ... def one_word(answer: str, reference: str) -> float:
+    ...     return float(" " not in answer)
+    >>> one_word.verify("four", "4").score
+    1.0
+    """
+    import rlvr
+
+    if verifier is None:
+        return functools.partial(decorate_verifier, name=name, **settings)
+    if name is not None:
+        verifier = rlvr.register(name, verifier, kind="verifier")
+    return rlvr.make_verifier(verifier, **settings)
 
 
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:

@@ -870,7 +870,7 @@ def test_a_class_whose_arguments_or_methods_do_not_fit_says_so() -> None:
 
 
 def test_functions_of_other_libraries_that_are_the_same_are_taken() -> None:
-    assert api.load_environment is api.create_env is rlvr.make_env and api.verifier is api.get_reward_func is rlvr.make_verifier
+    assert api.load_environment is api.create_env is rlvr.make_env and api.get_reward_func is rlvr.make_verifier
     assert api.eval is rlvr.evaluate and api.read_log is rlvr.load_evaluation and api.execute_code is rlvr.run_code
     assert api.list_environments() == rlvr.list("env") and api.list_verifiers() == rlvr.list("verifier")
     from rlvr import load_env
@@ -1023,3 +1023,38 @@ def test_the_metrics_of_a_report_may_be_asked_for() -> None:
     report = api.evaluate("arithmetic", "scripted:gold", tasks=3, n=2, metrics=["accuracy", "pass@2"])
     assert report.metrics == {"accuracy": 1.0, "pass@2": 1.0} and report["pass@2"] == 1.0
     assert "metrics has 'bleu'" in read_message(lambda: api.evaluate("arithmetic", "scripted:gold", tasks=3, metrics=["bleu"]))
+
+
+def test_a_mapping_names_the_environments_of_a_suite() -> None:
+    built = rlvr.make_env("arithmetic")
+    report: Any = api.evaluate({"easy": built, "hard": {"env": "arithmetic", "tasks": 3}}, "scripted:gold", tasks=2)
+    assert {name: found.tasks for name, found in report.envs.items()} == {"easy": 2, "hard": 2}
+    assert set(api.evaluate({"a": "arithmetic", "b": "arithmetic"}, "scripted:gold", tasks=2).envs) == {"a", "b"}
+    assert "did you mean 'arithmetic'" in read_message(
+        lambda: api.evaluate({"a": "arithmetic", "b": "arithmetik"}, "scripted:gold", tasks=2)
+    )
+    assert "'name' is missing" in read_message(lambda: api.evaluate({"question": "2+2=", "answer": "4"}, "scripted:gold"))
+
+
+def test_tasks_of_an_environment_are_counted_and_drawn_with_a_seed() -> None:
+    data, endless = rlvr.make_env(ROWS, verifier="exact"), rlvr.make_env("arithmetic")
+    assert len(data) == data.num_tasks("train") and endless
+    assert "env[:8] makes eight" in read_message(lambda: len(endless))
+    first, drawn = endless.to_dataset(4), [endless.to_dataset(4, seed=seed)["id"] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and first["id"] != drawn[0]
+    assert sorted(data.to_dataset(seed=3)["id"]) == sorted(data.to_dataset()["id"])
+
+
+def test_a_verifier_is_named_by_a_decorator_and_a_sample_is_a_task() -> None:
+    found: Any = rlvr
+
+    @found.verifier(name="short_enough")
+    def short_enough(answer: str, reference: str) -> float:
+        return float(len(answer) < 4)
+
+    assert (
+        rlvr.verify("short_enough", answer="4", reference="4").score == short_enough.verify(rlvr.Task("?", reference="4"), "4").score == 1.0
+    )
+    assert found.reward_fn("numeric").verify(rlvr.Task("?", reference="4"), "4").score == 1.0
+    assert found.Sample(input="2+2=", target="4").reference == "4"
+    assert "rlvr.make_verifier('symbolic')" in read_message(lambda: found.symbolic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from rlvr.contracts.toolsession import ToolSession
 from rlvr.contracts.verifier import Verifier
 from rlvr.task import StepReward, Task, Verdict
 from rlvr.turns import Call, Turn
+
+NUM_PROCEDURAL_TASKS = 2**31
+"""The number of indices that are drawn for an environment with endless tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,17 +169,27 @@ class Environment(Plugin, ABC):
             )
         return self.task(self.splits[0], place)
 
+    def __len__(self) -> int:
+        """Return the number of tasks of the first split."""
+        size = self.num_tasks(self.splits[0])
+        if size is None:
+            raise TypeError("the tasks are generated without an end, so there is no len(env); env[:8] makes eight")
+        return size
+
+    def __bool__(self) -> bool:
+        return True
+
     def evaluate(self, policy: Any = None, **settings: Any) -> Any:
         """Measure a policy on this environment and return the report, as `rlvr.evaluate` does with the same arguments."""
         import rlvr
 
         return rlvr.evaluate(self, **({} if policy is None else {"policy": policy}), **settings)
 
-    def to_dataset(self, n: int | None = None, split: str = "train") -> Any:
-        """Return the first tasks of a split as a `datasets.Dataset` with the columns prompt, answer and id, such as for another trainer.
+    def to_dataset(self, n: int | None = None, split: str = "train", *, seed: int | None = None) -> Any:
+        """Return tasks of a split as a `datasets.Dataset` with the columns prompt, answer and id, such as for another trainer.
 
         A prompt is a text where every task is one user message, else a list of messages. `n` may be left out unless tasks are generated
-        without an end.
+        without an end. The tasks are the first ones; with a seed they are drawn with it.
         """
         from rlvr.errors import ConfigError, MissingExtra
 
@@ -186,7 +200,9 @@ class Environment(Plugin, ABC):
         size = self.num_tasks(split)
         if size is None and n is None:
             raise ConfigError(f"the split {split!r} is generated without an end; say how many tasks: env.to_dataset(1000)")
-        tasks = [self.task(split, index) for index in range(min(number for number in (n, size) if number is not None))]
+        count = min(number for number in (n, size) if number is not None)
+        indices = range(count) if seed is None else random.Random(seed).sample(range(NUM_PROCEDURAL_TASKS if size is None else size), count)
+        tasks = [self.task(split, index) for index in indices]
         is_text = all(len(task.prompt) == 1 and task.prompt[0]["role"] == "user" for task in tasks)
         prompts = [task.prompt[0]["content"] if is_text else [dict(message) for message in task.prompt] for task in tasks]
         columns = {"prompt": prompts, "answer": [task.reference for task in tasks], "id": [task.id for task in tasks]}

@@ -67,7 +67,7 @@ class Verifier(Plugin, ABC):
         **dict.fromkeys(
             ("add_reward_func", "add_metric"), "verifiers are joined when they are made: rlvr.make_verifier([verifier, function])"
         ),
-        "score": "write rlvr.verify(verifier, answer, reference).score",
+        **dict.fromkeys(("score", "check", "grade", "judge"), "write rlvr.verify(verifier, answer, reference).score"),
     }
     version: ClassVar[str] = "1"
     """Increase it whenever a verdict may change. It is part of every cache key and recorded with every run."""

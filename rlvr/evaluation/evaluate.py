@@ -388,13 +388,20 @@ def _resolve_suite(
     item_settings: Mapping[str, float | str | None],
 ) -> tuple[Suite, dict[str, Environment]]:
     """Resolve the suite; the second value has the environments that were given as objects, by the name of their item."""
-    if isinstance(suite, Sequence) and not isinstance(suite, str | Environment) and any(isinstance(entry, Environment) for entry in suite):
-        names = [type(entry).__name__ if isinstance(entry, Environment) else "" for entry in suite]
-        names = [f"{name}_{place}" if name and names.count(name) > 1 else name for place, name in enumerate(names, 1)]
-        rows = [{"name": name, "env": {"name": name}} if name else entry for name, entry in zip(names, suite, strict=True)]
-        objects = {name: entry for name, entry in zip(names, suite, strict=True) if isinstance(entry, Environment)}
+    if isinstance(suite, Sequence) and not isinstance(suite, str | Environment):
+        rows: list[Any] = [{"env": entry} if isinstance(entry, Environment) else entry for entry in suite]
+        built = {
+            place: row["env"] for place, row in enumerate(rows) if isinstance(row, Mapping) and isinstance(row.get("env"), Environment)
+        }
+        classes = [type(environment).__name__ for environment in built.values()]
+        objects: dict[str, Environment] = {}
+        for place, environment in built.items():
+            name = type(environment).__name__
+            name = rows[place].get("name") or (f"{name}_{place + 1}" if classes.count(name) > 1 else name)
+            rows[place] = {**rows[place], "name": name, "env": {"name": name}}
+            objects[name] = environment
         return load_suite(rows, settings, **item_settings), objects
-    if isinstance(suite, str) or (isinstance(suite, Sequence) and not isinstance(suite, Environment)):
+    if isinstance(suite, str):
         return load_suite(suite, settings, **item_settings), {}
     if isinstance(suite, Environment) and settings:
         raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")

@@ -150,7 +150,7 @@ def _load_list_entry(item: str | Mapping[str, Any]) -> list[Any]:
 
 
 def _format_list_entry(item: str | Mapping[str, Any]) -> str:
-    env = item if isinstance(item, str) else item["env"]
+    env = item if isinstance(item, str) else item.get("name") or item["env"]
     return str(env["name"] if isinstance(env, Mapping) and "name" in env else env)
 
 

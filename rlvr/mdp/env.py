@@ -22,6 +22,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlvr.contracts import Environment, Plugin, Session, Tokenizer
+from rlvr.contracts.environment import NUM_PROCEDURAL_TASKS
 from rlvr.episode import StopReason
 from rlvr.errors import ConfigError, EnvError, format_suggestion
 from rlvr.hints import Hinted, add_usage_to_errors
@@ -37,8 +38,6 @@ OBSERVATION_KINDS = (*TOKEN_OBSERVATIONS, "text")
 MAX_SAMPLED_CHARACTERS = 16
 """The length of a text that `action_space.sample()` draws; an action may be longer."""
 _ROLE_LABELS = {"user": "env"}
-NUM_PROCEDURAL_TASKS = 2**31
-"""The number of indices that are drawn for an environment with endless tasks."""
 
 
 class AnyText(spaces.Text):

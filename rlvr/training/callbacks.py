@@ -140,7 +140,8 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
         if isinstance(callback, type) or not isinstance(callback, Callback):
             what = "class" if isinstance(callback, type) else f"{kind.__module__}.{kind.__name__}, which is no rlvr.Callback"
             raise ConfigError(
-                f"the callback {kind.__name__!r} is a {what}; give an object of a subclass of rlvr.Callback, with methods such as "
+                f"the callback {kind.__name__!r} is a {what}; give an object of a subclass of rlvr.Callback (or of "
+                "transformers.TrainerCallback), with methods such as "
                 f"{_format_hook('on_step_end')}, where record['reward'] is a metric and trainer.stop(reason) ends the run"
             )
         written = {name for base in kind.__mro__ if base is not Callback for name in vars(base)}

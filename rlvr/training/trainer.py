@@ -95,6 +95,7 @@ from rlvr.training.stop_signals import StopSignals
 from rlvr.training.task_sampling.offline_dataset import check_episodes_unchanged
 from rlvr.training.trackers import Trackers
 from rlvr.training.train_report import TrainReport
+from rlvr.training.transformers_callbacks import wrap_transformers_callbacks
 from rlvr.training.update import lora_adapter as adapter
 from rlvr.training.update.learner import UpdateResult
 from rlvr.training.update.sharded_tensors import reshard
@@ -136,7 +137,7 @@ class Trainer(Hinted):
         env: Any = None,
         data: Any = None,
         algorithm: Any = None,
-        callbacks: Callback | Sequence[Callback] = (),
+        callbacks: Callback | transformers.TrainerCallback | Sequence[Callback | transformers.TrainerCallback] = (),
         batch_source: Any = None,
         out: str | Path | None = None,
         resume: bool = False,
@@ -157,7 +158,7 @@ class Trainer(Hinted):
             data: questions with answers instead of an environment: a file, a list of dicts or of tasks, a data frame, a
                 `datasets.Dataset`; or the section `data` of the configuration, a stored run.
             algorithm: a name, a mapping, or an algorithm object.
-            callbacks: called after the shipped ones, in order; see `Callback`.
+            callbacks: called after the shipped ones, in order; see `Callback`. Those of transformers are taken, too.
             batch_source: the class of a batch source of your own, a `rlvr.training.batch_sources.SynchronousSource`; to be given again with
                 `resume`. None: chosen by the configuration.
             out: the run folder; by default one in `runs/` with the time in its name.
@@ -170,7 +171,7 @@ class Trainer(Hinted):
         """
         transformers.utils.logging.disable_progress_bar()  # only our own progress bar
         self._started_at, self._seconds_before = time.monotonic(), 0.0
-        callbacks = check_callbacks(callbacks)
+        callbacks = check_callbacks(wrap_transformers_callbacks(callbacks))
         inputs = resolve_run_inputs(
             recipe, settings, model=model, tokenizer=tokenizer, env=env, data=data, verifier=verifier, algorithm=algorithm, **sections
         )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 import rlvr.synonyms
 from rlvr.errors import ConfigError
@@ -142,3 +143,56 @@ def test_one_callback_is_a_list_of_one_and_what_nothing_calls_is_refused() -> No
     with pytest.raises(ConfigError, match=rf"Short.on_step_end takes \(self\); {head}"):
         check_callbacks([Short()])
     assert rlvr.synonyms.translate_keywords("train", {"callback": quiet}) == {"callbacks": quiet}
+
+
+class TransformersRecorder(TrainerCallback):
+    """Notes what a trainer of transformers tells its callbacks, and ends the run at a step."""
+
+    def __init__(self, stop_at: int = 0) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.stop_at = stop_at
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("begin", state.max_steps, args.seed, type(kwargs["model"]).__name__))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.events.append(("log", state.global_step, logs["reward"], state.log_history[-1]["step"]))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        self.events.append(("evaluate", state.global_step, metrics["eval_accuracy"]))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        control.should_training_stop = state.global_step == self.stop_at
+        return control
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append(("end", state.global_step, state.best_metric))
+
+
+EVALUATED: Any = {"train": {"steps": 4, "learning_rate": 1e-3}, "eval": {"tasks": 4, "every": 1}}
+
+
+def test_a_callback_of_transformers_is_called_and_ends_the_run(tmp_path: Path) -> None:
+    recorder: Any = TransformersRecorder(stop_at=2)
+    report, _ = run(tmp_path, recorder, **EVALUATED)
+    rows = [*read_jsonl(tmp_path / "metrics.jsonl")]
+    scores = [row["eval/accuracy"] for row in rows]
+    begin, *events, end = recorder.events
+    assert begin == ("begin", 4, 0, "LlamaForCausalLM")
+    assert events[:2] == [("evaluate", 1, scores[0]), ("log", 1, rows[0]["reward"], 1)]
+    assert [event[:2] for event in events] == [("evaluate", 1), ("log", 1), ("evaluate", 2), ("log", 2)]
+    assert end == ("end", 2, max(scores))
+    assert report.steps == 2 and "TransformersRecorder.on_step_end set control.should_training_stop" in report.status
+
+
+def test_early_stopping_of_transformers_goes_on_after_a_resume(tmp_path: Path) -> None:
+    first: Any = TransformersRecorder(stop_at=2)
+    run(tmp_path, first, **EVALUATED)
+    resumed: Any = TransformersRecorder()
+    patient: Any = EarlyStoppingCallback(early_stopping_patience=9)
+    run(tmp_path, resumed, patient, resume=True, **EVALUATED)
+    rows = [*read_jsonl(tmp_path / "metrics.jsonl")]
+    assert [event[1] for event in resumed.events if event[0] == "log"] == [3, 4]
+    assert resumed.events[-1] == ("end", 4, max(row["eval/accuracy"] for row in rows))
+    report, _ = run(tmp_path / "impatient", EarlyStoppingCallback(early_stopping_threshold=2.0), **EVALUATED)
+    assert report.steps == 2 and "EarlyStoppingCallback.on_evaluate" in report.status

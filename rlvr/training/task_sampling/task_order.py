@@ -9,8 +9,8 @@ import random
 from functools import lru_cache
 
 from rlvr.contracts import Environment
+from rlvr.contracts.environment import NUM_PROCEDURAL_TASKS
 from rlvr.errors import ConfigError
-from rlvr.mdp.env import NUM_PROCEDURAL_TASKS
 from rlvr.rollout.rollout import derive_seed
 from rlvr.task import Task
 
