@@ -562,11 +562,25 @@ def _is_no_verifier_name(text: Any) -> bool:
 
 @overload
 def verify_many(
-    verifier: AnyVerifier, /, answers: Sequence[str], references: Sequence[Any], *, prompts: Sequence[Any] | None = None, **settings: Any
+    verifier: AnyVerifier,
+    /,
+    answers: Sequence[str],
+    references: Sequence[Any],
+    *,
+    prompts: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    **settings: Any,
 ) -> builtins.list[Verdict]: ...
 @overload
 def verify_many(
-    answers: Sequence[str], references: Sequence[Any], /, *, verifier: AnyVerifier, prompts: Sequence[Any] | None = None, **settings: Any
+    answers: Sequence[str],
+    references: Sequence[Any],
+    /,
+    *,
+    verifier: AnyVerifier,
+    prompts: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    **settings: Any,
 ) -> builtins.list[Verdict]: ...
 @add_usage_to_errors
 def verify_many(
@@ -575,9 +589,11 @@ def verify_many(
     answers: Any = None,
     references: Any = None,
     prompts: Sequence[Any] | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
     **settings: Any,
 ) -> builtins.list[Verdict]:
-    """Score several answers, in parallel where the verifier can; returns their verdicts in order.
+    """Score several answers at the same time; returns their verdicts in order. No answer can make it raise: a failure of the verifier is
+    a verdict without a score.
 
     Args:
         given: the verifier, the answers and the references, in this order, without those that are given by keyword.
@@ -585,13 +601,13 @@ def verify_many(
         answers: the completions.
         references: the right answer of each.
         prompts: the question of each, for verifiers that read it.
+        columns: lists of further values of the tasks, for verifiers that read them.
         settings: the settings of the verifier.
 
     >>> [verdict.score for verdict in verify_many("numeric", ["4", "5"], ["4", "4"])]
     [1.0, 0.0]
     """
-    columns = [name for name, value in settings.items() if isinstance(value, Sequence) and not isinstance(value, str)]  # as data has them
-    for name in columns:
+    for name in [name for name, value in settings.items() if isinstance(value, Sequence) and not isinstance(value, str)]:  # as in data
         if answers is None and name.removesuffix("s") in ANSWER_COLUMNS:
             answers = settings.pop(name)
         elif references is None and name.removesuffix("s") in (*REFERENCE_COLUMNS, *SOLUTION_COLUMNS):
@@ -616,10 +632,15 @@ def verify_many(
         raise ConfigError(
             f"there are {len(answers)} answers, {len(references)} references and {len(prompts)} prompts; give as many of each"
         )
+    from rlvr.integrations.texts import verify_final_texts
+
     made = make_verifier(verifier, **settings)
     try:
-        tasks = [Task(prompt, reference=reference) for prompt, reference in zip(prompts, references, strict=True)]
-        return made.verify_many(tasks, answers)
+        tasks = [
+            Task(prompt, reference=reference, meta={name: column[place] for name, column in (columns or {}).items()})
+            for place, (prompt, reference) in enumerate(zip(prompts, references, strict=True))
+        ]
+        return verify_final_texts(made, tasks, answers)
     finally:
         if made is not verifier:
             made.close()

@@ -154,17 +154,17 @@ class Verifier(Plugin, ABC):
                 f"{type(self).__name__} needs the right answers, a list of {len(completions)}, such as answer=[...] or reference=[...]; "
                 f"it got {', '.join(sorted(columns))}"
             )
-        prompts = columns.get("prompts", ["?"] * len(completions))
+        import rlvr
+
         own = {"prompts", "completions", *names[:1]}  # what is not a further column of the task
-        tasks = [
-            Task(
-                prompts[place],
-                columns[names[0]][place] if names else None,
-                meta={name: column[place] for name, column in columns.items() if name not in own},
-            )
-            for place in range(len(completions))
-        ]
-        return [verdict.score for verdict in self.verify_many(tasks, [extract_final_text(completion) for completion in completions])]
+        verdicts = rlvr.verify_many(
+            self,
+            answers=[extract_final_text(completion) for completion in completions],
+            references=columns[names[0]] if names else [None] * len(completions),
+            prompts=columns.get("prompts"),
+            columns={name: column for name, column in columns.items() if name not in own},
+        )
+        return [verdict.score for verdict in verdicts]
 
     if not TYPE_CHECKING:  # a type checker takes it for the name of the class
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import get_json_schema
 
+import rlvr
 from rlvr.contracts.tool import Tool, tool
 from rlvr.errors import ConfigError
 from rlvr.integrations.rows import make_rows
@@ -45,6 +47,34 @@ def test_a_verifier_is_a_reward_function() -> None:
     assert reward(prompts=["2+2="] * 3, completions=["4", "5", "4.0"], answer=["4"] * 3) == [1.0, 0.0, 1.0]
     with pytest.raises(ConfigError, match="no column 'answer'; it has solution"):
         reward(prompts=["2+2="], completions=["4"], solution=["4"])
+
+
+@pytest.mark.filterwarnings("ignore")  # TRL's own
+def test_a_verifier_scores_in_a_trainer_of_trl(tmp_path: Path) -> None:
+    trl: Any = pytest.importorskip("trl")
+    own = tokenizer()
+    own.save_pretrained(tmp_path / "model")
+    config = LlamaConfig(vocab_size=len(own), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+
+    def is_short(answer: str, reference: str) -> float:
+        if len(answer) % 2:
+            raise ValueError("an error for some answers")
+        return float(len(answer) < 3)
+
+    settings = trl.GRPOConfig(
+        output_dir=str(tmp_path / "out"), max_steps=2, per_device_train_batch_size=8, num_generations=8, max_completion_length=4,
+        report_to="none", use_cpu=True, logging_steps=1, bf16=False,
+    )  # fmt: skip
+    trainer = trl.GRPOTrainer(
+        model=str(tmp_path / "model"),
+        reward_funcs=[rlvr.make_verifier("numeric"), rlvr.make_verifier(is_short)],
+        args=settings,
+        train_dataset=rlvr.make_env("arithmetic").to_dataset(8),
+    )
+    trainer.train()
+    assert [row["step"] for row in trainer.state.log_history if "rewards/Numeric/mean" in row] == [1, 2]
+    assert any(key.startswith("rewards/") and "short" in key for key in trainer.state.log_history[0])
 
 
 RIGHT = {"role": "assistant", "content": "so \\boxed{3/4}"}
