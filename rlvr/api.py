@@ -211,7 +211,8 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | N
             Also as `dataset=`, `data=` or `env=`.
         settings: the settings of the environment, such as `levels=["2+2"]`; of data, such as `verifier="numeric"`. `system` is a system
             message before each question. The verifier's own instruction about the form of the answer follows the question all the same:
-            a system message need not name the form. `instruction=""` leaves it out, where yours does.
+            a system message need not name the form. `instruction=""` leaves it out, where yours does. `name` of data is its name in
+            reports.
 
     >>> make_env("arithmetic", levels=["1+1"]).task("train", 0).reference.isdigit()
     True
@@ -221,7 +222,10 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | N
     env, settings = _take_environment("make_env", env, settings)
     settings = translate_keywords("make_env", settings, keep=() if is_data(env) else _list_parameters("env", env))
     if is_data(env):
-        return _check_made(Environment, make_data_env(env, **settings))
+        label = settings.pop("name", "")
+        made = _check_made(Environment, make_data_env(env, **settings))
+        made.label = str(label)
+        return made
     if "verifier" in settings:
         settings["verifier"] = wrap_verifier_functions(settings["verifier"])
     return _check_made(Environment, _make("env", str(env) if isinstance(env, Path) else env, settings))
@@ -852,6 +856,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     1.0
     """
     from rlvr.evaluation.evaluate import evaluate as run
+    from rlvr.evaluation.evaluate import find_only_split
     from rlvr.evaluation.suite import SuiteItem
     from rlvr.runs.tables import EscapingConsole
 
@@ -902,8 +907,8 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
                 settings.setdefault("name", env.rpartition(":")[2])
             env = make_env(env, **settings.pop("settings"))
         verifier = None
-    if isinstance(env, Environment) and "split" not in settings and "test" not in env.splits and len(env.splits) == 1:
-        settings["split"] = env.splits[0]  # the report names it
+    if isinstance(env, Environment) and "split" not in settings and (only := find_only_split(env)):
+        settings["split"] = only  # the report names it
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:
         from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
         from rlvr.rollout.rollout import DEFAULT_CALL_TIMEOUT_S

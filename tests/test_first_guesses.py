@@ -91,9 +91,9 @@ def test_a_completion_beside_an_answer_is_verified_against_it() -> None:
 
 def test_several_answers_take_the_columns_of_data() -> None:
     for columns in ({"answer": ["4", "4"]}, {"solution": ["4", "4"]}, {"ground_truth": ["4", "4"]}):
-        assert [v.score for v in rlvr.verify_many("math", ["4", "5"], **columns)] == [1.0, 0.0]
-        assert [v.score for v in rlvr.verify_many("math", completions=["4", "5"], **columns)] == [1.0, 0.0]
-    assert "got the references twice" in read_message(lambda: rlvr.verify_many("math", ["4"], ["4"], answer=["4"]))
+        assert [v.score for v in api.verify_many("math", ["4", "5"], **columns)] == [1.0, 0.0]
+        assert [v.score for v in api.verify_many("math", completions=["4", "5"], **columns)] == [1.0, 0.0]
+    assert "got the references twice" in read_message(lambda: api.verify_many("math", ["4"], ["4"], answer=["4"]))
 
 
 def test_a_verifier_is_no_environment_and_a_choice_is_no_truth_value() -> None:
@@ -1058,3 +1058,13 @@ def test_a_verifier_is_named_by_a_decorator_and_a_sample_is_a_task() -> None:
     assert found.reward_fn("numeric").verify(rlvr.Task("?", reference="4"), "4").score == 1.0
     assert found.Sample(input="2+2=", target="4").reference == "4"
     assert "rlvr.make_verifier('symbolic')" in read_message(lambda: found.symbolic)
+
+
+def test_data_has_the_name_that_it_is_given(tmp_path: Path) -> None:
+    env = rlvr.make_env([{"input": "2+2=", "target": "4"}, {"input": "3+5=", "target": "8"}], verifier="exact", name="sums")
+    assert repr(env).startswith("<sums: ")
+    assert set(api.eval(env, model=lambda prompt: "4", limit=2).envs) == {"sums"}
+    report: Any = api.eval({"mine": env, "other": "arithmetic"}, model=lambda prompt: "4", limit=2, out=tmp_path / "e")
+    assert report.envs["mine"].accuracy == 0.5 and set(report.envs) == {"mine", "other"}
+    assert repr(api.read_log(tmp_path / "e")).startswith(f"StoredEvaluation('{tmp_path / 'e'}', mine: 0.5, other: ")
+    assert "'auto'; it must be a number" in read_message(lambda: rlvr.make_sampler("hf", batch_size="auto"))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from rlvr.conformance.check_runner import CheckSkipped, Steps, check_closing_twice, describe_first_problem
-from rlvr.contracts.algorithm import DIFFERENTIABLE_INPUTS, SAMPLE_TOKEN_STATS, Algorithm, LossInputs, TokenStats
+from rlvr.contracts.algorithm import SAMPLE_TOKEN_STATS, Algorithm, LossInputs, TokenStats, get_loss_input_name
 from rlvr.episode import Episode, StopReason
 from rlvr.registry.plugins import build
 from rlvr.task import Fault, Verdict
@@ -63,8 +63,9 @@ def _make_irregular_groups() -> list[list[Episode]]:
 
 def make_missing_sample_columns(algorithm: Algorithm, like: Any, known: Collection[str]) -> dict[str, Any]:
     """Make the loss inputs that the algorithm declares and that are not known yet, each full of the sample value of its field."""
-    wanted = algorithm.traits.advantage_inputs & {field.name for field in fields(LossInputs)}
-    return {name: like * 0 + SAMPLE_TOKEN_STATS[name] for name in sorted(wanted - DIFFERENTIABLE_INPUTS - set(known))}
+    wanted = {get_loss_input_name(name): SAMPLE_TOKEN_STATS[name] for name in sorted(algorithm.traits.advantage_inputs)}
+    taken = {field.name for field in fields(LossInputs)} - set(known)
+    return {name: like * 0 + value for name, value in wanted.items() if name in taken}
 
 
 class _AlgorithmChecks:

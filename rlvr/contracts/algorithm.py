@@ -51,6 +51,17 @@ class TokenStats:
 EMPTY_TOKEN_STATS = TokenStats()
 DIFFERENTIABLE_INPUTS = frozenset({"logprobs", "entropy", "values", "divergence"})
 """The fields of `LossInputs` that carry a gradient; the loss never gets them from `TokenStats`."""
+
+
+def get_loss_input_name(statistic: str) -> str:
+    """Return the name that the field of `LossInputs` for a field of `TokenStats` has, if there is one.
+
+    >>> get_loss_input_name("penalties"), get_loss_input_name("entropy")
+    ('penalties', 'old_entropy')
+    """
+    return f"old_{statistic}" if statistic in DIFFERENTIABLE_INPUTS else statistic
+
+
 SAMPLE_TOKEN_STATS: Mapping[str, float] = {field.name: field.metadata["sample"] for field in fields(TokenStats)}
 """A value of each field, for checks and tests."""
 

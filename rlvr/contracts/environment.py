@@ -88,6 +88,8 @@ class Environment(Plugin, ABC):
         "generate": "write rlvr.Rollout(env, tokenizer, sampler).sample(env.task('train', 0), n=8)",
         "system_prompt": "the system message is in the prompt of a task: env.task('train', 0).prompt",
     }
+    label: str = ""
+    """Its name in reports; empty: that of its class."""
     verifier: Verifier
     tools: Sequence[Tool] = ()
     """The tools that the policy may call in every conversation."""
@@ -115,7 +117,7 @@ class Environment(Plugin, ABC):
             parts = [f"{split} {self.describe_size(split)}" for split in self.splits]
             parts.append(f"verifier {type(self.verifier).__name__}")
             parts += [f"tools {', '.join(type(tool).__name__ for tool in self.tools)}"] if self.tools else []
-            return f"<{type(self).__name__}: {', '.join(parts[:-1])}, {parts[-1]}>"
+            return f"<{self.label or type(self).__name__}: {', '.join(parts[:-1])}, {parts[-1]}>"
         except Exception:  # an object that is not complete yet must be shown too, in a debugger
             return object.__repr__(self)
 

@@ -112,7 +112,6 @@ class MySampler(rlvr.Sampler):
     def stream_completions(self, requests, sampling):
         for index, request in enumerate(requests):
             yield index, rlvr.Completion(tokens=[0], logprobs=[0.0], finish_reason="stop")""",
-        has_template=False,
     ),
     "Tool": SmallestPlugin(
         "tool",

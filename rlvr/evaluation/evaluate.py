@@ -382,6 +382,11 @@ def compute_mean_reward(episodes: Sequence[Episode]) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
+def find_only_split(environment: Environment) -> str:
+    """Find the split of an environment that has no other, and no `test`; "" if there is a choice."""
+    return environment.splits[0] if "test" not in environment.splits and len(environment.splits) == 1 else ""
+
+
 def _resolve_suite(
     suite: str | Mapping[str, Any] | Sequence[Any] | Environment,
     settings: Mapping[str, Any] | None,
@@ -393,19 +398,24 @@ def _resolve_suite(
         built = {
             place: row["env"] for place, row in enumerate(rows) if isinstance(row, Mapping) and isinstance(row.get("env"), Environment)
         }
-        classes = [type(environment).__name__ for environment in built.values()]
+        labels = [environment.label or type(environment).__name__ for environment in built.values()]
         objects: dict[str, Environment] = {}
         for place, environment in built.items():
-            name = type(environment).__name__
-            name = rows[place].get("name") or (f"{name}_{place + 1}" if classes.count(name) > 1 else name)
-            rows[place] = {**rows[place], "name": name, "env": {"name": name}}
+            name = environment.label or type(environment).__name__
+            name = rows[place].get("name") or (f"{name}_{place + 1}" if labels.count(name) > 1 else name)
+            split = {"split": only} if (only := find_only_split(environment)) else {}
+            rows[place] = {**split, **rows[place], "name": name, "env": {"name": name}}
             objects[name] = environment
         return load_suite(rows, settings, **item_settings), objects
     if isinstance(suite, str):
         return load_suite(suite, settings, **item_settings), {}
     if isinstance(suite, Environment) and settings:
         raise ConfigError(f"settings {dict(settings)} have no effect: this {type(suite).__name__} is already built; build it with them")
-    env = {"name": type(suite).__name__} if isinstance(suite, Environment) else resolve_plugin_files({**suite, **(settings or {})})
+    env = (
+        {"name": suite.label or type(suite).__name__}
+        if isinstance(suite, Environment)
+        else resolve_plugin_files({**suite, **(settings or {})})
+    )
     item = validate_section(
         SuiteItem, {"env": env, **{key: value for key, value in item_settings.items() if value is not None}}, "this evaluation"
     )

@@ -243,7 +243,11 @@ def load_plan(folder: Path) -> EvalPlan:
     path = folder / PLAN_FILE
     if not path.is_file():
         is_training_run = (folder / "config.yaml").is_file()
-        remedy = "; `rlvr view A B` compares training runs" if is_training_run else "; name a folder that `rlvr eval --out` wrote"
+        remedy = (
+            "; `rlvr view A B` compares training runs"
+            if is_training_run
+            else "; name a folder that `rlvr eval --out` or rlvr.evaluate(..., out=) wrote"
+        )
         raise NotFound(f"{folder} is {'a training run, and ' if is_training_run else ''}not an evaluation: it has no {PLAN_FILE}{remedy}")
     data = read_yaml(path)
     resolved = resolve_plugin_files(data, folder)

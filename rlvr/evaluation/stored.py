@@ -62,4 +62,6 @@ class StoredEvaluation(Hinted):
         return ComparedRun.open(self.folder)
 
     def __repr__(self) -> str:
-        return f"StoredEvaluation({str(self.folder)!r})"
+        scores = {name: (found.get("mean_score") or {}).get("value") for name, found in self.report.get("envs", {}).items()}
+        measured = "".join(f", {name}: {score:.3g}" for name, score in scores.items() if score is not None)
+        return f"StoredEvaluation({str(self.folder)!r}{measured})"

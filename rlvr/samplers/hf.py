@@ -64,8 +64,8 @@ class HFSampler(Sampler):
             model: a folder with a model; None: the trainer passes its own.
             device: the device of that model, for example cuda:1; None: the accelerator, or the CPU without one.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; at least 1 completion must be sampled at a time")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size!r}; it must be a number of completions that are sampled at a time, such as 64")
         self.batch_size, self.tokenizer = batch_size, model
         self.model: Any = None
         self.slots_problem = ""

@@ -208,11 +208,13 @@ class StepRollout:
         self.timing = RolloutTiming()
         self._num_sampled, self._canaries = 0, list[Group]()
 
-    def sample_groups(self, num_groups: int) -> list[Group]:
-        """Sample one group for each of the next tasks. Groups are numbered through the step, so no two of them share their seeds."""
+    def sample_groups(self, tasks: int | Sequence[int]) -> list[Group]:
+        """Sample one group for each of the next tasks, or for each task of a list of indices, such as `episode.meta["index"]` of an
+        earlier step. Groups are numbered through the step, so no two of them share their seeds.
+        """
         c = self.components
-        plan = plan_sampling_round(c, num_groups, self.step, first_group_number=self._num_sampled)
-        self._num_sampled += num_groups
+        plan = plan_sampling_round(c, tasks, self.step, first_group_number=self._num_sampled)
+        self._num_sampled += len(plan.tasks)
         found = [_sample_requests(c, requests, sampling, self.version) for requests, sampling in plan.calls]
         groups, dropped, timing = _record_sampling_round(c, plan, found)
         self._canaries += dropped.get("canary", [])
@@ -553,25 +555,30 @@ def select_groups(components: Components, groups: list[Group], dropped: DroppedG
     return groups, dropped
 
 
-def plan_sampling_round(components: Components, num_tasks: int, step: int, *, first_group_number: int = 0) -> SamplePlan:
-    """Take the next tasks, and build the requests for them; members of a group differ only in their seed. Canaries come last.
+def plan_sampling_round(components: Components, tasks: int | Sequence[int], step: int, *, first_group_number: int = 0) -> SamplePlan:
+    """Take the next tasks, or those with the given indices, and build the requests for them; members of a group differ only in their
+    seed. Canaries come last.
 
     Seeds and group ids are functions of the step and of the group's number in it: a second round of a step begins at another number.
     """
-    tasks, requests, seed = components.task_sampler.next_tasks(num_tasks), list[list[RolloutRequest]](), components.config.seed
-    for place, (index, task) in enumerate(tasks, first_group_number):
+    if isinstance(tasks, int):
+        taken = components.task_sampler.next_tasks(tasks)
+    else:
+        taken = [(index, components.environment.task("train", index)) for index in tasks]
+    requests, seed = list[list[RolloutRequest]](), components.config.seed
+    for place, (index, task) in enumerate(taken, first_group_number):
         meta = {"split": "train", "index": index, **build_reference_meta(task)}
         members = range(components.config.rollout.num_generations)
         requests.append([RolloutRequest(task, f"{step + 1}:{place}", derive_seed(seed, step, place, member), meta) for member in members])
     greedy = [_plan_greedy_requests(requests, components.sampling)] if components.algorithm.traits.needs_greedy_sample else []
     if (watch := components.task_sampler.reward_monitor) is not None:
         requests += watch.make_canary_requests(
-            tasks,
+            taken,
             step=step,
             first_group_number=first_group_number,
-            num_regular_completions=num_tasks * components.config.rollout.num_generations,
+            num_regular_completions=len(taken) * components.config.rollout.num_generations,
         )
-    return SamplePlan(tasks, [(requests, components.sampling), *greedy])
+    return SamplePlan(taken, [(requests, components.sampling), *greedy])
 
 
 def _plan_greedy_requests(

@@ -121,8 +121,8 @@ class UnusualMetricNotes(Callback):
             found["skipped"] = f"step {step} changed nothing: in its stored groups no answer is better than another, or good enough"
         elif row.get("step/skipped") and row.get("reward", 0.0) is not None:  # if nothing was judged, the note on verdicts explains it
             found["skipped"] = (
-                f"step {step} changed nothing: in every group all answers scored the same, so there is no gradient. Other tasks "
-                "(rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warmup can give a spread"
+                f"step {step} changed nothing: in every group all answers scored the same, or the algorithm chose no group, so there is no gradient. "
+                "Other tasks (rollout.curriculum), more rollout.num_generations, a higher temperature or a longer warmup can give a spread"
             )
         elif row.get("advantage/std") and abs(row.get("loss", 1.0)) < 1e-6 < row.get("grad_norm", 0.0):
             found["loss"] = (

@@ -63,6 +63,28 @@ def test_two_calls_sample_what_one_call_does(tmp_path: Path) -> None:
     assert drop_time(run(tmp_path / "two", Repeated)) == drop_time(run(tmp_path / "one", None))
 
 
+class HalfAgain(SynchronousSource):
+    """Samples two new tasks and, after the first step, those of the step before again."""
+
+    def __init__(self, components: Any) -> None:
+        super().__init__(components)
+        self.last: list[int] = []
+
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
+        again = rollout.sample_groups(self.last) if self.last else []
+        new = rollout.sample_groups(2)
+        self.last = [int(group[0].meta["index"]) for group in new]
+        return rollout.build_batch([*new, *again])
+
+
+def test_tasks_of_an_earlier_step_are_sampled_again(tmp_path: Path) -> None:
+    episodes = run(tmp_path / "a", HalfAgain)
+    taken = [{episode["index"] for episode in episodes if episode["step"] == step} for step in (1, 2)]
+    assert len(taken[0]) == 2 and len(taken[1]) == 4 and taken[0] < taken[1]
+    groups = [{episode["group"] for episode in episodes if episode["step"] == step} for step in (1, 2)]
+    assert [len(one) for one in groups] == [2, 4] and not groups[0] & groups[1]
+
+
 def test_what_is_no_source_and_what_asks_for_another_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give a subclass of"):
         run(tmp_path / "a", dict)

@@ -47,7 +47,7 @@ def declare_traits(
       needs_greedy_sample, needs_kl_samples, needs_token_context; backprop_zero_advantage, for a loss that has a gradient where the
       advantage is 0
     - a field of `TokenStats` (`DECLARABLE_INPUTS`), such as old_logprobs, reference_logprobs, entropy or values: an advantage gets it in its `AnswerBatch`;
-      a loss gets it if `LossInputs` has a field of that name
+      a loss gets it if `LossInputs` has a field of that name (`old_entropy` and `old_values` for entropy and values)
     - per_token: the advantage returns one number per token, not one per answer
     - noop_on_policy: all settings of this loss do nothing where every ratio is 1; the keyword `noop_on_policy` names some of them
 

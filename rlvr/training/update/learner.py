@@ -550,5 +550,5 @@ TOKEN_INPUTS: Mapping[str, tuple[str, Callable[[Learner, StepData], Tensor] | No
 }
 """The inputs of advantages, by the field of `TokenStats`: the column of the step, and what computes it, a number for each policy token.
 None: the forward passes of the policy and the frozen models, which come first. If a column has the name of a field of `LossInputs`, the loss
-gets it, too.
+gets it, too: `get_loss_input_name` says which name that is.
 """
