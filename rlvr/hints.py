@@ -463,8 +463,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     "make_env": {
         **dict.fromkeys(
             ("num_examples", "num_train_examples", "num_eval_examples", "size", "num_tasks", "num_samples", "max_samples"),
-            "data is limited by limit=, and tasks that are made have no end: env.to_dataset(20) has so many, and "
-            "rlvr.evaluate(env, policy=..., tasks=20) takes so many",
+            "how many tasks is said where they are taken: env.to_dataset(20), rlvr.evaluate(env, policy=..., tasks=20); data is cut with limit=",
         ),
         **dict.fromkeys(
             ("max_episode_steps", "max_steps"),

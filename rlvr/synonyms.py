@@ -37,7 +37,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "lr": "learning_rate",
         "max_steps": "steps",
         "model_name_or_path": "model",
-        **dict.fromkeys(("num_return_sequences", "num_samples_per_prompt"), "num_generations"),
+        **dict.fromkeys(("num_return_sequences", "num_samples_per_prompt", "rollouts_per_example"), "num_generations"),
         "num_steps": "steps",
         "output_dir": "out",
         "peft_config": "lora",
