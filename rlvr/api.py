@@ -48,8 +48,8 @@ from rlvr.hints import (
 )
 from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.task_data import (
-    is_data,
     is_rows,
+    is_task_data,
     is_task_list,
     list_data_settings,
     make_data_env,
@@ -220,8 +220,8 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | N
     '4'
     """
     env, settings = _take_environment("make_env", env, settings)
-    settings = translate_keywords("make_env", settings, keep=() if is_data(env) else _list_parameters("env", env))
-    if is_data(env):
+    settings = translate_keywords("make_env", settings, keep=() if is_task_data(env) else _list_parameters("env", env))
+    if is_task_data(env):
         label = settings.pop("name", "")
         made = _check_made(Environment, make_data_env(env, **settings))
         made.label = str(label)
@@ -893,7 +893,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         env = [{**_make_suite_entry(entry), "name": name} for name, entry in env.items()]
     if _is_suite(env):
         env = [entry if isinstance(entry, str) else _make_suite_entry(entry) for entry in env]
-    elif is_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
+    elif is_task_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
         own = {name: settings.pop(name) for name in list_data_settings_for_evaluate() if name in settings}
         env = make_data_env(env, verifier=verifier, **held, **own)

@@ -184,7 +184,7 @@ def describe_plugin(kind_name: str, name: str) -> dict[str, Any]:
     ]
     version = str(getattr(factory, "version", ""))
     told = {"kind": kind.name, "name": name, "about": document, "needs": needs, "settings": settings, "version": version}
-    return told | {"idle": [key for key in get_parameters(factory) if key in getattr(factory, "inactive_settings", ())]}
+    return told | {"idle": [key for key in get_parameters(factory) if key in getattr(factory, "settings_inactive_by_default", ())]}
 
 
 def _show_yaml(plural: str, name: str, *, json: bool) -> None:

@@ -32,7 +32,7 @@ def unwrap_environment(value: Any) -> Any:
     return inner if isinstance(inner, Environment) else value
 
 
-def is_data(value: Any) -> bool:
+def is_task_data(value: Any) -> bool:
     """Return whether a value is data: a file with data, tasks, or rows in memory."""
     return names_data_source(value) or is_rows(value)
 

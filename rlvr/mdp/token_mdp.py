@@ -114,7 +114,7 @@ class TokenMDP:
 
     def start_conversation(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
         """Create the state before the policy's first token, and open the session. Close the state if it is not verified."""
-        state = self.create_unopened_state(check_task(task), seed=seed, session=session)
+        state = self.create_state_without_prompt(check_task(task), seed=seed, session=session)
         try:
             if self.has_sessions and state.session_handle:
                 state.session_handle.open()
@@ -124,7 +124,7 @@ class TokenMDP:
             raise
         return state
 
-    def create_unopened_state(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
+    def create_state_without_prompt(self, task: Task, *, seed: int = 0, session: Session | None = None) -> ConversationState:
         """Create a conversation without opening its session and without a prompt."""
         asked = self.is_interactive or session is not None
         return ConversationState(
@@ -161,7 +161,7 @@ class TokenMDP:
         if self.has_sessions and self._preview_tools is None:
             with closing(self.start_conversation(task)) as state:
                 self._preview_tools = state.session_handle.tools if state.session_handle else ()
-        state = self.create_unopened_state(check_task(task))
+        state = self.create_state_without_prompt(check_task(task))
         if state.session_handle:
             state.session_handle.tools = self._preview_tools or ()
         self.render_prompt(state)

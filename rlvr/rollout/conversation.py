@@ -76,7 +76,7 @@ class Conversation:
         """Begin a conversation. Its prompt is rendered at once, unless a session must be opened first."""
         error = ""
         try:
-            state = mdp.create_unopened_state(request.task, seed=request.session_seed if mdp.is_interactive else 0)
+            state = mdp.create_state_without_prompt(request.task, seed=request.session_seed if mdp.is_interactive else 0)
             if not mdp.has_sessions:
                 mdp.render_prompt(state)
         except EnvError as problem:  # a prompt that is too long fails only this episode

@@ -27,8 +27,8 @@ from rlvr.hints import explain_keyword
 from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.task_data import (
     DATA_ENV,
-    is_data,
     is_rows,
+    is_task_data,
     list_data_settings,
     make_data_env,
     names_data_source,
@@ -101,7 +101,7 @@ def resolve_run_inputs(
     if isinstance(data, Mapping):
         sections, data = {"data": data, **sections}, None
     env = translate_env_name(unwrap_environment(env))
-    if data is None and env is not None and is_data(env):  # an environment as in `make_env`
+    if data is None and env is not None and is_task_data(env):  # an environment as in `make_env`
         data, env = env, None
     if isinstance(env, Mapping) and verifier is None and env.get("verifier") is not None and not _is_plain(env["verifier"]):
         verifier, env = env["verifier"], {key: value for key, value in env.items() if key != "verifier"}  # a function, or a verifier

@@ -97,7 +97,7 @@ def test_a_session_that_cannot_be_opened_at_the_end_is_no_score() -> None:
     mdp = TokenMDP(boards, TOK, max_new_tokens=1)
     with pytest.raises(OSError, match="no room for a box"):
         mdp.start_conversation(boards.task("train", 7))
-    state = mdp.create_unopened_state(boards.task("train", 7))
+    state = mdp.create_state_without_prompt(boards.task("train", 7))
     mdp.render_prompt(state)
     mdp.step_turn(state, TOK.encode("7"))
     verdict = mdp.verify(state)

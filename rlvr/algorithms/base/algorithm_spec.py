@@ -166,7 +166,7 @@ class AlgorithmSpec:
         return {key: SETTINGS.get(key, UNKNOWN_SETTING).description for key in self.default_settings}
 
     @property
-    def inactive_settings(self) -> list[str]:
+    def settings_inactive_by_default(self) -> list[str]:
         """The settings that have no effect with the default values of the others."""
         return list(find_inactive_settings(self.default_settings))
 

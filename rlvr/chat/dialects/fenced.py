@@ -12,7 +12,7 @@ from rlvr.turns import Call, CallStatus, ToolSpec
 FENCE_PATTERN = re.compile(r"(`{3,64})([^`\n]*)(\n|$)")
 
 
-class FencedDialect(Dialect):
+class NamedFenceDialect(Dialect):
     """A block fenced with three or more backticks, with the tool's name after the first fence.
 
     For a tool with a single string argument the block is the argument; for any other tool it is a JSON object.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlvr.chat.dialects.dialect import Dialect
-from rlvr.chat.dialects.fenced import FencedDialect
+from rlvr.chat.dialects.fenced import NamedFenceDialect
 from rlvr.chat.dialects.gemma import FunctionGemmaDialect, GemmaDialect, PythonicDialect
 from rlvr.chat.dialects.harmony import HarmonyDialect
 from rlvr.chat.dialects.hermes import HermesDialect
@@ -31,7 +31,7 @@ DIALECTS: Mapping[str, Dialect] = {
         QwenXmlDialect(),
         HermesDialect(),
         LlamaDialect(),
-        FencedDialect(),
+        NamedFenceDialect(),
         LineDialect(),
     )
 }

@@ -62,7 +62,7 @@ class EpisodeLimits:
         """Return the limits of this MDP. Prompts are known if they do not depend on a session."""
 
         def render_prompt(task: Task) -> list[int]:
-            state = mdp.create_unopened_state(task)
+            state = mdp.create_state_without_prompt(task)
             mdp.render_prompt(state)
             return state.tokens
 

@@ -72,12 +72,12 @@ class EngineWorker:
     """Runs in an engine's process: executes the trainer's orders with one engine."""
 
     def __init__(self, connection: MessageSocket, orders: Orders, start: dict[str, Any]) -> None:
-        self.connection, self.orders, self.tied_names = connection, orders, dict[str, str]()
+        self.connection, self.orders, self.second_names = connection, orders, dict[str, str]()
         source: Any = start["model"] if start["whole"] else Path(start["model"])
         place = VLLMEngineConfig(**start["place"])
         self.engine = ColocatedEngine(source, place, completion_timeout_s=math.inf, tied_weights=start["tied"], folder=Path(start["home"]))
         if start["tied"] and not self.engine.is_on_gpu:
-            self.tied_names = {start["tied"][1]: start["tied"][0]}
+            self.second_names = {start["tied"][1]: start["tied"][0]}
         connection.send({"told": "ready", "max_model_len": self.engine.max_model_len})
 
     def run(self) -> None:
@@ -98,7 +98,9 @@ class EngineWorker:
     def load_weights(self, order: dict[str, Any]) -> None:
         """Load the weights that the trainer has written; unchanged parts are not sent again."""
         if order["folder"]:
-            self.engine.reload_weights("reload_from_folder", {"folder": order["folder"], "tied_names": self.tied_names}, order["version"])
+            self.engine.reload_weights(
+                "reload_from_folder", {"folder": order["folder"], "second_names": self.second_names}, order["version"]
+            )
         if order["adapter"]:
             self.engine.load_adapter(order["adapter"], order["version"])
         self.connection.send({"told": "took", "order": order["order"]})

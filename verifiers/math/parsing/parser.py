@@ -312,7 +312,7 @@ class AnswerParser:
         clock = self.parse_clock()
         if clock is not None:
             return clock
-        named = self.parse_name_of_value()
+        named = self.parse_label_before_equals()
         if named is not None:
             return named
         tree = self.parse_smaller_unit(self.parse_unit(self.parse_sum()))
@@ -328,7 +328,7 @@ class AnswerParser:
 
     # Names, clock times and units around a value
 
-    def parse_name_of_value(self) -> Tree | None:
+    def parse_label_before_equals(self) -> Tree | None:
         """Parse words before an equals sign that name the value: `Area = 5`; None if there are none."""
         if self.peek().kind not in ("word", "text"):
             return None
