@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Compiled modules are kept, also where the environment says otherwise: the tests start a thousand programs that import the package.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup vllm-cpu train test test-slow test-release test-all check format build site
+.PHONY: setup vllm-cpu train test test-slow test-release test-all check mypy pyright format build site
 
 setup: $(READY)
 
@@ -47,8 +47,10 @@ test-all: test test-slow  # what CI runs
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/pyright
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target mypy pyright
+
+mypy pyright: setup
+	$(VENV)/bin/$@
 
 format: setup
 	$(VENV)/bin/ruff check --fix .
