@@ -24,7 +24,7 @@ from rlvr.training.update.policy import PolicyOutputs, require_float32
 from tests.training.peers.launch import ROOT, ended, started
 from tests.training.update.shards import REFERENCE, apart, flat, groups, new
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the start of the processes counts with the first test
 
 MODULE = "tests.training.update.shards"
 ROUNDING = 5e-6
@@ -35,8 +35,8 @@ ROUNDING = 5e-6
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     alone = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", MODULE, str(folder), "alone"], cwd=ROOT, env=alone, check=True, timeout=240)
-    codes = ended(started(2, MODULE, [str(folder)], folder / "said"), 240)
+    subprocess.run([sys.executable, "-m", MODULE, str(folder), "alone"], cwd=ROOT, env=alone, check=True, timeout=700)
+    codes = ended(started(2, MODULE, [str(folder)], folder / "said"), 700)
     assert codes == [0, 0], "".join(path.read_text()[-3000:] for path in sorted((folder / "said").iterdir()))
     return folder
 
