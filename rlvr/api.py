@@ -46,6 +46,7 @@ from rlvr.hints import (
     explain_keyword,
     explain_plugin_setting,
 )
+from rlvr.mdp._gymnasium import register_when_imported
 from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.task_data import (
     is_rows,
@@ -305,7 +306,8 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
 
     Args:
         sandbox: a name, a mapping, a class, or a sandbox.
-        settings: the settings of the sandbox, such as `memory_mb=256`. No program in a sandbox has a network.
+        settings: the settings of the sandbox, such as `memory_mb=1024`, the most that a program may ask for; what one gets is in its
+            `Limits`, by default 256 MB. No program in a sandbox has a network.
     """
     if isinstance(sandbox, str) and (wrong := _find_sandbox_faults(sandbox, settings)):
         raise ConfigError(wrong)
@@ -349,7 +351,10 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
                 raise ConfigError(f"{name!r} is registered as a function without arguments that returned {made!r:.80}; return a plugin")
             made.close()
         kind = found[0] if found else "tool" if hasattr(plugin, TOOL_MARKER_ATTRIBUTE) else "verifier"
-    register_plugin(PLUGIN_WORDS.get(kind, kind), name, plugin)
+    kind = PLUGIN_WORDS.get(kind, kind)
+    register_plugin(kind, name, plugin)
+    if kind == "env":
+        register_when_imported()  # gymnasium.make knows it, too
     return plugin
 
 

@@ -1068,3 +1068,15 @@ def test_data_has_the_name_that_it_is_given(tmp_path: Path) -> None:
     assert report.envs["mine"].accuracy == 0.5 and set(report.envs) == {"mine", "other"}
     assert repr(api.read_log(tmp_path / "e")).startswith(f"StoredEvaluation('{tmp_path / 'e'}', mine: 0.5, other: ")
     assert "'auto'; it must be a number" in read_message(lambda: rlvr.make_sampler("hf", batch_size="auto"))
+
+
+def test_gymnasium_knows_an_environment_that_is_registered_after_its_import() -> None:
+    import gymnasium
+
+    class Echo(rlvr.Environment):
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task(f"say {index}", reference=str(index), id=f"echo/{split}/{index}")
+
+    rlvr.register("late_echo", lambda: rlvr.make_env(Echo, verifier="exact"), kind="env")
+    env: Any = gymnasium.make("rlvr/late_echo-v0", tokenizer="chars:0123456789say ")
+    assert env.reset(seed=0)[1] and gymnasium.registry["rlvr/LateEcho-v0"]

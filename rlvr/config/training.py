@@ -39,7 +39,7 @@ class TrainConfig(Section):
 
     steps: int = Field(default=100, ge=1)  # training steps, each on prompts_per_step * num_generations completions
     learning_rate: float = Field(default=1e-5, ge=0)
-    """The learning rate of AdamW."""
+    """The learning rate of AdamW. `rlvr train FILE`, and a run without a recipe in Python, set 1e-6 if it is not given."""
     weight_decay: float = Field(default=0.0, ge=0)
     """The weight decay of AdamW, for all weights that are trained."""
     max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)  # the gradient is clipped to this norm

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlvr.conformance.check_runner import CheckResult, run_checks
 from rlvr.conformance.verifierkit import iter_verifier_checks
+from rlvr.errors import ConfigError
 from rlvr.registry.plugins import get_kind
 
 
@@ -48,6 +49,9 @@ def check_sampler(name: str, **settings: Any) -> list[CheckResult]:
 def iter_checks(kind: str, name: str, settings: dict[str, Any]) -> Iterator[CheckResult]:
     """Yield the result of each check as soon as it is done, so that progress can be shown."""
     wanted = get_kind(kind).name
+    if not isinstance(name, str):
+        made = getattr(name, "__name__", type(name).__name__)
+        raise ConfigError(f"the {wanted} to check is the object {made}; give its name, or its file as in 'my_plugins.py:{made}'")
     if wanted == "env":
         from rlvr.conformance.envkit import iter_env_checks  # Gymnasium comes with it
 

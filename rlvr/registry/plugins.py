@@ -144,6 +144,11 @@ def register(kind: str, name: str, factory: Callable[..., Any]) -> None:
     _registered[k.name, name] = PluginEntry(name, k.name, "this process", _first_line(factory.__doc__), factory=factory)
 
 
+def is_registered_here(kind: str, name: str) -> bool:
+    """Return whether a name stands for a plugin that only this process knows, by `register`."""
+    return (get_kind(kind).name, name) in _registered
+
+
 def list_entries(kind: str) -> list[PluginEntry]:
     """List all plugins of one kind, sorted by name, without importing them."""
     k = get_kind(kind)
@@ -447,6 +452,11 @@ def _split_target(target: str) -> tuple[Path, str]:
     """Split `path/to/file.py:Object` and check that the file exists."""
     where, _, attribute = target.rpartition(":")
     if not where.endswith(".py") or not attribute:
+        if target.startswith("object:"):
+            raise NotFound(
+                f"{target!r} was an object of the Python program that made this run, which only that program has: call it again there, with "
+                "resume=True to go on; a run that the command line can rebuild names path/to/file.py:Object instead"
+            )
         raise NotFound(f"{target!r} is not the name of a plugin; write path/to/file.py:Object")
     path = find_plugin_file(where)
     if path is None:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+import rlvr
 from rlvr.conformance.check_runner import CheckResult, CheckSkipped, Steps, list_failures, run_checks
 from rlvr.conformance.checks import check_plugin, check_verifier, iter_checks
 from rlvr.conformance.envkit import iter_env_checks
@@ -258,3 +259,29 @@ def test_the_kit_leaves_nothing_behind(tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     assert [path.name for path in tmp_path.iterdir()] == ["planted.py"]
+
+
+def test_a_name_of_this_process_is_checked_but_for_what_other_processes_see() -> None:
+    class Counting(rlvr.Environment):
+        """Asks for the next number."""
+
+        needs: ClassVar = {"verifier": "exact"}
+
+        def __init__(self, *, verifier: rlvr.Verifier) -> None:
+            self.verifier = verifier
+
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task(f"after {split} {index}", reference=f"{split} {index + 1}", id=f"counting/{split}/{index}")
+
+        def gold(self, task: rlvr.Task) -> str:
+            return str(task.reference)
+
+    rlvr.register("counting_here", Counting)
+    found = {result.name: result for result in check_plugin("env", "counting_here")}
+    assert not list_failures([*found.values()])
+    for name in ("another process gets the same tasks", "SyncVectorEnv and AsyncVectorEnv agree"):
+        assert found[name].skipped and "my_envs.py:MyEnv" in str(found[name])
+    with pytest.raises(
+        ConfigError, match=r"the env to check is the object Counting; give its name, or its file as in 'my_plugins.py:Counting'"
+    ):
+        check_plugin("env", Counting)  # type: ignore[arg-type]

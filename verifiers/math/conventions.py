@@ -68,7 +68,7 @@ class MathConventions:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"convention {name} is {getattr(self, name)!r}; it must be true or false")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 0.1:
-            raise ConfigError(f"convention tolerance is {self.tolerance!r}; it must be a number from 0 to 0.1")
+            raise ConfigError(f"convention tolerance is {self.tolerance!r}; it must be at least 0 and less than 0.1")
         for name in ("min_gold_digits", "min_answer_digits"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
@@ -83,7 +83,7 @@ class MathConventions:
         known = [field.name for field in fields(self)]
         for key in overrides:
             if key not in known:
-                raise ConfigError(f"there is no convention {key!r}; {format_suggestion(str(key), known)}")
+                raise ConfigError(f"there is no convention {key!r}; {format_suggestion(str(key), known, max_names=len(known))}")
         return replace(self, **overrides)
 
     def get_non_default_fields(self) -> dict[str, Any]:
