@@ -20,7 +20,17 @@ class RowChunk:
     {0}
     """
 
-    __slots__ = ("first_index", "num_deaths_holding", "num_deaths_verifying", "on_lines", "pending_rows", "rows", "slot", "verifier")
+    __slots__ = (
+        "first_index",
+        "num_deaths_holding",
+        "num_deaths_verifying",
+        "on_lines",
+        "pending_rows",
+        "rows",
+        "sent_time",
+        "slot",
+        "verifier",
+    )
 
     def __init__(
         self,
@@ -41,7 +51,7 @@ class RowChunk:
             num_deaths_holding,
         )
         """The index of the first row in its request; how many processes died while verifying the row, and while only holding it."""
-        self.pending_rows, self.slot = set(range(len(rows))), 0
+        self.pending_rows, self.slot, self.sent_time = set(range(len(rows))), 0, 0.0
 
     @property
     def needs_own_process(self) -> bool:

@@ -22,6 +22,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from rlvr.errors import ConfigError
+from rlvr.mdp.verifier_executor import build_timeout_verdict
 from rlvr.serve.chunks import FairQueue, OnLines, ProgressMarks, RowChunk, group_into_ranges
 from rlvr.serve.metrics import ServiceMetrics
 from rlvr.serve.rows import format_verdict_line, get_row_id
@@ -37,6 +38,10 @@ MAX_DEATHS_VERIFYING, MAX_DEATHS_HOLDING = 3, 30
 """A row gets no score after this many deaths of processes that were verifying it, or that only held it."""
 HEARTBEAT_TIMEOUT_S = 20.0
 """Heartbeat timeout: a process that sends nothing for so long is killed."""
+SHARED_HEARTBEAT_TIMEOUT_S = 4.0
+"""The same for a process without sessions: its rows are verified again, so a kill costs no verdict, and silence holds up all its rows."""
+SILENCE_S = 1.5
+"""A process that has sent nothing for so long gets no more rows. One call that keeps Python's lock, such as a regular expression, does that."""
 START_TIMEOUT_S = 120.0
 """Timeout for a process to build its plugins."""
 MAX_START_FAILURES = 5
@@ -61,6 +66,29 @@ class WorkerProcess:
     def has_quarantined_row(self) -> bool:
         """Whether the process has a quarantined row, so that it gets no others."""
         return any(chunk.needs_own_process for chunk in self.running_chunks.values())
+
+    @property
+    def silence_s(self) -> float:
+        """The seconds since the last message of the process."""
+        return time.monotonic() - self.last_message_time
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """The heartbeat timeout of the process now: a row that runs alone has the whole time of a verdict."""
+        if not self.is_ready or self.pool.has_sessions:
+            return HEARTBEAT_TIMEOUT_S
+        return max(SHARED_HEARTBEAT_TIMEOUT_S, self.pool.call_timeout_s) if self.has_quarantined_row else SHARED_HEARTBEAT_TIMEOUT_S
+
+    def pop_overdue_row(self) -> RowChunk | None:
+        """Remove and return the only row of the process, if its time is over: it alone can be why the process is silent."""
+        number, chunk = next(iter(self.running_chunks.items()), (0, None))
+        if chunk is None or len(self.running_chunks) > 1 or len(chunk.pending_rows) > 1 or self.pending_calls:
+            return None
+        if time.monotonic() - chunk.sent_time <= self.pool.call_timeout_s:
+            return None
+        del self.running_chunks[number]
+        (row,) = chunk.pending_rows
+        return chunk.slice_rows(range(row, row + 1), num_deaths_verifying=0, num_deaths_holding=0)
 
     def count_request_chunks(self, client_callback: OnLines) -> int:
         """Count the chunks of one request that the process works on."""
@@ -130,6 +158,7 @@ class WorkerProcess:
         """Send a chunk of rows to the process for verification."""
         assert self.writer is not None
         chunk.slot = min(set(range(self.pool.max_chunks)) - {other.slot for other in self.running_chunks.values()})
+        chunk.sent_time = time.monotonic()
         self.running_chunks[chunk_number] = chunk
         size = sum(map(len, chunk.rows)) + len(chunk.rows) - 1
         head = f"V {chunk_number} {chunk.slot} {chunk.first_index} {chunk.verifier} {size}\n".encode()
@@ -198,6 +227,9 @@ class ServicePool:
     ) -> None:
         self.settings, self.metrics, self.log, self.hidden_variables = dict(settings), metrics, log, set(hidden_variables)
         self.threads = int(settings["threads"])
+        self.call_timeout_s = float(settings.get("call_timeout_s", 60.0))
+        self.has_sessions = bool(settings.get("envs") or settings.get("sandbox"))
+        """The timeout of one verdict; and whether the processes hold what is lost with them, such as sessions."""
         self.max_chunks = self.threads + (SPARE_THREADS if self.threads > 1 else 0) + 1
         """Maximum chunks of a process: one more than its threads, so that no thread waits for work."""
         self.max_request_chunks = self.threads
@@ -260,7 +292,7 @@ class ServicePool:
 
     def dispatch(self) -> None:
         """Send waiting chunks to processes with room; a quarantined row gets a process of its own."""
-        ready = [hand for hand in self.worker_processes if hand.is_ready]
+        ready = [hand for hand in self.worker_processes if hand.is_ready and hand.silence_s < SILENCE_S]
         for hand in ready:
             if self.quarantined and not hand.running_chunks:
                 self._send_chunk(hand, self.quarantined.popleft())
@@ -345,9 +377,13 @@ class ServicePool:
             await asyncio.sleep(0.5)
             now = time.monotonic()
             for hand in self.worker_processes:
-                if hand.writer is not None and now - hand.last_message_time > HEARTBEAT_TIMEOUT_S:
-                    self.log(f"worker process {hand.process and hand.process.pid} was silent for {HEARTBEAT_TIMEOUT_S:g} s and is killed")
+                if hand.writer is not None and hand.silence_s > hand.heartbeat_timeout_s:
+                    self.log(
+                        f"worker process {hand.process and hand.process.pid} was silent for {hand.heartbeat_timeout_s:g} s and is killed"
+                    )
                     hand.has_setup_error = not hand.is_ready
+                    if overdue := hand.pop_overdue_row():
+                        self.fail_chunk(overdue, build_timeout_verdict(self.call_timeout_s).reason)
                     hand.kill()
             served = now if self.num_ready_workers else served
             if all(hand.num_failed_starts >= MAX_START_FAILURES for hand in self.worker_processes) or now - served > START_TIMEOUT_S:

@@ -94,6 +94,29 @@ def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [None] * 5 + [1.0], found
 
 
+def test_an_answer_that_keeps_the_lock_of_python_gets_no_score_in_its_time_and_holds_up_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "pattern.py"
+    path.write_text(
+        "import re\n\n\ndef pattern(answer, reference):\n    return bool(re.match('(a+)+$', answer)) or answer == reference\n", "utf-8"
+    )
+    row = {"reference": "4", "answer": "a" * 60 + "b"}
+    with served(f"{path}:pattern", "--workers", "2", "--timeout", "1") as running:
+        until(lambda: running.ask("/healthz")[1]["workers"] == 2)
+        found: list[Any] = []
+        asking = threading.Thread(target=lambda: found.append(running.ask("/verify", row)))
+        asking.start()
+        time.sleep(2)  # the process is known to be silent
+        waited = []
+        while asking.is_alive():
+            began = time.monotonic()
+            assert running.ask("/verify", {"reference": "4", "answer": "4"})[1]["score"] == 1.0
+            waited.append(time.monotonic() - began)
+            time.sleep(0.1)
+        asking.join()
+    assert found[0][1] == {"id": None, "score": None, "reason": "the verifier gave no verdict within 1 s", "fault": "infra"}, found
+    assert len(waited) < 100 and max(waited) < 1.5, waited
+
+
 def test_a_row_that_is_judged_again_does_not_wait_for_all_others(moody: str, tmp_path: Path) -> None:
     with served(moody, "--workers", "2", "--threads", "1") as running:
         until(lambda: running.ask("/healthz")[1]["workers"] == 2)
