@@ -16,7 +16,7 @@ from typing import Any
 from rlvr.contracts import Environment, StepResult, Transcript, Verifier
 from rlvr.contracts.fault_rule import AnswerAtFault, retry_and_attribute_failure
 from rlvr.errors import ConfigError, SandboxOutage, describe_exception
-from rlvr.mdp.sessions import RAISED, LazySession, load_recorded_transcript, verify_transcript_safely
+from rlvr.mdp.sessions import RAISED, LazySession, call_with_exceptions, load_recorded_transcript, verify_transcript_safely
 from rlvr.task import Fault, Task, Verdict
 from rlvr.turns import Call, Turn
 
@@ -249,7 +249,7 @@ def _score(environment: Environment, task: Task, transcript: Transcript) -> Verd
     if verdict.score is None:
         raise _ControlFailed(verdict.reason)
     if environment.traits.has_step_rewards and verdict.fault is not Fault.ANSWER:
-        rewards = tuple(environment.step_rewards_for_turns(task, list(transcript.turns), verdict))
+        rewards = call_with_exceptions(lambda: tuple(environment.step_rewards_for_turns(task, list(transcript.turns), verdict)))
         replace(verdict, step_rewards=rewards)  # checks their sum
         if any(not -len(transcript.turns) <= reward.turn < len(transcript.turns) for reward in rewards):
             raise _ControlFailed("a step reward is for a turn that there is not")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import Any, TypeVar, cast
 
 from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
@@ -31,14 +31,40 @@ T = TypeVar("T")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Surrogates, which cannot be encoded in UTF-8."""
 
-OWN_SIGNALS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-"""What ends a run or a call from outside. Anything else that somebody's code raises is a failure of that code."""
 RAISED = "raised"
 """The detail of a verdict without a score whose verifier, session or environment raised; its value is the name of the exception."""
 
 
 class NonExceptionRaised(RuntimeError):
     """Raised in place of an exception that is none of Python's errors, as a panic of a library in Rust or `pytest.fail` gives."""
+
+
+def is_from_outside(error: BaseException, *, awaited: bool = False) -> bool:
+    """Whether an exception ends a run or a call from outside. Anything else that somebody's code raises is a failure of that code.
+
+    Python interrupts the main thread alone, and closes or cancels only what is awaited: in any other place the code raised it itself.
+
+    >>> is_from_outside(KeyboardInterrupt()), is_from_outside(asyncio.CancelledError())
+    (True, False)
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return current_thread() is main_thread()
+    if awaited and isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return awaited and isinstance(error, GeneratorExit)
+
+
+def call_with_exceptions(work: Callable[[], T]) -> T:
+    """Call somebody's code; what it raises that is none of Python's errors becomes `NonExceptionRaised`, unless it is from outside."""
+    try:
+        return work()
+    except (Exception, SystemExit):
+        raise
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        raise NonExceptionRaised(describe_exception(error)) from error
 
 
 class LazySession:
@@ -76,6 +102,10 @@ class LazySession:
             return StepResult(done=True)
         if not isinstance(heard, StepResult):
             raise TypeError(f"step returned {heard!r:.80}; it must be a StepResult, or None to end the conversation")
+        if not heard.done and any(message["role"] == "assistant" for message in heard.messages):
+            raise ValueError(
+                "step returned a message of the role assistant; that is the policy, so a reply is of the role user, tool or system"
+            )
         if any(LONE_SURROGATE.search(message["content"]) for message in heard.messages):
             self.add_warning(f"{self.current_method} returned lone surrogates, which are invalid in text; they were replaced")
             messages = ({**message, "content": LONE_SURROGATE.sub("\ufffd", message["content"])} for message in heard.messages)
@@ -132,9 +162,11 @@ class LazySession:
                 self._initialize(self._session)
             self.current_method = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
             return work(self._session)
-        except (Exception, SystemExit, *OWN_SIGNALS):
+        except (Exception, SystemExit):
             raise
         except BaseException as error:
+            if is_from_outside(error):
+                raise
             raise NonExceptionRaised(describe_exception(error)) from error
         finally:
             with self._lock:
@@ -163,9 +195,9 @@ class LazySession:
         try:
             if session is not None:
                 session.close()
-        except OWN_SIGNALS:
-            raise
         except BaseException as error:
+            if is_from_outside(error):
+                raise
             self.add_warning(f"{type(session).__name__}.close raised {describe_exception(error)}")
 
 
@@ -294,11 +326,11 @@ def verify_transcript_safely(
         else:
             verdict = verifier.verify_transcript(task, Transcript(transcript) if isinstance(transcript, str) else transcript)
         return _check_verdict(verifier, verdict)
-    except OWN_SIGNALS:
-        raise
     except raised:
         raise
     except BaseException as error:
+        if is_from_outside(error):
+            raise
         return build_unscored_verdict(type(verifier).__name__, error)
 
 
@@ -306,9 +338,9 @@ async def averify_transcript_safely(verifier: Verifier, task: Task, transcript: 
     """Await the verdict on a transcript. If the verifier fails, the verdict has no score and an infrastructure fault."""
     try:
         return _check_verdict(verifier, await verifier.averify_transcript(task, transcript))
-    except OWN_SIGNALS:
-        raise
     except BaseException as error:
+        if is_from_outside(error, awaited=True):
+            raise
         return build_unscored_verdict(type(verifier).__name__, error)
 
 

@@ -27,7 +27,7 @@ from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, EnvError, SandboxOutage
 from rlvr.mdp.answer_faults import resolve_failed_verdict
 from rlvr.mdp.limits import validate_environment_attributes
-from rlvr.mdp.sessions import LazySession, build_session_record, build_unscored_verdict, verify_transcript_safely
+from rlvr.mdp.sessions import LazySession, build_session_record, build_unscored_verdict, call_with_exceptions, verify_transcript_safely
 from rlvr.mdp.state import DONE_RESULT, find_last_policy_token, place_step_rewards_on_tokens
 from rlvr.mdp.state import ConversationState as ConversationState
 from rlvr.task import Fault, Message, Task, Verdict
@@ -394,10 +394,10 @@ class TokenMDP:
             return verdict
 
         def distribute() -> Verdict:
-            earned = self.environment.step_rewards_for_turns(state.task, list(state.turns), verdict)
+            earned = call_with_exceptions(lambda: tuple(self.environment.step_rewards_for_turns(state.task, list(state.turns), verdict)))
             if not earned:
                 return verdict
-            paid = replace(verdict, step_rewards=tuple(earned))
+            paid = replace(verdict, step_rewards=earned)
             self.compute_token_rewards(state, paid)
             return paid
 

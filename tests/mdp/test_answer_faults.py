@@ -350,11 +350,15 @@ class Panic(BaseException):
     """What a library in Rust raises when it panics."""
 
 
-@pytest.mark.parametrize("where", ["function", "coroutine", "step", "artifacts", "close"])
-def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str) -> None:
+@pytest.mark.parametrize("error", [Panic, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError])
+@pytest.mark.parametrize("where", ["function", "coroutine", "step", "assistant", "artifacts", "close", "step rewards"])
+def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str, error: type[BaseException]) -> None:
+    if where == "coroutine" and error is GeneratorExit:
+        return  # a coroutine that is closed must end
+
     def panics(at: str, text: str) -> None:
         if at == where and "odd" in text:
-            raise Panic("index out of range")
+            raise error("index out of range")
 
     class Checked(Verifier):
         def verify(self, task: Task, answer: str) -> Verdict:
@@ -372,7 +376,8 @@ def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str) -> None
         def step(self, turn: Turn) -> StepResult | None:
             self.said = turn.text
             panics("step", self.said)
-            return None
+            said: Any = {"role": "assistant", "content": "I am the policy"}
+            return StepResult((said,)) if where == "assistant" and "odd" in turn.text else None
 
         def artifacts(self) -> Mapping[str, Any]:
             panics("artifacts", self.said)
@@ -382,6 +387,8 @@ def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str) -> None
             panics("close", self.said)
 
     class Asked(Environment):
+        max_turns = 2
+
         def __init__(self) -> None:
             self.verifier = Awaited() if where == "coroutine" else Checked()
 
@@ -393,6 +400,10 @@ def test_a_panic_that_only_one_answer_causes_is_its_own_zero(where: str) -> None
 
         def new_session(self, task: Task, *, seed: int) -> Session:
             return Told()
+
+        def step_rewards(self, task: Task, completions: Sequence[str], verdict: Verdict) -> Sequence[StepReward]:
+            panics("step rewards", completions[-1])
+            return ()
 
     policy = lambda messages: "odd" if messages[-1]["content"].startswith("1") else messages[-1]["content"][0]  # noqa: E731
     report = rlvr.evaluate(Asked(), policy, tasks=3)
