@@ -215,10 +215,11 @@ def _extract_auto(text: str) -> Extraction:
     return Extraction(None, "nothing in the text declares an answer" if bare else "the answer is empty")
 
 
-VERSION = "3"
+VERSION = "4"
 """Increase it whenever an extractor may find something else in a text: it is recorded with the version of every verifier.
 
 2: tags that differ are a hedge beside a box too. 3: what is struck through, in a comment or taken back as a joke declares nothing.
+4: further wordings of denial (`it is not the case that the answer is`).
 """
 EXTRACTORS: dict[str, Callable[[str], Extraction]] = {
     "boxed": _extract_boxed,

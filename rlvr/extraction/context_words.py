@@ -13,14 +13,20 @@ CHARS_BEFORE, CHARS_AFTER = 80, 80
 
 _ANSWER_VERB = r"(?:answer|say|write|put|conclude|claim|think|guess|box|give|report|state)"
 _WRONG_WORD = r"(?:wrong|incorrect|mistaken|false|invalid|erroneous)"
-_LINKING_WORDS = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|answer|value|result|simply|just|as))*"
+_LINKING_WORDS = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|final|answer|value|result|simply|just|as))*"
 
 DENIAL_PATTERNS_BEFORE = (
     (r"\b(?:not|never|cannot|neither|nor)|n't", r"The answer is not \boxed{7}"),
     (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
     (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
-    (rf"\b{_WRONG_WORD}ly(?:\s+(?:wrote|said|got|answered|claimed|gave))?", r"He incorrectly got \boxed{7}"),
-    (rf"(?:\b(?:not|never)|n't)\s+{_ANSWER_VERB}", r"I would not say \boxed{7}"),
+    (rf"\b{_WRONG_WORD}ly(?:\s+(?:wrote|said|got|answered|claimed|gave):?)?", r"He incorrectly wrote: the answer is \boxed{7}"),
+    (rf"(?:\b(?:not|never)|n't)\s+(?:{_ANSWER_VERB}|saying|claiming|suggesting)", r"I am not saying that it is \boxed{7}"),
+    (r"(?:\b(?:not|never)|n't)\s+(?:the\s+case|true|right|correct|so)\s+that", r"It isn't true that the final answer is \boxed{7}"),
+    (r"\b(?:nobody|no\s+one)\s+(?:says?|said|thinks?|believes?|claims?|claimed)", r"Nobody believes that it is \boxed{7}"),
+    (
+        rf"\b(?:mistake|error|misconception)\s+(?:is|was|would\s+be)\s+(?:to\s+(?:{_ANSWER_VERB}|get)|that)",
+        r"A common mistake is to say that the answer is \boxed{7}",
+    ),
     (
         rf"\b(?:{_WRONG_WORD}|tempting|naive|a\s+mistake|an\s+error)\s+to\s+(?:{_ANSWER_VERB}|get|use)",
         r"It would be wrong to answer \boxed{7}.",
@@ -44,13 +50,17 @@ DENIAL_PATTERNS_BEFORE = (
         r"A common wrong answer is \boxed{7}",
     ),
     (rf"\b(?:{_WRONG_WORD}|untrue|unlikely|impossible)\s+that", r"It is wrong that the answer is \boxed{7}"),
+    (r"\bimpossible\s+to\s+(?:get|obtain|reach|have)", r"It is impossible to obtain \boxed{7}"),
     (r"(?:^|[\s$])~~", r"~~\boxed{7}~~"),
     (r"\\(?:[bx]?cancel|sout)\{", r"$\cancel{\boxed{7}}$"),
     (r"<!--", r"<!-- \boxed{7} -->"),
     (r"<(?:del|strike)>|\S\s{0,8}<s>", r"Not so: <s>\boxed{7}</s>"),  # a text may begin with the token <s>
     (r"(?:^|\n)\s{0,8}%", r"% \boxed{7}"),
     (r"\b(?:doubt|deny|disagree)", r"I doubt that the answer is \boxed{7}"),
-    (r"\b(?:suppose|assume|imagine|pretend)", r"Suppose the answer is \boxed{7}"),
+    (
+        r"\b(?:suppose|assume|imagine|pretend)(?:,?\s+(?:for\s+(?:a\s+|the\s+sake\s+of\s+)?(?:contradiction|argument)|on\s+the\s+contrary),?)?",
+        r"Assume for contradiction that the answer is \boxed{7}",
+    ),
     (
         r"\b(?:some|many|most|people|they|others|students)(?:\s+people)?\s+(?:say|think|believe|claim|argue|answer|get)",
         r"Some say the answer is \boxed{7}",
@@ -98,6 +108,10 @@ DENIAL_PATTERNS_AFTER = (
     (
         r",?\s*but\s+(?:I|my|our|we)\b[^.!?\n]{0,40}\b(?:gives?|get|got|find|found|says?)\b",
         r"The key says \boxed{7}, but my calculation gives 8",
+    ),
+    (
+        rf",?\s*but\s+(?:(?:he|she|they|that|this|it)\s+(?:is|are|was|were)|(?:he|she|that|it)'s)\s+(?:{_WRONG_WORD})\b",
+        r"My friend says \boxed{7}, but he is mistaken",
     ),
     (r"(?:では(?:ない|ありません)|じゃ(?:ない|ありません)|でない)", r"答えは \boxed{7} ではありません"),
     (r"(?:이|가)\s?(?:아니|아닙)", r"정답은 \boxed{7}이 아닙니다"),
@@ -148,7 +162,24 @@ _DENIAL_HINTS = (
     *("third of", "quarter of", "multiple of", "factor of", "divisor of", "square of", "root of", "cube of", "negative of", "negation of"),
     *("opposite of", "reciprocal of", "inverse of", "complement of", "factorial of", "thing but", "all but", "number but", "one but"),
     *("just under", "just over", "just below", "just above", "just short"),
-    *("not", "n't", "nor", "never", "neither", "anything", "rul", "wrong", "incorrect", "mistake", "false", "invalid", "erro"),
+    *(
+        "not",
+        "n't",
+        "nor",
+        "nobody",
+        "no one",
+        "misconception",
+        "never",
+        "neither",
+        "anything",
+        "rul",
+        "wrong",
+        "incorrect",
+        "mistake",
+        "false",
+        "invalid",
+        "erro",
+    ),
     *("than", "instead", "opposed", "unlike", "contrary", "different", "tempting", "naive", "rejected"),
     *("might", "may", "could", "would", "will", "often", "wrote", "said", "got", "answered", "claimed", "guessed", "gave"),
     *("untrue", "unlikely", "impossible", "doubt", "deny", "disagree", "suppose", "assume", "imagine", "pretend", "had "),
