@@ -569,6 +569,18 @@ def _is_no_verifier_name(text: Any) -> bool:
     return not (is_name and difflib.get_close_matches(text, [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6))
 
 
+def _to_list(name: str, values: Any) -> builtins.list[Any]:
+    """Return a list, an array or a column as a list of plain values.
+
+    >>> import numpy
+    >>> _to_list("references", numpy.array([4, 5])), _to_list("answers", iter("ab"))
+    ([4, 5], ['a', 'b'])
+    """
+    if isinstance(values, str | bytes | Mapping | set | frozenset) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} is {values!r:.60}; it must be a list, with a value for each answer")
+    return values.tolist() if hasattr(values, "tolist") else [*values]
+
+
 @overload
 def verify_many(
     verifier: AnyVerifier,
@@ -632,11 +644,16 @@ def verify_many(
     if len(given) > len(names) or any(value is None for value in values.values()):
         missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"
         raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many(verifier, answers=[...], references=[...])")
-    verifier, answers, references = values["verifier"], values["answers"], values["references"]
     for name in ("answers", "references"):
         if isinstance(values[name], str):
             raise TypeError(f"{name} is the text {values[name]!r:.60}; rlvr.verify_many takes a list of them, and rlvr.verify one")
-    prompts = ["?"] * len(answers) if prompts is None else prompts
+    verifier, answers, references = values["verifier"], _to_list("answers", values["answers"]), _to_list("references", values["references"])
+    prompts = ["?"] * len(answers) if prompts is None else _to_list("prompts", prompts)
+    if not isinstance(columns, Mapping | None):
+        raise TypeError(f"columns is {columns!r:.60}; it must be a mapping from names to lists, such as {{'unit': ['m', 'kg']}}")
+    columns = {name: _to_list(name, column) for name, column in (columns or {}).items()}
+    if short := next((name for name, column in columns.items() if len(column) != len(answers)), None):
+        raise ConfigError(f"the column {short!r} has {len(columns[short])} values for {len(answers)} answers; give as many of each")
     if not len(answers) == len(references) == len(prompts):
         raise ConfigError(
             f"there are {len(answers)} answers, {len(references)} references and {len(prompts)} prompts; give as many of each"
@@ -646,7 +663,7 @@ def verify_many(
     made = make_verifier(verifier, **settings)
     try:
         tasks = [
-            Task(prompt, reference=reference, meta={name: column[place] for name, column in (columns or {}).items()})
+            Task(prompt, reference=reference, meta={name: column[place] for name, column in columns.items()})
             for place, (prompt, reference) in enumerate(zip(prompts, references, strict=True))
         ]
         return verify_final_texts(made, tasks, answers)

@@ -504,6 +504,37 @@ def test_a_trainer_with_objects_and_a_callback(tmp_path: Path) -> None:
         run.plot("rewards")
 
 
+def test_answers_and_references_may_be_arrays_and_iterators() -> None:
+    assert [verdict.score for verdict in rlvr.verify_many("numeric", iter(["4", "5"]), numpy.array([4, 4]))] == [1.0, 0.0]  # type: ignore[call-overload]
+    (verdict,) = rlvr.verify_many("numeric", [None], ["4"])  # type: ignore[list-item]
+    assert verdict.score is None and verdict.reason == "the answer is None; it must be a text"
+
+
+class Emptying(rlvr.Verifier):
+    """Empties the lists that it gets."""
+
+    def verify(self, task: rlvr.Task, answer: str) -> rlvr.Verdict:
+        return rlvr.Verdict(float(answer == task.reference), "alone")
+
+    def verify_many(self, tasks: Any, answers: Any) -> list[rlvr.Verdict]:
+        found = [rlvr.Verdict(float(answer == task.reference), "together") for task, answer in zip(tasks, answers, strict=True)]
+        tasks.clear()
+        answers.clear()
+        return found
+
+
+def test_a_batch_method_may_change_its_lists() -> None:
+    answers = ["4", "5"]
+    assert [verdict.score for verdict in rlvr.verify_many(Emptying(), answers, ["4", "4"])] == [1.0, 0.0]
+    assert answers == ["4", "5"]
+
+
+def test_an_answer_with_a_lone_surrogate_leaves_a_run_readable(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("{}", "utf-8")
+    (tmp_path / "episodes.jsonl").write_text('{"step": 1, "text": "\\ud800a", "tokens": [1]}\n', "utf-8")
+    assert rlvr.Run(tmp_path).episodes["text"][0] == "?a"
+
+
 def test_train_by_recipe_and_on_data_with_a_function(tmp_path: Path) -> None:
     few = {"train.steps": 1, "sft_warmup.steps": 2, "eval.tasks": 4, "rollout.prompts_per_step": 2, "rollout.num_generations": 2}
     assert rlvr.train("quickstart", few, out=tmp_path / "a").steps == 1
@@ -708,6 +739,12 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     ),
     (lambda: rlvr.make_env([5]), ConfigError, "each must be a dict"),  # type: ignore[arg-type]
     (lambda: rlvr.verify_many("numeric", ["4", "5"], "45"), TypeError, "references is the text '45'"),
+    (lambda: rlvr.verify_many("numeric", {"a": "4"}, ["4"]), TypeError, "answers is {'a': '4'}; it must be a list"),  # type: ignore[call-overload]
+    (lambda: rlvr.verify_many("numeric", ["4"], ["4"], columns={"unit": []}), ConfigError, "the column 'unit' has 0 values for 1 answers"),
+    (lambda: rlvr.verify_many("numeric", ["4"], ["4"], columns=[1]), TypeError, r"columns is \[1\]; it must be a mapping"),  # type: ignore[call-overload]
+    (lambda: rlvr.make_env("arithmetic").to_dataset(-1, seed=0), ConfigError, "n is -1; it must be a whole number from 1"),
+    (lambda: rlvr.make_env("arithmetic").to_dataset(1.5), ConfigError, "n is 1.5; it must be"),  # type: ignore[arg-type]
+    (lambda: rlvr.make_env("arithmetic").to_dataset(2, seed=[1]), ConfigError, r"seed is \[1\]; it must be"),  # type: ignore[arg-type]
     (lambda: rlvr.verify("numeric", answer="4", refrence="4"), TypeError, "has no argument 'refrence'"),
     (lambda: rlvr.train("quickstart", resume="runs/first"), ConfigError, "the run to resume is named by out="),  # type: ignore[arg-type]
     (

@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from rlvr.contracts.admission import CapacityLimiter
@@ -199,11 +200,16 @@ class Environment(Plugin, ABC):
             from datasets import Dataset
         except ModuleNotFoundError as error:
             raise MissingExtra("datasets", "train") from error
+        for name, value, lowest in (("n", n, 1), ("seed", seed, 0)):
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < lowest):
+                raise ConfigError(f"{name} is {value!r:.60}; it must be a whole number from {lowest}, or left out")
         size = self.num_tasks(split)
         if size is None and n is None:
             raise ConfigError(f"the split {split!r} is generated without an end; say how many tasks: env.to_dataset(1000)")
-        count = min(number for number in (n, size) if number is not None)
-        indices = range(count) if seed is None else random.Random(seed).sample(range(NUM_PROCEDURAL_TASKS if size is None else size), count)
+        count = min(int(number) for number in (n, size) if number is not None)
+        indices = (
+            range(count) if seed is None else random.Random(int(seed)).sample(range(NUM_PROCEDURAL_TASKS if size is None else size), count)
+        )
         tasks = [self.task(split, index) for index in indices]
         is_text = all(len(task.prompt) == 1 and task.prompt[0]["role"] == "user" for task in tasks)
         prompts = [task.prompt[0]["content"] if is_text else [dict(message) for message in task.prompt] for task in tasks]

@@ -96,7 +96,9 @@ class FinalTextVerifier:
             return None
         try:
             found = _run_with_timeout(
-                self.executor, lambda: [*verifier.verify_many(tasks, texts)], self.call_timeout_s * math.ceil(len(texts) / self.workers)
+                self.executor,
+                lambda: [*verifier.verify_many([*tasks], [*texts])],  # lists of its own, which it may change
+                self.call_timeout_s * math.ceil(len(texts) / self.workers),
             )
         except (Exception, SystemExit) as error:
             logger.debug("a batch of %d answers failed, so each is verified alone", len(texts), exc_info=error)
@@ -111,6 +113,8 @@ class FinalTextVerifier:
             return build_timeout_verdict(self.call_timeout_s)
 
     def _verify_one(self, task: Task, text: str) -> Verdict:
+        if not isinstance(text, str):
+            return Verdict(None, f"the answer is {text!r:.60}; it must be a text", fault=Fault.INFRA)
         if self.environment is None:
             assert isinstance(self.env_or_verifier, Verifier)
             return verify_answer_safely(self.env_or_verifier, task, lambda: text)

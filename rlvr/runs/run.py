@@ -102,7 +102,13 @@ class Run(Hinted):
         except ModuleNotFoundError as error:
             raise MissingExtra("pandas", "train") from error
         path = self.folder / name
-        return pandas.DataFrame(list(read_jsonl(path)) if path.is_file() else [])
+        rows = read_jsonl(path) if path.is_file() else ()
+        return pandas.DataFrame([{name: _encodable(value) for name, value in row.items()} for row in rows])
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+
+def _encodable(value: Any) -> Any:
+    """Replace lone surrogates of a text by question marks: pandas holds texts as UTF-8, and one answer may not cost all others."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 
+from rlvr.errors import ConfigError
 from rlvr.runs.run_log import read_metrics
 from rlvr.training.callbacks import Callback, StepRecord
 from rlvr.training.train_report import TrainReport
@@ -108,9 +109,18 @@ class TransformersCallback(Callback):
 
     def _call(self, trainer: Trainer, event: str, **given: Any) -> None:
         objects = {"model": trainer.model, "processing_class": trainer.tokenizer, "optimizer": trainer.learner.optimizer}
-        returned = getattr(self.callback, event)(self._args, self.state, self.control, **objects, **given)
-        self.control = self.control if returned is None else returned
         name = type(self.callback).__name__
+        try:
+            returned = getattr(self.callback, event)(self._args, self.state, self.control, **objects, **given)
+        except AttributeError as error:
+            if error.obj is not self._args:
+                raise
+            raise ConfigError(
+                f"{name}.{event} reads args.{error.name}, which a run here does not have; args has {', '.join(sorted(vars(self._args)))}"
+            ) from error
+        if not isinstance(returned, TrainerControl | None):
+            raise ConfigError(f"{name}.{event} returned {returned!r:.60}; it must return its control, or nothing")
+        self.control = self.control if returned is None else returned
         if self.control.should_training_stop:
             trainer.stop(f"{name}.{event} set control.should_training_stop")
         if (self.control.should_save or self.control.should_evaluate) and not self._has_warned:

@@ -185,6 +185,28 @@ def test_a_callback_of_transformers_is_called_and_ends_the_run(tmp_path: Path) -
     assert report.steps == 2 and "TransformersRecorder.on_step_end set control.should_training_stop" in report.status
 
 
+class Odd(TrainerCallback):
+    """Returns what no callback returns, or reads a setting that a run here lacks."""
+
+    def __init__(self, returned: Any = None) -> None:
+        self.returned = returned
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        return args.logging_first_step if self.returned is None else self.returned
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (Odd(5), "Odd.on_step_end returned 5; it must return its control, or nothing"),
+        (Odd(), "reads args.logging_first_step, which a run here"),
+    ],
+)
+def test_a_callback_of_transformers_that_does_not_fit_is_named(callback: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run(tmp_path, callback, train={"steps": 1})
+
+
 def test_early_stopping_of_transformers_goes_on_after_a_resume(tmp_path: Path) -> None:
     first: Any = TransformersRecorder(stop_at=2)
     run(tmp_path, first, **EVALUATED)
