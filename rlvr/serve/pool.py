@@ -120,7 +120,9 @@ class WorkerProcess:
         with theirs:
             self.process = subprocess.Popen(command, pass_fds=shared, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         reader, self.writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
-        self.writer.write(json.dumps(self.pool.settings | {"slots": self.pool.max_chunks}).encode() + b"\n")
+        self.writer.write(
+            json.dumps(self.pool.settings | {"slots": self.pool.max_chunks, "max_silence_s": self.pool.max_silence_s}).encode() + b"\n"
+        )
         self.last_message_time = time.monotonic() + START_TIMEOUT_S - HEARTBEAT_TIMEOUT_S
         while (line := await reader.readline()).endswith(b"\n") and (head := line.split()):  # an incomplete line is ignored
             body = await reader.readexactly(int(head[-1])) if len(head) > 1 else b""
@@ -230,6 +232,8 @@ class ServicePool:
         self.call_timeout_s = float(settings.get("call_timeout_s", 60.0))
         self.has_sessions = bool(settings.get("envs") or settings.get("sandbox"))
         """The timeout of one verdict; and whether the processes hold what is lost with them, such as sessions."""
+        self.max_silence_s = max(HEARTBEAT_TIMEOUT_S if self.has_sessions else SHARED_HEARTBEAT_TIMEOUT_S, self.call_timeout_s) + 5.0
+        """A process that is silent for so long ends itself: there is no server any more that would kill it."""
         self.max_chunks = self.threads + (SPARE_THREADS if self.threads > 1 else 0) + 1
         """Maximum chunks of a process: one more than its threads, so that no thread waits for work."""
         self.max_request_chunks = self.threads

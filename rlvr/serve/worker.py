@@ -13,11 +13,12 @@ Messages to the server have the same form, in any order:
     H 0                                   heartbeat, twice a second
 
 The row that is being verified is recorded in a shared file (`chunks`), which the server reads after the death of a worker.
-The process ends when the socket closes, so it never outlives the server.
+The process ends when the socket closes, or if it could send no heartbeat for long, so it does not outlive the server.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import socket
@@ -71,6 +72,7 @@ class ServiceWorker:
 
     def __init__(self, connection: socket.socket, settings: dict[str, Any], progress_marks: ProgressMarks) -> None:
         self.connection, self.call_timeout_s, self.progress_marks = connection, float(settings["call_timeout_s"]), progress_marks
+        self.max_silence_s = float(settings.get("max_silence_s", 60.0))
         self.verifiers: dict[str, Verifier] = {
             name: build_from_config("verifier", wanted) for name, wanted in settings["verifiers"].items()
         }
@@ -218,7 +220,7 @@ class ServiceWorker:
 
     def _run_watchdog(self) -> None:
         """Thread of the worker: send heartbeats and unsent verdicts, and time out rows that are verified for too long."""
-        beat = 0.0
+        beat, nowhere = 0.0, open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
         while not self.stopping.wait(min(POLL_INTERVAL_S, self.call_timeout_s / 4)):
             now = time.monotonic()
             with self.lock:
@@ -241,6 +243,9 @@ class ServiceWorker:
                 os._exit(1)
             if now - beat >= HEARTBEAT_INTERVAL_S:
                 beat = now
+                faulthandler.dump_traceback_later(
+                    self.max_silence_s, file=nowhere, exit=True
+                )  # needs no lock of Python, which a row may keep
                 self.send_to_server(b"H 0\n")
 
     def _time_out_row(self, chunk_key: int, chunk: WorkerChunk) -> None:

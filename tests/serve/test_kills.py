@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +95,41 @@ def test_a_process_whose_threads_hang_is_replaced(tmp_path: Path) -> None:
         assert [line["score"] for line in sorted(found, key=lambda line: line["index"])] == [None] * 5 + [1.0], found
 
 
-def test_an_answer_that_keeps_the_lock_of_python_gets_no_score_in_its_time_and_holds_up_no_other(tmp_path: Path) -> None:
+@pytest.fixture
+def pattern(tmp_path: Path) -> str:
+    """A verifier that keeps the lock of Python for years if the answer is `LOCKING`."""
     path = tmp_path / "pattern.py"
     path.write_text(
         "import re\n\n\ndef pattern(answer, reference):\n    return bool(re.match('(a+)+$', answer)) or answer == reference\n", "utf-8"
     )
-    row = {"reference": "4", "answer": "a" * 60 + "b"}
-    with served(f"{path}:pattern", "--workers", "2", "--timeout", "1") as running:
+    return f"{path}:pattern"
+
+
+LOCKING = {"reference": "4", "answer": "a" * 60 + "b"}
+
+
+def test_a_process_whose_lock_of_python_is_kept_does_not_outlive_the_server(pattern: str) -> None:
+    with served(pattern, "--workers", "1", "--timeout", "1") as running:
+        (worker,) = running.workers()
+
+        def ask() -> None:
+            with suppress(OSError, HTTPException):
+                running.ask("/verify", LOCKING)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(1)
+        running.process.kill()
+        running.process.wait()
+        until(lambda: not Path(f"/proc/{worker}").exists(), 30)
+        asking.join()
+
+
+def test_an_answer_that_keeps_the_lock_of_python_gets_no_score_in_its_time_and_holds_up_no_other(pattern: str) -> None:
+    with served(pattern, "--workers", "2", "--timeout", "1") as running:
         until(lambda: running.ask("/healthz")[1]["workers"] == 2)
         found: list[Any] = []
-        asking = threading.Thread(target=lambda: found.append(running.ask("/verify", row)))
+        asking = threading.Thread(target=lambda: found.append(running.ask("/verify", LOCKING)))
         asking.start()
         time.sleep(2)  # the process is known to be silent
         waited = []
