@@ -7,6 +7,7 @@ then writes one JSON line: {"rows": [[[value, ...], ...], ...]}, {"error": why} 
 from __future__ import annotations
 
 import json
+import re
 import resource
 import sqlite3
 import sys
@@ -34,6 +35,12 @@ FORBIDDEN_FUNCTIONS = {"load_extension", "edit", "fts3_tokenizer", "random", "ra
 """Functions that access data outside the database, or make a verdict random."""
 
 
+WIDE_FORMAT = re.compile(r"%[-+ 0#,!']*(?:\d{4,}|\d*\.\d{4,})")
+"""A width or a precision of more than three digits in a format of `printf`."""
+STARRED_FORMAT = re.compile(r"%[-+ 0#,!']*\d*\.?\*")
+"""A width or a precision that is an argument of `printf`."""
+
+
 class QueryLimitExceeded(Exception):
     """Raised when a query exceeds a limit; the message names the limit."""
 
@@ -59,6 +66,7 @@ def run_query(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
         connection.setlimit(limit, most)
     connection.text_factory = lambda raw: raw.decode("utf-8", "backslashreplace")
     connection.set_authorizer(_authorize)
+    too_wide = _guard_printf(connection)
     taken = 0
 
     def stop() -> bool:
@@ -74,7 +82,36 @@ def run_query(connection: sqlite3.Connection, query: str) -> list[list[Any]]:
     except sqlite3.OperationalError as error:
         if taken > MAX_VM_STEPS:
             raise QueryLimitExceeded("time") from error
+        if too_wide:
+            raise QueryLimitExceeded("width of printf") from error
         raise
+
+
+def _guard_printf(connection: sqlite3.Connection) -> list[str]:
+    """Replace `printf` by one that refuses wide formats; return the list of refused formats, filled later.
+
+    SQLite would write up to two billion characters in one step, which no limit of steps stops.
+    """
+    own, too_wide = sqlite3.connect(":memory:"), list[str]()
+
+    def run_printf(*parts: Any) -> Any:
+        layout = parts[0] if parts and isinstance(parts[0], str) else ""
+        starred = STARRED_FORMAT.search(layout) is not None and any(map(_may_be_wide, parts[1:]))
+        if starred or WIDE_FORMAT.search(layout):
+            too_wide.append(layout)
+            raise ValueError("too wide")
+        return own.execute(f"select printf({', '.join('?' * len(parts))})", parts).fetchone()[0]
+
+    for name in ("printf", "format"):
+        connection.create_function(name, -1, run_printf, deterministic=True)
+    return too_wide
+
+
+def _may_be_wide(value: Any) -> bool:
+    """Whether SQLite may read a value as a width of more than three digits; text counts by the number at its beginning."""
+    if value is None or isinstance(value, int | float):
+        return value is not None and abs(value) >= 1_000
+    return not isinstance(value, str) or re.match(r"\s*[-+.]?\d", value) is not None
 
 
 def _fetch_rows(cursor: sqlite3.Cursor) -> list[list[Any]]:

@@ -43,7 +43,7 @@ class SqlRows(Verifier):
     (1.0, 0.0)
     """
 
-    version = "3"  # 3: a query that does not read the tables is wrong, also one that only asks whether there is a row
+    version = "4"  # 4: a wide format of printf is refused
     examples = (
         VerifierExample(
             {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +125,26 @@ def test_a_query_that_only_asks_whether_there_is_a_row_is_wrong(databases: tuple
 def test_tables_without_a_rowid_are_judged_as_before() -> None:
     table = "create table t(a primary key) without rowid; insert into t values (1), (2)"
     assert judged("select max(a) from t", "select a from t order by a desc limit 1", databases=(table,)).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "printf('%.*c', 900000000, 'a')",
+        "format('%*d', '900000000', 1)",
+        "printf('%900000000d', 1)",
+        "printf('%-0.900000f', 1)",
+        "printf('%.*c', 9e8, 'a')",
+    ],
+)
+def test_a_wide_printf_ends_at_once_with_a_zero(call: str) -> None:
+    started = time.process_time() + sum(os.times()[2:4])
+    verdict = judged("select a from t", f"select length({call}) from t")
+    assert verdict.score == 0.0 and "width of printf" in verdict.reason, verdict
+    assert time.process_time() + sum(os.times()[2:4]) - started < 1.5
+
+
+def test_printf_with_a_usual_width_is_judged_by_its_rows() -> None:
+    gold = "select printf('%5.2f %s', a, b) from t"
+    assert judged(gold, "select format('%*.*f', 5, 2, a) || ' ' || b from t where a is not null union all select '0.00 3'").score == 0.0
+    assert judged(gold, "select printf('%5.*f', 2, a) || ' ' || printf('%s', b) from t").score == 1.0
