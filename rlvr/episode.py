@@ -28,6 +28,10 @@ class StopReason(StrEnum):
     """The task, the sampler or the infrastructure failed. The episode has no score; it is never trained on and never counted as wrong."""
 
 
+AUXILIARY_MARKS = ("greedy", "mismatched", "canary")
+"""The marks in the `meta` of episodes that are not trained on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One trajectory. All lists have the same length T, checked on construction.
@@ -103,7 +107,7 @@ class Episode:
     @property
     def is_auxiliary(self) -> bool:
         """Whether the episode is a canary, or only a baseline of its group (greedy or mismatched), and not trained on."""
-        return any(self.meta.get(name) for name in ("greedy", "mismatched", "canary"))
+        return any(self.meta.get(name) for name in AUXILIARY_MARKS)
 
     @property
     def is_cut_by_token_or_time_limit(self) -> bool:

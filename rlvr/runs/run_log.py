@@ -22,9 +22,10 @@ import json
 import logging
 import os
 import platform
+import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,6 +41,7 @@ from rlvr.errors import ConfigError, NotFound, RlvrError
 from rlvr.mdp.state import find_last_policy_token
 from rlvr.plugin_files import resolve_plugin_files, shorten_plugin_files
 
+_STEP_OF_LINE = re.compile(rb'\{"step": (\d+),')
 LOG_FILES = ("metrics.jsonl", "timings.jsonl", "episodes.jsonl", "canaries.jsonl")
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "peft", "gymnasium", "numpy", "sympy", "vllm", "docker")
 logger = logging.getLogger(__name__)
@@ -264,6 +266,16 @@ def read_metrics(folder: Path) -> Iterable[dict[str, Any]]:
     """Read the metrics of a run's steps one by one; there are none before the first step has ended."""
     path = folder / "metrics.jsonl"
     return read_jsonl(path) if path.is_file() else ()
+
+
+def read_episodes_of_steps(folder: Path, steps: Container[int]) -> list[dict[str, Any]]:
+    """Read the logged episodes of some steps; none if episodes are not logged. Lines of other steps are not parsed: a log may be large."""
+    path = folder / "episodes.jsonl"
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        wanted = [line for line in file if (start := _STEP_OF_LINE.match(line)) and int(start[1]) in steps and line.endswith(b"\n")]
+    return [json.loads(line) for line in wanted]
 
 
 def _write_at_once(path: Path, text: str) -> None:

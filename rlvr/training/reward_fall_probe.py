@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from enum import StrEnum
@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rlvr.contracts import Environment
-from rlvr.episode import Episode
+from rlvr.episode import AUXILIARY_MARKS, Episode
 from rlvr.errors import SandboxOutage
 from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.mdp.records import step_result_from_json, turn_from_json
@@ -90,13 +90,35 @@ class FallCause(StrEnum):
 
 def keep_answers(environment: Environment, episodes: Sequence[Episode]) -> list[KeptAnswer]:
     """Keep answers with a score and their tasks, one of each task before the second of any."""
+    return _keep_by_task(
+        environment,
+        [
+            (episode.meta, episode.text, episode.verdict.score)
+            for episode in episodes
+            if episode.verdict is not None and episode.verdict.score is not None and not episode.is_auxiliary
+        ],
+    )
+
+
+def keep_logged_answers(environment: Environment, rows: Iterable[Mapping[str, Any]]) -> list[KeptAnswer]:
+    """Keep answers as `keep_answers` does, from rows of episodes.jsonl."""
+    return _keep_by_task(
+        environment,
+        [
+            (row, row["text"], verdict["score"])
+            for row in rows
+            if (verdict := row.get("verdict")) and verdict["score"] is not None and not any(row.get(name) for name in AUXILIARY_MARKS)
+        ],
+    )
+
+
+def _keep_by_task(environment: Environment, answers: Sequence[tuple[Mapping[str, Any], str, float]]) -> list[KeptAnswer]:
     by_task: dict[tuple[str, int], list[KeptAnswer]] = {}
-    for episode in episodes:
-        score = episode.verdict.score if episode.verdict is not None and not episode.is_auxiliary else None
-        if score is not None and "index" in episode.meta:
-            members = by_task.setdefault(key := (episode.meta["split"], episode.meta["index"]), [])
+    for meta, text, score in answers:
+        if "index" in meta:
+            members = by_task.setdefault(key := (meta["split"], meta["index"]), [])
             task = members[0].task if members else environment.task(*key)
-            members.append(KeptAnswer(task, episode.text, episode.meta.get("session"), score, key))
+            members.append(KeptAnswer(task, text, meta.get("session"), score, key))
     return [answer for answers in zip_longest(*by_task.values()) for answer in answers if answer is not None][:MAX_ANSWERS]
 
 

@@ -739,6 +739,25 @@ def test_a_run_whose_verifier_goes_down_stops_and_goes_on_as_if_it_had_not(tmp_p
     assert [*read_jsonl(tmp_path / "cut" / "metrics.jsonl")] == [*read_jsonl(tmp_path / "whole" / "metrics.jsonl")]
 
 
+def test_the_answers_of_the_best_steps_are_known_after_a_resume(tmp_path: Path) -> None:
+    """A fall that began before the resume would otherwise have an unknown cause, and go on."""
+    changes: dict[str, Any] = {"train": {"steps": 3, "learning_rate": 1e-3}, "rollout": {"num_generations": 8}, "eval": {"tasks": 0}}
+    DOWN.update({"from": 10**9, "calls": 0})
+    kept = []
+    for resume in (False, True):
+        env = Sums(below=5)
+        env.verifier = Unsteady()
+        console = Console(file=io.StringIO(), width=200)
+        with Trainer(tiny_run(**changes), env=env, out=tmp_path / "run", console=console, resume=resume) as trainer:
+            (found,) = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
+            if resume:
+                found.on_run_begin(trainer)
+            else:
+                trainer.fit()
+            kept.append((found.run.best_answers_step, [(a.task.id, a.text, a.score, a.place) for a in found.run.list_best_answers()]))
+    assert kept[0] == kept[1] and len(kept[0][1]) > 8
+
+
 @pytest.mark.slow
 def test_a_run_without_any_gradient_does_not_end_as_if_it_had_trained(tmp_path: Path) -> None:
     DOWN.update({"from": 0, "calls": 0})

@@ -7,6 +7,8 @@ import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rich.console import Console
@@ -15,8 +17,10 @@ from rlvr.algorithms.base.preference import WholeAnswerAlgorithm
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.models.numerics_check import has_experts
+from rlvr.runs.run_log import read_episodes_of_steps
 from rlvr.training.callbacks import StepRecord
-from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, KeptAnswer, RewardFallProbe, keep_answers
+from rlvr.training.processes import run_on_main
+from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, KeptAnswer, RewardFallProbe, keep_answers, keep_logged_answers
 from rlvr.training.reward_history import LASTING_STEPS, RewardHistory
 from rlvr.training.weight_changes import WeightChanges
 
@@ -210,6 +214,21 @@ class RunEvidence:
         if best is not None and best.end == place + 1:
             answers = self.list_step_answers(self.probe)
             self._best_answers = [*[one for one in self._best_answers if one[0] >= best.start][-KEPT_STEPS + 1 :], (place, answers)]
+
+    def restore_best_answers(self, trainer: Trainer) -> None:
+        """Keep the answers of the best steps before a resume, as the run folder has them. A collective operation."""
+        best = self.rewards.find_best()
+        if self.probe is None or best is None:
+            return
+        places = {int(self.scored_rows[place]["step"]): place for place in range(best.start, best.end)[-KEPT_STEPS:]}
+        environment = self.probe.environment
+
+        def read() -> list[tuple[int, list[KeptAnswer]]]:
+            rows = read_episodes_of_steps(trainer.folder, places)
+            of_steps = groupby(sorted(rows, key=itemgetter("step")), itemgetter("step"))
+            return [(places[step], keep_logged_answers(environment, of_step)) for step, of_step in of_steps]
+
+        self._best_answers = run_on_main(trainer.accelerator, read)
 
     def list_best_answers(self) -> list[KeptAnswer]:
         """List the answers of the best steps so far."""

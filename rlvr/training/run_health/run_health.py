@@ -59,6 +59,8 @@ class RunHealth(Callback):
             self.run.probe = RewardFallProbe(trainer)
             for rule in self.rules:
                 rule.begin(trainer)
+            if trainer.is_resumed and not self.run.change_at_resume:
+                self.run.restore_best_answers(trainer)
         self._move_safe_step()
 
     def on_step_end(self, trainer: Trainer, step: int, record: StepRecord) -> None:
