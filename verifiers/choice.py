@@ -18,6 +18,7 @@ SURROUNDING_PATTERNS: tuple[tuple[str, str], ...] = (
     (r"\\(?:text|mathrm|mathbf|textbf|boldsymbol)\s*\{([^{}]*)\}", "B inside LaTeX: \\text{B}"),
     (r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:answer|option|choice)\s*(?:is|:)?\s+(.+)", "words before it: the correct answer is B"),
     (r"(.+?)\s+is\s+(?:correct|right|the\s+(?:correct|right|best)\s+(?:answer|option|choice))", "words after it: B is correct"),
+    (r'["“]([^"“”]+)["”]', 'quotes: "B"'),
 )  # fmt: skip
 """Patterns of text around an answer, with an example; the group is what is kept."""
 LABEL_SEPARATOR = re.compile(r"\s*(?:,|;|&|\band\b|\n)\s*", re.IGNORECASE)
@@ -44,10 +45,13 @@ class Choice(Verifier):
     1.0
     """
 
-    version = "3"  # 3: fonts of LaTeX do not count
+    version = "4"  # 4: a label may be in quotes
     examples = (
         VerifierExample(
-            "B", correct=("B", "(b)", "Paris", "B) Paris"), incorrect=("A", "B) Rome", "A or B", ""), meta={"options": ["Rome", "Paris"]}
+            "B",
+            correct=("B", "(b)", "Paris", "B) Paris", 'The answer is "B".'),
+            incorrect=("A", "B) Rome", "A or B", '"B" or "A"', ""),
+            meta={"options": ["Rome", "Paris"]},
         ),
         VerifierExample(["A", "C"], correct=("A and C", "C, A"), incorrect=("A", "A, B, C"), meta={"options": ["2", "4", "3"]}),
     )

@@ -77,7 +77,7 @@ class Numeric(Verifier):
     [1.0, 1.0, 1.0, 0.0, 0.0]
     """
 
-    version = "5"  # 5: a power of ten is worked out
+    version = "6"  # 6: `1{,}250` is 1,250
     instruction = "Put the final number alone on the last line, after ####."
     examples = (
         VerifierExample(
@@ -105,7 +105,7 @@ class Numeric(Verifier):
             ),
         ),
         VerifierExample("-0.5", correct=("-1/2", "-.5", "-0.50", "−0.5"), incorrect=("0.5", "-1/2/1", "nan")),
-        VerifierExample("1000", correct=("1,000", "1000", "$1,000"), incorrect=("1_000", "10,00", "1e4", "inf")),
+        VerifierExample("1000", correct=("1,000", "1000", "$1,000", r"\boxed{1{,}000}"), incorrect=("1_000", "10,00", "1e4", "inf")),
     )
 
     def __init__(self, *, tolerance: float = 0.0, relative: float = 0.0, extractor: str = "auto", percent: bool = False) -> None:
@@ -167,7 +167,7 @@ def parse_number(value: Any, *, percent_as_fraction: bool = False) -> Fraction |
         return Fraction(value)
     if isinstance(value, float):
         value = repr(value)  # 0.1 means a tenth, not the nearest binary fraction
-    text = value.strip().strip("$").strip() if isinstance(value, str) else ""
+    text = value.replace("{,}", ",").strip().strip("$").strip() if isinstance(value, str) else ""  # {,}: no space after it in LaTeX
     found = NUMERAL.fullmatch(text) if 0 < len(text) <= MAX_NUMERAL_CHARS else None
     if found is None or not (found["top"] or found["whole"] or found["part"]):
         return None
