@@ -49,7 +49,7 @@ class Choice(Verifier):
     examples = (
         VerifierExample(
             "B",
-            correct=("B", "(b)", "Paris", "B) Paris", 'The answer is "B".'),
+            correct=("B", "(b)", "Paris", "B) Paris", '"B"'),
             incorrect=("A", "B) Rome", "A or B", '"B" or "A"', ""),
             meta={"options": ["Rome", "Paris"]},
         ),
