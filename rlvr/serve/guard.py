@@ -11,6 +11,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,9 @@ PUBLIC_PATHS = ("/healthz",)
 """Paths that need no token."""
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 """The names of this machine. A service without a token listens on them only, and answers to no other name."""
+
+DISCARD_TIMEOUT_S, DISCARD_IDLE_S = 5.0, 1.0
+"""The time for the rest of a refused body of a client that closes its connection, all of it and each part."""
 
 
 class RequestError(Exception):
@@ -69,18 +73,25 @@ class RequestGuard:
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
         began, reply, size = time.monotonic(), _TrackedSend(send), 0
+        body = _LimitedReceive(receive, self.max_body_bytes, self.body_timeout_s)
         self.num_requests += 1
         try:
             self._check_token(scope["path"], headers.get(b"authorization", b""))
             self._check_origin(scope["path"], headers)
             size = self._compute_reserved_bytes(headers)
             self.held_bytes += size
-            await self.app(scope, _LimitedReceive(receive, self.max_body_bytes, self.body_timeout_s), reply)
+            await self.app(scope, body, reply)
         except RequestError as error:
+            if b"close" in headers.get(b"connection", b"").lower() and b"expect" not in headers and error.status != 408:
+                await body.discard()
             await reply.send_error(error)
         except ClientDisconnect:
             pass  # the client disconnected before its request was complete: the status stays 499
-        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+        except asyncio.CancelledError:  # after a signal, when the time for running requests is over
+            if reply.has_started:
+                raise
+            await reply.send_error(RequestError(503, "the service has stopped; send the request again later"))
+        except (ConnectionError, TimeoutError):
             raise
         except Exception as error:  # the message may quote a body, so only the exception's type is logged
             self.log(f"{scope['method']} {_get_route_name(scope)}: {type(error).__name__}")
@@ -165,11 +176,25 @@ class _LimitedReceive:
                 message = await self.receive()
         except TimeoutError:
             raise RequestError(408, "the body did not arrive in time", Connection="close") from None
-        self.num_read += len(message.get("body", b""))
+        self._note(message)
         if self.num_read > self.max_bytes:
             raise _make_too_large_error(self.max_bytes)
-        self.done = not message.get("more_body", False)
         return dict(message)
+
+    async def discard(self) -> None:
+        """Read the rest of the body, within limits.
+
+        For a client that asks to close the connection: it is closed after the reply, and a client that is still sending would see a
+        connection error instead of the reply.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                while not self.done and self.num_read < 4 * self.max_bytes:
+                    self._note(await asyncio.wait_for(self.receive(), DISCARD_IDLE_S))
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        self.num_read += len(message.get("body", b""))
+        self.done = not message.get("more_body", False)
 
 
 class _TrackedSend:

@@ -160,6 +160,19 @@ def test_a_refused_body_without_end_is_cut_off(server: Server) -> None:
     assert well(server)
 
 
+@pytest.mark.parametrize(("token", "status"), [(TOKEN, 413), ("wrong" * 5, 401)])
+def test_a_client_that_closes_its_connection_reads_why_a_large_body_was_refused(server: Server, token: str, status: int) -> None:
+    """It sends the whole body first, as `urllib` does; a reset while it sends would hide the reply."""
+    body = b"x" * 700_000
+    with link_to(server) as link:
+        link.sendall(head("Connection: close", f"Content-Length: {len(body)}", token=token))
+        for start in range(0, len(body), 100_000):
+            link.sendall(body[start : start + 100_000])
+            time.sleep(0.02)
+        assert status_of(link) == status
+    assert well(server)
+
+
 @pytest.mark.parametrize("token", [TOKEN, "wrong" * 5])
 def test_a_body_of_a_million_parts_holds_up_nobody(server: Server, token: str) -> None:
     """Also without the token: the rest of a refused body is read, and each of its parts is parsed in the thread that serves all clients."""
@@ -437,13 +450,14 @@ def test_a_stop_under_load_ends_in_time_and_tells_no_zero(files: tuple[str, str]
     with served(f"{files[0]}:Moody", "--workers", "1", "--threads", "1", "--grace", "1") as running:
         clients = [threading.Thread(target=client) for _ in range(4)]
         idle, slow = link_to(running), link_to(running)
-        slow.sendall(head("Content-Length: 100"))
+        slow.sendall(head("Content-Length: 100").replace(b"Host: x", b"Host: localhost"))
         for thread in clients:
             thread.start()
         until(lambda: "rlvr_rows_waiting 0\n" not in running.ask("/metrics")[1])
         began = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(15) == 0 and time.monotonic() - began < 12
+        assert status_of(slow) == 503
         for thread in clients:
             thread.join(10)
         idle.close()
