@@ -237,8 +237,10 @@ class ServiceClient:
             data = await self._request("/openapi.json", None, {})
             parameters = json.loads(data)["paths"]["/verify"]["post"]["parameters"]
             return list(parameters[0]["schema"]["enum"])
-        except (EndpointUnavailable, ValueError, KeyError, IndexError, TypeError) as error:
+        except EndpointUnavailable as error:
             raise ConfigError(f"{self.url} is not a service that can be used: {error}; start one with `rlvr serve`") from None
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise ConfigError(f"{self.url} serves something else than verifiers of rlvr; start a service with `rlvr serve`") from None
 
     async def verify_batch(
         self, rows: Sequence[bytes | Mapping[str, Any]], *, verifier: str = "", idempotency_key: str = "", retries: int | None = None

@@ -23,6 +23,7 @@ from rlvr.registry.plugins import build
 from rlvr.rollout.rollout import Rollout, RolloutRequest
 from rlvr.samplers.scripted import ScriptedSampler
 from rlvr.task import Fault, StepReward, Task, Verdict, make_user_prompt
+from rlvr.verifiers.remote import ServiceClient
 from tests.fixtures.endpoint import endpoint
 from tests.fixtures.worlds import DIGITS, Sums
 from tests.serve.served import VERIFIERS, Server, served, until
@@ -243,3 +244,13 @@ def requests(server: Server) -> int:
 def test_the_examples_hold_without_a_service(tmp_path: Path) -> None:
     with build("verifier", "remote") as verifier:
         assert verifier.verify(task(), "4").score == 1.0 and verifier.verify(task(), "5").score == 0.0
+
+
+@pytest.mark.parametrize("reply", [b"{}", b"[]", b"null", b"<html>", b'{"paths": 5}', b"\xff", b"[" * 100_000], ids=range(7))
+def test_another_service_is_told_from_one_of_rlvr(monkeypatch: pytest.MonkeyPatch, reply: bytes) -> None:
+    async def request(*_: Any, **__: Any) -> bytes:
+        return reply
+
+    monkeypatch.setattr(ServiceClient, "_request", request)
+    with pytest.raises(ConfigError, match="serves something else than verifiers of rlvr; start a service with `rlvr serve`"):
+        asyncio.run(ServiceClient("http://127.0.0.1:9").list_verifiers())
