@@ -56,7 +56,7 @@ class Countdown(Verifier):
     (1.0, 0.0, 1.0)
     """
 
-    version = "2"
+    version = "3"  # 3: a negative number in the reference is a fault of the task
     examples = (
         VerifierExample(
             {"numbers": [2, 3, 4], "target": 14},
@@ -97,6 +97,9 @@ class Countdown(Verifier):
         if read is None:
             return Verdict(None, f"the reference {task.reference!r:.80} is not {{numbers: [...], target: ...}}", fault=Fault.TASK)
         numbers, target = read
+        if self.use_all and min(numbers) < 0:
+            why = f"the reference has the number {min(numbers)}, which no expression can use: a number has no sign"
+            return Verdict(None, why, fault=Fault.TASK)
         found = extract_answer(answer, self.extractor)
         if found.text is None and self.extractor == "auto":
             found = _extract_by_phrase(answer, found)

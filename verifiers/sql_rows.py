@@ -43,7 +43,7 @@ class SqlRows(Verifier):
     (1.0, 0.0)
     """
 
-    version = "4"  # 4: a wide format of printf is refused
+    version = "5"  # 4: a wide format of printf is refused; 5: a query may be in <answer>
     examples = (
         VerifierExample(
             {
@@ -97,7 +97,8 @@ class SqlRows(Verifier):
                     None, "the query of the reference gives the same rows on every database, also on an empty one", fault=Fault.TASK
                 )
             is_constant = False  # with one database, a query about no table may be meant
-        found = extract_answer(answer, ["fence", "whole"])
+        tagged = extract_answer(answer, "tag")
+        found = extract_answer(answer if tagged.text is None else tagged.text, ["fence", "whole"])
         if found.text is None or len(found.text) > _sqlrun.MAX_QUERY_CHARS or not QUERY_START.match(found.text):
             why = found.reason if found.text is None else f"it begins with {found.text[:40]!r} and has {len(found.text)} characters"
             return Verdict(0.0, f"no query of at most {_sqlrun.MAX_QUERY_CHARS:,} characters that begins with SELECT or WITH: {why}")

@@ -188,3 +188,11 @@ def test_long_answers_cost_little() -> None:
         return time.process_time() - began
 
     assert used(16_000) < 24 * max(used(2_000), 5e-3)
+
+
+def test_a_negative_number_in_the_reference_is_a_fault_of_the_task() -> None:
+    reference = {"numbers": [5, -3], "target": 2}
+    for answer in ("5-3", "5+(-3)", "2"):
+        verdict = ask(make_verifier("countdown"), reference, answer)
+        assert verdict.score is None and verdict.fault is Fault.TASK and "-3" in verdict.reason
+    assert ask(make_verifier("countdown", use_all=False), {"numbers": [5, -3, 3], "target": 2}, "5-3").score == 1.0

@@ -148,3 +148,18 @@ def test_printf_with_a_usual_width_is_judged_by_its_rows() -> None:
     gold = "select printf('%5.2f %s', a, b) from t"
     assert judged(gold, "select format('%*.*f', 5, 2, a) || ' ' || b from t where a is not null union all select '0.00 3'").score == 0.0
     assert judged(gold, "select printf('%5.*f', 2, a) || ' ' || printf('%s', b) from t").score == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("<think>count them</think><answer>select count(*) from t</answer>", 1.0),
+        ("It counts.\n<answer>\n```sql\nselect count(*) from t\n```\n</answer>", 1.0),
+        ("<answer>select count(*) from t</answer><answer>select 1 from t</answer>", 0.0),
+        ("The answer is not <answer>select count(*) from t</answer>", 0.0),
+        ("<answer>select 1 from t</answer>\n```sql\nselect count(*) from t\n```", 0.0),
+        ("<answer>select count(*) from t where b <> '</answer>'</answer>", 0.0),
+    ],
+)
+def test_a_query_may_be_in_answer_tags(answer: str, score: float) -> None:
+    assert judged("select count(*) from t", answer, databases=(TABLE, OTHER)).score == score
