@@ -96,7 +96,7 @@ class TransformersCallback(Callback):
         for event in ("on_epoch_end", "on_train_end"):
             self._call(trainer, event)
 
-    def _note_metrics(self, trainer: Trainer, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def _note_metrics(self, trainer: Trainer, step: int, metrics: Mapping[str, Any]) -> Mapping[str, float]:
         """Add the numbers of a step to the history, and return them."""
         self.state.global_step, self.state.epoch = step, step / trainer.num_steps
         logs = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "step"}
