@@ -578,7 +578,8 @@ def _to_list(name: str, values: Any) -> builtins.list[Any]:
     """
     if isinstance(values, str | bytes | Mapping | set | frozenset) or not isinstance(values, Iterable):
         raise TypeError(f"{name} is {values!r:.60}; it must be a list, with a value for each answer")
-    return values.tolist() if hasattr(values, "tolist") else [*values]
+    to_plain: Any = getattr(values, "tolist", None)
+    return [*values] if to_plain is None else to_plain()
 
 
 @overload
@@ -907,11 +908,15 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
     if isinstance(env, Mapping) and "env" in env:
         env = [env]
-    elif (
-        isinstance(env, Mapping)
-        and "name" not in env
-        and any(isinstance(one, Environment) or _names_environment(one) for one in env.values())
-    ):
+    elif isinstance(env, Mapping) and "name" not in env and not is_task_data(env):
+        if not env:
+            raise ConfigError("the mapping of environments is empty")
+        for name, one in env.items():
+            if not (isinstance(one, str | Environment) or (isinstance(one, Mapping) and ("name" in one or "env" in one))):
+                raise ConfigError(
+                    f"{name!r:.60} is {one!r:.60}, which is no environment; in a mapping each value is a name (`rlvr list envs`), a mapping "
+                    "such as {'name': 'arithmetic', 'levels': ['2+2']}, or an object: rlvr.make_env(...)"
+                )
         env = [{**_make_suite_entry(entry), "name": name} for name, entry in env.items()]
     if _is_suite(env):
         env = [entry if isinstance(entry, str) else _make_suite_entry(entry) for entry in env]

@@ -1033,7 +1033,7 @@ def test_a_mapping_names_the_environments_of_a_suite() -> None:
     assert "did you mean 'arithmetic'" in read_message(
         lambda: api.evaluate({"a": "arithmetic", "b": "arithmetik"}, "scripted:gold", tasks=2)
     )
-    assert "'name' is missing" in read_message(lambda: api.evaluate({"question": "2+2=", "answer": "4"}, "scripted:gold"))
+    assert "no env is called '2+2='" in read_message(lambda: api.evaluate({"question": "2+2=", "answer": "4"}, "scripted:gold"))
 
 
 def test_tasks_of_an_environment_are_counted_and_drawn_with_a_seed() -> None:

@@ -523,6 +523,14 @@ class Emptying(rlvr.Verifier):
         return found
 
 
+def test_a_reward_function_that_returns_too_many_rewards_gives_no_score() -> None:
+    def three(completions: Any, **columns: Any) -> list[float]:
+        return [1.0] * 3
+
+    for verdict in rlvr.verify_many(three, ["4", "5"], ["4", "4"]):
+        assert verdict.score is None and "it returned 3 rewards for 1 completion" in verdict.reason, verdict
+
+
 def test_a_batch_method_may_change_its_lists() -> None:
     answers = ["4", "5"]
     assert [verdict.score for verdict in rlvr.verify_many(Emptying(), answers, ["4", "4"])] == [1.0, 0.0]
@@ -742,6 +750,13 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.verify_many("numeric", {"a": "4"}, ["4"]), TypeError, "answers is {'a': '4'}; it must be a list"),  # type: ignore[call-overload]
     (lambda: rlvr.verify_many("numeric", ["4"], ["4"], columns={"unit": []}), ConfigError, "the column 'unit' has 0 values for 1 answers"),
     (lambda: rlvr.verify_many("numeric", ["4"], ["4"], columns=[1]), TypeError, r"columns is \[1\]; it must be a mapping"),  # type: ignore[call-overload]
+    (lambda: rlvr.evaluate({"a": "arithmetik"}, "scripted:gold"), rlvr.RlvrError, "did you mean 'arithmetic'"),
+    (
+        lambda: rlvr.evaluate({"a": "arithmetic", "b": [{"question": "2+2"}]}, "scripted:gold"),
+        ConfigError,
+        "'b' is .*, which is no environ",
+    ),
+    (lambda: rlvr.evaluate({}, "scripted:gold"), ConfigError, "the mapping of environments is empty"),
     (lambda: rlvr.make_env("arithmetic").to_dataset(-1, seed=0), ConfigError, "n is -1; it must be a whole number from 1"),
     (lambda: rlvr.make_env("arithmetic").to_dataset(1.5), ConfigError, "n is 1.5; it must be"),  # type: ignore[arg-type]
     (lambda: rlvr.make_env("arithmetic").to_dataset(2, seed=[1]), ConfigError, r"seed is \[1\]; it must be"),  # type: ignore[arg-type]

@@ -103,6 +103,10 @@ def adapt_reward_function(function: Any) -> RewardCall:
             return function(**given)
         given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
         returned = function(**given)
-        return returned[0] if isinstance(returned, list | tuple) and returned else returned
+        if not isinstance(returned, list | tuple) or not returned:
+            return returned
+        if len(returned) > 1:
+            raise ValueError(f"it returned {len(returned)} rewards for 1 completion; it must return a list with one for each")
+        return returned[0]
 
     return call

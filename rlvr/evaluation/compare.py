@@ -150,11 +150,13 @@ class ComparedRun:
         if not isinstance(evaluation, str | Path):
             return evaluation.to_compared_run()
         folder, num_tasks = Path(evaluation), dict[str, int]()
+        with explain_damaged_run(folder):
+            plan, samples = load_plan(folder), load_samples(folder)
         is_complete = (folder / REPORT_FILE).is_file()  # only a complete evaluation has a report
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # damaged: the plan has the number
             report = json.loads((folder / REPORT_FILE).read_text("utf-8")) if is_complete else {}
             num_tasks = {name: int(env["tasks"]) for name, env in report["envs"].items()}
-        return cls(str(folder), load_plan(folder), load_samples(folder), num_tasks, is_complete)
+        return cls(str(folder), plan, samples, num_tasks, is_complete)
 
     def get_item(self, name: str) -> SuiteItem:
         """Return the item of the plan for an environment."""

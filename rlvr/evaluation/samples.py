@@ -118,6 +118,9 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
         if verdict.get("score") is not None:
             check_payable(verdict["score"], "the score")
         read, written = count_tokens(row)
+        for text in (row["text"], *(message["content"] for message in row["prompt"])):
+            if not isinstance(text, str):
+                raise TypeError(f"{text!r:.60} stands where a text must be")
         return EvalSample(
             key=(row["env"], row["index"], row["sample"]),
             task_id=row["task_id"],
@@ -135,7 +138,7 @@ def parse_sample(row: Mapping[str, Any]) -> EvalSample:
             prompt_messages=row["prompt"],
             reference=row["reference"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"a row is not a sample of an evaluation ({type(error).__name__}: {error}); was it written by `rlvr eval`?"
         ) from error
@@ -261,7 +264,10 @@ def load_samples(folder: Path) -> dict[Key, EvalSample]:
     prompts = dict[str, Sequence[Message]]()
     found = dict[Key, EvalSample]()
     for row in iter_rows(folder):
-        sample = parse_sample(row)
+        try:
+            sample = parse_sample(row)
+        except ConfigError as error:
+            raise ConfigError(f"{folder / ROWS_FILE}: {error}") from error
         found[sample.key] = replace(sample, prompt_messages=prompts.setdefault(sample.question_digest, sample.prompt_messages))
     return found
 

@@ -505,5 +505,18 @@ def test_a_damaged_file_of_a_loaded_run_is_one_message(tmp_path: Path, text: str
         _ = rlvr.load_run(trained).report
     rows = [json.loads(line) for line in (a / "episodes.jsonl").read_text("utf-8").splitlines()]
     (a / "episodes.jsonl").write_text("".join(json.dumps(row | {"session": 5}) + "\n" for row in rows), "utf-8")
-    with pytest.raises(ConfigError, match="cannot be read as those of a run"):
+    with pytest.raises(ConfigError, match=rf"{a}/episodes.jsonl: a row is not a sample of an evaluation"):
         _ = rlvr.load_evaluation(a).samples
+
+
+@pytest.mark.parametrize(
+    "damage", [{"prompt": "text"}, {"prompt": None}, {"prompt": [{"x": 1}]}, {"text": None}, {"verdict": "right"}], ids=str
+)
+def test_a_damaged_row_is_one_message_that_names_its_folder(tmp_path: Path, damage: dict[str, Any]) -> None:
+    a, b = two(tmp_path, tasks=2)
+    rows = [json.loads(line) for line in (a / "episodes.jsonl").read_text("utf-8").splitlines()]
+    (a / "episodes.jsonl").write_text("".join(json.dumps(row | damage) + "\n" for row in rows), "utf-8")
+    opened = rlvr.load_evaluation(a)
+    for read in (opened.to_pandas, lambda: opened.compare(b), lambda: rlvr.load_evaluation(b).compare(a)):
+        with pytest.raises(ConfigError, match=rf"{a}/episodes.jsonl: a row is not a sample of an evaluation"):
+            read()
