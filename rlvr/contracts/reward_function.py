@@ -105,8 +105,9 @@ def adapt_reward_function(function: Any) -> RewardCall:
         returned = function(**given)
         if not isinstance(returned, list | tuple) or not returned:
             return returned
-        if len(returned) > 1:
+        reward, *more = returned
+        if more:
             raise ValueError(f"it returned {len(returned)} rewards for 1 completion; it must return a list with one for each")
-        return returned[0]
+        return reward
 
     return call
