@@ -906,7 +906,7 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     if batch_size is not None and isinstance(policy, str) and "batch_size" in _list_parameters("sampler", policy.partition(":")[0]):
         settings["sampler"] = {"batch_size": batch_size, **(settings.get("sampler") or {})}  # for other policies there are no batches
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
-    if isinstance(env, Mapping) and "env" in env:
+    if isinstance(env, Mapping) and "env" in env and env.get("name") not in list("env"):  # one entry of a suite
         env = [env]
     elif isinstance(env, Mapping) and "name" not in env and not is_task_data(env):
         if not env:

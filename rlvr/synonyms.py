@@ -144,7 +144,7 @@ def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **set
     >>> @decorate_verifier(name="one_word")
     ... def one_word(answer: str, reference: str) -> float:
     ...     return float(" " not in answer)
-    >>> one_word.verify("four", "4").score
+    >>> one_word("four", "4").score
     1.0
     """
     import rlvr

@@ -104,7 +104,7 @@ def test_an_attack_is_not_paid_and_has_a_score(name: str, tasks: list[Task], har
     [
         ("it counts without end", "stopped: too much time"),
         ("rows without end", "stopped: too much rows"),
-        ("a flood of text", "stopped: too much size"),
+        ("a flood of text", "stopped: too much width of printf"),
         ("memory", "stopped: too much memory"),
         ("it loads code", "authorized"),
         ("luck", "authorized"),
