@@ -49,8 +49,6 @@ class MathConventions:
     is copied from the prompt, also in disguise, unless it is the gold's own expression. off: the value alone counts."""
     allow_symbol: bool = False
     """Whether the gold may be a bare letter."""
-    case_sensitive: bool = False
-    """Whether words are compared with case."""
     tolerance: float = 5e-3
     """How far, relatively, an exact value may lie from a gold decimal that it rounds to: pi for the gold 3.14. Another decimal is
     another value, and money is never rounded."""
@@ -64,9 +62,8 @@ class MathConventions:
         for name, allowed in ALLOWED_VALUES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"convention {name} is {getattr(self, name)!r}; {format_suggestion(str(getattr(self, name)), allowed)}")
-        for name in ("allow_symbol", "case_sensitive"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"convention {name} is {getattr(self, name)!r}; it must be true or false")
+        if not isinstance(self.allow_symbol, bool):
+            raise ConfigError(f"convention allow_symbol is {self.allow_symbol!r}; it must be true or false")
         if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float) or not 0 <= self.tolerance < 0.1:
             raise ConfigError(f"convention tolerance is {self.tolerance!r}; it must be at least 0 and less than 0.1")
         for name in ("min_gold_digits", "min_answer_digits"):
