@@ -47,7 +47,7 @@ test-all: test test-slow  # what CI runs
 check: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target mypy pyright
+	@$(MAKE) --no-print-directory --jobs 2 mypy pyright
 
 mypy pyright: setup
 	$(VENV)/bin/$@

@@ -48,6 +48,7 @@ from rlvr.hints import (
 )
 from rlvr.mdp._gymnasium import register_when_imported
 from rlvr.mdp.answer_faults import smoke_test_user_functions
+from rlvr.mdp.sessions import verify_batch_safely
 from rlvr.mdp.task_data import (
     is_rows,
     is_task_data,
@@ -225,7 +226,7 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | N
     if is_task_data(env):
         label = settings.pop("name", "")
         made = _check_made(Environment, make_data_env(env, **settings))
-        made.label = str(label)
+        made.label = str(label or "")
         return made
     if "verifier" in settings:
         settings["verifier"] = wrap_verifier_functions(settings["verifier"])
@@ -614,8 +615,8 @@ def verify_many(
     columns: Mapping[str, Sequence[Any]] | None = None,
     **settings: Any,
 ) -> builtins.list[Verdict]:
-    """Score several answers at the same time; returns their verdicts in order. No answer can make it raise: a failure of the verifier is
-    a verdict without a score.
+    """Score several answers, in parallel where the verifier can; returns their verdicts in order. A failure of the verifier at one answer
+    is a verdict without a score.
 
     Args:
         given: the verifier, the answers and the references, in this order, without those that are given by keyword.
@@ -659,15 +660,13 @@ def verify_many(
         raise ConfigError(
             f"there are {len(answers)} answers, {len(references)} references and {len(prompts)} prompts; give as many of each"
         )
-    from rlvr.integrations.texts import verify_final_texts
-
     made = make_verifier(verifier, **settings)
     try:
         tasks = [
             Task(prompt, reference=reference, meta={name: column[place] for name, column in columns.items()})
             for place, (prompt, reference) in enumerate(zip(prompts, references, strict=True))
         ]
-        return verify_final_texts(made, tasks, answers)
+        return verify_batch_safely(made, tasks, answers)
     finally:
         if made is not verifier:
             made.close()
@@ -906,20 +905,22 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
     if batch_size is not None and isinstance(policy, str) and "batch_size" in _list_parameters("sampler", policy.partition(":")[0]):
         settings["sampler"] = {"batch_size": batch_size, **(settings.get("sampler") or {})}  # for other policies there are no batches
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
-    if isinstance(env, Mapping) and "env" in env and env.get("name") not in list("env"):  # one entry of a suite
+    if isinstance(env, Mapping) and "env" in env and not _names_environment(env.get("name")):  # one entry of a suite
         env = [env]
     elif isinstance(env, Mapping) and "name" not in env and not is_task_data(env):
         if not env:
             raise ConfigError("the mapping of environments is empty")
+        env = {name: unwrap_environment(one) for name, one in env.items()}
         for name, one in env.items():
-            if not (isinstance(one, str | Environment) or (isinstance(one, Mapping) and ("name" in one or "env" in one))):
+            is_env = isinstance(one, str | Environment) or (isinstance(one, Mapping) and ("name" in one or "env" in one))
+            if not is_env or not isinstance(name, str) or names_data_source(one):
                 raise ConfigError(
-                    f"{name!r:.60} is {one!r:.60}, which is no environment; in a mapping each value is a name (`rlvr list envs`), a mapping "
-                    "such as {'name': 'arithmetic', 'levels': ['2+2']}, or an object: rlvr.make_env(...)"
+                    f"{name!r:.60} is {one!r:.60}, which is no environment with a name; in a mapping each value is a name "
+                    "(`rlvr list envs`), a mapping such as {'name': 'arithmetic', 'levels': ['2+2']}, or an object: rlvr.make_env(...)"
                 )
         env = [{**_make_suite_entry(entry), "name": name} for name, entry in env.items()]
     if _is_suite(env):
-        env = [entry if isinstance(entry, str) else _make_suite_entry(entry) for entry in env]
+        env = [str(entry) if isinstance(entry, str | Path) else _make_suite_entry(entry) for entry in env]
     elif is_task_data(env) and not (names_data_source(env) and verifier is None):  # data to measure on: nothing is held out
         held = {} if is_task_list(env) else {"holdout": 0}
         own = {name: settings.pop(name) for name in list_data_settings_for_evaluate() if name in settings}

@@ -1080,3 +1080,55 @@ def test_gymnasium_knows_an_environment_that_is_registered_after_its_import() ->
     rlvr.register("late_echo", lambda: rlvr.make_env(Echo, verifier="exact"), kind="env")
     env: Any = gymnasium.make("rlvr/late_echo-v0", tokenizer="chars:0123456789say ")
     assert env.reset(seed=0)[1] and gymnasium.registry["rlvr/LateEcho-v0"]
+
+
+def test_a_batch_is_verified_in_the_thread_of_the_caller_and_its_scores_are_checked() -> None:
+    import signal
+    import threading
+
+    def with_an_alarm(answer: str, reference: str) -> float:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # works in the main thread only
+        return float(threading.current_thread() is threading.main_thread())
+
+    class TwoAndAHalf(rlvr.Verifier):
+        def verify(self, task: rlvr.Task, answer: str) -> rlvr.Verdict:
+            return rlvr.Verdict(2.5, "too much")
+
+        def verify_many(self, tasks: Any, answers: Any) -> Any:
+            return [self.verify(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+
+    assert [v.score for v in rlvr.verify_many(with_an_alarm, ["4", "5"], ["4", "4"])] == [1.0, 1.0]
+    assert rlvr.make_verifier(with_an_alarm)(completions=["4", "5"], answer=["4", "4"]) == [1.0, 1.0]
+    assert [v.score for v in rlvr.verify_many(TwoAndAHalf(), ["4", "5"], ["4", "4"])] == [None, None]
+
+
+def test_an_environment_whose_default_is_a_verifier_takes_the_name_of_another() -> None:
+    class Checked(rlvr.Environment):
+        def __init__(self, *, verifier: rlvr.Verifier = rlvr.make_verifier("exact")) -> None:  # noqa: B008
+            self.verifier = verifier
+
+        def task(self, split: str, index: int) -> rlvr.Task:
+            return rlvr.Task(f"say {index}", reference=str(index), id=f"checked/{split}/{index}")
+
+    made = [
+        type(rlvr.make_env(Checked, **given).verifier).__name__ for given in ({}, {"verifier": "numeric"}, {"verifier": {"name": "span"}})
+    ]
+    assert made == ["Exact", "Numeric", "Span"]
+
+
+def test_a_suite_takes_paths_and_what_make_returns_and_an_env_may_have_a_setting_env(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("- {env: arithmetic, tasks: 2}\n")
+    (tmp_path / "w.py").write_text(
+        "import rlvr\nclass W(rlvr.Environment):\n    'Repeats.'\n    needs = {'verifier': 'exact'}\n"
+        "    def __init__(self, *, verifier, env='x'): self.verifier, self.env = verifier, env\n"
+        "    def task(self, split, index): return rlvr.Task(self.env, reference=self.env, id=f'w/{index}')\n"
+        "    def gold(self, task): return task.reference\n"
+    )
+    assert len(rlvr.evaluate([tmp_path / "s.yaml"], "scripted:gold").samples) == 2
+    assert rlvr.evaluate({"made": rlvr.make("arithmetic")}, "scripted:gold", tasks=2).accuracy == 1.0
+    report = rlvr.evaluate({"name": f"{tmp_path / 'w.py'}:W", "env": "arithmetic"}, "scripted:gold", tasks=2)
+    assert report.samples[0].reference == "arithmetic"
+    assert "no environment with a name" in read_message(lambda: rlvr.evaluate({"mine": str(tmp_path / "d.jsonl")}, "scripted:gold"))
+    rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, out=tmp_path / "e")
+    (tmp_path / "e" / "report.json").write_text('{"envs": {')
+    assert repr(rlvr.load_evaluation(tmp_path / "e")) == f"StoredEvaluation('{tmp_path / 'e'}')"

@@ -37,7 +37,9 @@ FORBIDDEN_FUNCTIONS = {"load_extension", "edit", "fts3_tokenizer", "random", "ra
 
 WIDE_FORMAT = re.compile(r"%[-+ 0#,!']*(?:\d{4,}|\d*\.\d{4,})")
 """A width or a precision of more than three digits in a format of `printf`."""
-STARRED_FORMAT = re.compile(r"%[-+ 0#,!']*\d*\.?\*")
+FORMAT_PART = re.compile(r"%(?:%|[-+ 0#,!']*(\*|\d+)?(?:\.(\*|\d+)?)?(?:ll?)?[a-zA-Z])")
+"""A part of a format that takes a value, with its width and its precision; or a percent sign."""
+STARRED_FORMAT = re.compile(r"%[^%a-zA-Z]*\*")
 """A width or a precision that is an argument of `printf`."""
 
 
@@ -96,8 +98,7 @@ def _guard_printf(connection: sqlite3.Connection) -> list[str]:
 
     def run_printf(*parts: Any) -> Any:
         layout = parts[0] if parts and isinstance(parts[0], str) else ""
-        starred = STARRED_FORMAT.search(layout) is not None and any(map(_may_be_wide, parts[1:]))
-        if starred or WIDE_FORMAT.search(layout):
+        if _takes_a_wide_size(layout, parts[1:]) or WIDE_FORMAT.search(layout.replace("%%", "")):
             too_wide.append(layout)
             raise ValueError("too wide")
         return own.execute(f"select printf({', '.join('?' * len(parts))})", parts).fetchone()[0]
@@ -105,6 +106,20 @@ def _guard_printf(connection: sqlite3.Connection) -> list[str]:
     for name in ("printf", "format"):
         connection.create_function(name, -1, run_printf, deterministic=True)
     return too_wide
+
+
+def _takes_a_wide_size(layout: str, values: tuple[Any, ...]) -> bool:
+    """Whether a width or a precision that a format takes from the values may be wide."""
+    if STARRED_FORMAT.search(FORMAT_PART.sub("", layout)):  # a format that is not understood: any of the values may be a size
+        return any(map(_may_be_wide, values))
+    rest = iter(values)
+    for part in FORMAT_PART.finditer(layout):
+        if part[0] == "%%":
+            continue
+        if any(_may_be_wide(next(rest, None)) for size in part.groups() if size == "*"):
+            return True
+        next(rest, None)  # the value that is printed
+    return False
 
 
 def _may_be_wide(value: Any) -> bool:

@@ -106,7 +106,7 @@ def adapt_reward_function(function: Any) -> RewardCall:
         if not isinstance(returned, list | tuple) or not returned:
             return returned
         reward, *more = returned
-        if more:
+        if more and isinstance(returned, list):  # a tuple is a reward with details
             raise ValueError(f"it returned {len(returned)} rewards for 1 completion; it must return a list with one for each")
         return reward
 

@@ -406,6 +406,10 @@ def _resolve_suite(
             split = {"split": only} if (only := find_only_split(environment)) else {}
             rows[place] = {**split, **rows[place], "name": name, "env": {"name": name}}
             objects[name] = environment
+        for key in settings or {}:
+            owner = key.rpartition(".")[0]
+            if owner in objects or (not owner and len(rows) == len(objects) == 1):
+                raise ConfigError(f"the setting {key} has no effect: this environment is already built; build it with the setting")
         return load_suite(rows, settings, **item_settings), objects
     if isinstance(suite, str):
         return load_suite(suite, settings, **item_settings), {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,8 @@ class StoredEvaluation(Hinted):
         return ComparedRun.open(self.folder)
 
     def __repr__(self) -> str:
-        scores = {name: (found.get("mean_score") or {}).get("value") for name, found in self.report.get("envs", {}).items()}
-        measured = "".join(f", {name}: {score:.3g}" for name, score in scores.items() if score is not None)
+        measured = ""
+        with suppress(Exception):  # a debugger shows an evaluation whose report is damaged, too
+            scores = {name: (found.get("mean_score") or {}).get("value") for name, found in self.report.get("envs", {}).items()}
+            measured = "".join(f", {name}: {score:.3g}" for name, score in scores.items() if score is not None)
         return f"StoredEvaluation({str(self.folder)!r}{measured})"

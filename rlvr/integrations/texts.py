@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from threading import Lock
@@ -71,39 +70,21 @@ class FinalTextVerifier:
             raise ConfigError(
                 f"{env_or_verifier!r:.80} is no environment or verifier; write rlvr.make_verifier({made:.80}) or rlvr.make_env({made:.80})"
             )
-        self.env_or_verifier, self.workers, self.call_timeout_s = env_or_verifier, workers, call_timeout_s
+        self.env_or_verifier, self.call_timeout_s = env_or_verifier, call_timeout_s
         self.environment = env_or_verifier if isinstance(env_or_verifier, Environment) else None
         self.executor = DaemonThreadExecutor(workers)
         self._has_warned = False
 
     def verify_all(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
         """Return a verdict for each text, in order. Never raises because of a text or of an error in the verifier."""
-        verdicts = self._verify_batch(tasks, texts)
-        if verdicts is None:
-            jobs = [self.executor.submit(self._verify_one, task, text) for task, text in zip(tasks, texts, strict=True)]
-            verdicts = [self._wait_for_verdict(job) for job in jobs]
+        jobs = [self.executor.submit(self._verify_one, task, text) for task, text in zip(tasks, texts, strict=True)]
+        verdicts = [self._wait_for_verdict(job) for job in jobs]
         if verdicts and not self._has_warned and not any(verdict.is_scored for verdict in verdicts):
             self._has_warned = True  # said once: the trainer leaves these rows out without a word
             first = verdicts[0]
             remedy = "; make the references what the verifier compares with" if first.fault is Fault.TASK else ""
             logger.warning("none of %d answers got a score, so no row of this batch trains: %s%s", len(verdicts), first.reason, remedy)
         return verdicts
-
-    def _verify_batch(self, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict] | None:
-        """Return the verdicts of a verifier that takes batches; None if it takes none, or if the batch failed and each is tried alone."""
-        verifier = self.env_or_verifier
-        if not isinstance(verifier, Verifier) or not verifier.traits.has_batch_method or len(texts) < 2:
-            return None
-        try:
-            found = _run_with_timeout(
-                self.executor,
-                lambda: [*verifier.verify_many([*tasks], [*texts])],  # lists of its own, which it may change
-                self.call_timeout_s * math.ceil(len(texts) / self.workers),
-            )
-        except (Exception, SystemExit) as error:
-            logger.debug("a batch of %d answers failed, so each is verified alone", len(texts), exc_info=error)
-            return None
-        return found if len(found) == len(texts) and all(isinstance(verdict, Verdict) for verdict in found) else None
 
     def _wait_for_verdict(self, job: TimedFuture) -> Verdict:
         try:
@@ -126,20 +107,6 @@ class FinalTextVerifier:
         """Stop the threads, and close the environment or verifier."""
         self.executor.close()
         self.env_or_verifier.close()
-
-
-def verify_final_texts(verifier: Verifier, tasks: Sequence[Task], texts: Sequence[str]) -> list[Verdict]:
-    """Return a verdict for each text, in order; the verifier stays open.
-
-    >>> from rlvr.registry.plugins import build
-    >>> [verdict.score for verdict in verify_final_texts(build("verifier", "exact"), [Task("2+2=", "4")] * 2, ["4", "5"])]
-    [1.0, 0.0]
-    """
-    scorer = FinalTextVerifier(verifier)
-    try:
-        return scorer.verify_all(tasks, texts)
-    finally:
-        scorer.executor.close()
 
 
 def _require_single_turn(environment: Environment, purpose: str) -> None:

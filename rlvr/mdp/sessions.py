@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,6 +29,8 @@ from rlvr.task import Fault, Message, Task, Verdict
 from rlvr.turns import ToolSpec, Turn
 
 T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Surrogates, which cannot be encoded in UTF-8."""
 
@@ -311,6 +314,29 @@ def verify_answer_safely(verifier: Verifier, task: Task, get_answer: Callable[[]
     except (Exception, SystemExit) as error:
         return build_unscored_verdict("the environment's select_answer()", error)
     return verify_transcript_safely(verifier, task, text)
+
+
+def verify_batch_safely(verifier: Verifier, tasks: Sequence[Task], answers: Sequence[Any]) -> list[Verdict]:
+    """Verify answers in this thread: in one call if the verifier takes batches, else, or if that fails, one after the other.
+
+    >>> from rlvr.registry.plugins import build
+    >>> [verdict.score for verdict in verify_batch_safely(build("verifier", "exact"), [Task("2+2=", "4")] * 2, ["4", "5"])]
+    [1.0, 0.0]
+    """
+    if verifier.traits.has_batch_method and len(answers) > 1 and all(isinstance(answer, str) for answer in answers):
+        try:
+            found = call_with_exceptions(lambda: [*verifier.verify_many([*tasks], [*answers])])  # lists of its own, which it may change
+        except (Exception, SystemExit) as error:
+            _logger.debug("a batch of %d answers failed, so each is verified alone", len(answers), exc_info=error)
+        else:
+            if len(found) == len(answers):
+                return [_check_verdict(verifier, verdict) for verdict in found]
+    return [
+        verify_transcript_safely(verifier, task, answer)
+        if isinstance(answer, str)
+        else Verdict(None, f"the answer is {answer!r:.60}; it must be a text", fault=Fault.INFRA)
+        for task, answer in zip(tasks, answers, strict=True)
+    ]
 
 
 def verify_transcript_safely(

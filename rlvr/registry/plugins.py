@@ -483,7 +483,7 @@ def get_needs(factory: Any) -> dict[str, Any]:
     needs, file = dict(getattr(factory, "needs", {})), get_user_plugin_file(factory)
     if isinstance(factory, type) and issubclass(factory, Environment):
         taken = read_signature(factory).parameters.get("verifier")
-        if taken is not None and taken.default in (taken.empty, None):  # another default: the constructor builds the verifier itself
+        if taken is not None and not isinstance(taken.default, str | Mapping):  # with such a default the constructor builds it itself
             needs = {"verifier": "", **needs}
     found: dict[str, Any] = needs if file is None else resolve_plugin_files(needs, file.parent)
     return found

@@ -100,6 +100,10 @@ def keep_answers(environment: Environment, episodes: Sequence[Episode]) -> list[
     )
 
 
+LOGGED_FIELDS = ("split", "index", "text", "session", "verdict", *AUXILIARY_MARKS)
+"""What `keep_logged_answers` reads of a row."""
+
+
 def keep_logged_answers(environment: Environment, rows: Iterable[Mapping[str, Any]]) -> list[KeptAnswer]:
     """Keep answers as `keep_answers` does, from rows of episodes.jsonl."""
     return _keep_by_task(
@@ -115,7 +119,7 @@ def keep_logged_answers(environment: Environment, rows: Iterable[Mapping[str, An
 def _keep_by_task(environment: Environment, answers: Sequence[tuple[Mapping[str, Any], str, float]]) -> list[KeptAnswer]:
     by_task: dict[tuple[str, int], list[KeptAnswer]] = {}
     for meta, text, score in answers:
-        if "index" in meta:
+        if meta.get("index") is not None:
             members = by_task.setdefault(key := (meta["split"], meta["index"]), [])
             task = members[0].task if members else environment.task(*key)
             members.append(KeptAnswer(task, text, meta.get("session"), score, key))

@@ -12,6 +12,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from rlvr.errors import ConfigError
 from rlvr.runs.run_log import read_metrics
 from rlvr.training.callbacks import Callback, StepRecord
+from rlvr.training.processes import run_on_main
 from rlvr.training.train_report import TrainReport
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class TransformersCallback(Callback):
 
     def __init__(self, callback: TrainerCallback) -> None:
         self.callback, self.state, self.control = callback, TrainerState(), TrainerControl()
-        self._has_warned, self._evaluated_step = False, 0
+        self._has_warned, self._evaluated_step, self._stop_reason = False, 0, ""
 
     def on_run_begin(self, trainer: Trainer) -> None:
         """Call `on_init_end`, `on_train_begin` and `on_epoch_begin`."""
@@ -59,7 +60,7 @@ class TransformersCallback(Callback):
             world_size=trainer.accelerator.num_processes,
             process_index=trainer.accelerator.process_index,
         )
-        for row in read_metrics(trainer.folder) if trainer.is_resumed else ():
+        for row in run_on_main(trainer.accelerator, lambda: list(read_metrics(trainer.folder))) if trainer.is_resumed else ():
             logs = self._note_metrics(trainer, row["step"], row)
             if "eval/accuracy" in logs:
                 self._note_accuracy(row["step"], logs["eval/accuracy"])
@@ -75,6 +76,9 @@ class TransformersCallback(Callback):
         logs = self._note_metrics(trainer, step, record)
         self._call(trainer, "on_step_end")
         self._call(trainer, "on_log", logs=logs)
+        # all processes stop in the same step: where each decides for itself, such as by the clock, the main one does
+        if reason := run_on_main(trainer.accelerator, lambda: self._stop_reason):
+            trainer.stop(reason)
 
     def on_evaluate(self, trainer: Trainer, step: int, accuracy: float | None) -> None:
         """Call `on_evaluate`, once for a step; the evaluation before training comes before the start of the run, and is not shown."""
@@ -121,8 +125,8 @@ class TransformersCallback(Callback):
         if not isinstance(returned, TrainerControl | None):
             raise ConfigError(f"{name}.{event} returned {returned!r:.60}; it must return its control, or nothing")
         self.control = self.control if returned is None else returned
-        if self.control.should_training_stop:
-            trainer.stop(f"{name}.{event} set control.should_training_stop")
+        if self.control.should_training_stop and not self._stop_reason:
+            self._stop_reason = f"{name}.{event} set control.should_training_stop"
         if (self.control.should_save or self.control.should_evaluate) and not self._has_warned:
             self._has_warned = True
             logger.warning(

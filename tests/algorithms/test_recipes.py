@@ -16,6 +16,7 @@ from tests.fixtures.learning import PRESETS, usual
 
 
 def test_every_named_preset_is_there_and_builds() -> None:
+    assert {"reinforce", "remax", "rloo", "ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "max_rl", "sft", "dpo", "kto"} <= {*PRESETS}
     assert len(PRESETS) >= 30
     for name in PRESETS:
         algorithm: Any = build("algorithm", name)

@@ -756,6 +756,13 @@ def test_the_answers_of_the_best_steps_are_known_after_a_resume(tmp_path: Path) 
                 trainer.fit()
             kept.append((found.run.best_answers_step, [(a.task.id, a.text, a.score, a.place) for a in found.run.list_best_answers()]))
     assert kept[0] == kept[1] and len(kept[0][1]) > 8
+    log = tmp_path / "run" / "episodes.jsonl"
+    log.write_bytes(b'{"step": 1, "damaged\n' + log.read_bytes())
+    env.verifier = Unsteady()
+    with Trainer(tiny_run(**changes), env=env, out=tmp_path / "run", console=console, resume=True) as trainer:
+        (found,) = [callback for callback in trainer.callbacks if isinstance(callback, RunHealth)]
+        found.on_run_begin(trainer)
+    assert not found.run.list_best_answers()
 
 
 @pytest.mark.slow

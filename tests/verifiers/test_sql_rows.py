@@ -148,6 +148,9 @@ def test_printf_with_a_usual_width_is_judged_by_its_rows() -> None:
     gold = "select printf('%5.2f %s', a, b) from t"
     assert judged(gold, "select format('%*.*f', 5, 2, a) || ' ' || b from t where a is not null union all select '0.00 3'").score == 0.0
     assert judged(gold, "select printf('%5.*f', 2, a) || ' ' || printf('%s', b) from t").score == 1.0
+    # what is printed is no width: a number, a date, and a star behind a percent sign
+    for call in ("printf('%.*f', 1, 1234.5)", "printf('100%%*%d', 5000)", "printf('%s %*d', '2024-01-01', 3, 1)"):
+        assert judged(f"select {call} from t", f"select format({call[7:]} from t").score == 1.0, call
 
 
 @pytest.mark.parametrize(

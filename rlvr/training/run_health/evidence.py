@@ -20,7 +20,15 @@ from rlvr.models.numerics_check import has_experts
 from rlvr.runs.run_log import read_episodes_of_steps
 from rlvr.training.callbacks import StepRecord
 from rlvr.training.processes import run_on_main
-from rlvr.training.reward_fall_probe import MAX_ANSWERS, SAME_SCORE, KeptAnswer, RewardFallProbe, keep_answers, keep_logged_answers
+from rlvr.training.reward_fall_probe import (
+    LOGGED_FIELDS,
+    MAX_ANSWERS,
+    SAME_SCORE,
+    KeptAnswer,
+    RewardFallProbe,
+    keep_answers,
+    keep_logged_answers,
+)
 from rlvr.training.reward_history import LASTING_STEPS, RewardHistory
 from rlvr.training.weight_changes import WeightChanges
 
@@ -221,14 +229,20 @@ class RunEvidence:
         if self.probe is None or best is None:
             return
         places = {int(self.scored_rows[place]["step"]): place for place in range(best.start, best.end)[-KEPT_STEPS:]}
+
+        def read() -> list[dict[str, Any]]:
+            try:
+                rows = read_episodes_of_steps(trainer.folder, places)
+                return [{name: row.get(name) for name in ("step", *LOGGED_FIELDS)} for row in rows if row["text"] is not None]
+            except (OSError, ValueError, LookupError, TypeError) as error:  # a damaged log: only this evidence is lost
+                self.warn(f"answers of earlier steps cannot be read from episodes.jsonl ({error}), so a fall is explained less well")
+                return []
+
+        rows = sorted(run_on_main(trainer.accelerator, read), key=itemgetter("step"))
         environment = self.probe.environment
-
-        def read() -> list[tuple[int, list[KeptAnswer]]]:
-            rows = read_episodes_of_steps(trainer.folder, places)
-            of_steps = groupby(sorted(rows, key=itemgetter("step")), itemgetter("step"))
-            return [(places[step], keep_logged_answers(environment, of_step)) for step, of_step in of_steps]
-
-        self._best_answers = run_on_main(trainer.accelerator, read)
+        self._best_answers = [
+            (places[step], keep_logged_answers(environment, of_step)) for step, of_step in groupby(rows, itemgetter("step"))
+        ]
 
     def list_best_answers(self) -> list[KeptAnswer]:
         """List the answers of the best steps so far."""
