@@ -154,7 +154,8 @@ class LazySession:
             if self._is_closed or self._is_busy:
                 raise EnvError(f"the session of task {self.task.id!r} is {'closed' if self._is_closed else 'in use by another thread'}")
             self._is_busy = True
-        try:
+
+        def call() -> T:
             if self._session is None:
                 opened = self.environment.new_session(self.task, seed=self.seed)
                 if not isinstance(opened, Session):
@@ -165,12 +166,9 @@ class LazySession:
                 self._initialize(self._session)
             self.current_method = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
             return work(self._session)
-        except (Exception, SystemExit):
-            raise
-        except BaseException as error:
-            if is_from_outside(error):
-                raise
-            raise NonExceptionRaised(describe_exception(error)) from error
+
+        try:
+            return call_with_exceptions(call)
         finally:
             with self._lock:
                 self._is_busy = False

@@ -103,12 +103,12 @@ class Run(Hinted):
             raise MissingExtra("pandas", "train") from error
         path = self.folder / name
         rows = read_jsonl(path) if path.is_file() else ()
-        return pandas.DataFrame([{name: _encodable(value) for name, value in row.items()} for row in rows])
+        return pandas.DataFrame([{name: _replace_surrogates(value) for name, value in row.items()} for row in rows])
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
 
 
-def _encodable(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     """Replace lone surrogates of a text by question marks: pandas holds texts as UTF-8, and one answer may not cost all others."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
