@@ -25,7 +25,7 @@ class HealthConfig(Section):
     max_steps_without_gradient: int | None = Field(default=20, ge=1)
     """The largest number of steps in a row that change nothing although the tasks are not solved; null: no bound."""
     max_reward_drop: float | None = Field(default=0.5, gt=0, le=1)
-    """The largest fall of the reward from its best steps, as a fraction of it, if the answers have changed too; null: no bound."""
+    """The largest fall of the reward from its best steps, as a fraction of it, unless harder tasks or other scores explain it; null: no bound."""
     max_repetition: float | None = Field(default=0.7, gt=0, le=1)
     """The largest fraction of an answer's four-token sequences that it has said before, unless it was so at first; null: no bound."""
     max_mismatch_kl: float | None = Field(default=0.5, gt=0)
