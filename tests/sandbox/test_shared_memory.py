@@ -64,6 +64,14 @@ def fail(error: type[Exception]) -> None:
     raise error
 
 
+@pytest.fixture
+def shared_meter() -> meter.SharedMemoryMeter:
+    """A meter that always looks: else what other processes of this machine free meanwhile hides that sharing has grown."""
+    made = meter.SharedMemoryMeter()
+    made._least_bytes = 0
+    return made
+
+
 HEADLESS = """
 import mmap, os, sys, threading
 def keep():
@@ -80,11 +88,10 @@ ctypes.CDLL(None).syscall({exit}, 0)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of the call is that of x86_64")
-def test_a_process_whose_first_thread_has_exited_hides_nothing() -> None:
-    counted = meter.SharedMemoryMeter()
+def test_a_process_whose_first_thread_has_exited_hides_nothing(shared_meter: meter.SharedMemoryMeter) -> None:
     with subprocess.Popen([sys.executable, "-c", HEADLESS.format(exit=60)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout and holder.stdin and holder.stdout.readline() == b"ready\n"
-        assert counted.get_bytes([holder.pid]) == 64 << 20
+        assert shared_meter.get_bytes([holder.pid]) == 64 << 20
         holder.stdin.close()
 
 
@@ -103,10 +110,9 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without a capability only what is mapped can be seen")
-def test_the_whole_of_an_object_counts_of_which_a_page_is_mapped() -> None:
-    counted = meter.SharedMemoryMeter()
+def test_the_whole_of_an_object_counts_of_which_a_page_is_mapped(shared_meter: meter.SharedMemoryMeter) -> None:
     with subprocess.Popen([sys.executable, "-c", SHRINK], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout and holder.stdin and holder.stdout.readline() == b"ready\n"
-        assert counted.get_bytes([holder.pid]) == 64 << 20
+        assert shared_meter.get_bytes([holder.pid]) == 64 << 20
         holder.stdin.close()
-    assert counted.get_bytes([]) == 0
+    assert shared_meter.get_bytes([]) == 0
