@@ -68,7 +68,8 @@ def read_settings() -> Iterator[tuple[str, str]]:
     """Every key of a recipe with its description."""
     for path, section in iter_sections(RunConfig):
         for key in list_keys(section):
-            yield f"setting {path}.{key.name} ({'; '.join(filter(None, [f'default {key.default_text}', key.limits]))})", key.description
+            facts = "; ".join(filter(None, [f"default {key.default_text}", key.limits]))
+            yield f"setting {f'{path}.{key.name}'.strip('.')}: {key.type_text} ({facts})", key.description
 
 
 def main() -> int:

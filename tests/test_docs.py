@@ -19,10 +19,10 @@ from rlvr.registry.plugins import check_settings, get_parameters, load_factory
 from tests.fixtures.pages import PAGES, ROOT, RUN, Block, Reader, blocks_of, pattern_of
 
 MAKE = f"make -s -C {ROOT} -o setup VENV={sys.prefix}"
-FEW = "sft_warmup.steps=2 train.steps=1 eval.tasks=4 rollout.prompts_per_step=4"
+FEW = "sft_warmup.max_steps=2 train.steps=1 eval.tasks=4 rollout.prompts_per_step=4"
 INSTEAD = {
     # what these do in full is set up a machine for minutes, and run these very tests
-    "make train": f'{MAKE} train ARGS="sft_warmup.steps=2 train.steps=2 eval.tasks=10 --out $PWD/made"',
+    "make train": f'{MAKE} train ARGS="sft_warmup.max_steps=2 train.steps=2 eval.tasks=10 --out $PWD/made"',
     "make test": f"{MAKE} test ARGS=tests/test_task.py",
     # minutes each; the first lines of both are the same with fewer steps
     "rlvr train agent_quickstart --out runs/agent": f"rlvr train agent_quickstart {FEW} --out runs/agent",

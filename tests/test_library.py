@@ -544,7 +544,7 @@ def test_an_answer_with_a_lone_surrogate_leaves_a_run_readable(tmp_path: Path) -
 
 
 def test_train_by_recipe_and_on_data_with_a_function(tmp_path: Path) -> None:
-    few = {"train.steps": 1, "sft_warmup.steps": 2, "eval.tasks": 4, "rollout.prompts_per_step": 2, "rollout.num_generations": 2}
+    few = {"train.steps": 1, "sft_warmup.max_steps": 2, "eval.tasks": 4, "rollout.prompts_per_step": 2, "rollout.num_generations": 2}
     assert rlvr.train("quickstart", few, out=tmp_path / "a").steps == 1
     tokenizer = rlvr.load_tokenizer("chars")
     rows = [{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(20)]

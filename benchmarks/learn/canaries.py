@@ -59,7 +59,7 @@ def run(asked: argparse.Namespace, verifier: str, seed: int, home: Path, limit: 
             "env": {"name": "arithmetic", "levels": ["1+1"], "verifier": verifier},
             "tokenizer": "chars:0123456789+=",
             "model": {"config": MODEL},
-            "sft_warmup": {"steps": asked.warm, "batch_size": 64, "learning_rate": 3e-3},
+            "sft_warmup": {"max_steps": asked.warm, "batch_size": 64, "learning_rate": 3e-3},
             "rollout": {
                 "prompts_per_step": asked.prompts,
                 "num_generations": 8,

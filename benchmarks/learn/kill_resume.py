@@ -39,7 +39,7 @@ tokenizer: "chars:0123456789+="
 model:
   config: {{model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,
            num_key_value_heads: 2, max_position_embeddings: 64}}
-sft_warmup: {{steps: 5, batch_size: 16, learning_rate: 3.0e-3}}
+sft_warmup: {{max_steps: 5, batch_size: 16, learning_rate: 3.0e-3}}
 rollout: {{prompts_per_step: 4, num_generations: 4, curriculum: {{meta_key: carries, candidates_per_task: 3}}}}
 algorithm: {{name: dapo, beta: 0.1, kl_target: 0.01, kl_horizon: 100, dynamic_sampling_rounds: 3, num_iterations: 2}}
 train: {{steps: 8, learning_rate: 1.0e-3, minibatches_per_step: 2}}

@@ -95,7 +95,7 @@ def warm_up(seed: int, folder: Path) -> None:
     torch.set_num_threads(2)
     with ExitStack() as stack:
         components = components_of(seed, stack)
-        with ProgressReporter(Console(stderr=True), "warmup", components.config.sft_warmup.steps) as work:
+        with ProgressReporter(Console(stderr=True), "warmup", components.config.sft_warmup.max_steps) as work:
             components = run_sft_warmup(components, components.config.sft_warmup, work)
         components.model.save_pretrained(folder)
 

@@ -30,7 +30,7 @@ from typing import Any
 
 SMALL = [
     "env={name: arithmetic, levels: ['1+1'], show_steps: true, verifier: {name: numeric, extractor: hash}}", "train.steps=20", "log.save_every=5",
-    "rollout.prompts_per_step=8", "sft_warmup.steps=100", "sft_warmup.batch_size=32", "eval.tasks=64",
+    "rollout.prompts_per_step=8", "sft_warmup.max_steps=100", "sft_warmup.batch_size=32", "eval.tasks=64",
 ]  # fmt: skip
 WHOLE = ["train.steps=20", "log.save_every=5"]
 OBJECTS = 100 << 20

@@ -37,7 +37,7 @@ from rlvr.verifiers.numeric import Numeric
 BAR = 0.15
 SMALL = [
     "env={name: arithmetic, levels: ['1+1', '2+2'], show_steps: true, verifier: {name: 'FILE:Slow', each_s: EACH}}",
-    "rollout.prompts_per_step=8", "sft_warmup.steps=100", "sft_warmup.batch_size=32", "eval.tasks=0",
+    "rollout.prompts_per_step=8", "sft_warmup.max_steps=100", "sft_warmup.batch_size=32", "eval.tasks=0",
 ]  # fmt: skip
 
 

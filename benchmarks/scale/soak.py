@@ -52,7 +52,7 @@ RUN: dict[str, Any] = {
             "num_key_value_heads": 2, "max_position_embeddings": 64,
         }
     },
-    "sft_warmup": {"steps": 50, "batch_size": 32, "learning_rate": 3e-3},
+    "sft_warmup": {"max_steps": 50, "batch_size": 32, "learning_rate": 3e-3},
     "rollout": {"prompts_per_step": PROMPTS, "num_generations": MEMBERS, "max_new_tokens": 6},
     "algorithm": {"name": "grpo"},
     "train": {"learning_rate": 3e-4},

@@ -137,8 +137,10 @@ def _keys(kind: type[Section]) -> str:
     rows = []
     for key in list_keys(kind):
         shown = key.default_text if key.default_text in ("required", "a section") else code(key.default_text)
-        rows.append([code(key.name), shown, f"{escaped(key.description)} {'(' + key.limits + ')' if key.limits else ''}"])
-    return table(("key", "default", "about"), rows)
+        rows.append(
+            [code(key.name), code(key.type_text), shown, f"{escaped(key.description)} {'(' + key.limits + ')' if key.limits else ''}"]
+        )
+    return table(("key", "type", "default", "about"), rows)
 
 
 def command_line_page() -> str:

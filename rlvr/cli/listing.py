@@ -158,7 +158,10 @@ def _show_config(section: str, *, json: bool) -> None:
         raise NotFound(f"a run has no setting {section!r}; {format_suggestion(section, found)}. `rlvr show {CONFIG_KIND}` shows all")
     if json:
         screen.print_json(
-            [{"key": path, "default": key.default_text, "about": key.description, "limits": key.limits} for path, key in kept.items()]
+            [
+                {"key": path, "type": key.type_text, "default": key.default_text, "about": key.description, "limits": key.limits}
+                for path, key in kept.items()
+            ]
         )
         return
     lines = [(path, key.default_text, f"{key.description} {f'({key.limits})' if key.limits else ''}".strip()) for path, key in kept.items()]

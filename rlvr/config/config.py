@@ -103,11 +103,11 @@ class ModelConfig(Section):
 class SFTWarmupConfig(Section):
     """SFT warmup: supervised steps on the environment's gold solutions, before training on rewards.
 
-    >>> SFTWarmupConfig(steps=60).batch_size
+    >>> SFTWarmupConfig(max_steps=60).batch_size
     64
     """
 
-    steps: int = Field(ge=1)  # the maximum number of optimizer steps
+    max_steps: int = Field(ge=1)  # the maximum number of optimizer steps
     batch_size: int = Field(default=64, ge=1)  # gold solutions per step
     learning_rate: float = Field(default=1e-3, gt=0)
     """The learning rate of the SFT warmup only."""

@@ -8,7 +8,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic_core import PydanticUndefined
 
@@ -21,11 +22,13 @@ LIMIT_DESCRIPTIONS = (("ge", "at least"), ("gt", "above"), ("le", "at most"), ("
 class ConfigKey:
     """The documentation of one key of a configuration section: name, default, description, limits.
 
-    >>> ConfigKey("seed", "0", "The seed of all randomness.", "at least 0").name
+    >>> ConfigKey("seed", "int", "0", "The seed of all randomness.", "at least 0").name
     'seed'
     """
 
     name: str
+    type_text: str
+    """The type as it is written in Python."""
     default_text: str
     """The repr of the default; or `required`, or `a section`."""
     description: str
@@ -54,10 +57,27 @@ def list_keys(kind: type[Section]) -> list[ConfigKey]:
             for mark, sign in LIMIT_DESCRIPTIONS
             if (value := getattr(part, mark, None)) is not None
         ]
-        limits += [f"one of {', '.join(map(str, choices))}" for choices in _iter_choices(field.annotation)]
+        limits += _describe_choices(field.annotation)
         about = notes.get(name, "") or ((inspect.getdoc(inside[name]) or "").partition("\n")[0] if name in inside else "")
-        found.append(ConfigKey(name, shown, _make_sentence(" ".join(about.split())), ", ".join(limits)))
+        found.append(ConfigKey(name, _format_type(field.annotation), shown, _make_sentence(" ".join(about.split())), ", ".join(limits)))
     return found
+
+
+def _format_type(hint: Any) -> str:
+    """Return a type as it is written in Python, without modules.
+
+    >>> _format_type(int | None), _format_type(Literal["auto", "no"] | int), _format_type(dict[str, Any])
+    ('int | None', "Literal['auto', 'no'] | int", 'dict[str, Any]')
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(map(_format_type, get_args(hint)))
+    return (
+        "None"
+        if hint is NoneType
+        else hint.__name__
+        if isinstance(hint, type) and not get_args(hint)
+        else re.sub(r"\b[a-z_]+\.", "", str(hint))
+    )
 
 
 def _make_sentence(text: str) -> str:
@@ -69,13 +89,16 @@ def _make_sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + ("" if not text or text[-1] in ".!?" else ".")
 
 
-def _iter_choices(hint: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield the values of each Literal in a type."""
-    if get_origin(hint) is Literal:
-        yield get_args(hint)
-    else:
-        for part in get_args(hint):
-            yield from _iter_choices(part)
+def _describe_choices(hint: Any) -> list[str]:
+    """Describe the words that a value may be.
+
+    >>> _describe_choices(Literal["no", "bf16"]), _describe_choices(int | Literal["auto"]), _describe_choices(int)
+    (['one of no, bf16'], ['or auto'], [])
+    """
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in map(str, get_args(kind))]
+    is_free = any(kind is not NoneType and get_origin(kind) is not Literal for kind in kinds)
+    return [f"{'or' if is_free else 'one of'} {', '.join(words)}"] if words else []
 
 
 def _read_attribute_docs(kind: type) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -60,9 +60,9 @@ class RolloutConfig(Section):
     partial_rollout_tokens: int | None = Field(default=None, ge=1)
     """Partial rollouts: a longer completion is interrupted after this many tokens and continues in the next step, with new weights. A group
     is trained on when its last completion has ended. For single-turn environments. Unset: no partial rollouts."""
-    sync_turns: bool | None = None
+    sync_turns: bool | Literal["auto"] = "auto"
     """Whether all conversations wait for the slowest one before each turn. False is faster with slow tools or sessions; True makes a run
-    bitwise repeatable. Unset: True for deterministic runs, and where it costs nothing (no tools, no stateful sessions)."""
+    bitwise repeatable. auto: True for deterministic runs, and where it costs nothing (no tools, no stateful sessions)."""
     max_concurrent_calls: int = Field(default=32, ge=1)  # the number of concurrent verifications, and of concurrent replies
     call_timeout_s: float = Field(default=600.0, gt=0)
     """The timeout of one verification, or of one reply of the environment or its tools; after it the episode has no score."""

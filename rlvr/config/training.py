@@ -56,8 +56,8 @@ class TrainConfig(Section):
     gradient_checkpointing: bool = False  # less memory for activations, and about a third more time
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """The precision of autocast in training; auto: bf16 for float32 weights on an accelerator that supports bf16, otherwise no."""
-    deterministic: bool | None = None
-    """Use deterministic kernels; unset: True on a CPU, where this costs nothing, and False on an accelerator. If True, then
+    deterministic: bool | Literal["auto"] = "auto"
+    """Use deterministic kernels; auto: True on a CPU, where this costs nothing, and False on an accelerator. If True, then
     rollout.sync_turns is True too, unless that is set."""
     collective_timeout_s: float = Field(default=1800.0, gt=0)
     """The timeout of collective operations between processes; after it the run is aborted."""

@@ -26,7 +26,7 @@ DETERMINISTIC_ENVIRONMENT = {
 def requires_determinism(config: RunConfig, device: torch.device) -> bool:
     """Return whether a run must be bitwise deterministic: by default on a CPU, where it costs nothing."""
     asked = config.train.deterministic
-    return get_device_defaults(device).deterministic if asked is None else asked
+    return get_device_defaults(device).deterministic if asked == "auto" else asked
 
 
 def configure_device(config: RunConfig, device: torch.device) -> None:

@@ -398,15 +398,15 @@ def build_optimization_settings(config: RunConfig) -> OptimizationSettings:
 
 
 def choose_sync_turns(config: RunConfig, accelerator: Accelerator, mdp: TokenMDP, sampler: Sampler) -> bool | None:
-    """Return whether conversations wait for each other. If unset, True for deterministic runs, which must be repeatable."""
+    """Return whether conversations wait for each other; None leaves it to the rollout. `auto` is True for deterministic runs with sessions."""
     if (
-        config.rollout.sync_turns is None
+        config.rollout.sync_turns == "auto"
         and mdp.has_sessions
         and sampler.traits.eval_batch_size
         and requires_determinism(config, accelerator.device)
     ):
         return True
-    return config.rollout.sync_turns
+    return None if config.rollout.sync_turns == "auto" else config.rollout.sync_turns
 
 
 def _check_group_size(config: RunConfig, algorithm: Algorithm, environment: Environment) -> None:

@@ -101,7 +101,7 @@ def count_held_out_and_contaminated(components: Components) -> tuple[int, int]:
         passed.append(
             (
                 TaskOrder(environment, "train", seed=config.seed, purpose=WARMUP_PURPOSE),
-                config.sft_warmup.steps * config.sft_warmup.batch_size,
+                config.sft_warmup.max_steps * config.sft_warmup.batch_size,
             )
         )
     indices = {schedule.get_index(position) for schedule, end in passed for position in range(end)}  # each task is made once

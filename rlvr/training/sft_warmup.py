@@ -48,7 +48,7 @@ def _train_sft_warmup(components: Components, settings: SFTWarmupConfig, progres
         ),
         accelerator=components.accelerator,
         weight_loader=components.weight_loader,
-        total_steps=settings.steps,
+        total_steps=settings.max_steps,
         seed=components.config.seed,
         max_new_tokens=components.mdp.max_new_tokens,
         fp32_head=components.config.model.fp32_head,
@@ -57,7 +57,7 @@ def _train_sft_warmup(components: Components, settings: SFTWarmupConfig, progres
         sampler_mismatch.check_sharded_model_numerics(learner, max_length=components.mdp.max_length)
     numbers: dict[str, float | str] = {}
     cut = 0
-    for step in range(settings.steps):
+    for step in range(settings.max_steps):
         tasks = get_local_shard(components.accelerator, schedule.load_tasks(step * settings.batch_size, settings.batch_size))
         rows = [tokenize_gold(components.mdp, task) for _, task in tasks]
         numbers["loss"] = learner.train_supervised(rows)["loss"]

@@ -219,7 +219,7 @@ class Trainer(Hinted):
             stack.callback(self.run_log.close)
             self.checkpoint_writer = stack.enter_context(checkpoint.CheckpointWriter(config.train.collective_timeout_s))
             if place is None and config.sft_warmup is not None:
-                with ProgressReporter(self.console, "warmup", config.sft_warmup.steps) as work:
+                with ProgressReporter(self.console, "warmup", config.sft_warmup.max_steps) as work:
                     components = run_sft_warmup(components, config.sft_warmup, work)
 
             self.learner, components, self.not_compiled_reason = build_learner(components, folder, is_resumed=place is not None)

@@ -130,7 +130,7 @@ def test_a_command_that_a_signal_ended_in_order_has_its_exit_code(raised: int | 
 def test_an_advantage_of_the_user_that_raises_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Said) -> None:
     (tmp_path / "own.py").write_text("def wrong(answers):\n    return [1.0 for group in answers]\n", "utf-8")
     monkeypatch.chdir(tmp_path)
-    typed = "train quickstart algorithm.advantage=own.py:wrong train.steps=1 sft_warmup.steps=1 eval.tasks=2 --out run"
+    typed = "train quickstart algorithm.advantage=own.py:wrong train.steps=1 sft_warmup.max_steps=1 eval.tasks=2 --out run"
     assert run_command(typed.split()) == 2
     shown = capsys.readouterr().err
     assert f"a plugin raised TypeError: 'AnswerBatch' object is not iterable ({tmp_path / 'own.py'}:2, in wrong)" in shown

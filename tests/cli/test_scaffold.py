@@ -112,7 +112,7 @@ def test_a_new_sampler_passes_its_kit_and_a_run_samples_with_it(desk: Path, caps
     target = "here/rlvr_my_engine/__init__.py:MyEngine"
     found = check_plugin("sampler", target)
     assert list_failures(found) == [] and sum(not check.skipped for check in found) >= 13
-    run = ["train", "quickstart", f"rollout.sampler={target}", "sft_warmup.steps=2", "train.steps=1", "eval.tasks=2"]
+    run = ["train", "quickstart", f"rollout.sampler={target}", "sft_warmup.max_steps=2", "train.steps=1", "eval.tasks=2"]
     assert run_command([*run, "rollout.prompts_per_step=2", "rollout.num_generations=2", "--out", "run", "--json"]) == 0
 
 

@@ -243,7 +243,7 @@ HYBRID = {
 
 def test_a_hybrid_trains_with_the_default_sampler_and_the_banner_says_how(tmp_path: Path) -> None:
     screen = io.StringIO()
-    changes = {"sft_warmup": {"steps": 60, "batch_size": 16, "learning_rate": 1e-2}, "train": {"steps": 3, "learning_rate": 1e-3}}
+    changes = {"sft_warmup": {"max_steps": 60, "batch_size": 16, "learning_rate": 1e-2}, "train": {"steps": 3, "learning_rate": 1e-3}}
     ended = train(tiny_run(model={"config": HYBRID}, **changes), out=tmp_path, console=Console(file=screen, width=400))
     assert "log-probabilities differ from those of a plain forward pass by at most" in screen.getvalue()
     assert re.search(r"layers with attention: 1 of 2 \(1 conv.*\); token ids that end an answer: \d+\n", screen.getvalue())

@@ -104,7 +104,7 @@ def config(**changes: Any) -> RunConfig:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_in_a_run_every_ratio_is_1_at_the_first_step(name: str, tmp_path: Path) -> None:
-    start = {"steps": 40, "batch_size": 16, "learning_rate": 1e-2}
+    start = {"max_steps": 40, "batch_size": 16, "learning_rate": 1e-2}
     train(config(sft_warmup=start, eval={"tasks": 0}, **RUNS[name]), out=tmp_path, console=Console(file=io.StringIO()))
     gaps = [row["sampling/logp_difference_max"] for row in read_jsonl(tmp_path / "metrics.jsonl") if row["optimizer_steps"]]
     assert gaps and max(gaps) < 1e-4  # over the whole distribution it would be up to -log 0.7

@@ -129,7 +129,7 @@ def test_a_server_in_training(tmp_path: Path) -> None:
         env={"name": f"{__file__}:Asked"},
         tokenizer="bytes",
         model={"config": MODEL | {"max_position_embeddings": 1024}},
-        sft_warmup={"steps": 1, "batch_size": 2, "learning_rate": 1e-3},
+        sft_warmup={"max_steps": 1, "batch_size": 2, "learning_rate": 1e-3},
         rollout={"prompts_per_step": 1, "num_generations": 2},
         train={"steps": 1, "learning_rate": 1e-3},
         eval={"tasks": 1},

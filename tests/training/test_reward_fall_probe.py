@@ -49,7 +49,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     env = Sums(below=5)
     env.verifier = verifier = Switched()
     config = tiny_run(
-        sft_warmup={"steps": 120, "batch_size": 16, "learning_rate": 3e-3}, eval={"tasks": 0}, rollout={"num_generations": 16}
+        sft_warmup={"max_steps": 120, "batch_size": 16, "learning_rate": 3e-3}, eval={"tasks": 0}, rollout={"num_generations": 16}
     )
     with Trainer(config, env=env, out=tmp_path_factory.mktemp("probe") / "run", console=Console(file=io.StringIO())) as trainer:
         batch = trainer.batch_source.next(0)

@@ -446,7 +446,7 @@ def test_a_model_with_a_state_of_its_own_is_trained_and_what_is_slow_is_said(tmp
 def test_a_hybrid_model_learns(tmp_path: Path) -> None:
     """A convolution and an attention layer: more of its sampled answers are right at the end, and more of its greedy ones."""
     report = run(
-        tmp_path / "a", model={"config": LFM2}, sft_warmup={"steps": 60, "batch_size": 32, "learning_rate": 3e-3},
+        tmp_path / "a", model={"config": LFM2}, sft_warmup={"max_steps": 60, "batch_size": 32, "learning_rate": 3e-3},
         rollout={"prompts_per_step": 16, "num_generations": 8}, train={"steps": 50, "learning_rate": 2e-3}, eval={"tasks": 25},
         log={"save_every": 50},
     )  # fmt: skip
@@ -542,7 +542,7 @@ def test_the_engine_rests_after_each_look_of_a_warm_start(tmp_path: Path, monkey
     monkeypatch.setattr(HFSampler, "update_from_model", loaded)
     monkeypatch.setattr(HFSampler, "validate_model", lambda self, model: "")
     monkeypatch.setattr(HFSampler, "sleep", lambda self: done.append("rest"))
-    started = {"steps": 10, "batch_size": 16, "learning_rate": 1e-6, "target_accuracy": 0.99}
+    started = {"max_steps": 10, "batch_size": 16, "learning_rate": 1e-6, "target_accuracy": 0.99}
     train(tiny_run(sft_warmup=started, train={"steps": 1}), out=tmp_path / "run", console=Console(file=io.StringIO()))
     assert done[:5] == ["load", "rest", "load", "rest", "load"]  # two looks, then the run
 
@@ -583,14 +583,14 @@ def test_steps_that_bfloat16_would_round_away_are_told_before_work_begins(model:
 @pytest.mark.parametrize(
     "asked, deterministic, waits, told",
     [
-        (None, None, True, "to the bit, if its tools are"),
-        (False, None, False, "rollout.sync_turns=true fixes that"),
-        (None, False, False, "train.deterministic=true asks for the same bits"),
+        ("auto", "auto", True, "to the bit, if its tools are"),
+        (False, "auto", False, "rollout.sync_turns=true fixes that"),
+        ("auto", False, False, "train.deterministic=true asks for the same bits"),
         (True, False, True, "train.deterministic=true asks for the same bits"),
     ],
 )
 def test_conversations_wait_for_each_other_in_a_deterministic_run(
-    asked: bool | None, deterministic: bool | None, waits: bool, told: str
+    asked: bool | str, deterministic: bool | str, waits: bool, told: str
 ) -> None:
     """On a CPU a run is deterministic by default; then it must not depend on how long its sessions take."""
     rollout = {"num_generations": 2, "sync_turns": asked}

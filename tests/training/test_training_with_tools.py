@@ -22,7 +22,7 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
         env={"name": "tests/tools/desks.py:Desks"},
         tokenizer="chars:0123456789 abcdefghijklmnopqrstuvwxyz!_",
         model={"config": MODEL | {"max_position_embeddings": 160}},
-        sft_warmup={"steps": 60, "batch_size": 16, "learning_rate": 1e-2},
+        sft_warmup={"max_steps": 60, "batch_size": 16, "learning_rate": 1e-2},
         rollout={"prompts_per_step": 4, "num_generations": 4, "max_new_tokens": 40, "max_length": 160},
         train={"steps": 1, "learning_rate": 1e-3},
     )
@@ -48,7 +48,7 @@ def test_a_small_model_learns_to_call(tmp_path: Path) -> None:
     assert (report.mismatches, report.num_recorded_sessions) == (0, len(rows))
 
 
-SHORT = ["sft_warmup.steps=2", "train.steps=1", "eval.tasks=4", "rollout.prompts_per_step=4", "log.save_every=1"]
+SHORT = ["sft_warmup.max_steps=2", "train.steps=1", "eval.tasks=4", "rollout.prompts_per_step=4", "log.save_every=1"]
 
 
 @pytest.mark.parametrize("tools", ["[calculator]", "[]"])
@@ -63,7 +63,7 @@ def test_the_recipe_for_agents_runs_with_and_without_its_tool(tools: str, tmp_pa
 def test_a_run_with_tools_has_the_same_bits_however_long_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, on a CPU. The second run waits at other calls than the first."""
     taught = [
-        "sft_warmup.steps=40",
+        "sft_warmup.max_steps=40",
         "sft_warmup.batch_size=16",
         "sft_warmup.learning_rate=5e-3",
         "sft_warmup.target_accuracy=1",

@@ -74,7 +74,7 @@ def test_the_recipe_has_a_hole_that_stops_it_and_that_a_sound_verifier_has_not(t
         train(load_config("canaries", short), out=tmp_path / "weak", console=quiet())
     for row in read_jsonl(tmp_path / "weak" / "canaries.jsonl"):
         assert row["verdict"]["components"] == {"value": 0.0, "form": 1.0} and len(row["text"]) >= 3
-    sound = load_config("canaries", [*short, "env.verifier=numeric", "train.steps=2", "sft_warmup.steps=5"])
+    sound = load_config("canaries", [*short, "env.verifier=numeric", "train.steps=2", "sft_warmup.max_steps=5"])
     train(sound, out=tmp_path / "sound", console=quiet())
     assert list(read_jsonl(tmp_path / "sound" / "metrics.jsonl"))[-1]["canary/rewarded_total"] == 0
 

@@ -29,7 +29,7 @@ from tests.fixtures.tiny import tiny_run
 
 SKILLED: dict[str, Any] = {
     "env": {"name": "tests/fixtures/worlds.py:First"},
-    "sft_warmup": {"steps": 300, "batch_size": 32, "learning_rate": 5e-3, "target_accuracy": 0.95},
+    "sft_warmup": {"max_steps": 300, "batch_size": 32, "learning_rate": 5e-3, "target_accuracy": 0.95},
     "rollout": {"prompts_per_step": 48, "num_generations": 8},
     "train": {"steps": 6, "learning_rate": 1e-5},
     "eval": {"tasks": 200, "temperature": 1.0},
@@ -113,7 +113,7 @@ def test_gold_solutions_are_learned_from_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_gold_solutions_that_do_not_fit_are_cut_and_that_is_said(tmp_path: Path) -> None:
     cramped: dict[str, Any] = {"rollout": {"max_new_tokens": 1}, "algorithm": {"name": "sft"}, "data": {}}
-    config, told = tiny_run(**cramped, sft_warmup={"steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
+    config, told = tiny_run(**cramped, sft_warmup={"max_steps": 1}, train={"steps": 1}, eval={"tasks": 2}), io.StringIO()
     train(config, out=tmp_path / "a", console=Console(file=told, width=400))
     assert metrics(tmp_path / "a")[0]["completions/clipped_ratio"] == 1.0
     assert "100% of the gold solutions of step 1 are longer than an answer may be" in told.getvalue()
@@ -266,7 +266,7 @@ def test_what_cannot_be_learned_from_is_refused_with_the_way_out(source: Path, t
         ),
         ("reward_model", source, ["train.gradient_checkpointing=true"], ConfigError, "max_tokens_per_microbatch; set it to False"),
         ("reward_model", source, ["train.minibatches_per_step=2"], ConfigError, "prompts_per_step pairs; set it to 1"),
-        ("reward_model", source, ["sft_warmup={steps: 5}"], ConfigError, "sft_warmup is set, which has no effect on a reward model"),
+        ("reward_model", source, ["sft_warmup={max_steps: 5}"], ConfigError, "sft_warmup is set, which has no effect on a reward model"),
         ("reward_model", source, ["algorithm=ppo"], ConfigError, "algorithm is set"),
         ("reward_model", source, ["log.report_to=[tensorboard]"], ConfigError, "log.report_to is set"),
     ):

@@ -50,7 +50,7 @@ def test_imitation_is_cross_entropy(name: str, data: Any, tmp_path: Path, monkey
         return update(self, groups)
 
     monkeypatch.setattr(Learner, "update_with_diagnostics", noted)
-    start = {"sft_warmup": {"steps": 60, "batch_size": 32, "learning_rate": 1e-2}} if data is None else {}
+    start = {"sft_warmup": {"max_steps": 60, "batch_size": 32, "learning_rate": 1e-2}} if data is None else {}
     row = run(tmp_path / "a", algorithm={"name": name}, data=data, rollout=ROLLOUT, **start)
     assert seen
     loss, norm = cross_entropy(tmp_path / "a", seen)
