@@ -89,7 +89,7 @@ class IsolatedVerifier(Verifier):
             try:
                 reply = self.pool.send_request(request, self.pool.new_budget())
             except (BudgetExceeded, WorkersFailed) as error:
-                if attempt == NUM_ATTEMPTS - 1:
+                if isinstance(error, WorkersFailed) or attempt == NUM_ATTEMPTS - 1:  # the pool has tried several workers
                     return self._judge_failure(error, self._known or request | {"answer": HARMLESS_ANSWER})
             else:
                 if "verdict" in reply:

@@ -95,6 +95,22 @@ def test_no_answer_touches_another_one_and_nothing_is_left(path: Path, function:
     assert not [line for line in lines if line.split(b"\0")[:2] == [b"sleep", b"4711"]]
 
 
+def test_a_verifier_that_exits_is_not_started_for_long(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "def score(answer, reference):\n"
+        "    if answer == 'exit':\n"
+        f"        open({str(tmp_path / 'tries')!r}, 'a').write('x')\n"
+        "        os._exit(3)\n"
+        "    return answer == reference\n"
+    )
+    made = rlvr.make_verifier("isolated", verifier=f"{tmp_path}/mine.py:score", workers=1)
+    verdict = rlvr.verify(made, answer="exit", reference="4")
+    made.close()
+    assert (verdict.score, verdict.fault) == (0.0, "answer") and "3 workers in a row" in verdict.reason, verdict
+    assert (tmp_path / "tries").read_text() == "xxx"
+
+
 def test_the_first_answer_of_all_may_be_the_one_that_hangs(path: Path) -> None:
     made = rlvr.make_verifier("isolated", verifier=f"{path}:score", cpu_s=0.5, workers=1)
     assert rlvr.verify(made, answer="a" * 60, reference="4").score == 0.0

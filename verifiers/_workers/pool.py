@@ -30,6 +30,8 @@ WORKER_FILE = Path(__file__).with_name("worker_main.py")
 PATTERNS_FILE = Path(__file__).with_name("patterns.py")
 """The file that handles requests for regular expressions and JSON schemas in a worker."""
 MAX_ATTEMPTS = 8
+MAX_EXITS = 3
+"""Attempts that may end by an exit of the worker itself: other than a kill, that hardly ever comes from outside."""
 WALL_FACTOR = 20.0
 """Wall-clock timeout per attempt, as a multiple of the CPU budget: only a stalled machine reaches it."""
 MAX_WAIT_PERIODS = 40
@@ -219,7 +221,7 @@ class WorkerPool:
         if budget.cpu_s_left <= 0:
             raise BudgetExceeded(f"its time for {self.work_name} is used up")
         request = request | {"cpu_s": budget.cpu_s_left}
-        trouble = "it was not tried"
+        trouble, exits = "it was not tried", 0
         for attempt in range(MAX_ATTEMPTS):
             worker = self._take_worker()
             start = worker.read_cpu_s() or 0.0
@@ -234,6 +236,9 @@ class WorkerPool:
                 if used >= 0.9 * budget.cpu_s_left or (attempt and status in (-24, -25)):
                     budget.cpu_s_left = 0.0
                     raise BudgetExceeded(f"{self.work_name} needs more than {self.cpu_s:g} s of processor time") from error
+                exits += status != -signal.SIGKILL
+                if exits == MAX_EXITS:
+                    break
                 continue
             except BaseException:
                 self._replace_worker(worker)
@@ -247,7 +252,7 @@ class WorkerPool:
                 budget.cpu_s_left = 0.0
                 raise BudgetExceeded(str(reply["over"])[:200])
             return reply
-        raise WorkersFailed(f"{MAX_ATTEMPTS} workers in a row gave no reply ({trouble})")
+        raise WorkersFailed(f"{attempt + 1} workers in a row gave no reply ({trouble})")
 
     def _take_worker(self) -> Worker:
         self._reset_after_fork()
