@@ -1,7 +1,7 @@
 """Parse physical units: a unit is a factor and powers of base units; case matters (mW is not MW).
 
 A unit is written as symbols or names with powers, joined by a space, a dot, `*` or `/`: `kg m/s^2`, `N·m`, `J/(kg K)`,
-`metres per second`. A slash divides by the one unit or bracket after it: `J/kg K` is (J/kg)·K.
+`metres per second`. A slash divides by the one unit or bracket after it, and by what adjoins it: `J/kg K` is (J/kg)·K, `W/m²K` is W/(m² K).
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ Dimensions = tuple[tuple[str, int], ...]
 PI = Fraction(3141592653589793238462643383279502884197, 10**39)
 
 SI_UNITS = """
-m: m = meter metre meters metres | g: 1/1000 kg = gram grams | s: s = second seconds sec
+m: m = meter metre meters metres | g: 1/1000 kg = gram grams | s: s = second seconds sec secs
 A: A = ampere amperes amp amps | K: K = kelvin kelvins | mol: mol = mole moles | cd: cd = candela candelas | Hz: s^-1 = hertz
 N: kg m s^-2 = newton newtons | Pa: kg m^-1 s^-2 = pascal pascals | J: kg m^2 s^-2 = joule joules
 W: kg m^2 s^-3 = watt watts | C: A s = coulomb coulombs | V: kg m^2 s^-3 A^-1 = volt volts
-F: kg^-1 m^-2 s^4 A^2 = farad farads | Ω: kg m^2 s^-3 A^-2 = ohm ohms | S: kg^-1 m^-2 s^3 A^2 = siemens
+F: kg^-1 m^-2 s^4 A^2 = farad farads | Ω: kg m^2 s^-3 A^-2 = ohm ohms Ohm Ohms | S: kg^-1 m^-2 s^3 A^2 = siemens
 Wb: kg m^2 s^-2 A^-1 = weber webers | T: kg s^-2 A^-1 = tesla teslas | H: kg m^2 s^-2 A^-2 = henry henrys henries
 lm: cd = lumen lumens | lx: cd m^-2 = lux | Bq: s^-1 = becquerel becquerels | Gy: m^2 s^-2 = gray grays
 Sv: m^2 s^-2 = sievert sieverts | L: 1/1000 m^3 = l liter litre liters litres
 eV: 1602176634/10000000000000000000000000000 kg m^2 s^-2 = electronvolt electronvolts | bar: 100000 kg m^-1 s^-2 = bars
 cal: 4184/1000 kg m^2 s^-2 = calorie calories | t: 1000 kg = tonne tonnes | Wh: 3600 kg m^2 s^-2 = | bit: bit = bits
-B: 8 bit = byte bytes | pc: 30856775814913673 m = parsec parsecs
+M: 1000 mol m^-3 = molar | B: 8 bit = byte bytes | pc: 30856775814913673 m = parsec parsecs
 """
 """Units that take SI prefixes. Symbol: factor and base units = other names."""
 OTHER_UNITS = """
-min: 60 s = minute minutes | h: 3600 s = hr hrs hour hours | d: 86400 s = day days | week: 604800 s = weeks
+min: 60 s = minute minutes mins | h: 3600 s = hr hrs hour hours | d: 86400 s = day days | week: 604800 s = weeks
 ft: 3048/10000 m = foot feet | in: 254/10000 m = inch inches | yd: 9144/10000 m = yard yards
 mi: 1609344/1000 m = mile miles | lb: 45359237/100000000 kg = lbs pound pounds
 oz: 45359237/1600000000 kg = ounce ounces | lbf: 8896443230521/2000000000000 kg m s^-2 =
@@ -106,6 +106,8 @@ def _normalize_spelling(text: str) -> str:
         text = text.replace(sign, becomes)
     text = re.sub(r"([⁰¹²³⁴-⁹-]*[⁰¹²³⁴-⁹]+)", lambda found: "^" + found[1].translate(SUPERSCRIPTS), text)
     text = re.sub(r"°\s+(?=[CF]\b)", "°", text)
+    text = re.sub(r"\bmm\s+Hg\b", "mmHg", text)
+    text = re.sub(r"\s+", " ", text).replace("/ ", "/")
     text = re.sub(r"\bdegrees? °(?=[CF])", "°", text)
     text = re.sub(r"\s+per\s+", "/", text)
     text = re.sub(r"\b(square|sq|cubic|cu)\s+([^\W\d_]+)", lambda m: f"{m[2]}^{2 if m[1].startswith('s') else 3}", text)
@@ -122,7 +124,7 @@ def _parse_product(text: str) -> tuple[Fraction, Dimensions] | None:
             sign, at = -1, at + 1
             continue
         if text[at].isspace():
-            at += 1
+            sign, at = 1, at + 1
             continue
         if text[at] == "(":
             end = text.find(")", at)
@@ -138,7 +140,6 @@ def _parse_product(text: str) -> tuple[Fraction, Dimensions] | None:
         factor *= read[0] ** (sign * power)
         for base, count in read[1]:
             powers[base] = powers.get(base, 0) + sign * power * count
-        sign = 1
     return factor, tuple(sorted((base, count) for base, count in powers.items() if count))
 
 
@@ -188,11 +189,12 @@ def _build_tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
             if len(name) > 1:
                 long[name] = value
     short["l"] = every["l"]
-    short["ohm"] = every["ohm"]
+    short["ohm"] = short["Ohm"] = every["ohm"]
     for symbol, (value, names) in _parse_table(OTHER_UNITS).items():
         for name in (symbol, *names):
             every[name] = value
     every["kcal"] = (short["cal"][0] * 1000, short["cal"][1])
+    every["kgs"] = (short["g"][0] * 1000, short["g"][1])
     return short, long, every
 
 

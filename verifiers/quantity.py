@@ -32,6 +32,8 @@ NUMBER = re.compile(
     r"(?:[eE](?P<e>[+-]?\d{1,3})|\s*(?:\\times|×|x|\*|\\cdot|·)\s*10\s*\^?\s*\{?(?P<ten>[+\-−]?[\d⁻⁰¹²³⁴-⁹]{1,4})\}?)?(?![\d.,])",
     re.ASCII,
 )
+PART = re.compile(r"(\d+(?:\.\d+)?)\s*([^\W\d_]+)")
+PARTS = re.compile(r"(?:\d+\s*[^\W\d_]+(?:,?\s+(?:and\s+)?|(?=\d))){1,3}\d+(?:\.\d+)?\s*[^\W\d_]+")
 BARE_POWER_OF_TEN = re.compile(r"^([+\-−]?)10\s?\^\s?([+\-−]?\d{1,3})(?![\d.])")
 QUANTITY_NAME = re.compile(r"\s*[A-Za-zα-ω](?:_?\{?\w{1,8}\}?)?\s*(?:=|≈|\\approx)\s*")
 """The name of the quantity before its value: `v = `."""
@@ -40,7 +42,7 @@ MAX_QUANTITY_CHARS, ROUNDING_TOLERANCE = 200, Fraction(1, 10**9)
 
 
 class Quantity(Verifier):
-    """The answer is one number with one unit, and equals the reference.
+    """The answer is one number with one unit, or in parts such as `2 h 30 min`, and equals the reference.
 
     The reference is a text such as `9.81 m/s^2`, or `{"value": 9.81, "unit": "m/s^2"}`. The unit is required, its case counts, and it may
     be any unit of the same kind (`72 km/h` is `20 m/s`) unless `convert` is false. An unknown unit gives no score in the
@@ -52,7 +54,7 @@ class Quantity(Verifier):
     1.0
     """
 
-    version = "3"  # 3: units in fractions of LaTeX
+    version = "4"  # 3: units in fractions of LaTeX; 4: quantities in parts, more spellings of units
     examples = (
         VerifierExample("72 km/h", correct=("72 km/h", "20 m/s"), incorrect=("72", "20 km/h", "72 km/h or 20 km/h", "20 s/m", "")),
         VerifierExample({"value": 5, "unit": "mW"}, correct=("5 mW", "0.005 W"), incorrect=("5 MW", "5")),
@@ -130,6 +132,30 @@ def _parse_quantity(text: str) -> ParsedQuantity | None:
         text = re.sub(pattern, becomes, text)
     text = QUANTITY_NAME.sub("", text, count=1).strip().removesuffix(".")
     text = BARE_POWER_OF_TEN.sub(r"\g<1>1 × 10^\2", text)
+    return _parse_parts(text) or _parse_number_with_unit(text)
+
+
+def _parse_parts(text: str) -> ParsedQuantity | None:
+    """Parse a quantity in parts of ever smaller units, such as `2 h 30 min`: each part but the first is less than one of the unit before.
+
+    >>> _parse_parts("5 ft 11 in") == _parse_number_with_unit("71 in"), _parse_parts("2 h 90 min"), _parse_parts("5 m 6 m")
+    (True, None, None)
+    """
+    if PARTS.fullmatch(text) is None:
+        return None
+    parts = [_parse_number_with_unit(f"{part[1]} {part[2]}") for part in PART.finditer(text)]
+    last, total = parts[-1], Fraction(0)
+    for part, above in zip(parts, [None, *parts], strict=False):
+        if part is None or last is None or part.dimensions != last.dimensions or part.offset:
+            return None
+        if above is not None and not part.value * part.factor < above.factor:
+            return None
+        total += part.value * part.factor
+    assert last is not None
+    return last._replace(value=total / last.factor)
+
+
+def _parse_number_with_unit(text: str) -> ParsedQuantity | None:
     found = NUMBER.match(text)
     if found is None or not (found["whole"] or found["part"]):
         return None
