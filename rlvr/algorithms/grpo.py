@@ -5,7 +5,7 @@
     L = (1/B) sum_i (1/T_i) sum_t -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL
 
 paper                    2402.03300
-differs from the paper   beta is 0 (there 0.04), so there is no reference model unless it is set; B counts the scored answers of the whole step,
+differs from the paper   beta is 0 (there 0.04), so there is no reference model unless it is set; B counts the scored answers of the optimizer step,
                          so an answer weighs the same in a group that lost members
 """
 
