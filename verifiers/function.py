@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlvr.contracts import Verifier, VerifierExample
+from rlvr.contracts import Verifier, VerifierExample, VerifierTraits
 from rlvr.contracts.reward_function import RewardSignature, adapt_reward_function
 from rlvr.errors import ConfigError, RlvrError, describe_exception, require_text_answers
 from rlvr.extraction import extract_answer
 from rlvr.mdp.sessions import RAISED
 from rlvr.task import MAX_REWARD, Fault, Task, Verdict
+from rlvr.verifiers._endpoint import BackgroundEventLoop
 
 
 def _match_exactly(answer: str, reference: str | None) -> bool | None:
@@ -35,7 +38,8 @@ class FunctionVerifier(Verifier):
     """Scores with a function of yours: its return value is the score.
 
     `f(answer, reference)` returns a number, True or False, None for *not scored*, or a verdict. A reward function of TRL,
-    `f(prompts, completions, **columns) -> list`, works too. An evaluation reports accuracy and pass@k of scores from 0 to 1; other
+    `f(prompts, completions, **columns) -> list`, works too, and so does a coroutine function: its answers are awaited concurrently, in one
+    event loop. An evaluation reports accuracy and pass@k of scores from 0 to 1; other
     numbers are rewards to train with, and are reported as a mean.
 
     >>> import rlvr
@@ -65,6 +69,9 @@ class FunctionVerifier(Verifier):
         self.has_bounded_score = score_range is not None
         self.name = getattr(function, "__name__", type(function).__name__)
         self._call = adapt_reward_function(function)
+        is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self._loop = BackgroundEventLoop() if is_coroutine else None
+        self.traits = VerifierTraits(is_async=is_coroutine, has_batch_method=is_coroutine)
         known = RewardSignature.read(function)
         self.needs_reference, self.columns = bool(known.reference), known.list_columns()
 
@@ -74,26 +81,80 @@ class FunctionVerifier(Verifier):
     @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
         """Call the function; what is not a number in the range is no score, with the value in the reason."""
+        if self._loop is not None:
+            return self._loop.submit(self._averify_answer(task, answer)).result()
         text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text
         if text is not None:
             return self._score(task, text)
-        reason = f"no answer was found (extractor {self.extractor})"
-        if self.has_bounded_score:
-            return Verdict(0.0, reason)
         try:
-            empty = self._score(task, "").score
+            empty = None if self.has_bounded_score else self._score(task, "").score
         except RewardFunctionError:
             empty = None
-        return Verdict(min(0.0, empty or 0.0), reason)  # where rewards are negative, a 0 would pay for leaving the answer out
+        return self._build_missing_verdict(empty)
+
+    async def averify(self, task: Task, answer: str) -> Verdict:
+        """Await the verdict of a coroutine function; a plain function is called in a thread."""
+        if self._loop is None:
+            return await super().averify(task, answer)
+        return await asyncio.wrap_future(self._loop.submit(self._averify_answer(task, answer)))
+
+    def verify_many(self, tasks: Sequence[Task], answers: Sequence[str]) -> list[Verdict]:
+        """Score many answers, in their order; those of a coroutine function are awaited concurrently."""
+        if self._loop is None:
+            return super().verify_many(tasks, answers)
+        started = [self._loop.submit(self._averify_answer(task, answer)) for task, answer in zip(tasks, answers, strict=True)]
+        return [verdict.result() for verdict in started]
+
+    def close(self) -> None:
+        """Stop the event loop of a coroutine function; a wait that goes on is cancelled."""
+        if self._loop is not None:
+            self._loop.close()
+
+    async def _averify_answer(self, task: Task, answer: str) -> Verdict:
+        text = answer if self.extractor == "whole" else extract_answer(answer, self.extractor).text
+        if text is not None:
+            return await self._ascore(task, text)
+        try:
+            empty = None if self.has_bounded_score else (await self._ascore(task, "")).score
+        except RewardFunctionError:
+            empty = None
+        return self._build_missing_verdict(empty)
+
+    def _build_missing_verdict(self, empty_score: float | None) -> Verdict:
+        """Build the verdict on a text without an answer: where rewards are negative, a 0 would pay for leaving the answer out."""
+        return Verdict(min(0.0, empty_score or 0.0), f"no answer was found (extractor {self.extractor})")
 
     def _score(self, task: Task, text: str) -> Verdict:
         """Call the function on the text of the answer."""
-        try:
+        with self._describe_mistakes():
             returned = self._call(text, task.reference, task.question, task.meta)
-        except (AttributeError, LookupError, NameError, TypeError) as error:  # those of a wrong idea of the arguments
+        return self._build_verdict(task, returned)
+
+    async def _ascore(self, task: Task, text: str) -> Verdict:
+        """Await the function on the text of the answer."""
+        with self._describe_mistakes():
+            try:
+                returned = await self._call(text, task.reference, task.question, task.meta)
+            except (KeyboardInterrupt, SystemExit) as error:  # either would end the event loop, and every other answer would wait for ever
+                raise RewardFunctionError(f"the function {self.name} raised {describe_exception(error)}") from error
+        return self._build_verdict(task, returned)
+
+    @contextmanager
+    def _describe_mistakes(self) -> Iterator[None]:
+        """Turn the errors of a wrong idea of the arguments into one that says what the function was given."""
+        try:
+            yield
+        except (AttributeError, LookupError, NameError, TypeError) as error:
             raise RewardFunctionError(self._describe_error(error), is_certain=self._is_certain(error)) from error
+
+    def _build_verdict(self, task: Task, returned: Any) -> Verdict:
+        """Build the verdict from what the function returned."""
         if isinstance(returned, Verdict):
             return returned
+        if inspect.iscoroutine(returned):
+            returned.close()
+            reason = f"{self.name} returned a coroutine; write the function itself as `async def`, then its result is awaited"
+            return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "TypeError"})
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
             return Verdict(None, f"{self.name} returned None", fault=Fault.TASK if task.reference is None else Fault.INFRA)

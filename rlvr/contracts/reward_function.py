@@ -6,7 +6,7 @@ Which arguments a function wants is recognized by their names; see `adapt_reward
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ VERL_ARGUMENTS: Mapping[str, Any] = {"data_source": "rlvr", "extra_info": None}
 """Arguments of verl's `compute_score` that a reward function may want."""
 
 RewardCall = Callable[[str, Any, str, Mapping[str, Any]], Any]
-"""Call a reward function for one answer: (answer, reference, question, meta) -> whatever the function returns for it."""
+"""Call a reward function for one answer: (answer, reference, question, meta) -> whatever the function returns for it. The call of a
+coroutine function returns a coroutine.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,20 @@ def adapt_reward_function(function: Any) -> RewardCall:
             return function(**given)
         given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
         returned = function(**given)
-        if not isinstance(returned, list | tuple) or not returned:
-            return returned
-        reward, *more = returned
-        if more and isinstance(returned, list):  # a tuple is a reward with details
-            raise ValueError(f"it returned {len(returned)} rewards for 1 completion; it must return a list with one for each")
-        return reward
+        return _await_only_reward(returned) if inspect.isawaitable(returned) else _get_only_reward(returned)
 
     return call
+
+
+def _get_only_reward(returned: Any) -> Any:
+    """Return the reward in what a function over a batch returned for one completion."""
+    if not isinstance(returned, list | tuple) or not returned:
+        return returned
+    reward, *more = returned
+    if more and isinstance(returned, list):  # a tuple is a reward with details
+        raise ValueError(f"it returned {len(returned)} rewards for 1 completion; it must return a list with one for each")
+    return reward
+
+
+async def _await_only_reward(returned: Awaitable[Any]) -> Any:
+    return _get_only_reward(await returned)
