@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from rlvr.errors import ConfigError
@@ -29,7 +31,7 @@ class PageServer:
         self.page_sent = threading.Event()
         """Set when a page was sent; clear it to wait for the next one."""
         try:
-            self._server = ThreadingHTTPServer((HOST, port), _make_handler(self, pages))
+            self._server = _Server((HOST, port), _make_handler(self, pages))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or "not a valid port"
             raise ConfigError(f"port {port} cannot be used: {why}; give another --port up to 65535, or 0 for a free one") from error
@@ -49,6 +51,13 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(CONNECTION_TIMEOUT_S)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print no traceback for a browser that has gone away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 def _make_handler(page_server: PageServer, pages: Pages) -> type[BaseHTTPRequestHandler]:

@@ -7,11 +7,14 @@ import gzip
 import json
 import os
 import re
+import socket
+import struct
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -22,6 +25,7 @@ from rlvr.runs.curves import MAX_POINTS
 from rlvr.runs.run_log import RunLog
 from rlvr.viewer import index
 from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, get_control_token_name
+from rlvr.viewer.serve import PageServer
 from rlvr.viewer.view import PAGE_FOLDER, SCRIPTS, STYLES, WrittenPage, watch_run, write_page
 from tests.fixtures.tiny import tiny_run
 
@@ -297,3 +301,19 @@ def test_a_page_replaces_a_page_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="so it is not overwritten"):
         write_page(tmp_path / "e", pipe)
     assert pipe.is_fifo()
+
+
+def test_a_browser_that_goes_away_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("x" * 10_000_000)
+    with PageServer(lambda path: page) as served:
+        host, port = urlsplit(served.url).netloc.split(":")
+        for path in (urlsplit(served.url).path, "/elsewhere"):
+            with socket.create_connection((host, int(port))) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets the connection
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n".encode())
+                time.sleep(0.3)  # the server reads, and waits for the rest
+        until = time.monotonic() + 30
+        while [thread for thread in threading.enumerate() if "process_request_thread" in thread.name] and time.monotonic() < until:
+            time.sleep(0.05)
+    assert capfd.readouterr().err == ""
