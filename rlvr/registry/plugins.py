@@ -402,8 +402,11 @@ def check_settings(
     kind: str, name: str, known_settings: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], hints: Mapping[str, str] = NO_HINTS
 ) -> None:
     """Raise one ConfigError for all unknown settings, each with how it is written here (the plugin's `setting_hints`), or the nearest
-    known one, or the plugins of the kind that have it.
+    known one, or the plugins of the kind that have it; and one for a text in the place of true or false, which would count as true.
     """
+    for key, value in settings.items():
+        if key in known_settings and known_settings[key].annotation in ("bool", bool) and isinstance(value, str):
+            raise ConfigError(f"{kind} {name!r}: {key} is {value!r}; it must be true or false")
     found = []
     for key in (key for key in settings if key not in known_settings):
         hint = hints.get(key) or explain_plugin_setting(kind, key, known_settings) or format_suggestion(key, known_settings)

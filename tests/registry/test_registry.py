@@ -123,6 +123,7 @@ def test_a_plugin_is_built_with_its_settings_and_its_needs() -> None:
         ("env", f"{worlds.__file__}:Sum", {}, "has no 'Sum'; did you mean 'Sums'"),
         ("env", f"{worlds.__file__}:TOKENS", {}, "a plugin is a class or a function"),
         ("env", SUMS, {"blow": 3}, "no setting 'blow'; did you mean 'below'"),
+        ("verifier", "numeric", {"percent": "maybe"}, "percent is 'maybe'; it must be true or false"),
     ],
 )
 def test_a_wrong_name_or_setting_is_answered_with_the_right_one(kind: str, name: Any, kwargs: dict[str, Any], words: str) -> None:
