@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 from rlvr.errors import ConfigError, SandboxError
-from rlvr.runs.folder_owner import create_owned_folder, get_owner_label, is_owner_dead, remove_folder, remove_orphaned_folders
+from rlvr.runs.folder_owner import create_owned_folder, force_remove_folder, get_owner_label, is_owner_dead, remove_orphaned_folders
 from rlvr.sandbox._inside.box import cgroups as groups
 from rlvr.sandbox._inside.frames import ConnectionBroken
 from rlvr.sandbox._outside.local_supervisor import SYSTEM_PYTHONS, LocalSandbox, LocalSupervisorConnection
@@ -73,7 +73,7 @@ class PlainSupervisor(LocalSupervisorConnection):
         super().close()
         groups.remove_parent_cgroup(self._cgroup)
         with contextlib.suppress(OSError):
-            remove_folder(self._folder)
+            force_remove_folder(self._folder)
 
 
 def _start_child_supervisor(disk_mb: int, serves_sessions: bool) -> PlainSupervisor:

@@ -44,13 +44,13 @@ def remove_orphaned_folders(prefix: str, parent: str | None = None) -> int:
     for folder in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if is_owner_dead((folder / OWNER_FILE).read_text("utf-8")):
-                remove_folder(folder)
+                force_remove_folder(folder)
                 removed += 1
     return removed
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder, whatever permissions a program has set in it.
+def force_remove_folder(folder: Path) -> None:
+    """Remove a folder, whatever permissions a program has set in it, without a look at its owner.
 
     The owner file is removed last, in case something fails.
     """

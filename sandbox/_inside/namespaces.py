@@ -130,7 +130,7 @@ def limit_terminals(most: int, folder: str = "/dev/pts") -> None:
             os.chmod(os.path.join(folder, "ptmx"), 0)
 
 
-def forbid_user_namespaces() -> bool:
+def forbid_new_user_namespaces() -> bool:
     """Forbid new user namespaces in the user namespace of this process, for as long as it exists; return whether that worked."""
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:

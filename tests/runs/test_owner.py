@@ -15,10 +15,10 @@ import pytest
 from rlvr.runs.folder_owner import (
     OWNER_FILE,
     create_owned_folder,
+    force_remove_folder,
     get_owner_label,
     get_pid_scope,
     is_owner_dead,
-    remove_folder,
     remove_orphaned_folders,
 )
 from rlvr.sandbox._inside.workdirs import empty_folders
@@ -86,7 +86,9 @@ def shut_in(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "removed", [remove_folder, lambda folder: remove_orphaned_folders("ours-", str(folder.parent))], ids=["by its owner", "by a sweep"]
+    "removed",
+    [force_remove_folder, lambda folder: remove_orphaned_folders("ours-", str(folder.parent))],
+    ids=["by its owner", "by a sweep"],
 )
 def test_folders_that_a_program_shut_go_too(everybodys: Path, removed: Callable[[Path], Any]) -> None:
     def work() -> None:

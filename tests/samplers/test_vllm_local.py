@@ -440,7 +440,7 @@ def test_weights_go_to_memory_only_where_they_fit_twice(stand: Path, monkeypatch
     size = sum(weight.numel() * 4 for weight in model.parameters())
     for free, where in ((2 * size + 1, stand), (2 * size - 1, Path(tempfile.gettempdir()))):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free))
-        assert fleet.choose_weights_folder(model) == where
+        assert fleet.choose_parent_of_weights_folder(model) == where
 
 
 def test_messages_are_whole_or_they_are_none() -> None:
@@ -493,7 +493,7 @@ def test_an_engine_that_does_not_read_is_killed(tmp_path: Path) -> None:
     os.kill(engine.pid, signal.SIGSTOP)
     engine.send({"do": "score", "tokens": list(range(1_000_000))})
     assert heard.get(timeout=20) is None and soon(lambda: gone(engine.pid))
-    engine.close()
+    engine.kill()
 
 
 def test_a_rollout_that_ends_early_aborts_what_is_running() -> None:

@@ -36,8 +36,8 @@ class EnginePlan:
         return self.gpus[number * each : (number + 1) * each]
 
 
-def choose_weights_folder(model: Any) -> Path:
-    """Return a folder in shared memory, if the weights fit there twice; else the folder for temporary files."""
+def choose_parent_of_weights_folder(model: Any) -> Path:
+    """Return where to make the folder for weights: in shared memory, if they fit there twice; else in the folder for temporary files."""
     needed = 0 if isinstance(model, str) else 2 * sum(weight.numel() * weight.element_size() for weight in model.parameters())
     roomy = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > needed
     return SHARED_MEMORY if roomy else Path(tempfile.gettempdir())

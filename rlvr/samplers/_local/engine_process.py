@@ -71,7 +71,7 @@ class EngineProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process and its children."""
+        """Kill the process and its children, and wait for the listening thread."""
         if self.process.returncode is None:  # not reaped yet, so the pid is still its own
             kill_process_group(self.pid, timeout_s=KILL_TIMEOUT_S)
             with suppress(ProcessLookupError, PermissionError):
@@ -79,10 +79,6 @@ class EngineProcess:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(KILL_TIMEOUT_S)
         self._wire.close()
-
-    def close(self) -> None:
-        """Kill the process and wait for the listening thread."""
-        self.kill()
         if threading.current_thread() is not self._thread:
             self._thread.join(KILL_TIMEOUT_S)
 

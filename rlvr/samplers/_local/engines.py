@@ -23,7 +23,7 @@ from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.models.device import free_cached_memory
 from rlvr.runs.folder_owner import create_owned_folder, remove_orphaned_folders
 from rlvr.samplers._colocated import VLLMEngineConfig, find_tied_head_and_embeddings
-from rlvr.samplers._local.engine_plan import EnginePlan, choose_weights_folder, clear_shared_memory
+from rlvr.samplers._local.engine_plan import EnginePlan, choose_parent_of_weights_folder, clear_shared_memory
 from rlvr.samplers._local.engine_process import EngineProcess
 from rlvr.samplers._local.engine_slot import EngineSlot
 from rlvr.samplers._local.load_balancer import EngineLoad, choose_engine, make_group_key
@@ -49,7 +49,7 @@ class LocalEngines:
         self, model: Any, config: VLLMEngineConfig, timeouts: Timeouts, plan: EnginePlan, *, concurrency: int, folder: str | None = None
     ) -> None:
         self.timeouts, self.plan, self.config = timeouts, plan, config
-        within = folder or str(choose_weights_folder(model))
+        within = folder or str(choose_parent_of_weights_folder(model))
         remove_orphaned_folders(FOLDER_PREFIX, within)
         try:
             self._folder = create_owned_folder(FOLDER_PREFIX, within)
@@ -177,7 +177,7 @@ class LocalEngines:
         """Stop all engines and remove their files."""
         for slot in self.slots:
             if slot.process is not None:
-                slot.process.close()
+                slot.process.kill()
             slot.process = None
         shutil.rmtree(self._folder, ignore_errors=True)
         clear_shared_memory(self._folder)
@@ -339,7 +339,7 @@ class LocalEngines:
     def _restart(self, slot: EngineSlot, reason: str) -> None:
         """Restart an engine; its requests go back to the waiting list."""
         assert slot.process is not None
-        slot.process.close()
+        slot.process.kill()
         reason = reason or slot.last_fault or slot.process.describe_exit()
         self._waiting[:0] = slot.load.remove_all()
         slot.load.groups.clear()

@@ -42,8 +42,8 @@ def build_stateful_shell_command(max_processes: int | None) -> list[str]:
     return ["/bin/bash", "-c", "; ".join([*limit, *BASH_STEPS]), "bash"]  # on one line: bash counts the lines of the source from 1
 
 
-def parse_last_state(output: bytes) -> bytes | None:
-    """Return the last complete record of folder and variables that a bash call wrote; None if there is none or it is too large."""
+def parse_last_bash_state(output: bytes) -> bytes | None:
+    """Return the last complete state of bash that a call wrote, its folder and variables; None if there is none or it is too large."""
     records = output.split(b"\0")
     return records[-2] if len(records) > 1 and len(records[-2]) <= MAX_STATE_BYTES else None
 

@@ -194,7 +194,7 @@ class SessionServer:
         if call.state.exit_status:
             self._kill_call(call, shell.process, shell.cgroup)
         self._read_available_output(call)
-        if (kept := calls.parse_last_state(bytes(call.state.output["report"]))) is not None:
+        if (kept := calls.parse_last_bash_state(bytes(call.state.output["report"]))) is not None:
             self.shell_state = kept
         call.state.exit_code = get_exit_code(shell.process) if ended is None else ended
 
