@@ -110,7 +110,7 @@ class Driver:
         self.scheduler = WorkScheduler(
             task_timeout_s=settings.task_timeout_s,
             load_timeout_s=settings.startup_timeout_s,
-            max_failures=settings.max_lost_workers_per_task,
+            max_lost_workers_per_task=settings.max_lost_workers_per_task,
             backup_task_fraction=settings.backup_task_fraction,
         )
         self.num_retries, self.num_lost, self.num_abandoned = 0, 0, 0
@@ -373,7 +373,7 @@ class Driver:
                     self.transport.start_task(order, unit, batch.sampling, batch.policy_version)
                 case LoadWeights():
                     self.metrics.set_state(order.worker, "loading")
-                    self.metrics.add_count("weights_bytes", self.transport.send_stored_weights(order))
+                    self.metrics.add_count("weights_bytes", self.transport.send_weight_update(order))
                 case CancelCopy(stopped):
                     self.transport.cancel_task(stopped)
                 case CountRetry():

@@ -44,7 +44,7 @@ from rlvr.cluster.machines import (
 )
 from rlvr.cluster.rollout_tasks import RolloutTask
 from rlvr.cluster.scheduler_commands import DispatchTask, LoadWeights
-from rlvr.cluster.transport import Event, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
+from rlvr.cluster.transport import Event, NumBytes, TaskEnded, WeightsLoaded, WorkerLost, WorkerStarted
 from rlvr.cluster.verifier_actors import VerifierActorPool, make_ask_verdict
 from rlvr.cluster.weights.weight_updates import WeightUpdate, WeightUpdateHistory
 from rlvr.config.cluster import ClusterConfig
@@ -183,8 +183,8 @@ class RayTransport:
         """Free the weights that none of these versions needs."""
         self._weight_history.free_other_versions(needed_versions)
 
-    def send_stored_weights(self, command: LoadWeights) -> int:
-        """Let a worker load stored weights, as a full copy or as deltas from its version; return the number of bytes sent."""
+    def send_weight_update(self, command: LoadWeights) -> NumBytes:
+        """Let a worker load a stored version of the weights, whole or as deltas from the version that it has; return the bytes to send."""
         parcels = self._weight_history.get_updates(command.version, self._loaded_versions.get(command.worker))
         self._calls[self._actors[command.worker].load_weights.remote(command.version, parcels, self.settings.startup_timeout_s)] = (
             WeightsLoaded(command)

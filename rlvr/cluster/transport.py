@@ -66,6 +66,8 @@ class WorkerLost:
 
 
 Event = WorkerStarted | WeightsLoaded | TaskEnded | WorkerLost
+NumBytes = int
+"""A number of bytes."""
 
 
 class Transport(Protocol):
@@ -87,8 +89,8 @@ class Transport(Protocol):
         """Free the weights that none of these versions needs."""
         ...
 
-    def send_stored_weights(self, command: LoadWeights) -> int:
-        """Let a worker load stored weights; return how many bytes are sent."""
+    def send_weight_update(self, command: LoadWeights) -> NumBytes:
+        """Let a worker load a stored version of the weights, whole or as deltas from the version that it has; return the bytes to send."""
         ...
 
     def start_task(self, command: DispatchTask, rollout_task: RolloutTask, sampling: SamplingParams, policy_version: int) -> None:

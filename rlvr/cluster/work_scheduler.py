@@ -12,8 +12,8 @@ have loaded this version get it. So neither the number of workers nor their loss
     order        groups are dispatched in the order of `enqueue`, to the least busy worker; no worker gets more than its share
     overlap      an idle worker without groups of its version loads the next version that is needed, while others still work
     speculation  idle workers get a second copy of the last groups of a version; when one copy ends, the other is cancelled
-    losses       a group whose worker is lost is retried before all others. After `max_failures` losses it is quarantined: it runs alone on
-                 a worker, and fails if that worker is lost too, or if the earlier losses happened while it ran alone
+    losses       a group whose worker is lost is retried before all others. After `max_lost_workers_per_task` losses it is abandoned if it
+                 ran alone on the last worker; else it is quarantined: it runs alone on a worker, and is abandoned if that one is lost too
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _WorkItem:
     """Its order number in `enqueue`."""
     version: int
     attempts: int = 0
-    num_failures: int = 0
+    num_lost_workers: int = 0
     copies: list[DispatchTask] = field(default_factory=list)
     """The copies that run."""
 
@@ -92,23 +92,23 @@ class WorkScheduler:
         *,
         task_timeout_s: float = math.inf,
         load_timeout_s: float = math.inf,
-        max_failures: int = 2,
-        backup_task_fraction: float = 0.1,
+        max_lost_workers_per_task: int = 4,
+        backup_task_fraction: float = 0.0,
         num_older_versions: int = 0,
     ) -> None:
-        """Set the limits.
+        """Set the limits; `max_lost_workers_per_task` and `backup_task_fraction` are the settings of `cluster`, with the same defaults.
 
         Args:
             task_timeout_s: timeout of a task, on the clock of `kill_late_workers`.
             load_timeout_s: timeout of loading weights.
-            max_failures: lost workers after which a group is quarantined.
+            max_lost_workers_per_task: a group that has lost this many workers is abandoned if it ran alone on the last one, else quarantined.
             backup_task_fraction: idle workers get second copies when at most this share of the groups of a version is left; 0: never.
             num_older_versions: how many versions before the newest may still be used.
         """
-        self.task_timeout_s, self.load_timeout_s, self.max_failures, self.backup_task_fraction, self.num_older_versions = (
+        self.task_timeout_s, self.load_timeout_s, self.max_lost_workers_per_task, self.backup_task_fraction, self.num_older_versions = (
             task_timeout_s,
             load_timeout_s,
-            max_failures,
+            max_lost_workers_per_task,
             backup_task_fraction,
             num_older_versions,
         )
@@ -263,13 +263,13 @@ class WorkScheduler:
 
     def _retry_or_abandon(self, work: _WorkItem, why: str, *, may_be_cause: bool, ran_alone: bool) -> None:
         """Retry a group after the loss of a copy, or let it fail."""
-        work.num_failures += may_be_cause
-        if may_be_cause and ran_alone and work.num_failures >= self.max_failures:
+        work.num_lost_workers += may_be_cause
+        if may_be_cause and ran_alone and work.num_lost_workers >= self.max_lost_workers_per_task:
             self._commands.append(AbandonTask(work.name, why))
             self._finish(work)
         elif not work.copies:
             self._commands.append(CountRetry(work.name, why))
-            queues = self._quarantined if work.num_failures >= self.max_failures else self._waiting
+            queues = self._quarantined if work.num_lost_workers >= self.max_lost_workers_per_task else self._waiting
             heapq.heappush(queues[work.version], (work.order_number, work.name))
 
     def _dispatch(self, *workers: _Worker) -> list[Command]:
@@ -360,7 +360,9 @@ class WorkScheduler:
         if version is None or not self._may_copy_last_groups(version):
             return False
         if version not in self._copy_candidates:
-            single = [work for work in self._items.values() if work.version == version and len(work.copies) == 1 and not work.num_failures]
+            single = [
+                work for work in self._items.values() if work.version == version and len(work.copies) == 1 and not work.num_lost_workers
+            ]
             self._copy_candidates[version] = sorted(single, key=lambda work: -work.order_number)
         if not (last := self._copy_candidates[version]):
             return False

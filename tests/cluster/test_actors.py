@@ -137,7 +137,7 @@ def test_orders_come_back_as_events(ray: Ray) -> None:
     transport = started()
     transport.store_weights(3, WeightUpdate(iter([b"w", b"x"])))
     load, assign = LoadWeights("c0.0", 3, 1), DispatchTask("c0.0", "g", 3, 1)
-    transport.send_stored_weights(load)
+    transport.send_weight_update(load)
     assert (
         ray.last("load_weights").given == (3, [WeightUpdate([b"w", b"x"])], ClusterConfig().startup_timeout_s) and transport.poll(0) == []
     )
@@ -154,7 +154,7 @@ def test_a_collector_gets_the_changes_since_what_it_has_and_a_new_one_gets_every
         transport.store_weights(version, WeightUpdate([f"v{version}"], is_delta=version > 0))
 
     def sent(version: int) -> list[Any]:
-        transport.send_stored_weights(LoadWeights("c0.0", version, 1))
+        transport.send_weight_update(LoadWeights("c0.0", version, 1))
         call = ray.last("load_weights")
         call.ends()
         assert transport.poll(0) == [WeightsLoaded(LoadWeights("c0.0", version, 1))]
@@ -443,7 +443,7 @@ def test_a_setting_that_no_collector_can_sample_by_ends_the_run(ray: Ray) -> Non
         transport.poll(0)
         if name == "load_weights":
             transport.store_weights(0, WeightUpdate(()))
-            transport.send_stored_weights(LoadWeights("c0.0", 0, 1))
+            transport.send_weight_update(LoadWeights("c0.0", 0, 1))
         else:
             transport.start_task(DispatchTask("c0.0", "0:0", 0, 1), [], SamplingParams(), 0)
         ray.last(name).ends(RayTaskError(error))

@@ -102,9 +102,9 @@ class Harmed(RayTransport):
         super().start_task(command, *given)
         self.assigned.append((command, time.monotonic()))
 
-    def send_stored_weights(self, command: LoadWeights) -> int:
+    def send_weight_update(self, command: LoadWeights) -> int:
         self.loads.append(command)
-        return super().send_stored_weights(command)
+        return super().send_weight_update(command)
 
     def poll(self, timeout_s: float) -> list[Event]:
         if self.plan is not None and self.plan(self):

@@ -79,7 +79,7 @@ class Pretended:
         with self.lock:
             self.held = {version: parcel for version, parcel in self.held.items() if version >= min(needed_versions)}
 
-    def send_stored_weights(self, command: LoadWeights) -> int:
+    def send_weight_update(self, command: LoadWeights) -> int:
         assert command.worker in self.alive and command.version in self.held
         self.work.append(WeightsLoaded(command))
         return self.held[command.version].num_bytes

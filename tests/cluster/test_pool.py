@@ -76,7 +76,7 @@ def test_a_lost_group_comes_before_all_others() -> None:
 
 
 def test_a_group_that_ends_its_worker_twice_is_given_up() -> None:
-    pool = ready("a", "b")
+    pool = ready("a", "b", max_lost_workers_per_task=2)
     pool.enqueue(["bad", "good"], 0)
     assert given(pool.remove_worker("a", "killed"), CountRetry)
     assert given(pool.handle_task_ended(DispatchTask("b", "good", 0, 1)))[0].task_name == "bad"
@@ -92,7 +92,7 @@ def test_a_loss_that_is_nobodys_fault_is_not_counted() -> None:
 
 
 def test_the_company_of_a_bad_group_is_not_given_up() -> None:
-    pool, up, kept = ready(backup_task_fraction=0.0), list[Hashable](), list[Hashable]()
+    pool, up, kept = ready(max_lost_workers_per_task=2), list[Hashable](), list[Hashable]()
     pool.enqueue(["bad", *range(7)], 0)
     for _ in range(3):  # each time it takes three others with it, until it has its worker to itself
         running = given(pool.add_worker("a", 0, capacity=4))
@@ -111,7 +111,7 @@ def test_the_company_of_a_bad_group_is_not_given_up() -> None:
 
 @pytest.mark.parametrize("others", ["b", "bc", "bcd"])
 def test_a_suspect_does_not_wait_until_nothing_else_is_asked(others: str) -> None:
-    pool = ready("a", *others, room=2, max_failures=1)
+    pool = ready("a", *others, room=2, max_lost_workers_per_task=1)
     running = [order for order in given(pool.enqueue(range(2 + 2 * len(others)), 0)) if order.worker != "a"]
     lost = {again.task_name for again in given(pool.remove_worker("a", "killed"), CountRetry)}
     begun = list[Hashable]()
@@ -135,7 +135,7 @@ def test_a_worker_with_nothing_left_takes_the_next_batch_while_others_still_work
 
 
 def test_a_group_that_was_asked_first_is_not_passed_over_for_a_suspect_of_its_version() -> None:
-    pool = WorkScheduler(max_failures=1, num_older_versions=2)
+    pool = WorkScheduler(max_lost_workers_per_task=1, num_older_versions=2)
     pool.add_version(0)
     for group, version in (("first", 0), ("newer", 2), ("one", 0), ("two", 0)):
         pool.enqueue([group], version)
@@ -286,7 +286,12 @@ class History:
         self.early = self.draw.random() < 0.5  # asks before the version exists
         self.rooms = self.draw.choice([(1,), (1, 2, 3)])
         self.killers = {(step, place) for step in range(self.steps) for place in range(self.size) if self.draw.random() < 0.03}
-        self.pool = WorkScheduler(task_timeout_s=20, load_timeout_s=20, backup_task_fraction=self.draw.choice([0.0, 0.1, 0.5]))
+        self.pool = WorkScheduler(
+            task_timeout_s=20,
+            load_timeout_s=20,
+            max_lost_workers_per_task=2,
+            backup_task_fraction=self.draw.choice([0.0, 0.1, 0.5]),
+        )
         self.workers = dict[str, dict[str, Any]]()
         self.said = list[tuple[str, Any]]()  # what lost workers may still say
         self.kept, self.given_up, self.losses = Counter[Hashable](), Counter[Hashable](), Counter[Hashable]()

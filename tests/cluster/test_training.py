@@ -67,7 +67,7 @@ class InThisProcess:
     def free_other_versions(self, needed_versions: Set[int]) -> None:
         self.weights.free_other_versions(needed_versions)
 
-    def send_stored_weights(self, command: LoadWeights) -> int:
+    def send_weight_update(self, command: LoadWeights) -> int:
         collector = self.rollout_workers[command.worker]
         parcels = self.weights.get_updates(command.version, collector.version if collector.version >= 0 else None)
         InThisProcess.deltas += parcels[0].is_delta
