@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rlvr.contracts.environment import Environment
 from rlvr.contracts.verifier import Verifier
@@ -47,7 +46,7 @@ class TaskList(Environment):
         """Return the number of tasks."""
         return len(self.tasks)
 
-    def gold(self, task: Task) -> Any:
-        """Return the reference, if it is a text that gets the full score."""
+    def gold(self, task: Task) -> str | None:
+        """Return the reference if it is a text that gets the full score, else None."""
         right = task.reference
         return right if isinstance(right, str) and self.verifier.verify(task, right).passed else None

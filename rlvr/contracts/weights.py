@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:  # torch is heavy and optional; this module is neither
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -26,7 +29,7 @@ class Weights(ABC):
     def gather_model(self) -> Any:
         """Return a model with these weights that can be run. If the weights are sharded, each process gets a full copy."""
 
-    def gather_on_main(self) -> Mapping[str, Any]:
+    def gather_on_main(self) -> Mapping[str, Tensor]:
         """Return the full tensors of the plain model by their names in it. If the weights are sharded, only the main process has them, in
         host memory, and the others get an empty mapping.
         """
@@ -37,11 +40,11 @@ class Weights(ABC):
         """Write a folder for transformers and vLLM, in the main process. `dtype` is that of the matrices; None keeps it."""
 
     @abstractmethod
-    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Tensor]:
         """Return the tensors that `iter_tensors` yields, by name, on the meta device; nothing is gathered or copied."""
 
     @abstractmethod
-    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield each full tensor under its name in a model file.
 
         A tensor is valid until the next one. All processes iterate together.

@@ -39,11 +39,11 @@ class PlainWeights(Weights):
 
         self.run_on_main(written)
 
-    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
-        """Return names, dtypes and shapes of the saved tensors."""
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, torch.Tensor]:
+        """Return the saved tensors on the meta device: names, dtypes and shapes."""
         return build_file_meta_tensors(self._model, self._iter_unique_tensors(), dtype)
 
-    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the model's own tensors; converted ones are copies, one at a time."""
         for name, tensor in self._iter_unique_tensors():
             yield from to_file_tensors(self._model, name, cast_if_matrix(tensor.detach(), dtype)).items()

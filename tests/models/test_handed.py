@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rlvr.config.config import LoraConfig
 from rlvr.models.plain_weights import PlainWeights
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update.policy_weights import AdapterWeights
+from rlvr.training.update.policy_weights import AdaptedModelWeights
 from tests.fixtures.families import model_of
 
 
@@ -28,7 +28,7 @@ def test_an_adapter_is_merged_into_them(dtype: str | None, tmp_path: Path) -> No
     model = adapter.add_adapter(model_of("qwen2"), LoraConfig(rank=2))
     for p in model.parameters():
         p.data.add_(0.01)
-    same(AdapterWeights(model), dtype, tmp_path)
+    same(AdaptedModelWeights(model), dtype, tmp_path)
 
 
 def same(weights: Any, dtype: str | None, folder: Path) -> None:

@@ -44,7 +44,7 @@ from rlvr.samplers._servers.timeouts import Timeouts
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.task import Task, make_user_prompt
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update.policy_weights import AdapterWeights
+from rlvr.training.update.policy_weights import AdaptedModelWeights
 from tests.samplers.test_vllm import STOPS, fresh, largest_difference, nudged, requests
 from tests.training.peers.launch import ended, started
 
@@ -579,7 +579,7 @@ def test_a_real_engine_is_killed_and_restarted_with_its_adapter(monkeypatch: pyt
     """Frozen weights, adapter and requests go to the second process as they went to the first; merged weights say the same."""
     monkeypatch.setattr(process, "WORKER_MODULE", "rlvr.samplers._local.engine_worker")
     adapted, asked = moved(adapter.add_adapter(fresh(tie_word_embeddings=True), LoraConfig(rank=4)), 1), requests(24, max_tokens=40)
-    weights = AdapterWeights(adapted)
+    weights = AdaptedModelWeights(adapted)
     with beside(engines=1, kv_cache_gb=0.1, start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         sampler.update_weights(weights, 0)
         sent = inside(sampler)._weights_folder

@@ -34,7 +34,7 @@ from rlvr.samplers.hf import HFSampler
 from rlvr.samplers.vllm import VLLMSampler
 from rlvr.training.train import train
 from rlvr.training.update import lora_adapter as adapter
-from rlvr.training.update.policy_weights import AdapterWeights
+from rlvr.training.update.policy_weights import AdaptedModelWeights
 from tests.fixtures.boards import Boards
 from tests.fixtures.endpoint import closed_port, endpoint, hang_up, silent
 from tests.fixtures.tiny import tiny_run
@@ -215,7 +215,7 @@ def test_a_server_that_takes_adapters_gets_the_frozen_weights_once() -> None:
     script = Stand()
     script.adapters = {}
     adapted, asked = adapter.add_adapter(fresh(), LoraConfig(rank=4)), requests(12)
-    weights = AdapterWeights(adapted)
+    weights = AdaptedModelWeights(adapted)
     with endpoint(script) as seen, served(seen.url) as sampler:
         for version in range(3):
             moved(adapted, version)
@@ -250,7 +250,7 @@ def test_merged_weights_are_sent_where_an_adapter_cannot_be(enable_lora: bool, t
     adapted = moved(adapter.add_adapter(fresh(), LoraConfig(rank=4)), 1)
     with endpoint(able) as one, endpoint(other) as two, served(one.url, two.url, enable_lora=enable_lora) as sampler:
         for version in range(2):
-            sampler.update_weights(AdapterWeights(adapted), version)
+            sampler.update_weights(AdaptedModelWeights(adapted), version)
         assert sampler.get_weight_probe_metrics()["weight_probe/logprob_difference_max"] < 1e-4 and not able.adapters
         assert asked_of(one).count("/collective_rpc") == asked_of(two).count("/collective_rpc") == 2
 
@@ -260,12 +260,12 @@ def test_an_adapter_that_a_server_cannot_apply_is_said_with_what_to_do() -> None
     script.adapters = {}
     with endpoint(script) as seen, served(seen.url) as sampler:
         adapted = adapter.add_adapter(fresh(), LoraConfig(rank=4))
-        sampler.update_weights(AdapterWeights(adapted), 0)
+        sampler.update_weights(AdaptedModelWeights(adapted), 0)
         script.adapted = lambda path, body: (500, {"error": {"message": "LoRA rank 4 is greater than max_lora_rank 2"}})  # type: ignore[method-assign]
         with pytest.raises(
             SamplerError, match=r"max_lora_rank 2, for /v1/load_lora_adapter. Start it with --enable-lora --max-lora-rank RANK, or"
         ):
-            sampler.update_weights(AdapterWeights(moved(adapted, 1)), 1)
+            sampler.update_weights(AdaptedModelWeights(moved(adapted, 1)), 1)
 
 
 def test_an_adapter_that_a_server_did_not_load_is_found_by_the_probe() -> None:
@@ -273,11 +273,11 @@ def test_an_adapter_that_a_server_did_not_load_is_found_by_the_probe() -> None:
     script.adapters = {}
     with endpoint(script) as seen, served(seen.url) as sampler:
         adapted = moved(adapter.add_adapter(fresh(), LoraConfig(rank=4)), 0)
-        sampler.update_weights(AdapterWeights(adapted), 0)
+        sampler.update_weights(AdaptedModelWeights(adapted), 0)
         [old] = script.adapters.values()
         script.adapted = lambda path, body: (200, script.adapters.update({body["lora_name"]: old}) or {})  # type: ignore
         with pytest.raises(SamplerError, match="still samples from old weights"):
-            sampler.update_weights(AdapterWeights(moved(adapted, 1)), 1)
+            sampler.update_weights(AdaptedModelWeights(moved(adapted, 1)), 1)
 
 
 class Gated(Stand):
@@ -597,7 +597,7 @@ def test_a_real_server_applies_adapters(real: tuple[subprocess.Popen[bytes], str
         return ask(self, method, path, body, deadline=deadline)
 
     monkeypatch.setattr(HttpClient, "request", noted)
-    weights = AdapterWeights(adapted)
+    weights = AdaptedModelWeights(adapted)
     with served(real[1], start_timeout_s=500.0, completion_timeout_s=120.0) as sampler:
         for version in range(4):
             moved(adapted, version)

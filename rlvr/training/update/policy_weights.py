@@ -95,12 +95,12 @@ class ShardedWeights(Weights):
         if fault := next(filter(None, all_gather_values(fault)), ""):
             raise RlvrError(f"the weights could not be written to {folder}: {fault}")
 
-    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
-        """Return names, dtypes and shapes of the plain model."""
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Tensor]:
+        """Return the tensors of the plain model on the meta device: names, dtypes and shapes."""
         reshard(self.policy)
         return _list_merged_shapes(self.policy.model, dtype)
 
-    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield each full tensor under its name in a model file."""
         base = unwrap_adapter(self.policy.model)
         for name, tensor in self.iter_full_tensors(dtype):
@@ -123,10 +123,10 @@ class ShardedWeights(Weights):
         return run_in_main_process(work)
 
 
-class AdapterWeights(Weights):
+class AdaptedModelWeights(Weights):
     """The weights of an unsharded model with a LoRA adapter, which is merged only for checkpoints and for samplers that need it.
 
-    >>> AdapterWeights(model).get_adapter().rank  # doctest: +SKIP
+    >>> AdaptedModelWeights(model).get_adapter().rank  # doctest: +SKIP
     8
     """
 
@@ -148,11 +148,11 @@ class AdapterWeights(Weights):
         """Save the plain model with the adapter merged."""
         PlainWeights(self.gather_model(), run_on_main=run_in_main_process).save(folder, dtype)
 
-    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Any]:
-        """Return names, dtypes and shapes of the merged model."""
+    def get_meta_tensors(self, dtype: str | None = None) -> dict[str, Tensor]:
+        """Return the tensors of the merged model on the meta device: names, dtypes and shapes; nothing is merged."""
         return _list_merged_shapes(self._model, dtype)
 
-    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    def iter_tensors(self, dtype: str | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of the merged model."""
         return PlainWeights(self.gather_model()).iter_tensors(dtype)
 
@@ -176,7 +176,9 @@ def build_policy_weights(policy: Policy, accelerator: Accelerator) -> Weights:
     if accelerator.is_fsdp2:
         return ShardedWeights.from_policy(policy, accelerator)
     return (
-        AdapterWeights(policy.model) if adapter.has_adapter(policy.model) else PlainWeights(policy.model, run_on_main=run_in_main_process)
+        AdaptedModelWeights(policy.model)
+        if adapter.has_adapter(policy.model)
+        else PlainWeights(policy.model, run_on_main=run_in_main_process)
     )
 
 
