@@ -91,8 +91,8 @@ class ToolFormat:
         """The number of prompt tokens that describe the tools. An estimate for the tools of a server, which only a session knows."""
 
     @cached_property
-    def has_native_tools(self) -> bool:
-        """Whether the chat template itself describes tools and renders results."""
+    def template_renders_tools(self) -> bool:
+        """Whether the chat template itself describes tools and renders their results, in the dialect in use."""
         return self.dialect.name == getattr(self.tokenizer, "dialect", DEFAULT_DIALECT) and bool(
             getattr(self.tokenizer, "supports_tools", False)
         )
@@ -127,7 +127,7 @@ class ToolFormat:
         """Render a conversation with tools as ids, up to the policy's first turn."""
         if not tools:
             return self.tokenizer.render(messages)
-        if self.has_native_tools:
+        if self.template_renders_tools:
             return self.tokenizer.render(messages, [spec.to_openai_format() for spec in tools])
         about = self.dialect.format_instructions(tools)
         if messages[0]["role"] == "system":
@@ -152,7 +152,7 @@ class ToolFormat:
         return ids
 
     def _render_reply(self, messages: Sequence[Message]) -> list[int]:
-        if self.has_native_tools or all(message["role"] not in TOOL_ROLES for message in messages):
+        if self.template_renders_tools or all(message["role"] not in TOOL_ROLES for message in messages):
             return self.tokenizer.render_environment_reply(messages)
         said = [self.format_as_plain_text(message) for message in messages]
         return self.tokenizer.render_environment_reply([{"role": "user", "content": "\n".join(said)}])

@@ -81,8 +81,8 @@ def _format_call(function: Mapping[str, Any], tools: Sequence[ToolSpec], dialect
         return raw
 
 
-def decode_conversation(request: Request, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Decode the messages so far: the task's prompt, then the turns, by the role tokens of the byte tokenizer."""
+def decode_messages_by_role_tokens(request: Request, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Return the messages so far: the task's prompt, then the decoded turns. The tokenizer must be one with role tokens (`chars`, `bytes`)."""
     assert request.task is not None
     messages = [dict(message) for message in request.task.prompt]
     later = list(request.prompt[len(tokenizer.render(request.task.prompt)) :])

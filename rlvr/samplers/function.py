@@ -21,7 +21,7 @@ from rlvr.contracts import Completion, Environment, Plugin, Request, Sampler, Sa
 from rlvr.errors import ConfigError, SamplerError
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer, load_text_tokenizer
 from rlvr.registry.plugins import load_function_from_file
-from rlvr.samplers._chat_calls import decode_conversation
+from rlvr.samplers._chat_calls import decode_messages_by_role_tokens
 from rlvr.turns import Call, ToolSpec, Turn
 
 RETURN_HELP = "it must return a text, a Call or a list of them, or {'content': ..., 'tool_calls': [...]}"
@@ -114,7 +114,7 @@ class FunctionSampler(Sampler):
         if request.chat_prompt:
             messages: Sequence[Any] = request.chat_prompt.messages
         elif request.task is not None and (not request.turn or isinstance(self._tokenizer, CharTokenizer | ByteTokenizer)):
-            messages = decode_conversation(request, self._tokenizer) if request.turn else request.task.prompt
+            messages = decode_messages_by_role_tokens(request, self._tokenizer) if request.turn else request.task.prompt
         else:
             return Completion([], [], "error", "a function needs the messages, and this conversation has only tokens")
         if not self._wanted:

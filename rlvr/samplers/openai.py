@@ -42,7 +42,7 @@ from rlvr.contracts import (
 )
 from rlvr.errors import ConfigError, SamplerError, format_suggestion
 from rlvr.samplers._chat import LENGTH_REASONS, STOP_REASONS, ChatReply, is_empty_reply, parse_chat_reply
-from rlvr.samplers._chat_calls import decode_conversation, format_messages_as_text, parse_text_turn, parse_tool_turn
+from rlvr.samplers._chat_calls import decode_messages_by_role_tokens, format_messages_as_text, parse_text_turn, parse_tool_turn
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply, redact_url
 from rlvr.samplers._vllm_format import make_completion
 from rlvr.turns import ToolSpec, Turn
@@ -216,7 +216,7 @@ class OpenAISampler(Sampler):
             messages = (
                 [dict(message) for message in request.chat_prompt.messages]
                 if request.chat_prompt
-                else decode_conversation(request, self._tokenizer)
+                else decode_messages_by_role_tokens(request, self._tokenizer)
             )
         body = {"messages": messages} | self._make_body(request, sampling)
         if tools and not self.dialect and "tools" not in self.omit:

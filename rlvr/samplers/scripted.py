@@ -18,7 +18,7 @@ from rlvr.chat.tool_calling import ToolFormat
 from rlvr.contracts import Completion, Environment, Request, RequestQueue, Sampler, SamplerTraits, SamplingParams, Tokenizer
 from rlvr.errors import ConfigError, EnvError, SamplerError, format_suggestion
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
-from rlvr.samplers._chat_calls import decode_conversation
+from rlvr.samplers._chat_calls import decode_messages_by_role_tokens
 
 SCRIPTS = ("gold", "noop", "random")
 
@@ -93,7 +93,7 @@ class ScriptedSampler(Sampler):
         elif request.turn:
             if not isinstance(self._tokenizer, CharTokenizer | ByteTokenizer):
                 return None
-            messages = decode_conversation(request, self._tokenizer)
+            messages = decode_messages_by_role_tokens(request, self._tokenizer)
         played = [str(message["content"]) for message in messages if message["role"] == "assistant"]
         return self._environment.list_legal_turns(request.task, played[len(played) - request.turn :])
 

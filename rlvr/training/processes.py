@@ -125,20 +125,20 @@ def run_on_main(accelerator: Accelerator, work: Callable[[], T]) -> T:
 @contextmanager
 def monitor_peers(accelerator: Accelerator) -> Iterator[None]:
     """Raise a clear error if another process is lost inside the block, with any backend. Enter it last."""
-    with explain_peer_loss(accelerator):
+    with wrap_peer_loss_errors(accelerator):
         watch = PeerMonitor.connect_all()
     if watch is None and accelerator.num_processes > 1 and accelerator.is_main_process:
         logger.warning(
             "the processes could not connect to the main one, so a lost process is noticed by the backend only; open the ports between "
             "the machines"
         )
-    with watch or nullcontext(), explain_peer_loss(accelerator, watch):
+    with watch or nullcontext(), wrap_peer_loss_errors(accelerator, watch):
         yield
 
 
 @contextmanager
-def explain_peer_loss(accelerator: Accelerator, monitor: PeerMonitor | None = None) -> Iterator[None]:
-    """Replace the network error after the loss of another process by a clear RlvrError."""
+def wrap_peer_loss_errors(accelerator: Accelerator, monitor: PeerMonitor | None = None) -> Iterator[None]:
+    """Convert the network error after the loss of another process to an RlvrError that says what to do."""
     try:
         yield
     except RuntimeError as error:

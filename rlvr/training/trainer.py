@@ -77,7 +77,14 @@ from rlvr.training.held_out import (
     has_partial_scores,
     sample_held_out,
 )
-from rlvr.training.processes import build_accelerator, explain_peer_loss, get_local_shard, monitor_peers, run_and_all_gather, run_on_main
+from rlvr.training.processes import (
+    build_accelerator,
+    get_local_shard,
+    monitor_peers,
+    run_and_all_gather,
+    run_on_main,
+    wrap_peer_loss_errors,
+)
 from rlvr.training.run_health import RunHealth
 from rlvr.training.run_inputs import resolve_run_inputs
 from rlvr.training.run_summary import build_run_table, print_run_table
@@ -191,7 +198,7 @@ class Trainer(Hinted):
             self.console = (console or EscapingConsole(stderr=True)) if main else Console(quiet=True)
             stack = outer.enter_context(ExitStack())
             outer.enter_context(monitor_peers(accelerator))  # leaves first, so that a lost process is told as such
-            stack.enter_context(explain_peer_loss(accelerator))
+            stack.enter_context(wrap_peer_loss_errors(accelerator))
             # the default name contains the time, which may differ between processes
             self.folder = folder = run_on_main(accelerator, lambda: Path(out or make_run_folder_path(config)))
             is_new = run_on_main(accelerator, lambda: not resume or is_empty_run(folder))

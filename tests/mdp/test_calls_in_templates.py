@@ -88,7 +88,7 @@ def test_a_conversation_with_a_tool(name: str) -> None:
     template, stops, dialect, native = TEMPLATES[name]
     tokenizer = spoken(template, *stops, more=["<|tool_call>", "<tool_call|>", '<|"|>'])
     mdp, state = started(tokenizer)
-    assert (mdp.tool_format.dialect.name, mdp.tool_format.has_native_tools) == (dialect, native)
+    assert (mdp.tool_format.dialect.name, mdp.tool_format.template_renders_tools) == (dialect, native)
     shown = tokenizer.tokenizer.decode(state.tokens)
     assert "Say it again" in shown and "0+0=" in shown
     thought = "so\n</think>\n" if "thinks" in name else ""

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class WholeAnswerAlgorithm(Algorithm):
-    """The shared base of Preference and Imitation: it excludes answers without a score and, optionally, truncated ones."""
+class ScoredAnswersAlgorithm(Algorithm):
+    """The shared base of Preference and Imitation, with what they have in common: only answers with a score are in the loss, truncated ones
+    only if they are not masked, and the loss of a token is minus its log-probability times its advantage.
+    """
 
     common_settings: dict[str, tuple[Any, str]] = {"mask_truncated_completions": (False, "bool")}
     critic_settings: Sequence[str] = ()
@@ -66,7 +68,7 @@ class WholeAnswerAlgorithm(Algorithm):
         return [[e.reward if self.is_in_loss(e) and e.num_policy_tokens else None for e in group] for group in groups]
 
 
-class Preference(WholeAnswerAlgorithm):
+class Preference(ScoredAnswersAlgorithm):
     """The base of DPO, IPO and KTO: a loss on whole answers, from their log-probabilities relative to a reference.
 
     >>> from rlvr.algorithms.dpo import make
@@ -74,7 +76,7 @@ class Preference(WholeAnswerAlgorithm):
     0.2
     """
 
-    common_settings = WholeAnswerAlgorithm.common_settings | {
+    common_settings = ScoredAnswersAlgorithm.common_settings | {
         "beta": (0.1, "float"), "length_normalised": (False, "bool"), "dynamic_sampling_rounds": (1, "int"),
         "ref_model_sync_steps": (0, "int"), "ref_model_mixup_alpha": (0.6, "float"),
     }  # fmt: skip
@@ -143,7 +145,7 @@ class Preference(WholeAnswerAlgorithm):
         self.controller.num_steps = int(state["steps"])
 
 
-class Imitation(WholeAnswerAlgorithm):
+class Imitation(ScoredAnswersAlgorithm):
     """Supervised learning on the best answer of each group.
 
     >>> from rlvr.algorithms.best_of_n import make
@@ -151,7 +153,7 @@ class Imitation(WholeAnswerAlgorithm):
     True
     """
 
-    common_settings = WholeAnswerAlgorithm.common_settings | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
+    common_settings = ScoredAnswersAlgorithm.common_settings | {"num_iterations": (1, "int"), "loss_aggregation": ("token-mean", "str")}
 
     def __init__(self, spec: AlgorithmSpec, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, settings)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rich.console import Console
 
-from rlvr.algorithms.base.preference import WholeAnswerAlgorithm
+from rlvr.algorithms.base.preference import ScoredAnswersAlgorithm
 from rlvr.config.config import RunConfig
 from rlvr.episode import Episode
 from rlvr.models.numerics_check import has_experts
@@ -117,7 +117,7 @@ class RunEvidence:
 
     def begin(self, trainer: Trainer) -> None:
         """Note what the other methods need to know of the trainer's algorithm and model, and the first step of this process."""
-        self.has_penalty = not isinstance(trainer.algorithm, WholeAnswerAlgorithm)
+        self.has_penalty = not isinstance(trainer.algorithm, ScoredAnswersAlgorithm)
         self.own_parts = _find_own_parts(trainer.algorithm)
         self.has_experts = has_experts(trainer.model)
         self.first_step = trainer.num_completed_steps + 1

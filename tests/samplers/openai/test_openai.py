@@ -17,7 +17,7 @@ from rlvr.evaluation.evaluate import evaluate
 from rlvr.mdp.tokenizers import ByteTokenizer
 from rlvr.runs.run_log import read_jsonl
 from rlvr.samplers import openai
-from rlvr.samplers._chat_calls import decode_conversation
+from rlvr.samplers._chat_calls import decode_messages_by_role_tokens
 from rlvr.samplers._http import HttpClient, HttpResponse, NoReply
 from rlvr.samplers.openai import OpenAISampler, compute_retry_delay
 from rlvr.task import Task, make_user_prompt
@@ -91,7 +91,7 @@ def test_a_conversation_is_read_back_turn_by_turn() -> None:
         WORDS.eos_id,
         *WORDS.render_environment_reply(""),
     ]
-    assert decode_conversation(Request(tokens, 5, task=task), WORDS) == [
+    assert decode_messages_by_role_tokens(Request(tokens, 5, task=task), WORDS) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "1+1="},
         {"role": "assistant", "content": "é 3"},
