@@ -166,7 +166,8 @@ class LogConfig(Section):
     """
 
     report_to: list[str] = Field(default_factory=list)
-    """The experiment trackers that get the metrics: tensorboard, wandb, trackio, prometheus."""
+    """The experiment trackers that get the metrics: prometheus (a file in the run folder), and those of accelerate that are installed, such as
+    tensorboard, wandb, trackio and mlflow."""
     save_every: int = Field(default=50, ge=1)  # steps between checkpoints
     save_total_limit: int | None = Field(default=2, ge=2)
     """The number of newest checkpoints to keep; null: all."""

@@ -145,7 +145,7 @@ class Estimate:
         return f"{self.low:.4g}{separator}{self.high:.4g}" if math.isfinite(self.low) else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert the estimate to plain JSON; an interval without ends (of a single value that is no share) is null."""
+        """Convert the estimate to plain JSON; `low` and `high` are null if the interval has no ends (of a single value that is no share)."""
         ends = {name: value if math.isfinite(value) else None for name, value in (("low", self.low), ("high", self.high))}
         return {**asdict(self), **ends}
 

@@ -85,7 +85,9 @@ class HFSampler(Sampler):
             self.update_from_model(load_model(ModelConfig(path=self.tokenizer)).to(resolve_device(self._device)), 0)
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
-        """Set the precision of the trainer, and the length of sequences to reserve memory for; kept where they are not given."""
+        """Set the precision that the trainer computes in, and the maximum length of sequences, for which memory is reserved. Without a
+        precision nothing is set, and what was set before holds.
+        """
         if precision is not None:
             self._precision, self._max_length = precision, max_length
 

@@ -211,7 +211,9 @@ class VLLMSampler(Sampler):
         )  # fmt: skip
 
     def setup(self, environment: Environment, tokenizer: Tokenizer, *, precision: str | None = None, max_length: int = 0) -> None:
-        """Fill in `dtype` and `max_model_len` for this run where the settings leave them open; the engine starts later."""
+        """Fill in `dtype` and `max_model_len` for this run where the settings leave them open; the engine starts later. Without a precision
+        nothing is filled in, and what was before holds.
+        """
         if precision is not None:
             self._precision, self._max_length = precision, max_length
 

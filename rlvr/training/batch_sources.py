@@ -222,17 +222,17 @@ class StepRollout:
         return groups
 
     def build_batch(
-        self, groups: list[Group], dropped: DroppedGroups | None = None, metrics: Mapping[str, float] | None = None
+        self, groups: list[Group], *, dropped: DroppedGroups, metrics: Mapping[str, float] = MappingProxyType({})
     ) -> RolloutBatch:
-        """Make the batch of the step. All that was sampled must be in it.
+        """Make the batch of the step. Every group that was sampled must be in it.
 
         Args:
             groups: the groups to train on.
-            dropped: the other groups, by the reason why they are not trained on, which is also written into their episodes.
+            dropped: all other groups, by the reason why they are not trained on, which is also written into their episodes.
             metrics: metrics of the source, logged with the step.
         """
-        left_out = {**(dropped or {}), **({"canary": self._canaries} if self._canaries else {})}
-        return build_batch(self.components, groups, left_out, self.timing, metrics or {})
+        left_out = {**dropped, **({"canary": self._canaries} if self._canaries else {})}
+        return build_batch(self.components, groups, left_out, self.timing, metrics)
 
 
 class SynchronousSource(BatchSource):
@@ -268,7 +268,7 @@ class OnPolicySource(SynchronousSource):
 
     def collect(self, rollout: StepRollout) -> RolloutBatch:
         """Sample one round."""
-        return rollout.build_batch(rollout.sample_groups(self.components.config.rollout.prompts_per_step))
+        return rollout.build_batch(rollout.sample_groups(self.components.config.rollout.prompts_per_step), dropped={})
 
 
 class DynamicSamplingSource(SynchronousSource):
@@ -280,7 +280,7 @@ class DynamicSamplingSource(SynchronousSource):
         collector = DynamicSampling(c.config.rollout.prompts_per_step, max_rounds=c.algorithm.traits.sampling_rounds)
         while not collector.is_done:
             collector.add_groups(rollout.sample_groups(collector.next_num_groups))
-        return rollout.build_batch(collector.select_groups(), collector.list_dropped(), collector.metrics())
+        return rollout.build_batch(collector.select_groups(), dropped=collector.list_dropped(), metrics=collector.metrics())
 
 
 class PartialRolloutSource(SynchronousSource):

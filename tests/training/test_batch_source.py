@@ -24,7 +24,7 @@ class BetterOfTwo(OnPolicySource):
     def collect(self, rollout: StepRollout) -> RolloutBatch:
         batches = [rollout.sample_groups(self.components.config.rollout.prompts_per_step) for _ in range(2)]
         worse, better = sorted(batches, key=lambda groups: sum(episode.reward for group in groups for episode in group))
-        return rollout.build_batch(better, {"worse_batch": worse}, {"better_of_two/num_batches": 2.0})
+        return rollout.build_batch(better, dropped={"worse_batch": worse}, metrics={"better_of_two/num_batches": 2.0})
 
 
 def run(folder: Path, source: Any, *, resume: bool = False, **changes: Any) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ class Repeated(SynchronousSource):
     """Samples one batch in two calls."""
 
     def collect(self, rollout: StepRollout) -> RolloutBatch:
-        return rollout.build_batch([*rollout.sample_groups(2), *rollout.sample_groups(2)])
+        return rollout.build_batch([*rollout.sample_groups(2), *rollout.sample_groups(2)], dropped={})
 
 
 def test_two_calls_sample_what_one_call_does(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ class HalfAgain(SynchronousSource):
         again = rollout.sample_groups(self.last) if self.last else []
         new = rollout.sample_groups(2)
         self.last = [int(group[0].meta["index"]) for group in new]
-        return rollout.build_batch([*new, *again])
+        return rollout.build_batch([*new, *again], dropped={})
 
 
 def test_tasks_of_an_earlier_step_are_sampled_again(tmp_path: Path) -> None:

@@ -149,9 +149,10 @@ class AuditReport:
         }
 
     def compute_error_rates(self) -> dict[str, dict[str, float | None]]:
-        """Compute the rates of false positives and false negatives, of the labelled and of the generated pairs.
+        """Compute the rates `false_positive` and `false_negative` of the pairs that were labelled (`given`) and of those that were generated
+        (`made`); None where no such pair was scored.
 
-        Where wrong answers are paid less than half of the full score, also the rate of those, as `paid in part`.
+        If wrong answers get less than half of the full score, but not 0, then `paid in part` has their rate, also as `false_positive`.
         """
         found: dict[str, dict[str, float | None]] = {}
         for name, given in (("given", True), ("made", False)):
