@@ -224,7 +224,7 @@ class StepRollout:
     def build_batch(
         self, groups: list[Group], *, dropped: DroppedGroups, metrics: Mapping[str, float] = MappingProxyType({})
     ) -> RolloutBatch:
-        """Make the batch of the step. Every group that was sampled must be in it.
+        """Make the batch of the step. Every group that `sample_groups` returned must be in it.
 
         Args:
             groups: the groups to train on.
