@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 
 
@@ -12,12 +15,8 @@ def find_entry_points(group: str) -> dict[str, list[EntryPoint]]:
     >>> find_entry_points("rlvr.nothing")
     {}
     """
-    try:
-        found = list(entry_points(group=group))
-    except Exception:  # one malformed entry_points.txt must not hide the plugins of other packages
-        found = [point for dist in distributions() for point in _read_entry_points(dist) if point.group == group]
     named: dict[str, list[EntryPoint]] = {}
-    for point in found:
+    for point in _list_entry_points(group, tuple((path, _get_mtime(path)) for path in sys.path)):
         if point.name not in (None, "") and point not in named.get(point.name, []):
             named.setdefault(point.name, []).append(point)
     return named
@@ -43,6 +42,22 @@ def find_plugin_packages(groups: Iterable[str]) -> set[str]:
     """
     found = (point for group in groups for named in find_entry_points(group).values() for point in named)
     return {point.value.split(":")[0].split(".")[0].strip() for point in found}
+
+
+@lru_cache(maxsize=64)
+def _list_entry_points(group: str, path_state: tuple[tuple[str, float], ...]) -> Sequence[EntryPoint]:
+    """List the entry points of a group, read again when the folders of the import path have changed."""
+    try:
+        return list(entry_points(group=group))
+    except Exception:  # one malformed entry_points.txt must not hide the plugins of other packages
+        return [point for dist in distributions() for point in _read_entry_points(dist) if point.group == group]
+
+
+def _get_mtime(path: str) -> float:
+    try:
+        return os.stat(path or ".").st_mtime
+    except (OSError, ValueError):
+        return 0.0
 
 
 def _read_entry_points(dist: Distribution) -> list[EntryPoint]:

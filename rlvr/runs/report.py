@@ -75,8 +75,8 @@ def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: floa
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(7, 4))
+    axes = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.98, "top": 0.97, "bottom": 0.25})
     steps = range(1, len(rewards) + 1)
     axes.plot(steps, rewards, color="#9db8d9", linewidth=1, label="mean reward of each step")
     axes.plot(steps, compute_trailing_mean(rewards, 10), color="#1f4e8c", linewidth=2, label="mean reward of the last 10 steps")
@@ -88,5 +88,5 @@ def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: floa
     axes.set(xlabel="step", ylabel="reward, held-out score", xlim=(1, max(len(rewards), 2)))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    figure.legend(frameon=False, loc="outside lower center", ncols=2, fontsize=9)  # below the curves, so that it covers none
-    figure.savefig(path, dpi=130)
+    figure.legend(frameon=False, loc="lower center", ncols=2, fontsize=9)  # below the curves, so that it covers none
+    figure.savefig(path, dpi=130, pil_kwargs={"compress_level": 1})
