@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from rlvr.cli.commands import run_command
 from rlvr.errors import ConfigError, NotFound
 from rlvr.evaluation.evaluate import evaluate
 from rlvr.viewer.index import find_runs, write_index
-from rlvr.viewer.live import serve_index, serve_run
+from rlvr.viewer.live import LAST_PAGE_TIMEOUT_S, serve_index, serve_run
 from rlvr.viewer.serve import PageServer
 from rlvr.viewer.view import write_page
 from tests.config.test_config import LAUGHS
@@ -146,6 +147,13 @@ def test_a_run_is_served_while_it_grows_and_the_last_page_once_more(tmp_path: Pa
     folder = recorded_run(tmp_path / "a", steps=2)
     log = (folder / "episodes.jsonl").read_text("utf-8")
     seen: list[Any] = []
+    reloads: list[int] = []
+    ended = threading.Event()
+
+    def reload(url: str) -> None:  # as an open page does
+        with contextlib.suppress(OSError):
+            while not ended.wait(0.2):
+                reloads.append(got(url)[0])
 
     def told(url: str, written: Any) -> None:
         seen.append((written.num_episodes, got(url)[1].count(b"<script")))
@@ -153,10 +161,14 @@ def test_a_run_is_served_while_it_grows_and_the_last_page_once_more(tmp_path: Pa
             (folder / "episodes.jsonl").write_text(log * 2, "utf-8")
         else:
             (folder / "report.json").write_text("{}", "utf-8")
-            threading.Timer(0.3, lambda: seen.append(got(url)[0])).start()  # the open page asks again
+            threading.Thread(target=reload, args=[url], daemon=True).start()
 
+    began = time.monotonic()
     assert serve_run([folder], None, on_written=told, poll_interval_s=0.05).num_episodes == 32
-    assert [count for count, _ in seen[:2]] == [16, 32] and seen[0][1] > 3 and seen[2] == 200
+    ended.set()
+    assert time.monotonic() - began < LAST_PAGE_TIMEOUT_S  # the last page was taken, so nobody waited for it
+    assert reloads and {*reloads} == {200}
+    assert [count for count, _ in seen] == [16, 32] and seen[0][1] > 3
 
 
 def test_a_page_that_lies_in_a_run_is_not_served(runs: Path, tmp_path: Path) -> None:
