@@ -124,7 +124,7 @@ def check_sampler_numerics(model: str, sampler: str, env: str, *, device: str | 
     return int(not sound)
 
 
-def check_cluster(cluster_option: str, *, json: bool) -> int:
+def start_and_check_cluster(cluster_option: str, *, json: bool) -> int:
     """Start the processes of a cluster configuration and print the findings; returns 1 if one cannot be placed, or if versions differ."""
     from rlvr.cluster.checks.doctor import check_cluster_ready
 

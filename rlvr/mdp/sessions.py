@@ -212,7 +212,7 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
         asked = "artifacts"
         left = session.artifacts()
         asked = "artifacts() cannot be stored, storing them"
-        evidence = to_plain_artifacts(left)
+        evidence = copy_plain_artifacts(left)
     except (Exception, SystemExit) as error:
         return build_unscored_verdict(f"the {owner}'s {asked}{'' if ' ' in asked else '()'}", error)
     size = sum(len(name) + (len(value) if isinstance(value, bytes) else len(json.dumps(value))) for name, value in evidence.items())
@@ -222,10 +222,10 @@ def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results:
     return Transcript(answer, evidence, turns, step_results)
 
 
-def to_plain_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Any]:
+def copy_plain_artifacts(artifacts: Mapping[str, Any]) -> dict[str, Any]:
     """Copy artifacts: JSON values and bytes by name; raise TypeError for anything else.
 
-    >>> to_plain_artifacts({"log.txt": b"done", "moves": (1, 2)})
+    >>> copy_plain_artifacts({"log.txt": b"done", "moves": (1, 2)})
     {'log.txt': b'done', 'moves': [1, 2]}
     """
     if not isinstance(artifacts, Mapping) or not all(isinstance(name, str) for name in artifacts):

@@ -362,9 +362,9 @@ class TokenMDP:
             if isinstance(ending, Verdict)
             else verify_transcript_safely(self.environment.verifier, state.task, ending, raised=(SandboxOutage,))
         )
-        return self.add_step_rewards_and_fault(state, verdict)
+        return self.add_step_rewards_and_attribute_fault(state, verdict)
 
-    def add_step_rewards_and_fault(self, state: ConversationState, verdict: Verdict) -> Verdict:
+    def add_step_rewards_and_attribute_fault(self, state: ConversationState, verdict: Verdict) -> Verdict:
         """Return the verdict with the environment's step rewards and, if it has no score, with whose fault that is."""
         if verdict.score is None:
             verdict = self._decide_fault(state, verdict)

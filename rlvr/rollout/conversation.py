@@ -154,14 +154,18 @@ class Conversation:
     def verify_async(self) -> Verdict | Coroutine[Any, Any, Verdict]:
         """Verify with an asynchronous verifier: return a coroutine, which holds no thread; or the verdict, if there is no transcript."""
         ending = self.mdp.collect_transcript(self.state)
-        return self.mdp.add_step_rewards_and_fault(self.state, ending) if isinstance(ending, Verdict) else self._await_verdict(ending)
+        return (
+            self.mdp.add_step_rewards_and_attribute_fault(self.state, ending)
+            if isinstance(ending, Verdict)
+            else self._await_verdict(ending)
+        )
 
     async def _await_verdict(self, transcript: Transcript) -> Verdict:
         verdict = await averify_transcript_safely(self.mdp.environment.verifier, self.rollout_request.task, transcript)
         if verdict.score is None:
-            decided: Verdict = await THREAD_RUNNER.get()(self.mdp.add_step_rewards_and_fault, self.state, verdict)
+            decided: Verdict = await THREAD_RUNNER.get()(self.mdp.add_step_rewards_and_attribute_fault, self.state, verdict)
             return decided
-        return self.mdp.add_step_rewards_and_fault(self.state, verdict)
+        return self.mdp.add_step_rewards_and_attribute_fault(self.state, verdict)
 
     def cancel_job(self) -> None:
         """Cancel the current job."""

@@ -17,7 +17,7 @@ import rlvr
 from rlvr.errors import format_suggestion
 from rlvr.serve import trainer_formats as shapes
 from rlvr.serve.guard import RequestError
-from rlvr.serve.jobs import IdempotencyKeyReused, JobStore, Overloaded, VerifyJob
+from rlvr.serve.jobs import IdempotencyKeyReused, JobQueue, Overloaded, VerifyJob
 from rlvr.serve.openapi import build_openapi_document
 from rlvr.serve.pool import ServicePool
 from rlvr.serve.rows import MAX_VALUES, has_too_many_values
@@ -47,7 +47,7 @@ class ServiceRoutes:
 
     def __init__(self, pool: ServicePool, sessions: SessionManager, *, max_rows: int) -> None:
         self.pool, self.sessions, self.max_rows = pool, sessions, max_rows
-        self.jobs = JobStore(pool, max_rows=max_rows)
+        self.jobs = JobQueue(pool, max_rows=max_rows)
         self.gauges: dict[str, Callable[[], float]] = {
             "rows_waiting": lambda: pool.num_waiting_rows,
             "workers_ready": lambda: pool.num_ready_workers,

@@ -97,7 +97,7 @@ def _is_failed_line(line: bytes) -> bool:
     return NO_SCORE in line and b'"fault": "infra"' in line
 
 
-class JobStore:
+class JobQueue:
     """Starts jobs within the limit of the queue, and keeps those with an `Idempotency-Key`."""
 
     def __init__(self, pool: ServicePool, *, max_rows: int) -> None:

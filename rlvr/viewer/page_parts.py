@@ -139,10 +139,10 @@ def pack_episodes(rows: Iterator[dict[str, Any]], tokenizer: Tokenizer | None, p
     return PackedEpisodes(parts, columns.count, rates.build_panels())
 
 
-def dump_page_json(data: Any) -> str:
+def dump_browser_safe_json(data: Any) -> str:
     """Write data as JSON that a browser can read: a number that is not finite is null, and a half of a character is an escape.
 
-    >>> dump_page_json({"reward": [float("nan"), 1.0]})
+    >>> dump_browser_safe_json({"reward": [float("nan"), 1.0]})
     '{"reward":[null,1.0]}'
     """
     try:
@@ -161,7 +161,7 @@ def _drop_nonfinite(data: Any) -> Any:
 
 def _compress_json(data: Any) -> str:
     """Encode plain data as gzipped JSON in base64. Equal data gives equal bytes."""
-    text = dump_page_json(data)
+    text = dump_browser_safe_json(data)
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
 
 

@@ -24,7 +24,7 @@ from rlvr.evaluation.samples import REPORT_FILE, ROWS_FILE, write_atomic
 from rlvr.mdp.transcript import load_tokenizer_or_none
 from rlvr.runs.run_log import explain_damaged_run
 from rlvr.viewer.comparison import compare_eval_runs, compare_training_runs, group_runs_into_conditions, load_settings
-from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, dump_page_json, pack_episodes
+from rlvr.viewer.page_parts import EPISODES_PER_CHUNK, dump_browser_safe_json, pack_episodes
 from rlvr.viewer.run_summary import METRICS_FILE, load_viewed_run
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ def render_page(template_file: str, scripts: Sequence[str], head_data: Mapping[s
     style, script = ("".join((PAGE_FOLDER / name).read_text("utf-8") for name in names) for names in (STYLES, scripts))
     policy = f"default-src 'none'; script-src '{_compute_csp_digest(script)}'; style-src '{_compute_csp_digest(style)}'; base-uri 'none'; form-action 'none'"
     data = "\n".join(_make_data_element(name, text) for name, text in parts.items())
-    first = _make_data_element("head", base64.b64encode(dump_page_json(head_data).encode()).decode())
+    first = _make_data_element("head", base64.b64encode(dump_browser_safe_json(head_data).encode()).decode())
     page = (PAGE_FOLDER / template_file).read_text("utf-8")
     for mark, text in (("POLICY", policy), ("STYLE", style), ("HEAD", first), ("SCRIPT", script), ("DATA", data)):
         before, _, after = page.partition(f"<!--{mark}-->")

@@ -13,7 +13,7 @@ from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifie
 from rlvr.episode import StopReason
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import LazySession, build_session_record, load_recorded_transcript, to_plain_artifacts
+from rlvr.mdp.sessions import LazySession, build_session_record, load_recorded_transcript, copy_plain_artifacts
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
@@ -141,12 +141,12 @@ def test_evidence_that_is_too_large_is_the_answer_s_fault() -> None:
 @pytest.mark.parametrize("evidence", [["a"], {1: "a"}, {"a": {1, 2}}, {"a": float("nan")}, {"a": [b"bytes"]}, None])
 def test_evidence_is_names_with_json_and_bytes(evidence: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        to_plain_artifacts(evidence)
+        copy_plain_artifacts(evidence)
 
 
 def test_evidence_is_a_copy_that_nobody_can_change() -> None:
     moves, raw = [1, [2]], bytearray(b"ab")
-    kept = to_plain_artifacts({"moves": moves, "raw": raw})
+    kept = copy_plain_artifacts({"moves": moves, "raw": raw})
     moves.append(3)
     raw[0] = 0
     assert kept == {"moves": [1, [2]], "raw": b"ab"} and json.dumps(kept["moves"])

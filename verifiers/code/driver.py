@@ -108,7 +108,7 @@ def _encode_exception(error: BaseException) -> dict[str, Any]:
     return {"raised": known, "message": f"{type(error).__name__}: {message}" if known != type(error).__name__ else message}
 
 
-def serve_checker_calls() -> None:
+def run_answer_process() -> None:
     """Main loop of the answer's process: load the answer, then make the calls that the checker process requests."""
     names: dict[str, Any] = {}
     while True:

@@ -293,7 +293,7 @@ def doctor(
     from rlvr.cli import doctor as checks
 
     if cluster:
-        return checks.check_cluster(cluster, json=json)
+        return checks.start_and_check_cluster(cluster, json=json)
     if model is not None:
         return checks.check_sampler_numerics(str(model), sampler, env, device=device, json=json)
     return checks.run_doctor(json=json)

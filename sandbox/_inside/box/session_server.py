@@ -61,7 +61,7 @@ class PreparedShell:
     source_fd: int
     go_fd: int
 
-    def close(self) -> None:
+    def close_descriptors(self) -> None:
         """Close our descriptors of the shell."""
         for number in (self.source_fd, self.go_fd, *self.descriptors.read_ends):
             os.close(number)
@@ -306,7 +306,7 @@ class SessionServer:
 
     def _forget_shell(self) -> None:
         if self.next_shell:
-            self.next_shell.close()
+            self.next_shell.close_descriptors()
             self.next_shell = None
 
     # ---- output, and the time between calls

@@ -815,7 +815,7 @@ class AnswerParser:
         if text in FRACTION_COMMANDS:
             top, low = self.parse_command_argument(), self.parse_command_argument()
             if top == ("sym", "d") and low[0] == "mul" and low[1] == top and low[2][0] == "sym" and len(low) == 3:
-                return self.parse_derivative(low[2])
+                return self.parse_derivative_operand(low[2])
             return ("div", top, low)
         if text in (r"\sqrt", r"\cbrt"):
             degree: Tree = ("num", 3 if text == r"\cbrt" else 2, 1)
@@ -955,9 +955,9 @@ class AnswerParser:
                     return at
         return None
 
-    def parse_derivative(self, letter: Tree) -> Tree:
-        r"""Parse the operand of \frac{d}{dx}."""
-        return ("deriv", self.parse_product(), letter[1])
+    def parse_derivative_operand(self, variable: Tree) -> Tree:
+        r"""Parse the operand of \frac{d}{dx}, and return its derivative by the variable."""
+        return ("deriv", self.parse_product(), variable[1])
 
     # Brackets and environments
 
