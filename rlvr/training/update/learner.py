@@ -304,6 +304,21 @@ class Learner(Hinted):
                 del batch
             step.flush_deferred()
 
+    def compute_from_vocabulary(self, step: StepData, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Compute a number for each policy token from the log-probabilities of the whole vocabulary, under the weights before the update:
+        `statistic` gets those of some tokens, [tokens, vocabulary], and the ids that were sampled.
+        """
+        name = "from_vocabulary"
+        step.add_zero_column(name)
+        for batch, real, _ in self._iter_microbatches(step.rows, range(len(step.episodes))):
+            with nullcontext() if self.is_sharded else self.accelerator.autocast():
+                values = self.policy.run_with_weights(partial(self.policy.compute_vocab_statistic, batch, statistic))
+            if real:
+                step.defer_column_write(name, batch.entry_positions, values)
+            del batch
+        step.flush_deferred()
+        return step.columns.pop(name)
+
     def _split_minibatches(self, step: StepData) -> Iterable[list[int]]:
         """Split the rows in the loss into one minibatch per optimizer step."""
         rows, parts = [r for r, trains in enumerate(step.is_in_loss) if trains], self.optimization.minibatches_per_step
@@ -549,6 +564,7 @@ TOKEN_INPUTS: Mapping[str, tuple[str, Callable[[Learner, StepData], Tensor] | No
     "penalties": ("penalties", _compute_kl_penalties),
 }
 """The inputs of advantages, by the field of `TokenStats`: the column of the step, and what computes it, a number for each policy token.
-None: the forward passes of the policy and the frozen models, which come first. If a column has the name of a field of `LossInputs`, the loss
-gets it, too: `get_loss_input_name` says which name that is.
+None: the forward passes of the policy and the frozen models, which come first. One that needs the logits takes another pass:
+`lambda learner, step: learner.compute_from_vocabulary(step, lambda logprobs, tokens: logprobs.amax(-1).exp())`.
+If a column has the name of a field of `LossInputs`, the loss gets it, too: `get_loss_input_name` says which name that is.
 """

@@ -7,7 +7,7 @@ mode, dropout and router noise would make the ratio between two passes depend on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from types import MethodType
@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlvr.errors import ConfigError, RlvrError
 from rlvr.models.batch import Batch
 from rlvr.models.compiled_layers import select_forward, use_compiled_layers
+from rlvr.models.device_defaults import get_device_defaults
 from rlvr.models.layout_attention import are_close, build_layout_kwargs
 from rlvr.samplers._sampling_support import LogitMask
 from rlvr.training.update.output_head import (
@@ -124,12 +125,42 @@ class Policy(nn.Module):
         states = get_trunk(self.model)(input_ids=batch.input_ids, **_build_model_kwargs(batch)).last_hidden_state
         return states.reshape(-1, states.shape[-1]).index_select(0, batch.source_positions)
 
+    def compute_vocab_logprobs(self, hidden: Tensor) -> Tensor:
+        """Compute the log-probability of every token of the vocabulary from hidden states, at least in float32, without a filter of top_p."""
+        head = self.model.get_output_embeddings()
+        wide = hidden.dtype if hidden.dtype in FULL_PRECISION_DTYPES else torch.float32
+        bias = None if head.bias is None else head.bias.to(wide)
+        logits = nn.functional.linear(hidden.to(wide), head.weight.to(wide), bias)
+        return ((self.logit_transform or LogitTransform())(logits) / self.temperature).log_softmax(-1)
+
+    def iter_head_tiles(self, hidden: Tensor) -> Iterator[slice]:
+        """Yield slices of hidden states whose logits fit into memory together."""
+        size = max(1, get_device_defaults(hidden.device).max_head_logits // len(self.model.get_output_embeddings().weight))
+        yield from (slice(start, start + size) for start in range(0, len(hidden), size))
+
+    @torch.no_grad()
+    def compute_vocab_statistic(self, batch: Batch, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Compute a number for each policy token from the log-probabilities of the whole vocabulary there: `statistic` gets those of some
+        tokens, [tokens, vocabulary], and the ids that were sampled.
+        """
+        if self.logit_transform is None:
+            logits = self.model(input_ids=batch.input_ids, **_build_model_kwargs(batch)).logits
+            return statistic(self._select_logits(logits, batch).log_softmax(-1), batch.targets)
+        hidden = self.compute_hidden_states(batch)
+        with torch.autocast(hidden.device.type, enabled=False):
+            found = [statistic(self.compute_vocab_logprobs(hidden[tile]), batch.targets[tile]) for tile in self.iter_head_tiles(hidden)]
+        return torch.cat(found) if found else hidden.sum(-1)
+
+    def _select_logits(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return the logits at the policy tokens, at least in float32 and divided by the temperature."""
+        logits = logits.reshape(-1, logits.shape[-1]).index_select(0, batch.source_positions)
+        return (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
+
     def _forward_full_logits(self, batch: Batch, entropy: bool, values: bool) -> PolicyOutputs:
         """Compute the outputs if the model itself must compute the logits, for all positions."""
         with use_compiled_layers() if self.uses_compiled_layers else nullcontext():
             out = self.model(input_ids=batch.input_ids, output_hidden_states=values, **_build_model_kwargs(batch))
-        logits = out.logits.reshape(-1, out.logits.shape[-1]).index_select(0, batch.source_positions)
-        logits = (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
+        logits = self._select_logits(out.logits, batch)
         logits = logits if self.make_logit_filter is None else self.make_logit_filter(batch)(logits, slice(None))
         logprobs, entropies = compute_full_logprobs(logits, batch.targets, entropy=entropy)
         if not values:

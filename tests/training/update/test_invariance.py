@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from accelerate import Accelerator
 
 from rlvr.episode import Episode, StopReason
+from rlvr.training.update.learner import TOKEN_INPUTS, Learner
+from rlvr.training.update.step_data import StepData
 from tests.fixtures.gradients import VARIANTS, apart, fixed_groups, gradient, learner_for
 
 ROOT = Path(__file__).parents[3]
@@ -101,3 +104,20 @@ def test_two_processes_have_one_gradient_replicated_or_sharded(tmp_path: Path) -
     assert saved["processes"] == 2 and saved["fsdp2"] < 1e-6
     distances = {name: apart(found, whole(name)) for name, found in saved["gradients"].items()}
     assert set(distances) == set(VARIANTS) and max(distances.values()) < 1e-6, distances
+
+
+@pytest.mark.parametrize("has_linear_head", [True, False])
+@pytest.mark.parametrize("budget", [16, 8192])
+def test_an_input_from_the_whole_vocabulary_is_computed_under_the_weights_before_the_update(
+    has_linear_head: bool, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entropy, computed as an input of one's own would be, has the gradient of the entropy that the learner computes."""
+
+    def compute_entropy(learner: Learner, step: StepData) -> torch.Tensor:
+        return learner.compute_from_vocabulary(step, lambda logprobs, tokens: -(logprobs.exp() * logprobs).sum(-1))
+
+    monkeypatch.setitem(cast("dict[str, Any]", TOKEN_INPUTS), "entropy", ("old_entropy", compute_entropy))
+    subject = learner_for("gtpo", Accelerator(cpu=True), budget=budget)
+    if not has_linear_head:
+        subject.policy.logit_transform = None
+    assert apart(gradient(subject, fixed_groups()), whole("gtpo")) < 1e-6

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlvr.errors import ConfigError
-from rlvr.models import device_defaults as defaults
 from rlvr.models.batch import Batch
-from rlvr.training.update.output_head import FULL_PRECISION_DTYPES, LogitTransform
 from rlvr.training.update.policy import Policy
 from rlvr.training.update.reference import ReferencePolicy
 
@@ -48,29 +46,16 @@ class TeacherDivergence:
         """Compute the divergence at each trained token."""
         with torch.no_grad():
             states = self.teacher.compute_hidden_states(batch)
-        size = max(1, defaults.get_device_defaults(hidden.device).max_head_logits // len(policy.model.get_output_embeddings().weight))
-        tiles = [slice(a, a + size) for a in range(0, len(hidden), size)]
         found = [
             checkpoint(self._compute_tile, policy, hidden[tile], states[tile], use_reentrant=False, preserve_rng_state=False)
-            for tile in tiles
+            for tile in policy.iter_head_tiles(hidden)
         ]
         return torch.cat(found) if found else hidden.sum(-1)
 
     def _compute_tile(self, policy: Policy, hidden: Tensor, states: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
-            ours, theirs = (compute_vocab_logprobs(p, x) for p, x in ((policy, hidden), (self.teacher, states)))
+            ours, theirs = (p.compute_vocab_logprobs(x) for p, x in ((policy, hidden), (self.teacher, states)))
         return _compute_divergence(ours, theirs.detach(), self.kind)
-
-
-def compute_vocab_logprobs(policy: Policy, hidden: Tensor) -> Tensor:
-    """Compute the log-probability of every token of the vocabulary, at least in float32."""
-    head = policy.model.get_output_embeddings()
-    wide = hidden.dtype if hidden.dtype in FULL_PRECISION_DTYPES else torch.float32
-    bias = None if head.bias is None else head.bias.to(wide)
-    logits = (policy.logit_transform or LogitTransform())(
-        nn.functional.linear(hidden.to(wide), head.weight.to(wide), bias)
-    ) / policy.temperature
-    return logits.log_softmax(-1)
 
 
 def _compute_divergence(policy_logprobs: Tensor, teacher_logprobs: Tensor, kind: str) -> Tensor:
