@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
 from rlvr.config.section import Section, normalize_plugin
 
@@ -67,6 +67,9 @@ class RolloutConfig(Section):
     call_timeout_s: float = Field(default=600.0, gt=0)
     """The timeout of one verification, or of one reply of the environment or its tools; after it the episode has no score."""
 
+    _has_off_policy_source: bool = PrivateAttr(default=False)
+    """Whether a batch source of the user's trains on episodes of older weights."""
+
     @field_validator("sampler", mode="before")
     @classmethod
     def _normalize_plugin(cls, value: Any) -> Any:
@@ -75,7 +78,13 @@ class RolloutConfig(Section):
     @property
     def is_off_policy(self) -> bool:
         """Whether tokens may come from older weights than those being trained."""
-        return bool(self.max_staleness or self.partial_rollout_tokens)
+        return bool(self.max_staleness or self.partial_rollout_tokens or self._has_off_policy_source)
+
+    def with_off_policy_source(self) -> RolloutConfig:
+        """Return a copy for a batch source that trains on episodes of older weights."""
+        copied = self.model_copy()
+        copied._has_off_policy_source = True
+        return copied
 
     @property
     def rollout_kwargs(self) -> dict[str, Any]:

@@ -107,8 +107,8 @@ def make_sampling_support_mask(config: RunConfig, algorithm: Algorithm) -> Sampl
     early = bool(algorithm.traits.advantage_inputs)
     cause = ""
     if asked.is_off_policy:
-        setting = "max_staleness" if asked.max_staleness else "partial_rollout_tokens"
-        cause = f"with rollout.{setting} the completions come from older weights"
+        setting = next((name for name in ("max_staleness", "partial_rollout_tokens") if getattr(asked, name)), None)
+        cause = f"with {f'rollout.{setting}' if setting else 'this batch source'} the completions come from older weights"
     elif algorithm.traits.use_rollout_logprobs and not once:
         cause = "this algorithm takes several optimizer steps and never scores the completions with the weights that sampled them"
     elif algorithm.traits.scoring_models and not early:

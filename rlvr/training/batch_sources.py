@@ -84,6 +84,11 @@ class BatchSource(ABC):
     start, at a resume, before an evaluation and at the end. Otherwise the trainer does, after each step.
     """
 
+    is_off_policy = False
+    """True if the source also returns episodes that were sampled with older weights, such as a replay. The run then has the algorithm's
+    defaults for off-policy data, and no exact comparison of sampler and trainer.
+    """
+
     @abstractmethod
     def next(self, step: int) -> RolloutBatch:
         """Return the batch of a step. All processes call this, in the order of the steps, and get the same batch."""

@@ -229,7 +229,7 @@ def check_logprob_mismatch(metrics: Mapping[str, float], limit: float | None, *,
             f"sampler and trainer differ by {gap:.2g} in the log-probability of a token, although both compute this model in float32 in "
             f"this process, where rounding is below {limit:.1g}: the sampler has other weights, or one of them computes it wrongly, and the "
             "run would learn from wrong numbers. `rlvr doctor --model DIR` with the newest checkpoint shows which; sample with vllm, or use "
-            "another family"
+            "another family; a batch source of yours that trains on older episodes sets is_off_policy = True"
         )
 
 

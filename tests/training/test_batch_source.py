@@ -11,7 +11,7 @@ from rich.console import Console
 
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.episode import Episode
-from rlvr.errors import ConfigError
+from rlvr.errors import CheckFailed, ConfigError
 from rlvr.runs.run_log import read_jsonl
 from rlvr.training.batch_sources import OnPolicySource, RolloutBatch, StepRollout, SynchronousSource
 from rlvr.training.trainer import Trainer
@@ -83,6 +83,36 @@ def test_tasks_of_an_earlier_step_are_sampled_again(tmp_path: Path) -> None:
     assert len(taken[0]) == 2 and len(taken[1]) == 4 and taken[0] < taken[1]
     groups = [{episode["group"] for episode in episodes if episode["step"] == step} for step in (1, 2)]
     assert [len(one) for one in groups] == [2, 4] and not groups[0] & groups[1]
+
+
+class Replayed(SynchronousSource):
+    """Trains twice on each batch."""
+
+    is_off_policy = True
+
+    def __init__(self, components: Any) -> None:
+        super().__init__(components)
+        self.last: list[list[Episode]] = []
+
+    def collect(self, rollout: StepRollout) -> RolloutBatch:
+        groups, self.last = (self.last, []) if self.last else (rollout.sample_groups(4), [])
+        if rollout.step % 2 == 0:
+            self.last = groups
+        return rollout.build_batch(groups, dropped={})
+
+
+def test_a_source_of_older_episodes_trains_off_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = {"steps": 4, "learning_rate": 1e-2}
+    with Trainer(tiny_run(train=train), batch_source=Replayed, out=tmp_path / "a", console=Console(file=io.StringIO())) as trainer:
+        assert "importance_sampling_correction='token_truncate'" in repr(trainer.learner.algorithm)
+        trainer.fit()
+    episodes = list(read_jsonl(tmp_path / "a" / "episodes.jsonl"))
+    tokens = [[episode["tokens"] for episode in episodes if episode["step"] == step] for step in (1, 2, 3, 4)]
+    assert tokens[0] == tokens[1] != tokens[2] == tokens[3]
+    assert [row["staleness/mean"] for row in read_jsonl(tmp_path / "a" / "metrics.jsonl")] == [0, 1, 0, 1]
+    monkeypatch.setattr(Replayed, "is_off_policy", False)
+    with pytest.raises(CheckFailed):
+        run(tmp_path / "b", Replayed, train=train)
 
 
 def test_what_is_no_source_and_what_asks_for_another_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ _ORDINAL_WORDS = "first second third fourth fifth sixth seventh eighth ninth ten
 ORDINALS = tuple(_ORDINAL_WORDS.split())
 _SPOKEN_VALUES: dict[str, Tree] = {"positive infinity": ("const", "oo"), "plus infinity": ("const", "oo")}
 _SPOKEN_VALUES |= {"negative infinity": ("neg", ("const", "oo")), "minus infinity": ("neg", ("const", "oo"))}
+_SPOKEN_VALUES |= {"a dozen": ("num", 12, 1), "half a dozen": ("num", 6, 1)}
 _SPOKEN_VALUES |= {f"{said} integers": ("const", "N" if "positive" in said else "Z") for said in ("positive", "all positive", "all")}
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)[\s:]*)?(?:[(\[]\s*([A-J])\s*[)\]][.:]?|([A-J])[.:)]?)(?P<rest>[\s~:.].*|\\.*|)", re.IGNORECASE | re.DOTALL
@@ -219,7 +220,12 @@ def parse_number_words(text: str) -> int | None:
 
     >>> parse_number_words("twenty-one"), parse_number_words("three hundred and five"), parse_number_words("five two")
     (21, 305, None)
+    >>> parse_number_words("three dozen"), parse_number_words("dozen three")
+    (36, None)
     """
+    if (dozens := re.fullmatch(r"(.+)[ -]dozens?", text)) is not None:
+        number = parse_number_words(dozens[1]) if "dozen" not in dozens[1] else None
+        return number and number * NUMBER_MULTIPLES["dozen"]
     total, group, last = 0, 0, ""
     words = re.split(r"[ -]+", text)
     if not words or words[0] not in CARDINALS or len(words) > 12:
