@@ -13,7 +13,7 @@ from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifie
 from rlvr.episode import StopReason
 from rlvr.errors import EnvError
 from rlvr.mdp.env import TokenEnv
-from rlvr.mdp.sessions import LazySession, build_session_record, load_recorded_transcript, copy_plain_artifacts
+from rlvr.mdp.sessions import LazySession, build_session_record, copy_plain_artifacts, load_recorded_transcript
 from rlvr.mdp.token_mdp import ConversationState, TokenMDP
 from rlvr.mdp.tokenizers import CharTokenizer
 from rlvr.mdp.vector import TokenVectorEnv
