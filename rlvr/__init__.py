@@ -206,7 +206,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
-        from rlvr.hints import explain_name, is_import_from, suggest_name
+        from rlvr.hints import is_import_from, suggest_name, suggest_rlvr_call
         from rlvr.synonyms import FUNCTIONS, GYMNASIUM, LISTS, REGISTRATIONS, VERIFIER_DECORATORS, decorate_verifier
 
         if name in FUNCTIONS:
@@ -222,7 +222,7 @@ def __getattr__(name: str) -> Any:
 
         plugins = {} if name.startswith("_") else __getattr__("list")()
         made = next((f"write rlvr.make_{kind}({name!r})" for kind, names in plugins.items() if name in names), "")
-        message = f"rlvr has no {name!r}; {explain_name(name) or made or suggest_name(name, __all__)}"
+        message = f"rlvr has no {name!r}; {suggest_rlvr_call(name) or made or suggest_name(name, __all__)}"
         # `from rlvr import name` turns an AttributeError into a message of its own; a module of that name is found all the same
         if is_import_from(sys._getframe(1)) and f"rlvr.{name}" not in sys.modules:
             raise ImportError(message, name="rlvr", path=__file__)
@@ -247,9 +247,9 @@ class _MissingModules:
         package, _, name = fullname.partition(".")
         if package != "rlvr" or "." in name:
             return
-        from rlvr.hints import explain_name, suggest_name
+        from rlvr.hints import suggest_name, suggest_rlvr_call
 
-        hint = explain_name(name) or suggest_name(name, __all__)
+        hint = suggest_rlvr_call(name) or suggest_name(name, __all__)
         raise ModuleNotFoundError(f"rlvr has no module {name!r}: its public names are in rlvr itself; {hint}", name=fullname)
 
 

@@ -537,10 +537,10 @@ CODE = re.compile(r"(rlvr|gymnasium|report)\.\w|\w+=")
 """How a hint begins that is code and not a sentence."""
 
 
-def explain_name(name: str) -> str:
+def suggest_rlvr_call(name: str) -> str:
     """Return the call of rlvr that does what this name does in another library, or "".
 
-    >>> explain_name("list_verifiers")
+    >>> suggest_rlvr_call("list_verifiers")
     "write rlvr.list('verifier')"
     """
     if found := NAMES.get(name):
@@ -626,9 +626,9 @@ def translate_plugin_name(wanted: str, names: Iterable[str]) -> str:
 def add_usage_to_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call with wrong arguments say how the function is called. For functions of the front door.
 
-    >>> add_usage_to_errors(explain_name)(nme="x")
+    >>> add_usage_to_errors(suggest_rlvr_call)(nme="x")
     Traceback (most recent call last):
-    TypeError: rlvr.explain_name: missing a required argument: 'name'; the call is rlvr.explain_name(name)
+    TypeError: rlvr.suggest_rlvr_call: missing a required argument: 'name'; the call is rlvr.suggest_rlvr_call(name)
     """
     signature = inspect.signature(function)
     call = function.__qualname__.removesuffix(".__init__")

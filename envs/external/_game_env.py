@@ -125,13 +125,13 @@ class GameEnvironment(Environment):
         for attempt in range(MAX_SEED_TRIES):
             seed = int.from_bytes(hashlib.blake2b(f"{self.seed}/{index}/{attempt}".encode(), digest_size=4).digest()) >> 2
             seed = 2 * seed + (split == "test")  # no seed is in both splits
-            text = self.call_query_instance("reset", seed=seed)
+            text = self.call_on_temporary_instance("reset", seed=seed)
             if len(self.splits) == 1 or not self.splits_by_first_text or (split == "test") == is_held_out(text):
                 prompt = make_user_prompt(text, system=self.instruction)
                 return Task(prompt, {**self.reference, "seed": seed}, id=f"{self.id_prefix}/{split}/{self.seed}.{index}")
         raise ConfigError(f"{self.id_prefix} begins the same way with every seed, so it has no {split!r} tasks; change its settings")
 
-    def call_query_instance(self, method: str, **given: Any) -> Any:
+    def call_on_temporary_instance(self, method: str, **given: Any) -> Any:
         """Call a method of a separate instance that is not used for playing, such as `reset` or the list of moves."""
         with self._scout_lock:
             try:

@@ -126,7 +126,7 @@ class GymnasiumEnvironment(GameEnvironment):
     def list_moves(self) -> list[str]:
         """Return the moves of the environment, which are cached."""
         if self._moves is None:
-            self._moves = list(self.call_query_instance("list_action_words"))
+            self._moves = list(self.call_on_temporary_instance("list_action_words"))
         return self._moves
 
     def list_legal_turns(self, task: Task, completions: Sequence[str]) -> list[str]:
@@ -135,7 +135,7 @@ class GymnasiumEnvironment(GameEnvironment):
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return the shortest way to the goal if the environment has a deterministic transition table, else None."""
-        found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"])
+        found = self.call_on_temporary_instance("find_winning_moves", seed=task.reference["seed"])
         return list(found) if found and len(found) <= self.max_turns else None
 
     def gold(self, task: Task) -> str | None:

@@ -79,7 +79,7 @@ class InspectTask(TaskListEnvironment):
 
     def gold(self, task: Task) -> str | None:
         """Return the target in a form that gets the full score; None if there is none."""
-        found = self.call_query_instance("find_gold_answer", number=task.reference["seed"])
+        found = self.call_on_temporary_instance("find_gold_answer", number=task.reference["seed"])
         return found if isinstance(found, str) else None
 
     def prepare(self) -> None:

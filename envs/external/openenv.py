@@ -107,7 +107,7 @@ class OpenEnv(GameEnvironment):
         rows = [{"name": name, "offered": "yes", "why": why} for name, why in SUPPORTED.items()]
         return rows + [{"name": name, "offered": "no", "why": why} for name, why in UNSUPPORTED.items()]
 
-    def call_query_instance(self, method: str, **given: Any) -> Any:
+    def call_on_temporary_instance(self, method: str, **given: Any) -> Any:
         """Call a method of a new instance that is closed afterwards, because a server may allow only few sessions."""
         with self._scout_lock:
             try:

@@ -109,7 +109,7 @@ class SkyRLGym(TaskListEnvironment):
 
     def gold(self, task: Task) -> str | None:
         """Return the gold answer in its required form if the row has one, else None."""
-        found = self.call_query_instance("find_gold_answer", number=task.reference["seed"])
+        found = self.call_on_temporary_instance("find_gold_answer", number=task.reference["seed"])
         return ANSWER_FORMS[self.id][1].format(found) if found is not None and self.id in ANSWER_FORMS else None
 
     def parse_move(self, text: str) -> str | None:

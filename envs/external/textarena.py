@@ -160,11 +160,13 @@ class TextArena(GameEnvironment):
         if not self.instance_settings["moves"]:
             return None
         moves = [self.parse_move(text) for text in completions]
-        return list(self.call_query_instance("list_legal_moves", seed=task.reference["seed"], played=moves))
+        return list(self.call_on_temporary_instance("list_legal_moves", seed=task.reference["seed"], played=moves))
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return winning moves, for TowerOfHanoi, GuessTheNumber and Mastermind; else None."""
-        found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"]) if self.game in GAMES_WITH_SOLUTION else None
+        found = (
+            self.call_on_temporary_instance("find_winning_moves", seed=task.reference["seed"]) if self.game in GAMES_WITH_SOLUTION else None
+        )
         return list(found) if found else None
 
     def gold(self, task: Task) -> str | None:

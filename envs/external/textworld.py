@@ -98,7 +98,7 @@ class TextWorld(GameEnvironment):
 
     def oracle_turns(self, task: Task) -> list[str] | None:
         """Return the commands that win, if there are at most `max_turns`; else None."""
-        found = self.call_query_instance("find_winning_moves", seed=task.reference["seed"])
+        found = self.call_on_temporary_instance("find_winning_moves", seed=task.reference["seed"])
         return list(found) if found and len(found) <= self.max_turns else None
 
     def gold(self, task: Task) -> str | None:

@@ -130,7 +130,7 @@ class VerifiersEnv(TaskListEnvironment):
         if not self.tools:
             return ()
         if self._tool_specs is None:
-            rows = self.call_query_instance("list_tools")
+            rows = self.call_on_temporary_instance("list_tools")
             self._tool_specs = tuple(ToolSpec(row["name"], row["description"], inline_schema_references(row["parameters"])) for row in rows)
         return self._tool_specs
 
@@ -140,7 +140,7 @@ class VerifiersEnv(TaskListEnvironment):
 
     def gold(self, task: Task) -> str | None:
         """Return the answer in the row of a v0 environment; None for tasksets, which have none."""
-        found = self.call_query_instance("find_gold_answer", number=task.reference["seed"]) if self.interface == "v0" else None
+        found = self.call_on_temporary_instance("find_gold_answer", number=task.reference["seed"]) if self.interface == "v0" else None
         return found if isinstance(found, str) else None
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError
-from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_split_and_index, require_score, warn_if_untested
 from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
 from rlvr.task import Fault, Verdict
@@ -97,7 +97,7 @@ class NemoSessions:
         self._get_or_open(session_id, label)
 
     def _get_or_open(self, session: str, label: object) -> ServerSession:
-        task = find_task(self.runner.environment, parse_task_key(label))
+        task = find_task(self.runner.environment, parse_split_and_index(label))
         with self.lock:
             seat = self.sessions.get(session)
             if seat is None:

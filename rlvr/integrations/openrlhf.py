@@ -18,7 +18,7 @@ from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_split_and_index, require_score, warn_if_untested
 from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory
 from rlvr.integrations.tokens import TokenConversationRunner, make_completion, make_token_conversation_runner
 from rlvr.integrations.tokens import make_token_row as played_row
@@ -56,7 +56,7 @@ def make_reward_function(
             if not query.startswith(prompt):
                 raise EnvError(f"the query {query!r:.80} does not begin with its prompt, so the answer in it is unknown; use the executor")
             texts.append(_strip_stop_text(query.removeprefix(prompt), stop_texts))
-        tasks = [find_task(environment, parse_task_key(label)) for label in labels]
+        tasks = [find_task(environment, parse_split_and_index(label)) for label in labels]
         scores = [require_score(verdict, "OpenRLHF") for verdict in scorer.verify_all(tasks, texts)]
         return {"rewards": tensor(scores), "scores": tensor(scores), "extra_logs": {}}
 
@@ -92,7 +92,7 @@ def make_executor_class(environment: Environment, base: Any, *, stop_ids: Iterab
                 players[max_length] = make_token_conversation_runner(
                     environment, hf_tokenizer, stop_ids=stop_ids, max_length=max_length, call_timeout_s=call_timeout_s
                 )
-            player, task = players[max_length], find_task(environment, parse_task_key(label))
+            player, task = players[max_length], find_task(environment, parse_split_and_index(label))
 
             async def generate(request: Request) -> Completion:
                 settings = deepcopy(sampling_params)
@@ -171,7 +171,7 @@ def make_instance_class(
 
         async def reset(self, states: dict[str, Any], **named: Any) -> dict[str, Any]:
             """Begin the conversation of a label. The prompt is rendered again if the session adds tools or messages."""
-            task = find_task(environment, parse_task_key(states["label"]))
+            task = find_task(environment, parse_split_and_index(states["label"]))
             self.conversation = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
             if not (self.conversation.tools or self.conversation.initial_messages):
                 return {"observation": states["observation"]}

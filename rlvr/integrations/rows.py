@@ -85,10 +85,10 @@ def _hash_prompt(prompt: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.blake2b(said.encode(), digest_size=6).hexdigest()
 
 
-def parse_task_key(label: object) -> dict[str, Any]:
+def parse_split_and_index(label: object) -> dict[str, Any]:
     """Parse the JSON text that identifies a task into split, index and, if there is one, the fingerprint of the prompt.
 
-    >>> parse_task_key('{"index": 7, "split": "train"}')["index"]
+    >>> parse_split_and_index('{"index": 7, "split": "train"}')["index"]
     7
     """
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_split_and_index, require_score, warn_if_untested
 from rlvr.integrations.texts import TextConversation, TextConversationFactory
 from rlvr.integrations.tokens import TokenRow, make_completion, make_token_conversation_runner
 from rlvr.integrations.tokens import make_token_row as played_row
@@ -57,7 +57,7 @@ def make_environment_class(
 
         def __init__(self, env_config: Any = None, extras: Mapping[str, Any] | None = None) -> None:
             super().__init__()
-            self.named = parse_task_key(((extras or {}).get("reward_spec") or {}).get("ground_truth"))
+            self.named = parse_split_and_index(((extras or {}).get("reward_spec") or {}).get("ground_truth"))
             self.max_turns = environment.max_turns
             self.conversation: TextConversation | None = None
 
@@ -127,7 +127,7 @@ def make_generator_class(
 
         async def _play(self, params: Mapping[str, Any], extra: Mapping[str, Any], name: str) -> tuple[TokenRow, bool]:
             known: list[bool] = []
-            task = find_task(environment, parse_task_key((extra.get("reward_spec") or {}).get("ground_truth")))
+            task = find_task(environment, parse_split_and_index((extra.get("reward_spec") or {}).get("ground_truth")))
 
             async def generate(request: Request) -> Completion:
                 asked = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlvr.contracts import Environment
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_split_and_index, require_score, warn_if_untested
 from rlvr.integrations.texts import FinalTextVerifier, TextConversation, TextConversationFactory
 from rlvr.rollout.rollout_request import derive_seed
 from rlvr.turns import extract_final_text
@@ -48,7 +48,7 @@ def make_reward_class(environment: Environment, base: Any, *, workers: int = 8, 
             """Score a batch."""
             if label is None:
                 raise ConfigError("the data has no column 'label'; use the rows of make_swift_row, which identify the task")
-            tasks = [find_task(environment, parse_task_key(text)) for text in label]
+            tasks = [find_task(environment, parse_split_and_index(text)) for text in label]
             return [
                 require_score(verdict, "ms-swift")
                 for verdict in scorer.verify_all(tasks, [extract_final_text(said) for said in completions])
@@ -77,7 +77,7 @@ def make_environment_class(environment: Environment, base: Any, *, call_timeout_
         async def reset(self, request: Any) -> tuple[str, dict[str, Any], str]:
             """Open the session; return the question and the system message."""
             config = (getattr(request, "data_dict", None) or {}).get("env_config") or {}
-            task = find_task(environment, parse_task_key(config.get("label")))
+            task = find_task(environment, parse_split_and_index(config.get("label")))
             self.conversation = await world.start_conversation_async(task, seed=derive_seed("world", task.id))
             if self.conversation.failure:
                 raise EnvError(self.conversation.failure)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from rlvr.contracts import Completion, Environment, Request
 from rlvr.errors import EnvError
-from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_task_key, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_row, parse_split_and_index, require_score, warn_if_untested
 from rlvr.integrations.texts import FinalTextVerifier
 from rlvr.integrations.tokens import TokenConversationRunner, TokenRow, make_completion, make_token_conversation_runner
 from rlvr.integrations.tokens import make_token_row as played_row
@@ -55,7 +55,7 @@ def make_compute_score(environment: Environment, *, workers: int = 8, call_timeo
         turns = (extra_info or {}).get("num_turns")
         if turns is not None and int(turns) > SINGLE_TURN_COUNT:
             raise EnvError(f"the text of {int(turns)} turns includes tool output, so it cannot be verified; use the agent loop")
-        task = find_task(environment, parse_task_key(ground_truth))
+        task = find_task(environment, parse_split_and_index(ground_truth))
         return {"score": require_score(scorer.verify_all([task], [solution_str])[0], "verl")}
 
     setattr(compute_score, "close", scorer.close)  # noqa: B010 -- a function has no such attribute for type checkers
@@ -93,7 +93,7 @@ def make_agent_loop_class(
         async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
             """Run the conversation of a row, and return the output of verl."""
             player = player_in(self)
-            named = {**parse_task_key(row["extra_info"]), "prompt": [dict(message) for message in row["raw_prompt"]]}
+            named = {**parse_split_and_index(row["extra_info"]), "prompt": [dict(message) for message in row["raw_prompt"]]}
             task, request_id = find_task(environment, named), uuid4().hex
             known: list[bool] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlvr.errors import ConfigError, EnvError
-from rlvr.integrations.rows import find_task, format_task_key, make_rows, parse_task_key, require_score, warn_if_untested
+from rlvr.integrations.rows import find_task, format_task_key, make_rows, parse_split_and_index, require_score, warn_if_untested
 from rlvr.integrations.texts import FinalTextVerifier, TextConversationFactory
 from rlvr.task import Fault, Verdict
 from rlvr.turns import Call, Turn, extract_final_text
@@ -69,8 +69,8 @@ def test_a_prompt_in_another_form_is_another_question(asked: object) -> None:
 @pytest.mark.parametrize("label", ["", "4", None, "{}", "[1]", '{"index": 7}', "[" * 100_000], ids=range(7))
 def test_a_label_that_names_no_task_is_refused(label: object) -> None:
     with pytest.raises(ConfigError, match="the label is"):
-        parse_task_key(label)
-    assert parse_task_key(format_task_key("train", 7)) == {"split": "train", "index": 7}
+        parse_split_and_index(label)
+    assert parse_split_and_index(format_task_key("train", 7)) == {"split": "train", "index": 7}
 
 
 @pytest.mark.parametrize(

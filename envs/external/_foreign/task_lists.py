@@ -27,7 +27,7 @@ class TaskListEnvironment(GameEnvironment):
     def list_task_numbers(self, split: str) -> list[int]:
         """Return the numbers of the tasks of a split."""
         if self._numbers is None:
-            questions = self.call_query_instance("list_questions", limit=self.limit)
+            questions = self.call_on_temporary_instance("list_questions", limit=self.limit)
             if not isinstance(questions, list) or not all(isinstance(text, str) and text.strip() for text in questions):
                 raise ConfigError(f"{self.id_prefix} lists {questions!r:.200}; each task needs a question")
             made: dict[str, list[int]] = {"train": [], "test": []}
@@ -49,7 +49,7 @@ class TaskListEnvironment(GameEnvironment):
         if not 0 <= index < len(numbers):
             raise ConfigError(f"{self.id_prefix} has no {split} task {index}; it has {len(numbers)}")
         number = numbers[index]
-        prompt = self.call_query_instance("get_prompt_messages", number=number)
+        prompt = self.call_on_temporary_instance("get_prompt_messages", number=number)
         if not isinstance(prompt, list) or not prompt or not all(_is_message(one) for one in prompt):
             raise ConfigError(
                 f"task {number} of {self.id_prefix} has the prompt {prompt!r:.200}; messages with a role and a text are needed"
