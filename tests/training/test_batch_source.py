@@ -139,6 +139,14 @@ def test_an_algorithm_selects_the_groups_that_it_trains_on(tmp_path: Path, monke
     assert {episode.get("dropped") for episode in stored if episode["step"] == 1} == {None, "not_first"}
 
 
+def test_a_step_whose_groups_are_all_left_out_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("def advantage(answers):\n    return [[reward or 0.0 for reward in group] for group in answers.rewards]\n")
+    monkeypatch.setattr(Algorithm, "select_groups", lambda self, groups: ([], {"all": list(groups)}))
+    run(tmp_path / "a", None, algorithm={"name": "grpo", "advantage": f"{mine}:advantage"})
+    assert [row["step/skipped"] for row in read_jsonl(tmp_path / "a" / "metrics.jsonl")] == [1, 1]
+
+
 def test_a_run_is_resumed_with_the_source_that_it_began_with(tmp_path: Path) -> None:
     run(tmp_path / "a", BetterOfTwo, train={"steps": 1, "learning_rate": 1e-3})
     with pytest.raises(ConfigError, match="the run began with batch_source=BetterOfTwo, and none is given"):

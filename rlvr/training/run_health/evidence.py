@@ -197,7 +197,7 @@ class RunEvidence:
             middle = [math.fsum(values) / len(known) for values in zip(*known, strict=True)]
             pairs += [(reward - middle[0], mean - middle[1]) for reward, mean in known]
         with suppress(statistics.StatisticsError):
-            self.advantage_fits.append(statistics.correlation(*zip(*pairs, strict=True)))
+            self.advantage_fits.append(statistics.correlation([reward for reward, _ in pairs], [mean for _, mean in pairs]))
 
     def count_prompts(self) -> tuple[int, int]:
         """Count the distinct prompts of the newest steps, and their groups."""

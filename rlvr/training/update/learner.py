@@ -306,7 +306,8 @@ class Learner(Hinted):
 
     def compute_from_vocabulary(self, step: StepData, statistic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Compute a number for each policy token from the log-probabilities of the whole vocabulary, under the weights before the update:
-        `statistic` gets those of some tokens, [tokens, vocabulary], and the ids that were sampled.
+        `statistic` gets those of some tokens, [tokens, vocabulary], and the ids that were sampled. They are those of the run's temperature, at
+        least in float32, without top_p and top_k; answers without a score have zeros.
         """
         name = "from_vocabulary"
         step.add_zero_column(name)
