@@ -52,6 +52,6 @@ def test_a_docstring_is_shown_as_it_is_written(site: Any) -> None:
     made = reference.prose("Args:\n    a: one\n        line.\n    b, c: <two>\n\nRaises:\n    ConfigError: a is 0.")
     assert made == "**Args**\n\n- `a`: one line.\n- `b, c`: \\<two>\n\n**Raises**\n\n- `ConfigError`: a is 0."
     page = reference.settings_page()
-    assert "| `max_turn_tokens` | `None` | The maximum number of tokens of a turn" in page and "## model.lora" in page
+    assert "| `max_turn_tokens` | `int \\| None` | `None` | The maximum number of tokens of a turn" in page and "## model.lora" in page
     assert "`--max-turn-tokens`" in reference.command_line_page() and "## rlvr eval" in reference.command_line_page()
     assert "## Verifier" in reference.module_page("contracts/verifier")

@@ -287,7 +287,7 @@ def _resource_usage(outcome: ExecutionResult) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _driver_source() -> str:
-    return _join_sources("wire", "driver") + "\nserve_checker_calls()\n"
+    return _join_sources("wire", "driver") + "\nrun_answer_process()\n"
 
 
 @lru_cache(maxsize=1)
