@@ -124,9 +124,9 @@ def required(mark: str) -> str:
     return f"RLVR_REQUIRE_{mark.upper()}"
 
 
-def read_release_tests() -> tuple[str, ...]:
-    """Return the starts of the ids of the tests that only `make test-release` runs."""
-    lines = (Path(__file__).with_name("release.txt")).read_text("utf-8").splitlines()
+def read_listed_tests(mark: str) -> tuple[str, ...]:
+    """Return the starts of the ids of the tests that slow.txt or release.txt lists."""
+    lines = (Path(__file__).with_name(f"{mark}.txt")).read_text("utf-8").splitlines()
     return tuple(line for line in lines if not line.startswith("#"))
 
 
@@ -138,10 +138,11 @@ def stands_alone(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    release = read_release_tests()
+    listed = {mark: read_listed_tests(mark) for mark in ("slow", "release")}
     for item in items:
-        if item.nodeid.startswith(release):
-            item.add_marker(pytest.mark.release)
+        for mark, starts in listed.items():
+            if item.nodeid.startswith(starts):
+                item.add_marker(mark)
         if item.get_closest_marker("vllm"):  # two engines at once need more memory than a small machine has
             item.add_marker(pytest.mark.xdist_group("vllm"))
         elif not item.get_closest_marker("xdist_group") and not (item.get_closest_marker("slow") and stands_alone(item)):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import rlvr
-from tests.conftest import read_release_tests
+from tests.conftest import read_listed_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 LINKED_PACKAGES = ("envs", "verifiers", "sandbox")
@@ -423,10 +423,11 @@ def test_public_names_are_sorted_complete_and_loadable() -> None:
         _ = rlvr.evalute
 
 
-def test_what_only_a_release_runs_is_there() -> None:
-    for line in read_release_tests():
+@pytest.mark.parametrize("mark", ["slow", "release"])
+def test_a_test_that_is_listed_is_there(mark: str) -> None:
+    for line in read_listed_tests(mark):
         path, _, name = line.partition("::")
-        assert re.search(rf"^def {re.escape(name.partition('[')[0])}\b", (ROOT / path).read_text("utf-8"), re.M), line
+        assert not name or re.search(rf"^def {re.escape(name.partition('[')[0])}\b", (ROOT / path).read_text("utf-8"), re.M), line
 
 
 def test_the_tools_are_set_to_strict() -> None:
