@@ -317,7 +317,7 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
 
 @accept_synonyms
 @add_usage_to_errors
-def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
+def register(name: str, plugin: Any = None, *, kind: str | None = None, **settings: Any) -> Any:
     """Register a plugin under a name, by which every call and configuration in this process then knows it; returns the plugin.
 
     Args:
@@ -326,6 +326,7 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
             `rlvr.Algorithm`; a function of settings that returns an object of one; or a function `f(answer, reference)`, which is a
             verifier, and with `@rlvr.tool` a tool. None: returns a decorator.
         kind: the kind of plugin, where a function makes one; as in `rlvr.list`.
+        settings: the settings to build it with, as in `make_env(plugin, **settings)`; or `kwargs={...}`, as in Gymnasium.
 
     Other processes know a plugin by its file instead, `my_envs.py:Echo`, or by the entry point of a package.
 
@@ -336,10 +337,15 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
     1.0
     """
     if plugin is None:
-        return functools.partial(register, name, kind=kind)
+        return functools.partial(register, name, kind=kind, **settings)
     if kind is None:
         contracts = {"env": Environment, "verifier": Verifier, "tool": Tool, "sampler": Sampler, "sandbox": Sandbox, "algorithm": Algorithm}
         found = [word for word, contract in contracts.items() if isinstance(plugin, type) and issubclass(plugin, contract)]
+        if not found and (made := next((word for word, contract in contracts.items() if isinstance(plugin, contract)), "")):
+            raise ConfigError(
+                f"{name!r} is registered as an object, {plugin!r:.80}; register what it is made of, with its settings: "
+                f"rlvr.register({name!r}, {type(plugin).__name__}, ...), as in rlvr.make_{made}"
+            )
         if not found and not inspect.isfunction(plugin):
             raise ConfigError(
                 f"{name!r} is registered as {plugin!r:.80}; give a class derived from one such as rlvr.Environment, a function that returns "
@@ -353,7 +359,16 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None) -> Any:
             made.close()
         kind = found[0] if found else "tool" if hasattr(plugin, TOOL_MARKER_ATTRIBUTE) else "verifier"
     kind = PLUGIN_WORDS.get(kind, kind)
-    register_plugin(kind, name, plugin)
+    makers: dict[str, Callable[..., Any]] = {
+        "env": make_env, "verifier": make_verifier, "tool": make_tool, "sampler": make_sampler, "sandbox": make_sandbox,
+        "algorithm": make_algorithm,
+    }  # fmt: skip
+    given = {**settings.pop("kwargs", {}), **settings}
+    factory = plugin
+    if given and kind in makers:
+        factory = functools.partial(makers[kind], plugin, **given)
+        factory.__doc__ = plugin.__doc__
+    register_plugin(kind, name, factory)
     if kind == "env":
         register_when_imported()  # gymnasium.make knows it, too
     return plugin

@@ -64,7 +64,7 @@ NAMES: Mapping[str, str] = {
     "Model": "rlvr.load_model(folder), a transformers model and its tokenizer",
     "MultiTurnEnv": "subclass rlvr.Environment: max_turns = 5; task(self, split, index) returns rlvr.Task(question, reference=answer); "
     "reply(self, task, completions) returns what is said to the last of the policy's turns, None at the end; rlvr.make_env(MyEnv, "
-    "verifier=function) builds it. `rlvr new env NAME --kind conversation` writes one",
+    "verifier=function) builds it, rlvr.register('my_env', MyEnv, verifier=function) gives it a name. `rlvr new env NAME --kind conversation` writes one",
     "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
     "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
@@ -471,6 +471,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
         "score_range": _SCORE_RANGE,
+        "tokenizer": "a tokenizer belongs to the Gymnasium environment: rlvr.make(env, tokenizer=...)",
         **dict.fromkeys(("n_envs", "num_environments"), "rlvr.make_vec(env, num_envs=4)"),
         "vectorization_mode": "answers are verified in parallel; leave it out",
         **dict.fromkeys(("num_fewshot", "few_shot", "fewshot", "n_shots"), "shots="),

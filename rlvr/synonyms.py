@@ -44,6 +44,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "processing_class": "tokenizer",
         "resume_from_checkpoint": "resume",
         "save_steps": "save_every",
+        "task": "env",
         "train_dataset": "data",
     },
     "evaluate": {
@@ -110,7 +111,10 @@ IGNORED: Mapping[str, frozenset[str]] = {"train": frozenset({"logging_steps", "v
 """Keywords of other libraries for what a call does in any case: every step is logged, and progress is shown."""
 FUNCTIONS: Mapping[str, str] = {
     **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
-    **dict.fromkeys(("make_gym", "make_gym_env", "make_gymnasium"), "make"),
+    **dict.fromkeys(
+        ("GymEnv", "GymnasiumEnv", "as_gym", "gym", "gym_env", "make_gym", "make_gym_env", "make_gymnasium", "to_gym", "to_gymnasium"),
+        "make",
+    ),
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv"), "make_env"),
@@ -121,7 +125,7 @@ FUNCTIONS: Mapping[str, str] = {
 """Functions of other libraries, and the function of this one that takes the same arguments and returns the same."""
 VERIFIER_DECORATORS = ("reward_fn", "reward_func", "reward_function", "verifier")
 """Names under which other libraries decorate a function that scores; as a call they are `make_verifier`."""
-LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")}
+LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")} | {"list_tasks": "env"}
 """Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
 GYMNASIUM = ("ActionWrapper", "ObservationWrapper", "RewardWrapper", "Wrapper")
 """Classes of gymnasium, for its environments that `rlvr.make` returns."""

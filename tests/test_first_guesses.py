@@ -20,6 +20,7 @@ from rlvr.training.callbacks import check_callbacks
 from rlvr.training.run_inputs import resolve_run_inputs
 from tests.fixtures import learning
 from tests.fixtures.templates import CHATML, tokenizer_for
+from tests.fixtures.worlds import Sums
 from tests.test_library import SMALL, TOKENIZER, tiny_model
 
 api: Any = rlvr
@@ -1132,3 +1133,24 @@ def test_a_suite_takes_paths_and_what_make_returns_and_an_env_may_have_a_setting
     rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, out=tmp_path / "e")
     (tmp_path / "e" / "report.json").write_text('{"envs": {')
     assert repr(rlvr.load_evaluation(tmp_path / "e")) == f"StoredEvaluation('{tmp_path / 'e'}')"
+
+
+def test_a_class_is_registered_with_its_settings_in_the_words_of_gymnasium(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.registry.plugins._registered", {})
+
+    def right(answer: str, reference: str) -> bool:
+        return answer == reference
+
+    rlvr.register(id="sums-with-a-function", entry_point=Sums, kwargs={"verifier": right})
+    assert rlvr.evaluate("sums-with-a-function", policy="scripted:gold", tasks=3).accuracy == 1
+    rlvr.register("loose_number", "numeric", kind="verifier", tolerance=0.1)
+    assert rlvr.verify("loose_number", answer="4.05", reference="4").score == 1
+    with pytest.raises(ConfigError, match=r"register what it is made of, with its settings: rlvr\.register\('made', Sums, \.\.\.\)"):
+        rlvr.register("made", rlvr.make_env(Sums))
+
+
+@pytest.mark.parametrize("name", ["GymEnv", "as_gym", "gym", "gym_env", "to_gym", "to_gymnasium"])
+def test_a_gymnasium_environment_is_made_under_other_names(name: str) -> None:
+    env = getattr(rlvr, name)("arithmetic", tokenizer="chars")
+    assert env.reset(seed=0)[0]["length"] > 0
+    env.close()

@@ -221,7 +221,7 @@ class WorkerPool:
         if budget.cpu_s_left <= 0:
             raise BudgetExceeded(f"its time for {self.work_name} is used up")
         request = request | {"cpu_s": budget.cpu_s_left}
-        trouble, exits = "it was not tried", 0
+        trouble, exits, attempt = "it was not tried", 0, 0
         for attempt in range(MAX_ATTEMPTS):
             worker = self._take_worker()
             start = worker.read_cpu_s() or 0.0
