@@ -1141,7 +1141,7 @@ def test_a_class_is_registered_with_its_settings_in_the_words_of_gymnasium(monke
     def right(answer: str, reference: str) -> bool:
         return answer == reference
 
-    rlvr.register(id="sums-with-a-function", entry_point=Sums, kwargs={"verifier": right})
+    api.register(id="sums-with-a-function", entry_point=Sums, kwargs={"verifier": right})
     assert rlvr.evaluate("sums-with-a-function", policy="scripted:gold", tasks=3).accuracy == 1
     rlvr.register("loose_number", "numeric", kind="verifier", tolerance=0.1)
     assert rlvr.verify("loose_number", answer="4.05", reference="4").score == 1
