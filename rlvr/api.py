@@ -60,7 +60,17 @@ from rlvr.mdp.task_data import (
     unwrap_environment,
     wrap_verifier_functions,
 )
-from rlvr.registry.plugins import PLUGIN_KINDS, build, build_from_config, get_parameters, list_entries, load_factory
+from rlvr.registry.plugins import (
+    PLUGIN_KINDS,
+    build,
+    build_from_config,
+    check_settings,
+    get_parameters,
+    get_plugin_label,
+    is_function_plugin,
+    list_entries,
+    load_factory,
+)
 from rlvr.registry.plugins import register as register_plugin
 from rlvr.synonyms import SYNONYMS, VERIFIERS, accept_synonyms, translate_env_name, translate_keywords
 from rlvr.task import Message, Task, Verdict
@@ -343,8 +353,8 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
         found = [word for word, contract in contracts.items() if isinstance(plugin, type) and issubclass(plugin, contract)]
         if not found and (made := next((word for word, contract in contracts.items() if isinstance(plugin, contract)), "")):
             raise ConfigError(
-                f"{name!r} is registered as an object, {plugin!r:.80}; register what it is made of, with its settings: "
-                f"rlvr.register({name!r}, {type(plugin).__name__}, ...), as in rlvr.make_{made}"
+                f"{name!r} is registered as an object, {plugin!r:.80}; register its class with its settings, "
+                f"rlvr.register({name!r}, MyClass, setting=...), or a function that makes it: lambda: rlvr.make_{made}(...)"
             )
         if not found and not inspect.isfunction(plugin):
             raise ConfigError(
@@ -363,15 +373,33 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
         "env": make_env, "verifier": make_verifier, "tool": make_tool, "sampler": make_sampler, "sandbox": make_sandbox,
         "algorithm": make_algorithm,
     }  # fmt: skip
-    given = {**settings.pop("kwargs", {}), **settings}
+    if not isinstance(kwargs := settings.pop("kwargs", None) or {}, Mapping):
+        raise ConfigError(f"kwargs is {kwargs!r:.60}; give a mapping of settings, such as kwargs={{'verifier': 'exact'}}")
+    given = {**kwargs, **settings}
     factory = plugin
-    if given and kind in makers:
-        factory = functools.partial(makers[kind], plugin, **given)
-        factory.__doc__ = plugin.__doc__
+    if kind in makers and (given or isinstance(plugin, str)):
+        factory = _fix_settings(kind, makers[kind], plugin, given)
     register_plugin(kind, name, factory)
     if kind == "env":
         register_when_imported()  # gymnasium.make knows it, too
     return plugin
+
+
+def _fix_settings(kind: str, maker: Callable[..., Any], plugin: Any, given: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a factory of a plugin that has some settings already; it takes the others."""
+    factory = load_factory(kind, plugin)
+    built = load_factory(kind, "function") if is_function_plugin(factory, kind) else factory
+    known = {key: parameter for key, parameter in get_parameters(built).items() if built is factory or key != "function"}
+    wrapped = {"verifier"} if kind == "env" else set()  # a verifier goes around an environment that takes none
+    check_settings(kind, get_plugin_label(plugin), known, {key: value for key, value in given.items() if key not in wrapped - known.keys()})
+
+    def build_with_settings(**more: Any) -> Any:
+        return maker(plugin, **{**given, **more})
+
+    build_with_settings.__doc__ = factory.__doc__
+    left = [p.replace(kind=p.KEYWORD_ONLY) for key, p in known.items() if key not in given]
+    build_with_settings.__signature__ = inspect.Signature(left)  # type: ignore[attr-defined]
+    return build_with_settings
 
 
 @add_usage_to_errors

@@ -1145,8 +1145,15 @@ def test_a_class_is_registered_with_its_settings_in_the_words_of_gymnasium(monke
     assert rlvr.evaluate("sums-with-a-function", policy="scripted:gold", tasks=3).accuracy == 1
     rlvr.register("loose_number", "numeric", kind="verifier", tolerance=0.1)
     assert rlvr.verify("loose_number", answer="4.05", reference="4").score == 1
-    with pytest.raises(ConfigError, match=r"register what it is made of, with its settings: rlvr\.register\('made', Sums, \.\.\.\)"):
-        rlvr.register("made", rlvr.make_env(Sums))
+    rlvr.register("boxed_sum", right, extractor="boxed")
+    assert rlvr.verify("boxed_sum", answer=r"\boxed{4}", reference="4").score == 1
+    rlvr.register("small_sums", Sums, below=3)
+    assert api.make_env("small_sums", verifier=right).below == 3
+    assert "no setting 'belw'; did you mean 'below'" in read_message(lambda: rlvr.register("sums", Sums, belw=3))
+    assert "no setting 'knd'" in read_message(lambda: rlvr.register("sums", right, knd="verifier"))
+    assert "kwargs is 'x'" in read_message(lambda: api.register("sums", Sums, kwargs="x"))
+    assert "register its class with its settings" in read_message(lambda: rlvr.register("made", rlvr.make_env(Sums)))
+    assert api.register(id="number", entry_point="numeric", kind="verifier", kwargs=None) == "numeric"
 
 
 @pytest.mark.parametrize("name", ["GymEnv", "as_gym", "gym", "gym_env", "to_gym", "to_gymnasium"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import ssl
 import threading
+import weakref
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -19,6 +22,8 @@ from rlvr.task import Task, Verdict
 T = TypeVar("T")
 NO_HEADERS: Mapping[str, str] = {}
 MAX_RESPONSE_BYTES = 16_000_000
+CLOSE_TIMEOUT_S = 5.0
+"""How long cancelled coroutines get to end."""
 RETRIED_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 
 
@@ -51,30 +56,62 @@ class BackgroundEventLoop:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: _RunningLoop | None = None
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Schedule a coroutine on the loop; any number of coroutines wait in the one thread."""
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run_loop, args=[self._loop], name="judge", daemon=True).start()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    @staticmethod
-    def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-        loop.run_forever()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+            if self._running is None or self._running.pid != os.getpid():  # the thread of a parent is not here
+                self._running = _RunningLoop()
+                weakref.finalize(self, self._running.stop)
+            running = self._running
+        if threading.current_thread() is running.thread:
+            coroutine.close()
+            raise RuntimeError("a coroutine waits in its own event loop for another one; await it instead")
+        return running.submit(coroutine)
 
     def close(self) -> None:
         """Stop the thread and cancel pending coroutines. The loop starts again at the next use."""
         with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(loop.stop)
+            running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+
+
+class _RunningLoop:
+    """An event loop, its thread, and the futures that somebody waits for."""
+
+    def __init__(self) -> None:
+        self.pid, self.is_stopping, self.futures = os.getpid(), False, set[Future[Any]]()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, name="verifier_waits", daemon=True)
+        self.thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        self.futures.add(future)
+        future.add_done_callback(self.futures.discard)
+        return future
+
+    def stop(self) -> None:
+        if self.pid == os.getpid() and not self.is_stopping:
+            self.is_stopping = True
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _run(self) -> None:
+        while not self.is_stopping:
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):  # of a task, which has it as its result
+                self.loop.run_forever()
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            with contextlib.suppress(KeyboardInterrupt, SystemExit):
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S))
+        for future in [*self.futures]:  # a coroutine that does not end when it is cancelled keeps nobody waiting
+            future.cancel()
+        self.loop.close()
 
 
 async def post_json(url: str, body: dict[str, Any], *, api_key: str = "", timeout_s: float = 60.0, retries: int = 2) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def _build_tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
             if len(name) > 1:
                 long[name] = value
     short["l"] = every["l"]
-    short["ohm"] = short["Ohm"] = every["ohm"]
+    short["ohm"] = short["Ohm"] = short["ohms"] = short["Ohms"] = every["ohm"]
     for symbol, (value, names) in _parse_table(OTHER_UNITS).items():
         for name in (symbol, *names):
             every[name] = value
@@ -198,7 +198,7 @@ def _build_tables() -> tuple[dict[str, tuple[Fraction, Dimensions]], ...]:
     return short, long, every
 
 
-SYMBOLS_BY_NAME = {name: symbol for symbol, (_, names) in _parse_table(SI_UNITS).items() for name in (symbol, *names)}
-"""The symbol of each SI unit, by its symbol and by its names."""
+SYMBOLS_BY_NAME = {name: symbol for symbol, (_, names) in _parse_table(SI_UNITS).items() if symbol != "M" for name in (symbol, *names)}
+"""The symbol of each SI unit, by its symbol and by its names; without M for molar, which is a letter in a formula."""
 SYMBOL_UNITS, NAMED_UNITS, ALL_UNITS = _build_tables()
 """Symbols that take a short prefix, names that take a long one, and every unit without a prefix."""

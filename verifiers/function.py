@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rlvr.contracts import Verifier, VerifierExample, VerifierTraits
 from rlvr.contracts.reward_function import RewardSignature, adapt_reward_function
 from rlvr.errors import ConfigError, RlvrError, describe_exception, require_text_answers
 from rlvr.extraction import extract_answer
-from rlvr.mdp.sessions import RAISED
+from rlvr.mdp.sessions import RAISED, build_unscored_verdict
 from rlvr.task import MAX_REWARD, Fault, Task, Verdict
 from rlvr.verifiers._endpoint import BackgroundEventLoop
 
@@ -51,7 +52,12 @@ class FunctionVerifier(Verifier):
     examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44")),)
 
     def __init__(
-        self, *, function: Callable[..., Any] = _match_exactly, extractor: str = "whole", score_range: tuple[float, float] | None = None
+        self,
+        *,
+        function: Callable[..., Any] = _match_exactly,
+        extractor: str = "whole",
+        score_range: tuple[float, float] | None = None,
+        concurrency: int = 64,
     ) -> None:
         """Set the function.
 
@@ -60,7 +66,10 @@ class FunctionVerifier(Verifier):
             extractor: where the answer is in the completion, one of `rlvr.extraction`; whole: the function gets the whole text.
             score_range: the lowest and the highest value that the function returns, which become the scores 0 and 1; None: the value is
                 the score.
+            concurrency: how many answers of a coroutine function are awaited at the same time.
         """
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise ConfigError(f"concurrency is {concurrency!r}; it must be a whole number of at least 1")
         extract_answer("", extractor)  # raises now for an unknown extractor, not at the first answer
         low, high = (-math.inf, math.inf) if score_range is None else score_range
         if score_range is not None and not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -69,8 +78,9 @@ class FunctionVerifier(Verifier):
         self.has_bounded_score = score_range is not None
         self.name = getattr(function, "__name__", type(function).__name__)
         self._call = adapt_reward_function(function)
-        is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        is_coroutine = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(type(function).__call__)
         self._loop = BackgroundEventLoop() if is_coroutine else None
+        self._concurrency, self._places = concurrency, WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         self.traits = VerifierTraits(is_async=is_coroutine, has_batch_method=is_coroutine)
         known = RewardSignature.read(function)
         self.needs_reference, self.columns = bool(known.reference), known.list_columns()
@@ -92,6 +102,7 @@ class FunctionVerifier(Verifier):
             empty = None
         return self._build_missing_verdict(empty)
 
+    @require_text_answers
     async def averify(self, task: Task, answer: str) -> Verdict:
         """Await the verdict of a coroutine function; a plain function is called in a thread."""
         if self._loop is None:
@@ -102,8 +113,15 @@ class FunctionVerifier(Verifier):
         """Score many answers, in their order; those of a coroutine function are awaited concurrently."""
         if self._loop is None:
             return super().verify_many(tasks, answers)
-        started = [self._loop.submit(self._averify_answer(task, answer)) for task, answer in zip(tasks, answers, strict=True)]
+        started = [self._loop.submit(self._averify_safely(task, answer)) for task, answer in zip(tasks, answers, strict=True)]
         return [verdict.result() for verdict in started]
+
+    async def _averify_safely(self, task: Task, answer: str) -> Verdict:
+        """Await one answer of many: what the function raises for it is its verdict, so that no other is asked again."""
+        try:
+            return await self._averify_answer(task, answer)
+        except Exception as error:
+            return build_unscored_verdict(type(self).__name__, error)
 
     def close(self) -> None:
         """Stop the event loop of a coroutine function; a wait that goes on is cancelled."""
@@ -134,8 +152,14 @@ class FunctionVerifier(Verifier):
         """Await the function on the text of the answer."""
         with self._describe_mistakes():
             try:
-                returned = await self._call(text, task.reference, task.question, task.meta)
-            except (KeyboardInterrupt, SystemExit) as error:  # either would end the event loop, and every other answer would wait for ever
+                async with self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency)):
+                    returned = self._call(text, task.reference, task.question, task.meta)
+                    returned = await returned if inspect.isawaitable(returned) else returned
+            except (KeyboardInterrupt, SystemExit, GeneratorExit) as error:  # none of them comes from outside here
+                raise RewardFunctionError(f"the function {self.name} raised {describe_exception(error)}") from error
+            except asyncio.CancelledError as error:
+                if (waiting := asyncio.current_task()) is not None and waiting.cancelling():
+                    raise
                 raise RewardFunctionError(f"the function {self.name} raised {describe_exception(error)}") from error
         return self._build_verdict(task, returned)
 

@@ -13,7 +13,7 @@ from rlvr.errors import ConfigError, VerifierError, require_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers._isolated_worker import CONFIG_VARIABLE
-from rlvr.verifiers._workers.pool import BudgetExceeded, WorkerPool, WorkersFailed
+from rlvr.verifiers._workers.pool import BudgetExceeded, WorkerPool, WorkersDied, WorkersFailed
 
 HANDLER_FILE = Path(__file__).with_name("_isolated_worker.py")
 WALL_FACTOR = 6.0
@@ -56,7 +56,7 @@ class IsolatedVerifier(Verifier):
             )
         inner: Verifier = build_from_config("verifier", verifier)
         if inner.traits.takes_transcript or inner.traits.is_async:
-            what = "reads whole conversations" if inner.traits.takes_transcript else "waits for another process"
+            what = "reads whole conversations" if inner.traits.takes_transcript else "is awaited"
             inner.close()
             raise ConfigError(f"the verifier {verifier!r} {what}, and cannot be isolated; use it without")
         self.needs_reference, self.columns, self.instruction = inner.needs_reference, inner.columns, inner.instruction
@@ -88,16 +88,19 @@ class IsolatedVerifier(Verifier):
         for attempt in range(NUM_ATTEMPTS):  # the second one in another worker: an earlier answer may have left threads or memory behind
             try:
                 reply = self.pool.send_request(request, self.pool.new_budget())
-            except (BudgetExceeded, WorkersFailed) as error:
-                if isinstance(error, WorkersFailed) or attempt == NUM_ATTEMPTS - 1:  # the pool has tried several workers
+            except (BudgetExceeded, WorkersDied) as error:
+                if isinstance(error, WorkersDied) or attempt == NUM_ATTEMPTS - 1:  # the pool has tried several workers
                     return self._judge_failure(error, self._known or request | {"answer": HARMLESS_ANSWER})
+            except WorkersFailed as error:  # no worker has seen the answer
+                if attempt == NUM_ATTEMPTS - 1:
+                    return Verdict(None, str(error), fault=Fault.INFRA)
             else:
                 if "verdict" in reply:
                     self._known = request
                     return Verdict(**reply["verdict"])
         raise VerifierError(f"the verifier raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}")
 
-    def _judge_failure(self, error: BudgetExceeded | WorkersFailed, other_request: Mapping[str, Any]) -> Verdict:
+    def _judge_failure(self, error: BudgetExceeded | WorkersDied, other_request: Mapping[str, Any]) -> Verdict:
         try:
             if "verdict" in self.pool.send_request(dict(other_request), self.pool.new_budget()):
                 return Verdict(0.0, f"{error}; another answer is within the limits", fault=Fault.ANSWER)

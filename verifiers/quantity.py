@@ -32,8 +32,12 @@ NUMBER = re.compile(
     r"(?:[eE](?P<e>[+-]?\d{1,3})|\s*(?:\\times|×|x|\*|\\cdot|·)\s*10\s*\^?\s*\{?(?P<ten>[+\-−]?[\d⁻⁰¹²³⁴-⁹]{1,4})\}?)?(?![\d.,])",
     re.ASCII,
 )
-PART = re.compile(r"(\d+(?:\.\d+)?)\s*([^\W\d_]+)")
-PARTS = re.compile(r"(?:\d+\s*[^\W\d_]+(?:,?\s+(?:and\s+)?|(?=\d))){1,3}\d+(?:\.\d+)?\s*[^\W\d_]+")
+PART = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([^\W\d_]+)")
+PARTS = re.compile(
+    r"[-−]?(?:\d{1,3}(?:,\d{3})+|\d+)\s*[^\W\d_]+(?:,?\s+(?:and\s+)?\d+(?:\.\d+)?\s*[^\W\d_]+){1,5}"
+    r"|[-−]?(?:\d+(?:d|h|hr|min))+\d+(?:\.\d+)?(?:h|hr|min|s|sec)"
+)
+"""A quantity in parts: with spaces between them, or without for times alone (`1h30min`)."""
 BARE_POWER_OF_TEN = re.compile(r"^([+\-−]?)10\s?\^\s?([+\-−]?\d{1,3})(?![\d.])")
 QUANTITY_NAME = re.compile(r"\s*[A-Za-zα-ω](?:_?\{?\w{1,8}\}?)?\s*(?:=|≈|\\approx)\s*")
 """The name of the quantity before its value: `v = `."""
@@ -108,6 +112,8 @@ class ParsedQuantity(NamedTuple):
     offset: Fraction
     dimensions: Dimensions
     """The base units with their powers."""
+    part_factors: tuple[Fraction, ...] = ()
+    """The factors of the units of a quantity in parts."""
 
     @property
     def in_base_units(self) -> Fraction:
@@ -148,11 +154,12 @@ def _parse_parts(text: str) -> ParsedQuantity | None:
     for part, above in zip(parts, [None, *parts], strict=False):
         if part is None or last is None or part.dimensions != last.dimensions or part.offset:
             return None
-        if above is not None and not part.value * part.factor < above.factor:
+        if above is not None and not max(part.value, Fraction(1)) * part.factor < above.factor:
             return None
         total += part.value * part.factor
     assert last is not None
-    return last._replace(value=total / last.factor)
+    factors = tuple(part.factor for part in parts if part is not None)
+    return last._replace(value=(-total if text[0] in "-−" else total) / last.factor, part_factors=factors)
 
 
 def _parse_number_with_unit(text: str) -> ParsedQuantity | None:

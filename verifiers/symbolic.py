@@ -58,7 +58,7 @@ class Symbolic(Verifier):
     1.0
     """
 
-    version = "13"  # 13: dozens behind a number in words
+    version = "13"  # 13: dozens behind a number in words; Ohm
     setting_hints: ClassVar = {
         **{name: f"write conventions={{{name!r}: {value!r}}}" for name, value in asdict(MathConventions()).items()},
         **{

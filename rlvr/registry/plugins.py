@@ -248,7 +248,7 @@ def _find_factory_problem(factory: Callable[..., Any], kind: PluginKind) -> str:
         derived = issubclass(factory, kind.contract)
         return "" if derived else f"is the class {factory.__name__}, not an rlvr.{kind.contract.__name__}; derive it from that one"
     needed = [p for p, spec in get_parameters(factory).items() if spec.default is spec.empty and p not in getattr(factory, "needs", {})]
-    if inspect.isfunction(factory) and needed and not _is_function_plugin(factory, kind.name):
+    if inspect.isfunction(factory) and needed and not is_function_plugin(factory, kind.name):
         return (
             f"is the function {factory.__name__}, which needs {', '.join(map(repr, needed))}; a plugin is a class derived from "
             f"rlvr.{kind.contract.__name__}, or a function of keyword arguments with defaults that returns one"
@@ -256,7 +256,7 @@ def _find_factory_problem(factory: Callable[..., Any], kind: PluginKind) -> str:
     return ""
 
 
-def _is_function_plugin(factory: Any, kind: str) -> bool:
+def is_function_plugin(factory: Any, kind: str) -> bool:
     """Return whether a plain function is itself a verifier or a tool: `f(answer, reference)`; a function without arguments makes one."""
     if kind not in FUNCTION_KINDS or not inspect.isfunction(factory) or hasattr(factory, "needs"):
         return False
@@ -279,7 +279,7 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     """
     k = get_kind(kind)
     factory = load_factory(kind, plugin)
-    if isinstance(plugin, str) and _is_function_plugin(factory, k.name):
+    if isinstance(plugin, str) and is_function_plugin(factory, k.name):
         return build(k.name, "function", function=factory, **kwargs)
     _reject_other_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
@@ -402,7 +402,7 @@ def check_settings(
     kind: str, name: str, known_settings: Mapping[str, inspect.Parameter], settings: Mapping[str, Any], hints: Mapping[str, str] = NO_HINTS
 ) -> None:
     """Raise one ConfigError for all unknown settings, each with how it is written here (the plugin's `setting_hints`), or the nearest
-    known one, or the plugins of the kind that have it; and one for a text in the place of true or false, which would count as true.
+    known one, or the plugins of the kind that have it; and one for a text in the place of a `bool`, which would count as true.
     """
     for key, value in settings.items():
         if key in known_settings and known_settings[key].annotation in ("bool", bool) and isinstance(value, str):

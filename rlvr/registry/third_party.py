@@ -46,7 +46,7 @@ def find_plugin_packages(groups: Iterable[str]) -> set[str]:
 
 @lru_cache(maxsize=64)
 def _list_entry_points(group: str, path_state: tuple[tuple[str, float], ...]) -> Sequence[EntryPoint]:
-    """List the entry points of a group, read again when the folders of the import path have changed."""
+    """List the entry points of a group, read again when a package came to or left the folders of the import path."""
     try:
         return list(entry_points(group=group))
     except Exception:  # one malformed entry_points.txt must not hide the plugins of other packages
@@ -56,7 +56,7 @@ def _list_entry_points(group: str, path_state: tuple[tuple[str, float], ...]) ->
 def _get_mtime(path: str) -> float:
     try:
         return os.stat(path or ".").st_mtime
-    except (OSError, ValueError):
+    except (OSError, TypeError, ValueError):
         return 0.0
 
 

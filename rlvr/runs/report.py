@@ -76,7 +76,7 @@ def save_reward_plot(path: Path, rewards: Sequence[float], accuracy_before: floa
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4))
-    axes = figure.subplots(gridspec_kw={"left": 0.1, "right": 0.98, "top": 0.97, "bottom": 0.25})
+    axes = figure.subplots(gridspec_kw={"left": 0.15, "right": 0.98, "top": 0.97, "bottom": 0.25})
     steps = range(1, len(rewards) + 1)
     axes.plot(steps, rewards, color="#9db8d9", linewidth=1, label="mean reward of each step")
     axes.plot(steps, compute_trailing_mean(rewards, 10), color="#1f4e8c", linewidth=2, label="mean reward of the last 10 steps")

@@ -85,8 +85,9 @@ class BatchSource(ABC):
     """
 
     is_off_policy = False
-    """True if the source also returns episodes that were sampled with older weights, such as a replay. The run then has the algorithm's
-    defaults for off-policy data, and no exact comparison of sampler and trainer.
+    """A class attribute: true if the source also returns episodes that were sampled with older weights, such as a replay. The run then has
+    the algorithm's defaults for off-policy data, and no exact comparison of sampler and trainer. Where groups are left out, give copies:
+    the reason is written into an episode's `meta`.
     """
 
     @abstractmethod

@@ -183,7 +183,7 @@ class Trainer(Hinted):
             recipe, settings, model=model, tokenizer=tokenizer, env=env, data=data, verifier=verifier, algorithm=algorithm, **sections
         )
         inputs = replace(inputs, batch_source=batch_source)
-        if getattr(batch_source, "is_off_policy", False):
+        if getattr(batch_source, "is_off_policy", False) is True:
             config = inputs.config
             inputs = replace(inputs, config=config.model_copy(update={"rollout": config.rollout.with_off_policy_source()}))
         self._batch_source_class = getattr(batch_source, "__qualname__", None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rlvr
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, VerifierError
+from rlvr.verifiers._workers.pool import WorkersFailed
 
 SOURCE = """
 import os, re, subprocess, sys, threading, time
@@ -109,6 +111,24 @@ def test_a_verifier_that_exits_is_not_started_for_long(tmp_path: Path) -> None:
     made.close()
     assert (verdict.score, verdict.fault) == (0.0, "answer") and "3 workers in a row" in verdict.reason, verdict
     assert (tmp_path / "tries").read_text() == "xxx"
+
+
+def test_an_answer_that_no_worker_has_seen_gets_no_score(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Any = rlvr.make_verifier("isolated", verifier=f"{path}:score", workers=1)
+    reply = {"verdict": {"score": 1.0, "reason": ""}}
+    for outcomes, score in (([WorkersFailed("none is free"), reply], 1.0), ([WorkersFailed("none is free")] * 2, None)):
+        waiting = iter([*outcomes, reply])
+
+        def send(request: Any, budget: Any, waiting: Iterator[Any] = waiting) -> Any:
+            outcome = next(waiting)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr(made.pool, "send_request", send)
+        verdict = rlvr.verify(made, answer="4", reference="4")
+        assert (verdict.score, verdict.fault) == (score, "none" if score else "infra"), verdict
+    made.close()
 
 
 def test_the_first_answer_of_all_may_be_the_one_that_hangs(path: Path) -> None:

@@ -51,7 +51,11 @@ class BudgetExceeded(Exception):
 
 
 class WorkersFailed(Exception):
-    """Raised if several workers in a row died or never got CPU time: an infrastructure fault."""
+    """Raised if workers do not start, none becomes free, or several in a row die: an infrastructure fault."""
+
+
+class WorkersDied(WorkersFailed):
+    """Raised if several workers in a row got a request and gave no reply."""
 
 
 Home: TypeAlias = "queue.LifoQueue[Worker | WorkersFailed]"
@@ -236,7 +240,7 @@ class WorkerPool:
                 if used >= 0.9 * budget.cpu_s_left or (attempt and status in (-24, -25)):
                     budget.cpu_s_left = 0.0
                     raise BudgetExceeded(f"{self.work_name} needs more than {self.cpu_s:g} s of processor time") from error
-                exits += status != -signal.SIGKILL
+                exits += status not in (None, -signal.SIGKILL)
                 if exits == MAX_EXITS:
                     break
                 continue
@@ -252,7 +256,7 @@ class WorkerPool:
                 budget.cpu_s_left = 0.0
                 raise BudgetExceeded(str(reply["over"])[:200])
             return reply
-        raise WorkersFailed(f"{attempt + 1} workers in a row gave no reply ({trouble})")
+        raise WorkersDied(f"{attempt + 1} workers in a row gave no reply ({trouble})")
 
     def _take_worker(self) -> Worker:
         self._reset_after_fork()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -56,6 +57,67 @@ def test_what_it_raises_for_one_answer_reaches_no_other(error: type[BaseExceptio
     verdicts = rlvr.verify_many(verifier, answers=["4", "bad", "5", "4"], references=["4"] * 4)
     verifier.close()
     assert [verdict.score for verdict in verdicts] == [1.0, None, 0.0, 1.0] and error.__name__ in verdicts[1].reason
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_a_task_of_it_raises_leaves_the_loop_to_the_others(error: type[BaseException]) -> None:
+    async def check(answer: str, reference: str) -> bool:
+        await asyncio.sleep(0)
+        if answer == "bad":
+            raise error
+        return answer == reference
+
+    async def score(answer: str, reference: str) -> bool:
+        return await asyncio.wait_for(check(answer, reference), 60)
+
+    verifier = rlvr.make_verifier(score)
+    verdicts = rlvr.verify_many(verifier, answers=["4", "bad", "5", "4"], references=["4"] * 4)
+    assert [verdict.score for verdict in verdicts] == [1.0, None, 0.0, 1.0]
+    assert rlvr.verify(verifier, answer="4", reference="4").score == 1.0
+    verifier.close()
+
+
+def test_no_answer_is_asked_twice_because_of_another() -> None:
+    asked: list[str] = []
+
+    async def score(answer: str, reference: str) -> bool:
+        asked.append(answer)
+        return {"4": True, "5": False}[answer]
+
+    verdicts = rlvr.verify_many(score, answers=["4", "5", "6"], references=["4"] * 3)
+    assert [verdict.score for verdict in verdicts] == [1.0, 0.0, None] and sorted(asked) == ["4", "5", "6"]
+
+
+def test_as_many_answers_are_open_as_is_said() -> None:
+    num_open, most = 0, 0
+
+    async def score(answer: str, reference: str) -> bool:
+        nonlocal num_open, most
+        num_open += 1
+        most = max(most, num_open)
+        await asyncio.sleep(0.01)
+        num_open -= 1
+        return True
+
+    rlvr.verify_many(rlvr.make_verifier(score, concurrency=3), answers=["4"] * 20, references=["4"] * 20)
+    assert most == 3
+
+
+def test_closing_ends_a_wait_whose_end_waits_too() -> None:
+    async def score(answer: str, reference: str) -> bool:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)  # as a client does that closes its connection
+        return True
+
+    verifier = rlvr.make_verifier(score)
+    waiting = threading.Thread(target=lambda: rlvr.verify_many(verifier, answers=["4"], references=["4"]), daemon=True)
+    waiting.start()
+    time.sleep(0.2)
+    verifier.close()
+    waiting.join(30)
+    assert not waiting.is_alive()
 
 
 def test_a_text_without_an_answer_pays_no_more_than_an_empty_one() -> None:

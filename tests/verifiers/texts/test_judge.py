@@ -61,7 +61,7 @@ def test_many_answers_wait_together_and_in_one_thread() -> None:
     with scripted(fair, delay=1.0) as seen, judge(seen.url, canary=False) as verifier:
         answers = ["in paris" if n % 2 else "in Rome" for n in range(64)]
         threads: list[int] = []
-        sampler = threading.Timer(0.5, lambda: threads.append(sum(t.name == "judge" for t in threading.enumerate())))
+        sampler = threading.Timer(0.5, lambda: threads.append(sum(t.name == "verifier_waits" for t in threading.enumerate())))
         sampler.start()
         began = time.monotonic()
         verdicts = verifier.verify_many([TASK] * 64, answers)
