@@ -108,6 +108,7 @@ def find_call_faults(node: ast.Call) -> Iterator[str]:
     taken = set(inspect.signature(target).parameters)
     taken |= list_arguments(name) if hasattr(rlvr, name) and name in {*hints.KEYWORDS, "Trainer"} - {"Trainer"} else set()
     taken |= list_arguments("train") if name == "Trainer" else set()
+    taken |= list_arguments("make_env") if name == "register" else set()  # the settings to build it with
     yield from (f"{name} takes no {key}" for key in sorted(given - taken))
     if name.startswith("make_") and name != "make_vec" and node.args:
         yield from find_plugin_faults(name.removeprefix("make_"), node.args[0])

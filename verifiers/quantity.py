@@ -144,8 +144,8 @@ def _parse_quantity(text: str) -> ParsedQuantity | None:
 def _parse_parts(text: str) -> ParsedQuantity | None:
     """Parse a quantity in parts of ever smaller units, such as `2 h 30 min`: each part but the first is less than one of the unit before.
 
-    >>> _parse_parts("5 ft 11 in") == _parse_number_with_unit("71 in"), _parse_parts("2 h 90 min"), _parse_parts("5 m 6 m")
-    (True, None, None)
+    >>> _parse_parts("2 h 30 min").in_base_units, _parse_parts("2 h 90 min"), _parse_parts("5 m 6 m")
+    (Fraction(9000, 1), None, None)
     """
     if PARTS.fullmatch(text) is None:
         return None
