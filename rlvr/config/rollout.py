@@ -80,7 +80,7 @@ class RolloutConfig(Section):
         """Whether tokens may come from older weights than those being trained."""
         return bool(self.max_staleness or self.partial_rollout_tokens or self._has_off_policy_source)
 
-    def with_off_policy_source(self) -> RolloutConfig:
+    def copy_for_off_policy_source(self) -> RolloutConfig:
         """Return a copy for a batch source that trains on episodes of older weights."""
         copied = self.model_copy()
         copied._has_off_policy_source = True

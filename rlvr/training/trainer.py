@@ -185,7 +185,7 @@ class Trainer(Hinted):
         inputs = replace(inputs, batch_source=batch_source)
         if getattr(batch_source, "is_off_policy", False) is True:
             config = inputs.config
-            inputs = replace(inputs, config=config.model_copy(update={"rollout": config.rollout.with_off_policy_source()}))
+            inputs = replace(inputs, config=config.model_copy(update={"rollout": config.rollout.copy_for_off_policy_source()}))
         self._batch_source_class = getattr(batch_source, "__qualname__", None)
         self.config = config = inputs.config
         check_arguments(config, out, resume=resume, has_custom_builder=component_builder is not build_components)
