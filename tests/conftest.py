@@ -182,10 +182,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def process_unchanged() -> Iterator[None]:
     """A test that leaves this process with another limit, or with classes that transformers and accelerate change, would break later ones.
 
-    A run that starts a cluster of its own asks Ray for a token, for the rest of its process: taken back here.
+    A run that starts a cluster of its own asks Ray for a token, for the rest of its process: taken back here. So are plugins that a test
+    registered.
     """
     before, ray_auth_mode = resource.getrlimit(resource.RLIMIT_CPU), os.environ.get("RAY_AUTH_MODE")
+    known = dict(plugins._registered) if (plugins := sys.modules.get("rlvr.registry.plugins")) else {}
     yield
+    if plugins := sys.modules.get("rlvr.registry.plugins"):
+        for key in plugins._registered.keys() - known.keys():
+            del plugins._registered[key]
     if ray_auth_mode is None:
         os.environ.pop("RAY_AUTH_MODE", None)
     assert resource.getrlimit(resource.RLIMIT_CPU) == before
