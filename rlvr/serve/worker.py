@@ -18,26 +18,27 @@ The process ends when the socket closes, or if it could send no heartbeat for lo
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps, loads
 from threading import Event, Lock, Thread
 from typing import Any
 
-from rlvr.contracts import Verifier
+from rlvr.contracts import Transcript, Verifier
 from rlvr.errors import RlvrError
-from rlvr.mdp.sessions import verify_transcript_safely
+from rlvr.mdp.sessions import averify_transcript_safely, verify_batch_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.serve.chunks import ProgressMarks
 from rlvr.serve.rows import BadRow, format_error_line, format_verdict_line, get_row_id, parse_row
 from rlvr.serve.session_host import SessionHost
-from rlvr.task import Fault, Task, Verdict
+from rlvr.task import Task, Verdict
 
 HEARTBEAT_INTERVAL_S = 0.5
 FLUSH_INTERVAL_S = 0.05
@@ -45,12 +46,17 @@ FLUSH_INTERVAL_S = 0.05
 POLL_INTERVAL_S = 0.05
 """The interval of the checks for timeouts and unsent verdicts."""
 CLOSE_TIMEOUT_S = 5.0
+AWAIT_GRACE_S = 2.0
+"""How much longer than a timeout of a verdict rows that are awaited may take together."""
 
 
 class WorkerChunk:
     """Some rows that one thread verifies in order, and its progress."""
 
-    def __init__(self, number: int, slot: int, verifier: Verifier, rows: Sequence[bytes], first_index: int, row_offset: int = 0) -> None:
+    def __init__(
+        self, number: int, slot: int, verifier: Verifier, rows: Sequence[bytes], first_index: int, row_offset: int = 0, *,
+        is_joint: bool = True,
+    ) -> None:  # fmt: skip
         self.number, self.slot, self.verifier, self.rows, self.first_index, self.row_offset = (
             number,
             slot,
@@ -64,7 +70,8 @@ class WorkerChunk:
         self.unsent_lines, self.num_sent, self.last_flush_time = list[bytes](), 0, time.monotonic()
         """Unsent verdicts, the number of sent ones, and the time of the last sending."""
         self.job: TimedFuture | None = None
-        self.is_batched = _has_batch_verify(verifier)
+        self.is_batched = is_joint and _has_batch_verify(verifier)
+        """Whether the rows are verified together, and not one after the other."""
 
 
 class ServiceWorker:
@@ -87,11 +94,13 @@ class ServiceWorker:
         """Abandoned calls that are still running."""
         self.lock, self.send_lock = Lock(), Lock()
         self.stopping = Event()
+        self.devnull = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 
     def serve(self, stream: Any) -> None:
         """Read and execute messages until the server closes the socket."""
         for verifier in self.verifiers.values():
             verifier.prepare()
+        self._postpone_exit()
         told = dumps({"ready": True, "batches": [n for n, v in self.verifiers.items() if _has_batch_verify(v)]}).encode()
         self.send_to_server(b"R 0 %d\n" % len(told) + told)
         Thread(target=self._run_watchdog, name="watch", daemon=True).start()
@@ -135,7 +144,8 @@ class ServiceWorker:
     def _start_chunk(self, key: int, chunk: WorkerChunk) -> None:
         with self.lock:
             self.chunks[key] = chunk
-        chunk.job = self.executor.submit(self._verify_batch if chunk.is_batched else self._verify_each, key, chunk)
+        verify = self._verify_each if not chunk.is_batched else self._averify_rows if chunk.verifier.traits.is_async else self._verify_batch
+        chunk.job = self.executor.submit(verify, key, chunk)
 
     def _verify_each(self, key: int, chunk: WorkerChunk) -> None:
         last = len(chunk.rows) - 1
@@ -160,24 +170,41 @@ class ServiceWorker:
             return format_error_line(str(error), place)
         return format_verdict_line(name, verify_transcript_safely(verifier, task, answer), place)
 
-    def _verify_batch(self, chunk_key: int, chunk: WorkerChunk) -> None:
+    def _verify_batch(self, key: int, chunk: WorkerChunk) -> None:
         """Verify all rows of a chunk together, with a verifier that implements `verify_many`."""
         chunk.row_start_time = chunk.last_flush_time = time.monotonic()
         self.progress_marks.mark_joint_verification(chunk.slot)
-        told: dict[int, bytes] = {}
-        good: list[tuple[int, Any, Task, str]] = []
-        for row, line in enumerate(chunk.rows):
+        good, told = _parse_rows(chunk)
+        verdicts = verify_batch_safely(chunk.verifier, [task for _, task, _ in good.values()], [answer for *_, answer in good.values()])
+        self._finish_joint_chunk(key, chunk, good, told, verdicts)
+
+    async def _averify_rows(self, key: int, chunk: WorkerChunk) -> None:
+        """Await the verdicts on all rows of a chunk at once, each with a timeout of its own."""
+        chunk.row_start_time = time.monotonic() + AWAIT_GRACE_S  # for a verifier that blocks the event loop, and its timeouts with it
+        chunk.last_flush_time = time.monotonic()
+        self.progress_marks.mark_joint_verification(chunk.slot)
+        good, told = _parse_rows(chunk)
+
+        async def verify(task: Task, answer: str) -> Verdict:
             try:
-                good.append((row, *parse_row(line)))
-            except BadRow as error:
-                told[row] = format_error_line(str(error), chunk.first_index + row)
-        for (row, name, _, _), verdict in zip(good, verify_batch(chunk.verifier, good), strict=True):
+                async with asyncio.timeout(self.call_timeout_s):
+                    return await averify_transcript_safely(chunk.verifier, task, Transcript(answer))
+            except TimeoutError:
+                return build_timeout_verdict(self.call_timeout_s)
+
+        verdicts = await asyncio.gather(*(verify(task, answer) for _, task, answer in good.values()))
+        self._finish_joint_chunk(key, chunk, good, told, verdicts)
+
+    def _finish_joint_chunk(
+        self, key: int, chunk: WorkerChunk, good: Mapping[int, tuple[Any, Task, str]], told: dict[int, bytes], verdicts: Sequence[Verdict]
+    ) -> None:
+        for (row, (name, _, _)), verdict in zip(good.items(), verdicts, strict=True):
             told[row] = format_verdict_line(name, verdict, chunk.first_index + row)
         with self.lock:
             if chunk.is_abandoned:
                 return
             chunk.unsent_lines, chunk.row_start_time = [told[row] for row in sorted(told)], 0.0
-        self._finish_chunk(chunk_key, chunk)
+        self._finish_chunk(key, chunk)
 
     def _finish_chunk(self, key: int, chunk: WorkerChunk) -> None:
         with self.lock:
@@ -220,7 +247,7 @@ class ServiceWorker:
 
     def _run_watchdog(self) -> None:
         """Thread of the worker: send heartbeats and unsent verdicts, and time out rows that are verified for too long."""
-        beat, nowhere = 0.0, open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+        beat = 0.0
         while not self.stopping.wait(min(POLL_INTERVAL_S, self.call_timeout_s / 4)):
             now = time.monotonic()
             with self.lock:
@@ -243,45 +270,50 @@ class ServiceWorker:
                 os._exit(1)
             if now - beat >= HEARTBEAT_INTERVAL_S:
                 beat = now
-                faulthandler.dump_traceback_later(
-                    self.max_silence_s, file=nowhere, exit=True
-                )  # needs no lock of Python, which a row may keep
+                self._postpone_exit()
                 self.send_to_server(b"H 0\n")
 
+    def _postpone_exit(self) -> None:
+        """End the process if this is not called again in time. That needs no lock of Python, which a row may keep, from the first one on."""
+        faulthandler.dump_traceback_later(self.max_silence_s, file=self.devnull, exit=True)
+
     def _time_out_row(self, chunk_key: int, chunk: WorkerChunk) -> None:
-        """Report a timed-out row as unscored, and verify the rows after it in another thread."""
+        """Report a timed-out row as unscored, and verify the rows after it in another thread. Rows that were verified together are verified
+        again, one after the other: only some of them may take too long.
+        """
         if chunk.job is not None:
             self.executor.abandon(chunk.job)
-        gone = range(len(chunk.rows)) if chunk.is_batched else range(chunk.current_row, chunk.current_row + 1)
         self._send_unsent_verdicts(chunk)
         self.progress_marks.clear(chunk.slot)
-        verdict, first = build_timeout_verdict(self.call_timeout_s), chunk.row_offset + gone.start
-        lines = [format_verdict_line(get_row_id(chunk.rows[row]), verdict, chunk.first_index + row) for row in gone]
-        self._send_lines(chunk, first, 0.0, lines)  # 0 s: a timeout must not change the average time per row
-        if rest := chunk.rows[gone.stop :]:
+        done = chunk.current_row
+        if not (chunk.is_batched and len(chunk.rows) > 1):
+            verdict = build_timeout_verdict(self.call_timeout_s)
+            line = format_verdict_line(get_row_id(chunk.rows[done]), verdict, chunk.first_index + done)
+            self._send_lines(chunk, chunk.row_offset + done, 0.0, [line])  # 0 s: a timeout must not change the average time per row
+            done += 1
+        if rest := chunk.rows[done:]:
             self._start_chunk(
-                chunk_key, WorkerChunk(chunk.number, chunk.slot, chunk.verifier, rest, chunk.first_index + gone.stop, first + len(gone))
+                chunk_key,
+                WorkerChunk(
+                    chunk.number, chunk.slot, chunk.verifier, rest, chunk.first_index + done, chunk.row_offset + done, is_joint=False
+                ),
             )
+
+
+def _parse_rows(chunk: WorkerChunk) -> tuple[dict[int, tuple[Any, Task, str]], dict[int, bytes]]:
+    """Parse the rows of a chunk: id, task and answer of the good ones, and a line with the error of each other one."""
+    good, told = dict[int, tuple[Any, Task, str]](), dict[int, bytes]()
+    for row, line in enumerate(chunk.rows):
+        try:
+            good[row] = parse_row(line)
+        except BadRow as error:
+            told[row] = format_error_line(str(error), chunk.first_index + row)
+    return good, told
 
 
 def _has_batch_verify(verifier: Verifier) -> bool:
     """Whether a verifier overrides `verify_many`."""
     return verifier.traits.has_batch_method
-
-
-def verify_batch(verifier: Verifier, rows: Sequence[tuple[int, Any, Task, str]]) -> list[Verdict]:
-    """Verify rows with `verify_many`, or each row alone if that fails.
-
-    Results of a wrong number or type are a failure, too. Always returns a verdict per row.
-    """
-    try:
-        verdicts = list(verifier.verify_many([task for _, _, task, _ in rows], [answer for *_, answer in rows]))
-        if len(verdicts) == len(rows) and all(isinstance(verdict, Verdict) for verdict in verdicts):
-            return verdicts
-    except (Exception, SystemExit) as error:
-        if len(rows) == 1:
-            return [Verdict(None, f"{type(verifier).__name__} raised {type(error).__name__}: {error}", fault=Fault.INFRA)]
-    return [verify_transcript_safely(verifier, task, answer) for _, _, task, answer in rows]
 
 
 def main(socket_fd: int, marks_fd: int) -> None:

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 VERIFIERS = '''
-import os, signal, time
+import asyncio, os, signal, time
 from rlvr import VerifierExample, Task, Verdict
-from rlvr.contracts import Verifier
+from rlvr.contracts import Verifier, VerifierTraits
 
 
 class Moody(Verifier):
@@ -51,7 +51,21 @@ class Together(Moody):
     """Counts how many answers it gets at once."""
 
     def verify_many(self, tasks, answers):
-        return [Verdict(1.0, f"{len(answers)} together") for _ in answers]
+        time.sleep(sum(float(answer.removeprefix("sleep ")) for answer in answers if answer.startswith("sleep ")))
+        return [Verdict(float(answer == "4"), f"{len(answers)} together") for answer in answers]
+
+
+class Awaited(Moody):
+    """Waits in a coroutine."""
+
+    traits = VerifierTraits(is_async=True, has_batch_method=True)
+
+    async def averify(self, task, answer):
+        word, _, rest = answer.partition(" ")
+        if word == "block":
+            time.sleep(float(rest))
+        await asyncio.sleep(float(rest) if word == "sleep" else 0.0)
+        return self.verify(task, "5" if word in ("sleep", "block") else answer)
 '''
 
 

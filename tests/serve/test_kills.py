@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +22,7 @@ import pytest
 from rlvr.serve.chunks import MAX_SHARED_DEATHS, FairQueue, RowChunk
 from rlvr.serve.metrics import ServiceMetrics
 from rlvr.serve.pool import MAX_DEATHS_HOLDING, MAX_DEATHS_VERIFYING, ServicePool, WorkerProcess
-from tests.serve.served import VERIFIERS, served, until
+from tests.serve.served import ROOT, VERIFIERS, served, until
 
 LINE = b'{"reference": "4", "answer": "4"}'
 
@@ -123,6 +126,22 @@ def test_a_process_whose_lock_of_python_is_kept_does_not_outlive_the_server(patt
         running.process.wait()
         until(lambda: not Path(f"/proc/{worker}").exists(), 30)
         asking.join()
+
+
+def test_a_process_whose_first_row_keeps_the_lock_of_python_ends_by_itself(pattern: str, tmp_path: Path) -> None:
+    """The row arrives before the process has sent a heartbeat."""
+    settings = {"verifiers": {"pattern": pattern}, "slots": 2, "threads": 1, "call_timeout_s": 1.0, "max_silence_s": 1.5}
+    row = json.dumps(LOCKING).encode()
+    ours, theirs = socket.socketpair()
+    with ours, theirs, (tmp_path / "marks").open("w+b") as marks:
+        command = [sys.executable, "-m", "rlvr.serve.worker", str(theirs.fileno()), str(marks.fileno())]
+        worker = subprocess.Popen(command, pass_fds=[theirs.fileno(), marks.fileno()], cwd=ROOT)
+        ours.sendall(json.dumps(settings).encode() + b"\nV 1 0 0 pattern %d\n" % len(row) + row)
+        try:
+            assert worker.wait(60) == 1
+        finally:
+            worker.kill()
+            worker.wait()
 
 
 def test_an_answer_that_keeps_the_lock_of_python_gets_no_score_in_its_time_and_holds_up_no_other(pattern: str) -> None:

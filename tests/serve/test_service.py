@@ -34,7 +34,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 def server(file: str) -> Iterator[Server]:
     limits = ("--workers", "2", "--threads", "2", "--queue", "200", "--max-body", "100000", "--memory", "300000", "--timeout", "1.5")
     sessions = ("--env", "guess_number", "--sessions", "3", "--open-wait", "0", "--lease", "1.2")
-    with served("numeric", f"{file}:Moody", f"{file}:Together", *sessions, *limits, token=TOKEN) as running:
+    with served("numeric", f"{file}:Moody", f"{file}:Together", f"{file}:Awaited", *sessions, *limits, token=TOKEN) as running:
         until(lambda: running.ask("/healthz")[1]["workers"] == 2)
         yield running
 
@@ -169,6 +169,24 @@ def test_a_verifier_that_judges_together_gets_many(server: Server) -> None:
     assert {line["reason"] for line in said} == {"30 together"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verifier", "answers", "score"),
+    [
+        ("Together", ["4", "sleep 3", "5", "4"], None),
+        ("Awaited", ["4", "sleep 3", "5", "4", *["sleep 0.7"] * 20], None),  # longer than the timeout only one after the other
+        ("Awaited", ["4", "block 30", "5", "4"], 0.0),  # verified alone, in a thread, it does not block
+    ],
+    ids=["together", "awaited", "an event loop that is blocked"],
+)
+def test_an_answer_that_takes_too_long_takes_no_other_of_its_batch_along(
+    server: Server, verifier: str, answers: list[str], score: float | None
+) -> None:
+    said = {line["index"]: line for line in server.lines(rows(*answers), f"/verify/batch?verifier={verifier}")}
+    assert [said[place]["score"] for place in range(len(answers))] == [1.0, score, 0.0, 1.0, *[0.0] * (len(answers) - 4)]
+    assert score is not None or (said[1]["fault"] == "infra" and "within 1.5 s" in said[1]["reason"])
+
+
 def test_a_repeated_key_gets_the_same_verdicts(server: Server) -> None:
     asked = rows("pid", "pid"), "/verify/batch?verifier=Moody"
     first = server.lines(*asked, idempotency_key="k1")
@@ -287,7 +305,7 @@ def test_the_document_names_every_route(server: Server) -> None:
     pool: Any = type("Pool", (), {"settings": {"verifiers": {}}})()
     routes = {route.path for route in ServiceRoutes(pool, None, max_rows=1).build_router().routes}  # type: ignore[arg-type]
     assert set(document["paths"]) == routes - {"/openapi.json"}
-    assert document["paths"]["/verify"]["post"]["parameters"][0]["schema"]["enum"] == ["numeric", "Moody", "Together"]
+    assert document["paths"]["/verify"]["post"]["parameters"][0]["schema"]["enum"] == ["numeric", "Moody", "Together", "Awaited"]
 
 
 @pytest.mark.slow
