@@ -37,6 +37,7 @@ from rlvr.errors import ConfigError, NotFound, RlvrError, format_suggestion
 from rlvr.hints import (
     ANSWER_COLUMNS,
     MEMORY_WORDS,
+    NETWORK_WORDS,
     PLUGIN_WORDS,
     PLUGINS,
     REFERENCE_COLUMNS,
@@ -88,6 +89,7 @@ AnyVerifier = str | Mapping[Any, Any] | Sequence[Any] | type | Verifier | Callab
 DEFAULT_VERIFIER = "symbolic"
 """What `verify` takes for an answer and a reference without a verifier."""
 VERIFY_CALL = "rlvr.verify('symbolic', answer=..., reference=...)"
+VERIFY_MANY_CALL = "rlvr.verify_many(verifier, answers=[...], references=[...])"
 P = TypeVar("P")
 
 
@@ -320,6 +322,7 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
         settings: the settings of the sandbox, such as `memory_mb=1024`, the most that a program may ask for; what one gets is in its
             `Limits`, by default 256 MB. No program in a sandbox has a network.
     """
+    settings = _translate_sandbox_settings(sandbox, settings)
     if isinstance(sandbox, str) and (wrong := _find_sandbox_faults(sandbox, settings)):
         raise ConfigError(wrong)
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
@@ -411,6 +414,7 @@ def run_code(
     timeout: float | None = None,
     files: Mapping[str, str | bytes] | None = None,
     sandbox: str | Mapping[str, Any] | type | Sandbox = "auto",
+    **settings: Any,
 ) -> ExecutionResult:
     r"""Run one program in a sandbox and return its output: `.stdout`, `.stderr`, `.exit_code`, `.timed_out`.
 
@@ -421,13 +425,14 @@ def run_code(
         timeout: the time limit in seconds; None: that of `rlvr.Limits`.
         files: files in its working folder, by name.
         sandbox: as in `make_sandbox`. For many programs, build it once and pass the object, or call its `run`.
+        settings: the settings of the sandbox, such as `memory_mb=1024`.
 
     >>> run_code("print(6 * 7)", sandbox={"name": "process", "trusted": True}).stdout
     '42\n'
     """
     if not isinstance(code, str):
         raise TypeError(f"the code is a {type(code).__name__}; give the text of a program")
-    made = make_sandbox(sandbox)
+    made = make_sandbox(sandbox, **settings)
     limits = Limits() if timeout is None else Limits(cpu_s=timeout, wall_s=timeout)
     given = {name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()}
     try:
@@ -463,6 +468,27 @@ def _find_sandbox_faults(name: str, settings: Mapping[str, Any]) -> str:
         f"{'; '.join(faults)}; write rlvr.make_sandbox('process', trusted=True{given}) for code of your own, which it does not keep from "
         "this machine's files, or rlvr.make_sandbox() for code that a model wrote"
     )
+
+
+def _translate_sandbox_settings(sandbox: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a sandbox without the words of Docker that say what is so in any case, and with its sizes as numbers."""
+    known = _list_parameters("sandbox", PLUGINS.get(sandbox, sandbox)) if isinstance(sandbox, str) else settings
+    kept = {key: value for key, value in settings.items() if key in known or not _is_network_off(key, value)}
+    words = [key for key in MEMORY_WORDS if key in kept and key not in known and _parse_megabytes(kept[key])]
+    if len(words) == 1 and "memory_mb" not in kept:
+        kept["memory_mb"] = _parse_megabytes(kept.pop(words[0]))
+    return kept
+
+
+def _is_network_off(key: str, value: Any) -> bool:
+    """Whether a setting forbids the network, as every sandbox does.
+
+    >>> _is_network_off("network", False), _is_network_off("network_mode", "none"), _is_network_off("network", True)
+    (True, True, False)
+    """
+    if key == "network_disabled":
+        return value is True
+    return key in NETWORK_WORDS and value in (False, None, "none")
 
 
 def _parse_megabytes(value: Any) -> int:
@@ -533,6 +559,11 @@ def verify(
     >>> verify("it is 0.50", "1/2").score  # an answer and a reference alone: as mathematics
     1.0
     """
+    answers = {"answer": answer, "the answer": next(iter(given[verifier is None :]), None), **settings}
+    if lists := [
+        name for name, value in answers.items() if name.split()[-1].removesuffix("s") in ("answer", *ANSWER_COLUMNS) and _is_list(value)
+    ]:
+        raise TypeError(f"{lists[0]} is a list, and rlvr.verify scores one answer; for several write {VERIFY_MANY_CALL}")
     target = verifier if verifier is not None or not given else given[0]
     words = [word for word in ANSWER_COLUMNS if word in settings and word not in _list_parameters("verifier", target)]
     if words and answer is not None and reference is None:  # the words of verifiers: completion=what the policy wrote, answer=the gold
@@ -613,6 +644,11 @@ def _is_no_verifier_name(text: Any) -> bool:
     return not (is_name and difflib.get_close_matches(text, [*list("verifier"), *VERIFIERS, *PLUGINS], 1, 0.6))
 
 
+def _is_list(values: Any) -> bool:
+    """Whether something is a list, an array or a column, and not one text."""
+    return isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+
+
 def _to_list(name: str, values: Any) -> builtins.list[Any]:
     """Return a list, an array or a column as a list of plain values.
 
@@ -682,13 +718,11 @@ def verify_many(
     values = {"verifier": verifier, "answers": answers, "references": references}
     for name, value in zip(names, given, strict=False):
         if values[name] is not None:
-            raise TypeError(
-                f"rlvr.verify_many got the {name} twice; the call is rlvr.verify_many(verifier, answers=[...], references=[...])"
-            )
+            raise TypeError(f"rlvr.verify_many got the {name} twice; the call is {VERIFY_MANY_CALL}")
         values[name] = value
     if len(given) > len(names) or any(value is None for value in values.values()):
         missing = ", ".join(name for name, value in values.items() if value is None) or "nothing"
-        raise TypeError(f"rlvr.verify_many lacks {missing}; the call is rlvr.verify_many(verifier, answers=[...], references=[...])")
+        raise TypeError(f"rlvr.verify_many lacks {missing}; the call is {VERIFY_MANY_CALL}")
     for name in ("answers", "references"):
         if isinstance(values[name], str):
             raise TypeError(f"{name} is the text {values[name]!r:.60}; rlvr.verify_many takes a list of them, and rlvr.verify one")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from rlvr.hints import Hinted
 from rlvr.task import Verdict
 
 LOGPROB_EPS = 1e-6
@@ -33,13 +34,22 @@ AUXILIARY_MARKS = ("greedy", "mismatched", "canary")
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class Episode(Hinted):
     """One trajectory. All lists have the same length T, checked on construction.
 
     >>> Episode(task_id="arithmetic/train/7", group="g0", tokens=[5, 6, 2], action_mask=[False, True, True],
     ...         logprobs=[0.0, -0.1, -0.2], rewards=[0.0, 0.0, 1.0], stop_reason=StopReason.TERMINATED).reward
     1.0
     """
+
+    _synonyms = dict.fromkeys(("completion", "response", "output"), "text")
+    _hints = {
+        **dict.fromkeys(
+            ("prompt", "prompt_ids", "prompt_tokens"),
+            "the prompt is the tokens before the first of the policy: tokenizer.decode(episode.tokens[:episode.prompt_length])",
+        ),
+        **dict.fromkeys(("score", "passed"), "write .reward, or .verdict for its score and reason"),
+    }
 
     task_id: str
     group: str

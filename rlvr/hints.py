@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dis import opname
@@ -49,6 +50,10 @@ PLUGIN_WORDS: Mapping[str, str] = {
     "algorithms": "algorithm",
     "algo": "algorithm",
 }
+_SCORED_SAMPLES = (
+    "rlvr.evaluate(env, policy=model, tasks=2, n=4, split='train').samples for the prompt, completion and score of each, or "
+    "rlvr.Rollout(env, tokenizer, rlvr.make_sampler('hf', model=folder)).sample(tasks, n=4) for groups of episodes to train on"
+)
 NAMES: Mapping[str, str] = {
     "Config": "settings are keywords: rlvr.train(model=..., env=..., steps=10, learning_rate=1e-6)",
     "Env": "an environment derives from rlvr.Environment and defines task(self, split, index), which returns rlvr.Task(question, "
@@ -111,8 +116,8 @@ NAMES: Mapping[str, str] = {
     "push_to_hub": "rlvr.load_model(folder).model.push_to_hub(name), a method of transformers",
     "resume": "rlvr.train(recipe, out='runs/a', resume=True)",
     "retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
-    "rollout": "rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8)",
-    "sample": "rlvr.generate(policy, prompts, n=8) for texts, or rlvr.Rollout(env, tokenizer, sampler).sample(tasks, n=8) for scored episodes",
+    "rollout": _SCORED_SAMPLES,
+    "sample": f"rlvr.generate(policy, prompts, n=8) for texts, or {_SCORED_SAMPLES}",
     "score": "rlvr.verify(verifier, answer, reference).score",
     "scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
@@ -272,6 +277,8 @@ VERIFIER_WORDS = (
 """Keywords for the verifier in calls of other libraries."""
 MEMORY_WORDS = ("mem_limit", "memory", "memory_limit", "mem", "max_memory")
 """Keywords for a limit on the memory of programs in calls of other libraries."""
+NETWORK_WORDS = ("network", "network_disabled", "network_enabled", "network_mode", "allow_network", "allow_internet", "internet")
+"""Keywords for the network of programs in calls of other libraries."""
 CONFIG_KEYS: Mapping[str, str] = {
     "batch_size": "rollout.prompts_per_step, the prompts of one training step; num_generations is how often each is answered",
     "beta": "algorithm.beta",
@@ -351,11 +358,11 @@ def _write_keyword(config_key: str) -> str:
     return f"{head}={'' if text == '...' else text}{comma}{comment}"
 
 
-_NUM_ANSWERS = "n=, the number of answers for each task; pass@k is reported for every k up to n"
+_NUM_ANSWERS = "n=, the number of answers for each task; report.pass_at_k(k) is pass@k for every k up to n"
 _NUM_TASKS = "tasks=, the number of tasks"
 _VERIFIER = "verifier="
 _SCORE_RANGE = "the range is the verifier's: verifier=rlvr.make_verifier(function, score_range=(-1, 2))"
-_FEW_SHOT = "rlvr.evaluate(rlvr.make_env(data, shots=5), policy=...)"
+_FEW_SHOT = "solved examples are shown before questions of data: rlvr.evaluate(rlvr.make_env(data, shots=5), policy=...); other environments ask without"
 _VERIFIED_LATER = "the answer and the reference are given when it is verified: rlvr.verify(verifier, answer=..., reference=...)"
 _SAMPLED_LATER = "how to sample is said where it is done: rlvr.evaluate(env, policy, temperature=0.7, max_new_tokens=512)"
 _OF_THE_RUN = "it is a setting of the run: rlvr.train(model=..., env=..., algorithm=..., {}), or the same keyword of rlvr.Trainer"
@@ -393,13 +400,11 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "few_shot": _FEW_SHOT,
         "fewshot": _FEW_SHOT,
         "gen_kwargs": "how to sample is said by keywords, such as temperature=0.7, top_p=0.95",
-        "k": _NUM_ANSWERS,
         "log_samples": "every sample is in report.samples; out=DIR writes them too",
         "max_retries": "sampler={'retries': 3}",
         "metric": "the report has the metrics: report.accuracy, report.pass_at_k(4)",
         "model_args": "policy='hf:DIR'",
         "num_fewshot": _FEW_SHOT,
-        "pass_at_k": _NUM_ANSWERS,
         "policy_model": "policy=",
         "prompt_template": "rlvr.evaluate(rlvr.make_env(data, question='Q: {input}'), policy=...), with columns of the data in braces",
         "retry_on_error": "retry=True, with out= as before",
@@ -517,9 +522,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
     },
     "make_sandbox": {
         **dict.fromkeys(MEMORY_WORDS, "memory_mb="),
-        **dict.fromkeys(
-            ("network", "network_disabled", "network_enabled", "network_mode"), "no program in a sandbox has a network; leave it out"
-        ),
+        **dict.fromkeys(NETWORK_WORDS, "no program in a sandbox has a network; leave it out"),
         "timeout": "the limit is given with the call: rlvr.make_sandbox(name).run(code, timeout=5)",
         "timeout_s": "the limit is given with the call: rlvr.make_sandbox(name).run(code, timeout=5)",
     },
@@ -584,7 +587,7 @@ def explain_keyword(name: str, call: str = "") -> str:
     >>> explain_keyword("group_size", "train"), explain_keyword("epochs", "train")
     ('write num_generations=', 'write steps=')
     >>> explain_keyword("best_of", "evaluate")
-    'write n=, the number of answers for each task; pass@k is reported for every k up to n'
+    'write n=, the number of answers for each task; report.pass_at_k(k) is pass@k for every k up to n'
     """
     tables = [KEYWORDS.get(SAME_KEYWORDS.get(call, call), {})] if call else [KEYWORDS["train"], KEYWORDS["evaluate"]]
     return next((_advise(table[name]) for table in tables if name in table), "")
@@ -668,6 +671,8 @@ def write_settings_as_keywords(message: str) -> str:
     'data/train.jsonl and train.parquet: line 3; learning_rate=1e-5'
     >>> write_settings_as_keywords("choose another --out, or continue with --resume")
     'choose another out=, or continue with resume=True'
+    >>> write_settings_as_keywords("resume it as it was started: rlvr train runs/a/config.yaml --out runs/a --resume")
+    "resume it as it was started: rlvr.train('runs/a/config.yaml', out='runs/a', resume=True)"
     """
 
     def write(match: re.Match[str]) -> str:
@@ -678,6 +683,11 @@ def write_settings_as_keywords(message: str) -> str:
             value = {"true": "True", "false": "False", "null": "None"}.get(value, repr(value))
         return f"{key}={value}" if section in ("train", "rollout", "log") else f"{section}={{'{key}': {value}}}"
 
+    message = re.sub(
+        r"rlvr train (?P<recipe>'[^']*'|\S+) --out (?P<out>'[^']*'|\S+) --resume\b",
+        lambda found: f"rlvr.train({shlex.split(found['recipe'])[0]!r}, out={shlex.split(found['out'])[0]!r}, resume=True)",
+        message,
+    )
     message = re.sub(r"another --out\b", "another out=", message).replace("--resume", "resume=True")
     return re.sub(
         r"(?<![\w./\\'\"])(?P<section>train|rollout|log|eval|model)\.(?!(?:jsonl?|csv|tsv|parquet|txt|ya?ml|toml|py|log|gz|md)\b)(?P<key>[a-z]\w*)"

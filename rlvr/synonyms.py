@@ -45,6 +45,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "resume_from_checkpoint": "resume",
         "save_steps": "save_every",
         "task": "env",
+        "train_batch_size": "prompts_per_step",
         "train_dataset": "data",
     },
     "evaluate": {
@@ -56,9 +57,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "environments": "env",
         "envs": "env",
         "epochs": "n",
-        **dict.fromkeys(
-            ("limit", "max_examples", "max_samples", "n_eval_episodes", "num_examples", "num_problems", "num_samples", "num_tasks"), "tasks"
-        ),
+        **dict.fromkeys(("limit", "max_examples", "max_samples", "n_eval_episodes", "num_examples", "num_problems", "num_tasks"), "tasks"),
         **dict.fromkeys(("num_generations", "num_return_sequences", "repeats", "rollouts_per_example"), "n"),
         **dict.fromkeys(("max_connections", "max_workers", "num_workers"), "concurrency"),
         **dict.fromkeys(("log_dir", "output_dir", "output_path"), "out"),
@@ -96,6 +95,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "make": _LENGTH,
     "register": {"id": "name", "entry_point": "plugin", "cls": "plugin"},
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
+    "Environment.to_dataset": dict.fromkeys(("limit", "num_examples", "num_samples", "num_tasks", "size"), "n"),
     "make_env": {
         **_VERIFIER,
         **dict.fromkeys(("eval_dataset", "test_dataset"), "test"),
@@ -118,6 +118,7 @@ FUNCTIONS: Mapping[str, str] = {
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
     **dict.fromkeys(("SingleTurnEnv", "ToolEnv"), "make_env"),
+    **dict.fromkeys(("as_reward_fn", "as_reward_func", "as_reward_function", "to_reward_func"), "make_verifier"),
     "Sample": "Task",
     "eval": "evaluate",
     "verify_batch": "verify_many",
@@ -163,7 +164,7 @@ def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **set
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call take the words of other libraries, as its outermost decorator."""
     call = "train" if function.__qualname__ == "Trainer.__init__" else function.__qualname__.removesuffix(".__init__")
-    words = {*SYNONYMS[call], *IGNORED.get(call, ()), BATCH_SIZE}
+    words = {*SYNONYMS[call], *IGNORED.get(call, ()), BATCH_SIZE, "pass_at_k", "k", "num_samples"}
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -229,6 +230,36 @@ def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in given.items() if name not in words} | {"prompts_per_step": math.prod(sizes.values()) // group}
 
 
+def _name_num_samples(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Name `num_samples`, which counts tasks in some libraries and the answers for each in others, by what is given beside it."""
+    if call != "evaluate" or "num_samples" not in given:
+        return given
+    rest = {name: value for name, value in given.items() if name != "num_samples"}
+    own = {SYNONYMS[call].get(name, name) for name in rest}
+    meant = "tasks" if "n" in own else "n" if own & {"tasks", "pass_at_k", "k"} else ""
+    if not meant:
+        raise ConfigError(
+            f"num_samples is {given['num_samples']!r:.60}; write n=, the number of answers for each task, or tasks=, of tasks"
+        )
+    return {**rest, meant: given["num_samples"]}
+
+
+def _count_answers(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Turn the k of pass@k into the number of answers for each task; a report has pass@k for every k up to that."""
+    word = next((word for word in ("pass_at_k", "k") if call == "evaluate" and word in given), "")
+    if not word:
+        return given
+    wanted = given[word]
+    ks = [*wanted] if isinstance(wanted, list | tuple) else [wanted]
+    if not ks or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in ks):
+        raise ConfigError(f"{word} is {wanted!r:.60}; it must be a whole number from 1, or a list of them")
+    rest = {name: value for name, value in given.items() if name != word}
+    count = next((name for name in rest if SYNONYMS[call].get(name, name) == "n"), "")
+    if count and isinstance(rest[count], int) and rest[count] < max(ks):
+        raise ConfigError(f"{word} is {wanted!r:.60}, and {count} is {rest[count]}; pass@{max(ks)} needs {count}={max(ks)}, or more")
+    return rest if count else {**rest, "n": max(ks)}
+
+
 def translate_env_name(env: Any) -> Any:
     """Return the name of an environment as it is here; anything else is returned unchanged."""
     return ENVS.get(env, env) if isinstance(env, str) else env
@@ -244,7 +275,7 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
     >>> translate_keywords("train", {"max_steps": 5, "learning_rate": 1e-5})
     {'steps': 5, 'learning_rate': 1e-05}
     """
-    given = _count_prompts(call, _join_weights(call, given))
+    given = _count_answers(call, _name_num_samples(call, _count_prompts(call, _join_weights(call, given))))
     if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()

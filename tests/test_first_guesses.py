@@ -101,7 +101,10 @@ def test_a_verifier_is_no_environment_and_a_choice_is_no_truth_value() -> None:
     assert "'symbolic' is a verifier: rlvr.make_env(data, verifier='symbolic')" in read_message(lambda: rlvr.make("symbolic"))
     assert "scale_rewards is False; allowed: batch, group, none" in read_message(lambda: rlvr.make_algorithm("grpo", scale_rewards=False))
     assert rlvr.evaluate("arithmetic", "scripted:gold", tasks=1, num_generations=2).plan.n == 2
-    assert len(rlvr.evaluate("arithmetic", "scripted:gold", num_samples=2).samples) == 2
+    assert len(rlvr.evaluate("arithmetic", "scripted:gold", num_samples=2, n=1).samples) == 2
+    assert "write n=, the number of answers for each task, or tasks=" in read_message(
+        lambda: rlvr.evaluate("arithmetic", "scripted:gold", num_samples=2)
+    )
 
 
 def test_the_record_of_a_run_has_the_settings_of_an_algorithm_object() -> None:
@@ -363,11 +366,11 @@ def test_a_session_names_the_calls_of_other_sandboxes_and_a_function_its_argumen
         (lambda: api.make_sandbox("process"), "rlvr.make_sandbox('process', trusted=True)"),
         (lambda: api.make_sandbox("local", trusted=True), "rlvr.make_sandbox('process', trusted=True)"),
         (
-            lambda: api.make_sandbox("local", mem_limit="256m", network_disabled=True, processes=2),
+            lambda: api.make_sandbox("local", mem_limit="256m", network_disabled=False, processes=2),
             "rlvr.make_sandbox('process', trusted=True, processes=2, memory_mb=256)",
         ),
-        (lambda: api.make_sandbox("process", trusted=True, memory="1g"), "rlvr.make_sandbox('process', trusted=True, memory_mb=1024)"),
-        (lambda: api.make_sandbox("docker", mem_limit=2**28), "rlvr.make_sandbox('docker', memory_mb=256)"),
+        (lambda: api.make_sandbox("process", mem_limit="1g"), "rlvr.make_sandbox('process', trusted=True, memory_mb=1024)"),
+        (lambda: api.make_sandbox("docker", mem_limit=2**28, network=True), "rlvr.make_sandbox('docker', memory_mb=256)"),
     ],
 )
 def test_everything_wrong_with_a_sandbox_is_told_with_the_call_that_is_meant(call: Any, literal: str) -> None:
@@ -379,7 +382,7 @@ def test_everything_wrong_with_a_sandbox_is_told_with_the_call_that_is_meant(cal
 
 
 def test_a_sandbox_says_how_a_command_is_run() -> None:
-    message = read_message(lambda: api.make_sandbox("local", mem_limit="256m", network_disabled=True))
+    message = read_message(lambda: api.make_sandbox("local", mem_limit=256, network_disabled=False))
     assert "'mem_limit'; write memory_mb=" in message and "and no 'network_disabled'; no program in a sandbox has a network" in message
     with rlvr.make_sandbox("process", trusted=True) as made:
         sandbox: Any = made
@@ -1161,3 +1164,58 @@ def test_a_gymnasium_environment_is_made_under_other_names(name: str) -> None:
     env = getattr(rlvr, name)("arithmetic", tokenizer="chars")
     assert env.reset(seed=0)[0]["length"] > 0
     env.close()
+
+
+def test_an_evaluation_takes_the_k_of_pass_at_k() -> None:
+    def guess(messages: Any) -> str:
+        return "4"
+
+    report = rlvr.evaluate("arithmetic", guess, limit=3, num_samples=5, pass_at_k=[1, 3])
+    assert {env.n for env in report.envs.values()} == {5} and report.envs["arithmetic"].tasks == 3
+    assert report.pass_at_k(3) == {"arithmetic": 0.0} and {*report.metrics} == {"accuracy", "pass@2", "pass@4", "pass@5"}
+    assert rlvr.evaluate("arithmetic", guess, tasks=2, k=4).envs["arithmetic"].n == 4
+    assert "pass@6 needs n=6" in read_message(lambda: rlvr.evaluate("arithmetic", guess, n=5, pass_at_k=6))
+    assert "must be a whole number from 1" in read_message(lambda: rlvr.evaluate("arithmetic", guess, pass_at_k=0))
+
+
+def test_a_program_is_limited_in_the_words_of_docker() -> None:
+    sandbox = {"name": "process", "trusted": True}
+    result = rlvr.run_code("print(6 * 7)", timeout=20, sandbox="process", trusted=True, mem_limit="256m", network_mode="none")
+    assert result.stdout == "42\n"
+    with api.make_sandbox("process", trusted=True, memory_limit="1g", network=False) as made:
+        assert made.memory_mb == 1024
+    assert "no program in a sandbox has a network" in read_message(lambda: api.make_sandbox("auto", network=True))
+    assert "memory_mb=" in read_message(lambda: rlvr.run_code("", sandbox=sandbox, mem_limit="256m", memory="1g"))
+
+
+def test_a_model_or_its_folder_is_a_sampler(tmp_path: Path) -> None:
+    tokenizer = rlvr.load_tokenizer(TOKENIZER)
+    model = tiny_model(tokenizer)
+    model.save_pretrained(tmp_path)
+    rollouts = rlvr.Rollout("arithmetic", tokenizer, model), rlvr.Rollout("arithmetic", tokenizer, sampler=tmp_path)
+    texts = []
+    for rollout in rollouts:
+        with rollout:
+            task = rollout.mdp.environment.task("train", 0)
+            episodes: Any = rollout.sample(task, n=3, seed=1)[0]
+            texts.append([episode.completion for episode in episodes])
+            assert "give tasks, such as" in read_message(functools.partial(api.Rollout.sample, rollout, 2))
+    assert texts[0] == texts[1]
+    assert "episode.prompt_length" in read_message(lambda: episodes[0].prompt)
+
+
+def test_several_answers_are_sent_to_verify_many() -> None:
+    for call in (
+        lambda: api.verify(completions=["4", "5"], answers=["4", "4"], verifier="exact"),
+        lambda: api.verify("exact", ["4"], ["4"]),
+        lambda: api.verify(["4"], ["4"], verifier="exact"),
+    ):
+        assert "rlvr.verify_many(verifier, answers=[...], references=[...])" in read_message(call)
+    assert api.verify(["exact", "numeric"], "4", "4").score == 1.0  # a list of verifiers
+    assert api.verify("b", ["a", "b"], verifier=lambda answer, reference: answer in reference).score == 1.0  # a list as reference
+
+
+def test_a_dataset_has_as_many_rows_as_are_asked_for_in_any_word() -> None:
+    env: Any = rlvr.make_env("arithmetic")
+    assert [len(env.to_dataset(**{word: 3})) for word in ("n", "num_examples", "num_samples", "limit")] == [3] * 4
+    assert "to_dataset(n=None, split='train', *, seed=None)" in read_message(lambda: env.to_dataset(rows=3))

@@ -16,6 +16,8 @@ from rlvr.contracts.session import Session, StepResult
 from rlvr.contracts.tool import Tool
 from rlvr.contracts.toolsession import ToolSession
 from rlvr.contracts.verifier import Verifier
+from rlvr.hints import add_usage_to_errors
+from rlvr.synonyms import accept_synonyms
 from rlvr.task import StepReward, Task, Verdict
 from rlvr.turns import Call, Turn
 
@@ -188,6 +190,8 @@ class Environment(Plugin, ABC):
 
         return rlvr.evaluate(self, **({} if policy is None else {"policy": policy}), **settings)
 
+    @accept_synonyms
+    @add_usage_to_errors
     def to_dataset(self, n: int | None = None, split: str = "train", *, seed: int | None = None) -> Any:
         """Return tasks of a split as a `datasets.Dataset` with the columns prompt, answer and id, such as for another trainer.
 

@@ -116,8 +116,9 @@ class EvalReport(Hinted):
             place = "" if len(self.envs) == 1 else f"{name}/"
             if place:
                 found[f"{place}accuracy"] = env.mean_score.value if env.mean_score and not env.is_headline_withheld else None
-            estimates = env.metrics_at_k.get("pass_at", {}).items()
-            found |= {f"{place}pass@{k}": None if found_at_k is None else found_at_k.value for k, found_at_k in estimates if k > 1}
+            estimates = env.metrics_at_k.get("pass_at", {})
+            shown = [k for k in list_k_values(env.n) if k > 1 and k in estimates]
+            found |= {f"{place}pass@{k}": estimate.value if (estimate := estimates[k]) else None for k in shown}
         return found
 
     def pass_at_k(self, k: int) -> dict[str, float | None]:
@@ -128,6 +129,9 @@ class EvalReport(Hinted):
         """
         if wrong := [env for env in self.envs.values() if not 1 <= k <= env.n]:
             raise ConfigError(f"pass@{k} of {wrong[0].name} needs n={k} answers for each task, and {wrong[0].n} were sampled; raise n")
+        if lacking := [env for env in self.envs.values() if k > 1 and k not in env.metrics_at_k["pass_at"]]:
+            known = ", ".join(map(str, lacking[0].metrics_at_k["pass_at"]))
+            raise ConfigError(f"pass@{k} of {lacking[0].name} was not computed; the report has k = {known}")
         found = {name: env.mean_score if k == 1 else env.metrics_at_k["pass_at"].get(k) for name, env in self.envs.items()}
         return {name: estimate.value if estimate else None for name, estimate in found.items()}
 

@@ -192,7 +192,7 @@ def _compute_metrics(
     right = [(sum(s.is_correct for s in group), len(group)) for group in judged.values()]
     questions, ks = _question_digests(groups), list_k_values(n)
     found = {
-        "pass_at": {k: estimate_mean([pass_at_k(c, m, k) for c, m in right], questions) for k in ks},
+        "pass_at": {k: estimate_mean([pass_at_k(c, m, k) for c, m in right], questions) for k in sorted({*ks, *range(1, min(n, 64) + 1)})},
         "pass_all": {k: estimate_mean([pass_all_k(c, m, k) for c, m in right], questions) for k in ks},
     }
     if votes is not None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlvr.config.hub import is_model_folder
 from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
@@ -19,7 +21,7 @@ from rlvr.mdp.task_data import unwrap_environment
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
-from rlvr.registry.plugins import build_from_config
+from rlvr.registry.plugins import build, build_from_config
 from rlvr.rollout.hang_watchdog import abort_on_blocked_interpreter
 from rlvr.rollout.rollout_request import RolloutRequest as RolloutRequest
 from rlvr.rollout.rollout_request import derive_seed as derive_seed
@@ -31,6 +33,8 @@ from rlvr.synonyms import accept_synonyms, translate_env_name
 from rlvr.task import Task
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rlvr.mdp.env import TokenEnv
 
 DEFAULT_CALL_TIMEOUT_S = 600.0
@@ -63,7 +67,7 @@ class Rollout(Hinted):
         self,
         environment: TokenMDP | Environment | TokenEnv | str | Mapping[str, Any],
         tokenizer: Tokenizer | str | None = None,
-        sampler: Sampler | str | Mapping[str, Any] = "hf",
+        sampler: Sampler | str | Path | Mapping[str, Any] | nn.Module = "hf",
         *,
         max_new_tokens: int | None = None,
         max_length: int | None = None,
@@ -81,7 +85,7 @@ class Rollout(Hinted):
             environment: the environment, by name, as a mapping, as an object or as a Gymnasium environment; or a `TokenMDP`, which has its
                 own tokenizer and limits.
             tokenizer: the tokenizer of the policy: an object, a folder, a Hub id, or `chars`.
-            sampler: the sampler of the policy.
+            sampler: the sampler of the policy; a model or its folder is sampled by `hf`.
             max_new_tokens: the maximum number of tokens of the policy in one episode; None: the environment's default.
             max_length: the maximum number of tokens of a prompt and all that follows.
             max_turn_tokens: the maximum number of tokens of one turn.
@@ -101,13 +105,19 @@ class Rollout(Hinted):
         if episode_timeout_s is not None and episode_timeout_s <= 0:
             raise ConfigError(f"episode_timeout_s is {episode_timeout_s}; it must be above 0")
         limits = {"max_new_tokens": max_new_tokens, "max_length": max_length, "max_turn_tokens": max_turn_tokens}
+        model = sampler if hasattr(sampler, "forward") and hasattr(sampler, "parameters") else None
+        if is_model_folder(sampler):
+            tokenizer = str(sampler) if tokenizer is None and not isinstance(environment, TokenMDP) else tokenizer
+            sampler = {"name": "hf", "model": str(sampler)}
         mdp = _make_mdp(environment, tokenizer, limits)
         is_own_sampler = not isinstance(sampler, Sampler)
-        sampler = build_from_config("sampler", sampler)
+        sampler = build("sampler", "hf") if model is not None else build_from_config("sampler", sampler)
         if not isinstance(sampler, Sampler):
-            raise ConfigError(f"the sampler is a {type(sampler).__name__}; give a name such as hf, or an rlvr.Sampler")
+            raise ConfigError(f"the sampler is a {type(sampler).__name__}; give a name such as hf, a model, or an rlvr.Sampler")
         if is_own_sampler:
             sampler.setup(mdp.environment, mdp.tokenizer)
+        if model is not None:
+            sampler.update_from_model(model, 0)
         self.mdp, self.sampler, self.call_timeout_s, self.max_open_sessions = mdp, sampler, call_timeout_s, max_open_sessions
         self.version = 0
         """The version of the weights that sample, counted by `update_weights`."""
@@ -145,6 +155,8 @@ class Rollout(Hinted):
         """
         if n < 1:
             raise ConfigError(f"n is {n}; at least one episode of each task must be sampled")
+        if not isinstance(tasks, Task | Sequence) or not all(isinstance(task, Task) for task in ([] if isinstance(tasks, Task) else tasks)):
+            raise ConfigError(f"tasks is {tasks!r:.60}; give tasks, such as [env.task('train', index) for index in range(2)]")
         requests = _make_group_requests([tasks] if isinstance(tasks, Task) else tasks, n, seed)
         episodes = self.collect(requests, SamplingParams(temperature, top_p, top_k), version=self.version)
         return [episodes[start : start + n] for start in range(0, len(episodes), n)]

@@ -135,7 +135,9 @@ class HFSampler(Sampler):
         if self.model is None:
             self.prepare()
         if self.model is None:
-            raise SamplerError("the hf sampler has no model yet; set model: DIR, or load one")
+            raise SamplerError(
+                "the hf sampler has no model; give one: rlvr.make_sampler('hf', model=folder), or in a recipe {name: hf, model: DIR}"
+            )
         training, batch, waiting = self.model.training, None, list[tuple[int, Request]]()
         self.model.eval()
         try:
