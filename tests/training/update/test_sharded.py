@@ -22,7 +22,7 @@ from rlvr.models.model_loading import load_model
 from rlvr.models.safetensors_files import TensorFolderReader, TensorWriter
 from rlvr.training.update.policy import PolicyOutputs, require_float32
 from tests.training.peers.launch import ROOT, ended, started
-from tests.training.update.shards import REFERENCE, apart, flat, groups, new
+from tests.training.update.shards import PARTS, REFERENCE, apart, flat, groups, new
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the start of the processes counts with the first test
 
@@ -36,9 +36,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     alone = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", MODULE, str(folder), "alone"], cwd=ROOT, env=alone, check=True, timeout=700)
-    codes = ended(started(2, MODULE, [str(folder)], folder / "said"), 700)
-    assert codes == [0, 0], "".join(path.read_text()[-3000:] for path in sorted((folder / "said").iterdir()))
+    run_parts(folder, *(part for part in PARTS if part != "compiled"))
     return folder
+
+
+def run_parts(folder: Path, *parts: str) -> dict[str, Any]:
+    """What two processes find out in some parts."""
+    said = folder / f"said_{parts[0]}"
+    codes = ended(started(2, MODULE, [str(folder), *parts], said), 700)
+    assert codes == [0, 0], "".join(path.read_text()[-3000:] for path in sorted(said.iterdir()))
+    told: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return told
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +130,8 @@ def test_experts_are_read_and_written_under_the_names_of_files(found: dict[str, 
     assert found["experts"] == {"converted": True, "same": True}
 
 
-def test_layers_of_a_sharded_model_are_compiled(found: dict[str, Any]) -> None:
-    for checkpointing, part in found["compiled"].items():
+def test_layers_of_a_sharded_model_are_compiled(found: dict[str, Any], home: Path) -> None:
+    for checkpointing, part in run_parts(home, "compiled")["compiled"].items():
         assert (part["reason"], part["failures"]) == ("", []) and "forward" in part["functions"], checkpointing
         assert part["weights"] < ROUNDING, checkpointing
 
