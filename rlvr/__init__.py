@@ -10,7 +10,6 @@ sympy or docker. `docs/library.md` is the tour.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 import sys
@@ -207,19 +206,10 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if (module := _MODULE_OF.get(name)) is None:
         from rlvr.hints import is_import_from, suggest_name, suggest_rlvr_call
-        from rlvr.synonyms import FUNCTIONS, GYMNASIUM, LISTS, REGISTRATIONS, VERIFIER_DECORATORS, decorate_verifier
+        from rlvr.synonyms import find_function
 
-        if name in FUNCTIONS:
-            return __getattr__(FUNCTIONS[name])
-        if name in VERIFIER_DECORATORS:
-            return decorate_verifier
-        if name in LISTS:
-            return functools.partial(__getattr__("list"), LISTS[name])
-        if name in GYMNASIUM:
-            return getattr(importlib.import_module("gymnasium"), name)
-        if name in REGISTRATIONS:
-            return functools.partial(__getattr__("register"), kind=REGISTRATIONS[name])
-
+        if (function := find_function(name)) is not None:
+            return function
         plugins = {} if name.startswith("_") else __getattr__("list")()
         made = next((f"write rlvr.make_{kind}({name!r})" for kind, names in plugins.items() if name in names), "")
         message = f"rlvr has no {name!r}; {suggest_rlvr_call(name) or made or suggest_name(name, __all__)}"

@@ -54,6 +54,7 @@ from rlvr.mdp.task_data import (
     is_rows,
     is_task_data,
     is_task_list,
+    is_text_env,
     list_data_settings,
     make_data_env,
     names_data_source,
@@ -150,7 +151,8 @@ def _take_environment(call: str, env: Any, settings: Mapping[str, Any]) -> tuple
         found = f"{' and '.join(words)} are both given" if words else "no environment is given"
         verifier = "..." if settings.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
         raise TypeError(f"rlvr.{call}: {found}; the call is rlvr.{call}(name, **settings), or rlvr.{call}(data, verifier={verifier})")
-    return translate_env_name(settings[words[0]] if words else env), {name: value for name, value in settings.items() if name not in words}
+    wanted = translate_env_name(unwrap_environment(settings[words[0]] if words else env))
+    return wanted, {name: value for name, value in settings.items() if name not in words}
 
 
 def _take_seed(env: Any, settings: dict[str, Any]) -> int | None:
@@ -351,6 +353,10 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
     """
     if plugin is None:
         return functools.partial(register, name, kind=kind, **settings)
+    if kind in (None, "env") and is_text_env(plugin):
+        text_env = unwrap_environment(plugin)
+        register(name, functools.wraps(plugin, updated=())(lambda **more: make_env(text_env, **more)), kind="env", **settings)
+        return plugin
     if kind is None:
         contracts = {"env": Environment, "verifier": Verifier, "tool": Tool, "sampler": Sampler, "sandbox": Sandbox, "algorithm": Algorithm}
         found = [word for word, contract in contracts.items() if isinstance(plugin, type) and issubclass(plugin, contract)]

@@ -56,8 +56,6 @@ _SCORED_SAMPLES = (
 )
 NAMES: Mapping[str, str] = {
     "Config": "settings are keywords: rlvr.train(model=..., env=..., steps=10, learning_rate=1e-6)",
-    "Env": "an environment derives from rlvr.Environment and defines task(self, split, index), which returns rlvr.Task(question, "
-    "reference=answer); rlvr.make(rlvr.make_env(MyEnv, verifier='exact')) has reset and step; `rlvr new env NAME` writes one",
     "Dataset": "a list of dicts, a file or a `datasets.Dataset` is an environment: rlvr.make_env(data, verifier='symbolic')",
     "Group": "a group is a list of episodes: rlvr.Rollout(env, tokenizer, sampler).sample(task, n=8)",
     **dict.fromkeys(
@@ -72,8 +70,6 @@ NAMES: Mapping[str, str] = {
     "verifier=function) builds it, rlvr.register('my_env', MyEnv, verifier=function) gives it a name. `rlvr new env NAME --kind conversation` writes one",
     "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
-    "Rubric": "rlvr.make_verifier({'symbolic': 0.8, 'format': 0.2}), the weighted mean of verifiers; a function is one too: "
-    "rlvr.make_verifier({function: 1.0, 'format': 0.2}), whose completion and answer are texts",
     **dict.fromkeys(("load", "load_benchmark", "load_task"), "rlvr.make_env(name)"),
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
@@ -90,7 +86,6 @@ NAMES: Mapping[str, str] = {
     **dict.fromkeys(("evals_df", "list_eval_logs", "results_df", "samples_df"), "rlvr.load_evaluation(DIR).to_pandas()"),
     **dict.fromkeys(("from_pretrained", "get_model_and_tokenizer"), "rlvr.load_model(folder), a model and its tokenizer"),
     "compare": "report.compare(other), or `rlvr compare DIR DIR`",
-    "evaluate_policy": "rlvr.evaluate(env, policy=..., tasks=5).accuracy: one number; print the report for its interval",
     "eval_retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "load_dataset": "the tasks of an environment are rlvr.make_env('arithmetic').to_dataset(100); data of yours is given as it is, as a file, "
     "a Hub id, a list or a data frame: rlvr.make_env(data, verifier='exact')",
@@ -673,6 +668,8 @@ def write_settings_as_keywords(message: str) -> str:
     'choose another out=, or continue with resume=True'
     >>> write_settings_as_keywords("resume it as it was started: rlvr train runs/a/config.yaml --out runs/a --resume")
     "resume it as it was started: rlvr.train('runs/a/config.yaml', out='runs/a', resume=True)"
+    >>> write_settings_as_keywords("rlvr train runs/a/config.yaml --out runs/a --resume train.steps=4")
+    "rlvr.train('runs/a/config.yaml', {'train.steps': 4}, out='runs/a', resume=True)"
     """
 
     def write(match: re.Match[str]) -> str:
@@ -684,8 +681,11 @@ def write_settings_as_keywords(message: str) -> str:
         return f"{key}={value}" if section in ("train", "rollout", "log") else f"{section}={{'{key}': {value}}}"
 
     message = re.sub(
-        r"rlvr train (?P<recipe>'[^']*'|\S+) --out (?P<out>'[^']*'|\S+) --resume\b",
-        lambda found: f"rlvr.train({shlex.split(found['recipe'])[0]!r}, out={shlex.split(found['out'])[0]!r}, resume=True)",
+        r"rlvr train (?P<recipe>'[^']*'|\S+) --out (?P<out>'[^']*'|\S+) --resume\b(?: train\.steps=(?P<steps>\d+))?",
+        lambda found: (
+            f"rlvr.train({shlex.split(found['recipe'])[0]!r}, {{'train.steps': {found['steps']}}}, ".replace("{'train.steps': None}, ", "")
+            + f"out={shlex.split(found['out'])[0]!r}, resume=True)"
+        ),
         message,
     )
     message = re.sub(r"another --out\b", "another out=", message).replace("--resume", "resume=True")

@@ -8,8 +8,10 @@ one word for each thing.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,6 +32,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **_LENGTH,
         **_CLIPPED_AND_REGULARIZED,
         "algo": "algorithm",
+        "batch_size": "prompts_per_step",
         "callback": "callbacks",
         "dataset": "data",
         "environment": "env",
@@ -107,8 +110,11 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
 }
 """Calls, with the words that they take and the word of this library."""
 _MAKERS = {word: kind for word, kind in PLUGIN_WORDS.items() if not word.endswith("s")} | dict.fromkeys(VERIFIER_WORDS, "verifier")
-IGNORED: Mapping[str, frozenset[str]] = {"train": frozenset({"logging_steps", "verbose"})}
-"""Keywords of other libraries for what a call does in any case: every step is logged, and progress is shown."""
+IGNORED: Mapping[str, frozenset[str]] = {
+    "train": frozenset({"logging_steps", "verbose"}),
+    "evaluate": frozenset({"log_samples", "verbosity", "write_out"}),
+}
+"""Keywords of other libraries for what a call does in any case: every step and every sample is logged, and progress is shown."""
 FUNCTIONS: Mapping[str, str] = {
     **{f"{verb}_{word}": f"make_{kind}" for verb in ("build", "create", "get", "load", "make") for word, kind in _MAKERS.items()},
     **dict.fromkeys(
@@ -128,7 +134,7 @@ VERIFIER_DECORATORS = ("reward_fn", "reward_func", "reward_function", "verifier"
 """Names under which other libraries decorate a function that scores; as a call they are `make_verifier`."""
 LISTS: Mapping[str, str] = {f"list_{word}": kind for word, kind in PLUGIN_WORDS.items() if word.endswith("s")} | {"list_tasks": "env"}
 """Functions of other libraries that list plugins, and the kind that `rlvr.list` gets."""
-GYMNASIUM = ("ActionWrapper", "ObservationWrapper", "RewardWrapper", "Wrapper")
+GYMNASIUM = ("ActionWrapper", "Env", "ObservationWrapper", "RewardWrapper", "Wrapper")
 """Classes of gymnasium, for its environments that `rlvr.make` returns."""
 REGISTRATIONS: Mapping[str, str] = {f"register_{word}": kind for word, kind in _MAKERS.items()}
 """Functions of other libraries that register a plugin, and its kind for `rlvr.register`."""
@@ -156,15 +162,63 @@ def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **set
 
     if verifier is None:
         return functools.partial(decorate_verifier, name=name, **settings)
+    if name is None and inspect.isfunction(verifier) and verifier.__name__ not in ("<lambda>", *rlvr.list("verifier")):
+        name = verifier.__name__  # as `scorer` does in inspect; the name of a plugin stays its own
     if name is not None:
         verifier = rlvr.register(name, verifier, kind="verifier")
     return rlvr.make_verifier(verifier, **settings)
 
 
+def make_rubric(funcs: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
+    """Make the verifier that pays the weighted sum of functions.
+
+    >>> make_rubric([lambda completion, answer: completion == answer, lambda completion: 1.0], [1.0, 0.25])("4", "4").score
+    1.25
+    """
+    import rlvr
+
+    functions = [*funcs] if isinstance(funcs, Sequence) and not isinstance(funcs, str) else [funcs]
+    weights = [1.0] * len(functions) if weights is None else weights
+    if len(weights) != len(functions):
+        raise ConfigError(f"there are {len(functions)} funcs and {len(weights)} weights; give a weight for each function")
+    return rlvr.make_verifier(_describe_sum(functions, weights))
+
+
+def evaluate_policy(model: Any, env: Any, n_eval_episodes: int = 10, **settings: Any) -> tuple[float, float]:
+    """Return the mean and the standard deviation of the scores of a policy, as stable-baselines3 does."""
+    import rlvr
+
+    samples = rlvr.evaluate(env, policy=model, tasks=n_eval_episodes, **settings).samples
+    scores = [sample.score for sample in samples if sample.score is not None]
+    if len(scores) < len(samples):
+        raise rlvr.RlvrError(
+            f"{len(samples) - len(scores)} of {len(samples)} answers have no score; rlvr.evaluate returns a report of them"
+        )
+    return statistics.fmean(scores), statistics.pstdev(scores)
+
+
+def find_function(name: str) -> Any:
+    """Return the function or class that is called so in another library, and does the same here; None for other names."""
+    import rlvr
+
+    if name in FUNCTIONS:
+        return getattr(rlvr, FUNCTIONS[name])
+    if name in LISTS:
+        return functools.partial(rlvr.list, LISTS[name])
+    if name in REGISTRATIONS:
+        return functools.partial(rlvr.register, kind=REGISTRATIONS[name])
+    if name in GYMNASIUM:
+        import gymnasium
+
+        return getattr(gymnasium, name)
+    own = {"Rubric": make_rubric, "evaluate_policy": evaluate_policy} | dict.fromkeys(VERIFIER_DECORATORS, decorate_verifier)
+    return own.get(name)
+
+
 def accept_synonyms(function: Callable[P, R]) -> Callable[P, R]:
     """Make a call take the words of other libraries, as its outermost decorator."""
     call = "train" if function.__qualname__ == "Trainer.__init__" else function.__qualname__.removesuffix(".__init__")
-    words = {*SYNONYMS[call], *IGNORED.get(call, ()), BATCH_SIZE, "pass_at_k", "k", "num_samples"}
+    words = {*SYNONYMS[call], *IGNORED.get(call, ()), BATCH_SIZE, "pass_at_k", "k", "num_samples", "num_fewshot"}
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -201,7 +255,7 @@ def accept_synonyms_in_constructor(made: type[C]) -> type[C]:
 
 
 def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Join TRL's two lists, of reward functions and of their weights, to one list of weighted verifiers."""
+    """Join TRL's two lists, of reward functions and of their weights, to one verifier, their weighted sum."""
     weights, word = given.get("reward_weights"), next((word for word in (*VERIFIER_WORDS, "verifier") if word in given), "")
     functions = given.get(word)
     if call != "train" or not isinstance(weights, Sequence) or not isinstance(functions, Sequence) or isinstance(functions, str):
@@ -209,7 +263,14 @@ def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(weights) != len(functions):
         raise ConfigError(f"there are {len(functions)} {word} and {len(weights)} reward_weights; give a weight for each function")
     rest = {name: value for name, value in given.items() if name != "reward_weights"}
-    return {**rest, word: [{"verifier": function, "weight": weight} for function, weight in zip(functions, weights, strict=True)]}
+    return {**rest, word: _describe_sum(functions, weights)}
+
+
+def _describe_sum(functions: Sequence[Any], weights: Sequence[float]) -> Any:
+    """Describe the verifier that pays the weighted sum of others."""
+    parts = [{"verifier": function, "weight": weight} for function, weight in zip(functions, weights, strict=True)]
+    is_mean = all(isinstance(weight, int | float) for weight in weights) and min(weights) >= 0 and math.isclose(math.fsum(weights), 1.0)
+    return parts if is_mean else {"name": "composite", "components": parts, "combine": "sum"}
 
 
 def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -231,16 +292,12 @@ def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _name_num_samples(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Name `num_samples`, which counts tasks in some libraries and the answers for each in others, by what is given beside it."""
+    """Name `num_samples`: the answers for each task where the number of tasks or a k is given, else the number of tasks."""
     if call != "evaluate" or "num_samples" not in given:
         return given
     rest = {name: value for name, value in given.items() if name != "num_samples"}
     own = {SYNONYMS[call].get(name, name) for name in rest}
-    meant = "tasks" if "n" in own else "n" if own & {"tasks", "pass_at_k", "k"} else ""
-    if not meant:
-        raise ConfigError(
-            f"num_samples is {given['num_samples']!r:.60}; write n=, the number of answers for each task, or tasks=, of tasks"
-        )
+    meant = "n" if "n" not in own and own & {"tasks", "pass_at_k", "k"} else "tasks"
     return {**rest, meant: given["num_samples"]}
 
 
@@ -278,6 +335,8 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
     given = _count_answers(call, _name_num_samples(call, _count_prompts(call, _join_weights(call, given))))
     if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
+    if call == "evaluate" and given.get("num_fewshot") == 0:
+        given = {name: value for name, value in given.items() if name != "num_fewshot"}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()
     for name, value in given.items():
         if name in IGNORED.get(call, ()) and name not in keep:

@@ -1,11 +1,11 @@
-"""Combine several named verifiers in a weighted mean."""
+"""Combine several named verifiers in a weighted mean or sum."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rlvr.contracts import Transcript, Verifier, VerifierExample, VerifierTraits
 from rlvr.errors import ConfigError, require_text_answers
@@ -16,7 +16,7 @@ DEFAULT_COMPONENTS = {"numeric": {"verifier": "numeric"}}
 
 
 class Composite(Verifier):
-    """The weighted mean of named component verifiers. If a component has no score, the answer has no score.
+    """The weighted mean, or the weighted sum, of named component verifiers. If a component has no score, the answer has no score.
 
     >>> import rlvr
     >>> parts = {"value": {"verifier": "numeric", "weight": 3}, "text": {"verifier": "exact", "weight": 1}}
@@ -27,7 +27,9 @@ class Composite(Verifier):
 
     examples = (VerifierExample("4", correct=("4",), incorrect=("5", "4 or 5", "")),)
 
-    def __init__(self, *, components: Mapping[Any, Any] | Sequence[Any] = DEFAULT_COMPONENTS) -> None:
+    def __init__(
+        self, *, components: Mapping[Any, Any] | Sequence[Any] = DEFAULT_COMPONENTS, combine: Literal["mean", "sum"] = "mean"
+    ) -> None:
         """Set the component verifiers and their weights.
 
         Args:
@@ -35,7 +37,12 @@ class Composite(Verifier):
                 or only the weight, where the name is that of a verifier: {symbolic: 0.9, format: 0.1}. With a weight, a function, a
                 class or a verifier may stand for the name; its component has the name of the function or the class. Or a list of such
                 mappings or of verifiers, whose components are named after them.
+            combine: mean: the sum divided by the sum of the weights; sum: the sum itself, a reward that may be above 1, and weights may be
+                negative.
         """
+        if combine not in ("mean", "sum"):
+            raise ConfigError(f"combine is {combine!r:.60}; allowed: mean, sum")
+        self.is_sum = combine == "sum"
         if isinstance(components, Sequence) and not isinstance(components, str) and components:
             components = [part if isinstance(part, Mapping) else {"verifier": part} for part in components]
             components = dict(zip(_name_components([_get_verifier(part) for part in components]), components, strict=True))
@@ -45,9 +52,9 @@ class Composite(Verifier):
             name: {"verifier": part, "weight": weight} if isinstance(weight, int | float) else weight
             for name, (part, weight) in zip(_name_components(components), components.items(), strict=True)
         }
-        self.weights = {name: _parse_weight(name, part) for name, part in components.items()}
-        if not sum(self.weights.values()):
-            raise ConfigError("all weights are 0; at least one must be above 0")
+        self.weights = {name: _parse_weight(name, part, lowest=-math.inf if self.is_sum else 0.0) for name, part in components.items()}
+        if not any(self.weights.values()):
+            raise ConfigError("all weights are 0; at least one must not be 0")
         self.components: dict[str, Verifier] = {}
         try:
             for name, part in components.items():
@@ -58,7 +65,9 @@ class Composite(Verifier):
 
         self.needs_reference = any(part.needs_reference for part in self.components.values())
         self.columns = tuple(dict.fromkeys(column for part in self.components.values() for column in part.columns))
-        self.has_bounded_score = all(part.has_bounded_score for part in self.components.values())
+        self.has_bounded_score = all(part.has_bounded_score for part in self.components.values()) and (
+            not self.is_sum or (min(self.weights.values()) >= 0 and math.fsum(self.weights.values()) <= 1)
+        )
         self.traits = VerifierTraits(
             is_async=any(part.traits.is_async for part in self.components.values()),
             takes_transcript=any(part.traits.takes_transcript for part in self.components.values()),
@@ -66,27 +75,27 @@ class Composite(Verifier):
         self.instruction = " ".join(dict.fromkeys(part.instruction for part in self.components.values() if part.instruction))
 
     def __repr__(self) -> str:
-        total = math.fsum(self.weights.values())
-        return f"<weighted mean of {', '.join(f'{weight / total:.3g} {name}' for name, weight in self.weights.items())}>"
+        total = 1.0 if self.is_sum else math.fsum(self.weights.values())
+        return f"<weighted {'sum' if self.is_sum else 'mean'} of {', '.join(f'{weight / total:.3g} {name}' for name, weight in self.weights.items())}>"
 
     @require_text_answers
     def verify(self, task: Task, answer: str) -> Verdict:
-        """Verify with every component, and compute the weighted mean."""
+        """Verify with every component, and combine the scores."""
         return self.verify_transcript(task, Transcript(answer))
 
     def verify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
         """Verify a whole conversation, which every component receives."""
-        return self._weighted_mean([part.verify_transcript(task, transcript) for part in self.components.values()])
+        return self._combine([part.verify_transcript(task, transcript) for part in self.components.values()])
 
     async def averify(self, task: Task, answer: str) -> Verdict:
-        """Verify an answer with every component concurrently, without occupying a thread, and compute the weighted mean."""
+        """Verify an answer with every component concurrently, without occupying a thread, and combine the scores."""
         return await self.averify_transcript(task, Transcript(answer))
 
     async def averify_transcript(self, task: Task, transcript: Transcript) -> Verdict:
-        """Verify a whole conversation with every component concurrently, and compute the weighted mean."""
-        return self._weighted_mean(await asyncio.gather(*(part.averify_transcript(task, transcript) for part in self.components.values())))
+        """Verify a whole conversation with every component concurrently, and combine the scores."""
+        return self._combine(await asyncio.gather(*(part.averify_transcript(task, transcript) for part in self.components.values())))
 
-    def _weighted_mean(self, found: Sequence[Verdict]) -> Verdict:
+    def _combine(self, found: Sequence[Verdict]) -> Verdict:
         verdicts = dict(zip(self.components, found, strict=True))
         scores: dict[str, float] = {}
         for name, verdict in verdicts.items():
@@ -94,11 +103,14 @@ class Composite(Verifier):
                 return Verdict(None, f"{name}: {verdict.reason}", fault=verdict.fault, detail=verdict.detail)
             scores[name] = verdict.score
         total = math.fsum(self.weights.values())
-        score = math.fsum(self.weights[name] * value for name, value in scores.items()) / total
-        score = min(max(score, min(scores.values())), max(scores.values()))  # rounding must not take it beyond its parts
+        score = math.fsum(self.weights[name] * value for name, value in scores.items())
+        if not self.is_sum:
+            score = min(max(score / total, min(scores.values())), max(scores.values()))  # rounding must not take it beyond its parts
         fault = Fault.ANSWER if not score and any(v.fault is Fault.ANSWER for v in verdicts.values()) else Fault.NONE
         reasons = [f"{name}: {v.reason}" for name, v in verdicts.items()]
-        if not math.isclose(total, 1.0) and len(set(self.weights.values())) > 1:  # elsewhere, such as in a rubric, it would be the sum
+        if (
+            not self.is_sum and not math.isclose(total, 1.0) and len(set(self.weights.values())) > 1
+        ):  # elsewhere, such as in a rubric, it would be the sum
             reasons.insert(0, f"the mean with the weights {', '.join(f'{weight / total:.3g}' for weight in self.weights.values())}")
         return Verdict(score, "; ".join(reasons), scores, fault)
 
@@ -137,12 +149,12 @@ def _get_verifier(component: Any) -> Any:
     return verifier.get("name", "mix") if isinstance(verifier, Mapping) else verifier
 
 
-def _parse_weight(name: str, component: Any) -> float:
+def _parse_weight(name: str, component: Any, *, lowest: float) -> float:
     if not isinstance(component, Mapping) or "verifier" not in component or set(component) - {"verifier", "weight"}:
         raise ConfigError(f"part {name!r} is {component!r}; it must be {{verifier: NAME, weight: NUMBER}}, or a weight")
     weight = component.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-        raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number of at least 0")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not lowest <= weight < math.inf or not math.isfinite(weight):
+        raise ConfigError(f"the weight of {name!r} is {weight!r}; it must be a number{'' if lowest else ' of at least 0'}")
     return float(weight)
 
 

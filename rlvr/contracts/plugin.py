@@ -188,7 +188,10 @@ def describe_missing_methods(plugin: type) -> str:
     elsewhere = dict.fromkeys(METHODS_ELSEWHERE[name] for name in vars(plugin) if kind == "env" and name in METHODS_ELSEWHERE)
     about = "; ".join([f"{kind} {plugin.__name__!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}", *elsewhere])
     if {"env_response", "reset", "step"} & vars(plugin).keys():
-        return f"{about}; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}\n\nrlvr.make_env(MyEnv) builds it with its verifier"
+        return (
+            f"{about}; the smallest conversation that works:\n\n{SMALLEST_CONVERSATION.code}\n\nrlvr.make_env(MyEnv) builds it with its verifier; "
+            "a class whose `step` pays its own rewards derives from rlvr.Env"
+        )
     return about + describe_smallest(contract.__name__)
 
 

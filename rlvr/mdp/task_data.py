@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rlvr.config.data_source import is_data_source
-from rlvr.contracts import Environment, Verifier
+from rlvr.contracts import Environment, Plugin, Verifier
 from rlvr.contracts.task_list import TaskList
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError
@@ -22,14 +23,39 @@ DATA_ENV = "dataset"
 
 
 def unwrap_environment(value: Any) -> Any:
-    """Return the environment of a Gymnasium environment of this library, also through wrappers; anything else as it is.
+    """Return the environment of a Gymnasium environment of this library, also through wrappers. A class or an object with `reset` and `step`
+    over texts is the configuration of the environment around it; anything else is returned as it is.
 
     >>> import rlvr
     >>> type(unwrap_environment(rlvr.make("arithmetic"))).__name__
     'Arithmetic'
     """
     inner = getattr(getattr(value, "unwrapped", None), "environment", None)
-    return inner if isinstance(inner, Environment) else value
+    if isinstance(inner, Environment):
+        return inner
+    space = getattr(value, "action_space", None)
+    if hasattr(value, "reset") and hasattr(value, "step") and type(space).__name__ not in ("NoneType", "Text", "property"):
+        raise ConfigError(
+            f"the actions of {value!r:.80} are {space!r:.60}, and a policy writes texts; rlvr.make_env('gymnasium', id='FrozenLake-v1') plays an "
+            "environment with few discrete actions in words"
+        )
+    if not is_text_env(value):
+        return value
+    return {"name": "text_env", "env_class": value if isinstance(value, type) else lambda: copy.deepcopy(value)}
+
+
+def is_text_env(value: Any) -> bool:
+    """Return whether something is a class or an object with `reset` and `step` over texts, and not of this library.
+
+    >>> import gymnasium
+    >>> is_text_env(gymnasium.Env), is_text_env("arithmetic"), is_text_env(Environment)
+    (True, False, False)
+    """
+    own = value if isinstance(value, type) else type(value)
+    if issubclass(own, Plugin) or not callable(getattr(own, "reset", None)) or not callable(getattr(own, "step", None)):
+        return False
+    space = getattr(value, "action_space", None)
+    return space is None or type(space).__name__ == "Text"
 
 
 def is_task_data(value: Any) -> bool:

@@ -106,6 +106,8 @@ class RunLog:
             if changed == [f"train.steps: {was.train.steps} -> {config.train.steps}"] and config.train.steps > was.train.steps:
                 changed[0] += f", which the learning rate of {config.train.lr_scheduler} depends on"
             again = f"rlvr train {shlex.quote(str(folder / 'config.yaml'))} --out {shlex.quote(str(folder))} --resume"
+            if config.train.steps > was.train.steps:
+                again += f" train.steps={config.train.steps}"
             if "object:" in (folder / "config.yaml").read_text("utf-8"):
                 again = "the same call of rlvr.train, with resume=True"
             raise ConfigError(

@@ -1,7 +1,8 @@
 """A Python function as a policy: for baselines, for players of games, for a system of your own, and for tests of an evaluation.
 
 `f(prompt: str)` gets what was said since its last turn, after the system prompt if there is one. A function with a parameter `messages`
-gets the whole conversation, and one with a parameter `tools` the descriptions of the tools. It returns a text, a `Call` or a list of
+gets the whole conversation, one with a parameter `tools` the descriptions of the tools, and one with a parameter `prompts` a list of one
+prompt, for a list of one answer. It returns a text, a `Call` or a list of
 calls, or a message in OpenAI's format: `{"content": ..., "tool_calls": [{"function": {"name": ..., "arguments": {...}}}]}`. It may be a
 coroutine function; then the calls for different conversations run at the same time.
 """
@@ -68,6 +69,7 @@ class FunctionSampler(Sampler):
                 "f(messages) or f(messages, tools)"
             )
         self.function, self.concurrency, self._wanted = function, concurrency, wanted
+        self._takes_list = required == ["prompts"]
         self._tokenizer: Tokenizer | None = None
         self._dialect = DEFAULT_DIALECT
 
@@ -122,13 +124,16 @@ class FunctionSampler(Sampler):
             told = [*(message for message in messages[: last_turn + 1] if message["role"] == "system"), *messages[last_turn + 1 :]]
             specs, dialect = _get_tools(request), get_dialect(self._dialect)
             about = [dialect.format_instructions(specs)] if specs and not request.turn else []  # said once
-            return ("\n\n".join([*about, *(_format_message(message, dialect) for message in told)]),), {}
+            text = "\n\n".join([*about, *(_format_message(message, dialect) for message in told)])
+            return ([text] if self._takes_list else text,), {}
         tools = [spec.to_openai_format() for spec in _get_tools(request)]
         given = {"messages": [dict(message) for message in messages], "tools": tools}
         return (), {name: given[name] for name in self._wanted}
 
     def _build_completion(self, request: Request, returned: Any) -> Completion:
         assert self._tokenizer is not None
+        if self._takes_list and isinstance(returned, list | tuple) and len(returned) == 1:
+            (returned,) = returned
         try:
             turn = _build_turn(returned, request)
         except (TypeError, ValueError) as error:

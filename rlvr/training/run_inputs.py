@@ -127,7 +127,7 @@ def resolve_run_inputs(
         )
     elif env is not None and not isinstance(env, Environment) and any(name in sections for name in TOOL_SETTINGS):
         env, settings = _set_on_environment(env, _take(sections, TOOL_SETTINGS), settings)
-    elif isinstance(env, type):
+    elif isinstance(env, type) or (isinstance(env, Mapping) and not _is_plain(env)):
         env = build_from_config("env", env)
     elif given_tools := [name for name in TOOL_SETTINGS if name in sections]:
         raise ConfigError(
