@@ -54,7 +54,6 @@ from rlvr.mdp.task_data import (
     is_rows,
     is_task_data,
     is_task_list,
-    is_text_env,
     list_data_settings,
     make_data_env,
     names_data_source,
@@ -70,6 +69,7 @@ from rlvr.registry.plugins import (
     get_parameters,
     get_plugin_label,
     is_function_plugin,
+    is_registered_here,
     list_entries,
     load_factory,
 )
@@ -353,7 +353,7 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
     """
     if plugin is None:
         return functools.partial(register, name, kind=kind, **settings)
-    if kind in (None, "env") and is_text_env(plugin):
+    if kind in (None, "env") and unwrap_environment(plugin) is not plugin:
         text_env = unwrap_environment(plugin)
         register(name, functools.wraps(plugin, updated=())(lambda **more: make_env(text_env, **more)), kind="env", **settings)
         return plugin
@@ -1018,6 +1018,9 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
                 settings.setdefault("name", env.rpartition(":")[2])
             env = make_env(env, **settings.pop("settings"))
         verifier = None
+    elif isinstance(env, str) and is_registered_here("env", env):
+        settings.setdefault("name", env)
+        env = make_env(env, **(settings.pop("settings", None) or {}))
     if isinstance(env, Environment) and "split" not in settings and (only := find_only_split(env)):
         settings["split"] = only  # the report names it
     if isinstance(env, Environment) and (split := settings.get("split", "test")) in env.splits and env.num_tasks(split) != 0:

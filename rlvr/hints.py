@@ -70,7 +70,6 @@ NAMES: Mapping[str, str] = {
     "verifier=function) builds it, rlvr.register('my_env', MyEnv, verifier=function) gives it a name. `rlvr new env NAME --kind conversation` writes one",
     "Policy": "a policy is a text such as 'hf:DIR', a model, or a function from a prompt to a completion: rlvr.generate(policy, prompts) returns "
     "its texts, and rlvr.evaluate(env, policy=...) scores them",
-    **dict.fromkeys(("load", "load_benchmark", "load_task"), "rlvr.make_env(name)"),
     "Scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "Solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
     "StatefulToolEnv": "subclass rlvr.Environment, with `task` and `new_session`; `rlvr new env NAME --kind tools` writes one",
@@ -113,7 +112,6 @@ NAMES: Mapping[str, str] = {
     "retry": "rlvr.evaluate(env, policy=..., out=DIR, retry=True), the same call with retry",
     "rollout": _SCORED_SAMPLES,
     "sample": f"rlvr.generate(policy, prompts, n=8) for texts, or {_SCORED_SAMPLES}",
-    "score": "rlvr.verify(verifier, answer, reference).score",
     "scorer": "a scorer is a function f(answer, reference) that returns a score: rlvr.make_verifier(function)",
     "solver": "a solver is the policy, a function from `messages` and `tools` to a turn: rlvr.evaluate(env, policy=function)",
     "vllm": "rlvr.make_sampler('vllm', model=folder); a policy is 'vllm:DIR'",
@@ -471,6 +469,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("data", "dataset", "data_files"), "the data comes first: rlvr.make_env(data)"),
         "score_range": _SCORE_RANGE,
+        "split": "an environment has all its splits: env.task('test', 0) is a task of one, and rlvr.evaluate(env, policy=..., split='train') takes one",
         "tokenizer": "a tokenizer belongs to the Gymnasium environment: rlvr.make(env, tokenizer=...)",
         **dict.fromkeys(("n_envs", "num_environments"), "rlvr.make_vec(env, num_envs=4)"),
         "vectorization_mode": "answers are verified in parallel; leave it out",

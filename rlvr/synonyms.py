@@ -103,7 +103,8 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         **_VERIFIER,
         **dict.fromkeys(("eval_dataset", "test_dataset"), "test"),
         **dict.fromkeys(("few_shot", "num_fewshot"), "shots"),
-        "input": "question",
+        **dict.fromkeys(("input", "input_column", "prompt_column", "question_column"), "question"),
+        **dict.fromkeys(("answer_column", "reference_column", "target_column"), "reference"),
         **dict.fromkeys(("system_message", "system_prompt"), "system"),
         "target": "reference",
     },
@@ -123,7 +124,7 @@ FUNCTIONS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("load_eval", "load_report", "load_results", "read_eval_log", "read_log"), "load_evaluation"),
     **dict.fromkeys(("exec_code", "execute", "execute_code", "run_program", "run_python"), "run_code"),
-    **dict.fromkeys(("SingleTurnEnv", "ToolEnv"), "make_env"),
+    **dict.fromkeys(("SingleTurnEnv", "ToolEnv", "load", "load_benchmark", "load_task"), "make_env"),
     **dict.fromkeys(("as_reward_fn", "as_reward_func", "as_reward_function", "to_reward_func"), "make_verifier"),
     "Sample": "Task",
     "eval": "evaluate",
@@ -197,6 +198,17 @@ def evaluate_policy(model: Any, env: Any, n_eval_episodes: int = 10, **settings:
     return statistics.fmean(scores), statistics.pstdev(scores)
 
 
+def score_answer(*given: Any, **settings: Any) -> float | None:
+    """Return the score of an answer alone; the arguments are those of `rlvr.verify`.
+
+    >>> score_answer("it is 4", target="4", scorer="numeric")
+    1.0
+    """
+    import rlvr
+
+    return rlvr.verify(*given, **settings).score
+
+
 def find_function(name: str) -> Any:
     """Return the function or class that is called so in another library, and does the same here; None for other names."""
     import rlvr
@@ -211,7 +223,9 @@ def find_function(name: str) -> Any:
         import gymnasium
 
         return getattr(gymnasium, name)
-    own = {"Rubric": make_rubric, "evaluate_policy": evaluate_policy} | dict.fromkeys(VERIFIER_DECORATORS, decorate_verifier)
+    own = {"Rubric": make_rubric, "evaluate_policy": evaluate_policy, "score": score_answer} | dict.fromkeys(
+        VERIFIER_DECORATORS, decorate_verifier
+    )
     return own.get(name)
 
 

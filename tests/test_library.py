@@ -695,12 +695,12 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     (lambda: rlvr.verify("numeric", "4", "4").info, AttributeError, "write .detail"),  # type: ignore[attr-defined]
     (lambda: rlvr.available_verifiers, AttributeError, r"write rlvr.list\('verifier'\)"),
     (lambda: rlvr.GRPOTrainer, AttributeError, r"write rlvr.train\(model=..., data=rows, verifier=function"),
-    (lambda: rlvr.load_task, AttributeError, "write rlvr.make_env"),
+    (lambda: rlvr.LLM, AttributeError, "write rlvr.generate"),
     (lambda: rlvr.PPO, AttributeError, r"write rlvr.train\(model="),
     (lambda: rlvr.parse, AttributeError, "nothing is parsed before"),
     (lambda: rlvr.nothing_like_it, AttributeError, r"the main names are rlvr.list, verify, evaluate, generate, train"),
     (lambda: rlvr.Task(dataset=[]), TypeError, "an rlvr.Task is one question; a benchmark is rows"),  # type: ignore[call-arg]
-    (lambda: rlvr.Environment(dataset=[]), TypeError, "for questions with answers write rlvr.make_env"),  # type: ignore[abstract, call-arg]
+    (lambda: rlvr.Environment(), TypeError, "for questions with answers write rlvr.make_env"),  # type: ignore[abstract]
     (lambda: type("Own", (rlvr.Environment,), {"env_response": 1})(), TypeError, "smallest conversation that works"),
     (lambda: type("Own", (rlvr.Environment,), {"step": 1})(), TypeError, "a verifier gives the reward"),
     (
@@ -710,7 +710,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     ),
     (lambda: rlvr.add_verifier, AttributeError, "nothing has to be registered"),
     (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
-    (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
+    (lambda: rlvr.Sandbox("process"), ConfigError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
     (lambda: rlvr.train("quickstart", ppo_epochs=4), ConfigError, "num_iterations"),
     (lambda: rlvr.train("quickstart", num_train_epochs=4), ConfigError, "write steps="),
     (lambda: rlvr.train("quickstart", max_steps=4, steps=4), ConfigError, "got max_steps and steps, which mean the same"),

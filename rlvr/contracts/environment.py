@@ -23,6 +23,8 @@ from rlvr.turns import Call, Turn
 
 NUM_PROCEDURAL_TASKS = 2**31
 """The number of indices that are drawn for an environment with endless tasks."""
+NUM_GENERATED_ROWS = 1000
+"""How many tasks `to_dataset` returns of those that are generated without an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +197,8 @@ class Environment(Plugin, ABC):
     def to_dataset(self, n: int | None = None, split: str = "train", *, seed: int | None = None) -> Any:
         """Return tasks of a split as a `datasets.Dataset` with the columns prompt, answer and id, such as for another trainer.
 
-        A prompt is a text where every task is one user message, else a list of messages. `n` may be left out unless tasks are generated
-        without an end. The tasks are the first ones; with a seed they are drawn with it.
+        A prompt is a text where every task is one user message, else a list of messages. Without `n`, these are all tasks, or 1,000 if they
+        are generated without an end. The tasks are the first ones; with a seed they are drawn with it.
         """
         from rlvr.errors import ConfigError, MissingExtra
 
@@ -208,9 +210,7 @@ class Environment(Plugin, ABC):
             if value is not None and (not isinstance(value, Integral) or isinstance(value, bool) or value < lowest):
                 raise ConfigError(f"{name} is {value!r:.60}; it must be a whole number from {lowest}, or left out")
         size = self.num_tasks(split)
-        if size is None and n is None:
-            raise ConfigError(f"the split {split!r} is generated without an end; say how many tasks: env.to_dataset(1000)")
-        count = min(int(number) for number in (n, size) if number is not None)
+        count = min(int(number) for number in (n, size, NUM_GENERATED_ROWS if n is size is None else None) if number is not None)
         indices = (
             range(count) if seed is None else random.Random(int(seed)).sample(range(NUM_PROCEDURAL_TASKS if size is None else size), count)
         )

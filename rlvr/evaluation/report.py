@@ -143,6 +143,8 @@ class EvalReport(Hinted):
         """Return the summary of an environment, or one of `metrics`."""
         if (found := self.envs.get(name)) is not None:
             return found
+        if name == "results":  # as in lm-evaluation-harness: the figures of each environment
+            return self.envs
         if name in self.metrics:
             return self.metrics[name]
         known = name if hasattr(type(self), str(name)) or name in self.__dataclass_fields__ else ""

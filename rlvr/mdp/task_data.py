@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from rlvr.config.data_source import is_data_source
 from rlvr.contracts import Environment, Plugin, Verifier
+from rlvr.contracts.plugin import is_stepped_class, make_stepped_factory
 from rlvr.contracts.task_list import TaskList
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError
@@ -33,6 +34,8 @@ def unwrap_environment(value: Any) -> Any:
     inner = getattr(getattr(value, "unwrapped", None), "environment", None)
     if isinstance(inner, Environment):
         return inner
+    if isinstance(value, type) and issubclass(value, Environment) and is_stepped_class(value):
+        return {"name": "text_env", "env_class": make_stepped_factory(value)}
     space = getattr(value, "action_space", None)
     if hasattr(value, "reset") and hasattr(value, "step") and type(space).__name__ not in ("NoneType", "Text", "property"):
         raise ConfigError(

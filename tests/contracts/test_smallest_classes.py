@@ -48,6 +48,10 @@ class Gym(gymnasium.Env[Any, Any]):
     """An environment of Gymnasium."""
 
 
+class Dumb:
+    """Is nothing of this library."""
+
+
 class Mute(rlvr.Tool):
     """Has no method with @tool."""
 
@@ -60,7 +64,7 @@ INCOMPLETE: list[tuple[str, Callable[[], Any], str]] = [
     ("sandbox", lambda: rlvr.make_sandbox(Shut), "sandbox 'Shut' lacks the method `run_program`"),
     ("sampler", lambda: rlvr.make_sampler(Dry), "sampler 'Dry' lacks the method `stream_completions`"),
     ("algorithm", lambda: rlvr.make_algorithm(Lazy), "algorithm 'Lazy' lacks the methods `compute_advantages`, "),
-    ("env", lambda: rlvr.make_env(Gym), "env 'Gym' is a Gym, not an rlvr.Environment"),
+    ("env", lambda: rlvr.make_env(Dumb), "env 'Dumb' is a Dumb, not an rlvr.Environment"),
     ("verifier", lambda: rlvr.make_verifier(Gym), "verifier 'Gym' is a Gym, not an rlvr.Verifier"),
     ("tool", lambda: rlvr.make_tool(Gym), "tool 'Gym' is a Gym, not an rlvr.Tool"),
     ("env", Reverse, "env 'Reverse' lacks the method `task`"),
