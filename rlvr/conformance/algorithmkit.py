@@ -63,7 +63,7 @@ def _make_irregular_groups() -> list[list[Episode]]:
 
 def make_missing_sample_columns(algorithm: Algorithm, like: Any, known: Collection[str]) -> dict[str, Any]:
     """Make the loss inputs that the algorithm declares and that are not known yet, each full of the sample value of its field."""
-    wanted = {get_loss_input_name(name): SAMPLE_TOKEN_STATS[name] for name in sorted(algorithm.traits.advantage_inputs)}
+    wanted = {get_loss_input_name(name): SAMPLE_TOKEN_STATS[name] for name in sorted(algorithm.traits.token_inputs)}
     taken = {field.name for field in fields(LossInputs)} - set(known)
     return {name: like * 0 + value for name, value in wanted.items() if name in taken}
 
@@ -93,7 +93,7 @@ class _AlgorithmChecks:
         algorithm.set_completion_limit(max_new_tokens=MAX_ANSWER_TOKENS)
         needs = {
             need: [[[SAMPLE_TOKEN_STATS[need] * on for on in e.action_mask] for e in group] for group in groups]
-            for need in algorithm.traits.advantage_inputs
+            for need in algorithm.traits.token_inputs
         }
         return algorithm.compute_advantages(groups, TokenStats(**needs))
 

@@ -27,7 +27,7 @@ NestedValues = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TokenStats:
-    """Statistics of every token, computed before the advantages: the fields that `AlgorithmTraits.advantage_inputs` names; the others are
+    """Statistics of every token, computed before the advantages: the fields that `AlgorithmTraits.token_inputs` names; the others are
     None. `TOKEN_INPUTS` of the learner says how each is computed; `sample` is a value for the checks and tests of algorithms.
 
     >>> TokenStats(entropy=[[[0.0, 0.7]]]).entropy[0][0][1]
@@ -97,7 +97,7 @@ class LossInputs:
     tokens: Tensor | None = None
     """The token ids. Set, like `episodes` and `turns`, only if `AlgorithmTraits.needs_token_context`."""
     episodes: Tensor | None = None
-    """The index of the completion that each token belongs to (within this process)."""
+    """The index of the completion that each token belongs to, among those of this process that have a score."""
     turns: Tensor | None = None
     """The index of the turn that each token belongs to."""
 
@@ -144,8 +144,8 @@ class AlgorithmTraits:
     """
     needs_token_context: bool = False
     """True if the loss needs each token's id, completion index and turn index."""
-    advantage_inputs: frozenset[str] = frozenset()
-    """The fields of `TokenStats` that `compute_advantages` needs. With any of them the old log-probabilities have a pass of their own, before
+    token_inputs: frozenset[str] = frozenset()
+    """The fields of `TokenStats` that the advantages or the loss need. With any of them the old log-probabilities have a pass of their own, before
     the update; `make_sampling_support_mask` then allows fewer settings of top_p.
     """
     needs_batch_stats: bool = False

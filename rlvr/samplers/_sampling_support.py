@@ -104,7 +104,7 @@ def make_sampling_support_mask(config: RunConfig, algorithm: Algorithm) -> Sampl
         return None
     name = f"rollout.top_p is {asked.top_p:g}" if asked.top_p < 1 else f"rollout.top_k is {asked.top_k}"
     once = config.train.minibatches_per_step == 1 and algorithm.traits.num_iterations == 1 and not algorithm.traits.needs_batch_stats
-    early = bool(algorithm.traits.advantage_inputs)
+    early = bool(algorithm.traits.token_inputs)
     cause = ""
     if asked.is_off_policy:
         setting = next((name for name in ("max_staleness", "partial_rollout_tokens") if getattr(asked, name)), None)

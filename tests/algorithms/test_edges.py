@@ -127,7 +127,7 @@ def test_what_an_algorithm_asks_of_the_learner() -> None:
         return (
             a.traits.needs_reference,
             a.traits.needs_entropy,
-            bool(a.traits.advantage_inputs),
+            bool(a.traits.token_inputs),
             a.traits.backprop_zero_advantage,
             a.traits.use_rollout_logprobs,
             a.traits.one_optimizer_step,
@@ -139,7 +139,7 @@ def test_what_an_algorithm_asks_of_the_learner() -> None:
     assert of(entropy_coef=0.1) == of(entropy_coef=-0.1) == (False, True, False, True, False, False)
     assert of(old_from_sampler=True) == (False, False, False, False, True, False)
     ppo = factory("ppo")(beta=0.0)
-    assert ppo.traits.backprop_zero_advantage and ppo.traits.needs_value and ppo.traits.advantage_inputs == {"values"}
+    assert ppo.traits.backprop_zero_advantage and ppo.traits.needs_value and ppo.traits.token_inputs == {"values"}
     assert [factory(n)().traits.one_optimizer_step for n in ("dpo", "kto", "best_of_n")] == [True, True, False]
     assert [factory(n)().traits.needs_kl_samples for n in ("dpo", "kto", "best_of_n")] == [False, True, False]
     assert [factory(n)().traits.use_rollout_logprobs for n in ("sft", "best_of_n", "dpo")] == [True, True, False]

@@ -77,7 +77,7 @@ def expected_gradient(world: Tabular, algorithm: Any, size: int, *, off_policy: 
     for members in itertools.product(range(len(SEQUENCES)), repeat=size):
         group = [as_episode(SEQUENCES[k], world.rewards[k]) for k in members]
         penalties = values = None
-        if "penalties" in algorithm.traits.advantage_inputs:
+        if "penalties" in algorithm.traits.token_inputs:
             penalties = [[[0.0, *(algorithm.beta * (olds[k] - refs[k])).tolist()] for k in members]]
         if exact_v:
             values = [[[0.0, *(world.value(SEQUENCES[k][:t]) for t in range(len(SEQUENCES[k])))] for k in members]]
@@ -131,7 +131,7 @@ def test_unbiased_estimators_are_unbiased(name: str, overrides: dict[str, Any], 
     algorithm.on_step_end([0.37], None)  # the running baseline of earlier steps
     assert near(
         expected_gradient(world, algorithm, size),
-        scale * world.gradient(algorithm.beta if "penalties" in algorithm.traits.advantage_inputs else 0.0),
+        scale * world.gradient(algorithm.beta if "penalties" in algorithm.traits.token_inputs else 0.0),
     )
 
 

@@ -97,7 +97,7 @@ def expected(algorithm: Any, size: int, theta: Tensor, reference: Tensor | None 
         extra = int(algorithm.traits.needs_greedy_sample)
         group = [*(answer(arm) for arm in members), *([answer(best, greedy=True)] if extra else [])]
         known = {**SAMPLE_TOKEN_STATS, "values": chance}
-        scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.traits.advantage_inputs})
+        scores = TokenStats(**{need: spread(members, known[need], extra) for need in algorithm.traits.token_inputs})
         [credit] = algorithm.compute_advantages([group], scores)
         pick = torch.tensor(members)
         columns: dict[str, Any] = {

@@ -327,7 +327,7 @@ def _build_traits(settings: SimpleNamespace, spec: AlgorithmSpec) -> AlgorithmTr
         syncs_reference=needs_reference and s.ref_model_sync_steps > 0,
         needs_entropy=needs_entropy,
         needs_batch_stats=getattr(loss, "compute_token_batch_stats", None) is not None,
-        advantage_inputs=traits & DECLARABLE_INPUTS | penalties,
+        token_inputs=traits & DECLARABLE_INPUTS | penalties,
         use_rollout_logprobs=s.old_from_sampler,
         off_policy_defaults={} if s.old_from_sampler else {"importance_sampling_correction": "token_truncate"},
         noop_on_policy=every_setting or getattr(loss, "noop_on_policy", ()),

@@ -96,7 +96,7 @@ class Preference(ScoredAnswersAlgorithm):
             needs_reference=True,
             one_optimizer_step=True,
             syncs_reference=s.ref_model_sync_steps > 0,
-            advantage_inputs=frozenset({"penalties"}),
+            token_inputs=frozenset({"penalties"}),
         )
         self.prefer_function = spec.bind_settings("prefer", settings)
         self.controller = kl.KLController(s.beta, sync_every=s.ref_model_sync_steps, mixup=s.ref_model_mixup_alpha)

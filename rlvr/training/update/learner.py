@@ -240,8 +240,8 @@ class Learner(Hinted):
 
     def _compute_advantages(self, step: StepData) -> None:
         """Compute the advantages, and the log-probabilities under the old weights and the frozen models where they are needed."""
-        algorithm, early = self.algorithm, bool(self.algorithm.traits.advantage_inputs)
-        scores = self._compute_advantage_inputs(step) if early else EMPTY_TOKEN_STATS
+        algorithm, early = self.algorithm, bool(self.algorithm.traits.token_inputs)
+        scores = self._compute_token_inputs(step) if early else EMPTY_TOKEN_STATS
         step.set_advantages(
             algorithm.compute_advantages(step.groups, scores, all_reduce=self.all_reduce),
             keep_zero_advantage=algorithm.traits.backprop_zero_advantage,
@@ -249,27 +249,27 @@ class Learner(Hinted):
         if algorithm.returns is not None:
             step.add_column("returns", algorithm.returns)
         if self.frozen_models or not self.is_on_policy:
-            self._compute_loss_columns(step, has_advantage_inputs=early)
+            self._compute_loss_columns(step, has_token_inputs=early)
 
-    def _compute_loss_columns(self, step: StepData, *, has_advantage_inputs: bool) -> None:
-        """Compute the old and frozen models' log-probabilities that only the loss needs, for rows with a gradient; `has_advantage_inputs`:
+    def _compute_loss_columns(self, step: StepData, *, has_token_inputs: bool) -> None:
+        """Compute the old and frozen models' log-probabilities that only the loss needs, for rows with a gradient; `has_token_inputs`:
         they were computed before.
         """
         chosen, columns = [r for r, moves in enumerate(step.has_grad) if moves], step.columns
-        if not has_advantage_inputs:
+        if not has_token_inputs:
             self._compute_frozen_logprobs(step, chosen, skip="reference" if self.algorithm.traits.divergence_kind else "")
         if self.algorithm.traits.use_rollout_logprobs:
-            columns["first"] = columns["old_logprobs"] if has_advantage_inputs else torch.full_like(columns["rollout_logprobs"], math.nan)
+            columns["first"] = columns["old_logprobs"] if has_token_inputs else torch.full_like(columns["rollout_logprobs"], math.nan)
             columns["old_logprobs"] = columns["rollout_logprobs"]
-        elif not self.is_on_policy and not has_advantage_inputs:  # otherwise the training pass fills the column
+        elif not self.is_on_policy and not has_token_inputs:  # otherwise the training pass fills the column
             self._compute_old_outputs(step, chosen)
 
-    def _compute_advantage_inputs(self, step: StepData) -> TokenStats:
+    def _compute_token_inputs(self, step: StepData) -> TokenStats:
         """Compute the token statistics that the advantages need, as `TOKEN_INPUTS` says."""
         everyone = range(len(step.episodes))
         self._compute_old_outputs(step, everyone)
         self._compute_frozen_logprobs(step, everyone)
-        inputs = {need: TOKEN_INPUTS[need] for need in self.algorithm.traits.advantage_inputs}
+        inputs = {need: TOKEN_INPUTS[need] for need in self.algorithm.traits.token_inputs}
         for column, compute in inputs.values():
             if compute is not None:
                 step.columns[column] = compute(self, step)
@@ -278,7 +278,7 @@ class Learner(Hinted):
     @torch.no_grad()
     def _compute_old_outputs(self, step: StepData, row_indices: Sequence[int]) -> None:
         """Compute log-probabilities, and values and entropies if needed, under the weights before the update."""
-        asked = {"values": self.algorithm.traits.needs_value, "entropy": "entropy" in self.algorithm.traits.advantage_inputs}
+        asked = {"values": self.algorithm.traits.needs_value, "entropy": "entropy" in self.algorithm.traits.token_inputs}
         wanted = {"logprobs": "old_logprobs"} | {name: f"old_{name}" for name, needed in asked.items() if needed}
         for column in wanted.values():
             step.add_zero_column(column)
