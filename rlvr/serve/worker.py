@@ -18,27 +18,26 @@ The process ends when the socket closes, or if it could send no heartbeat for lo
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from json import dumps, loads
 from threading import Event, Lock, Thread
 from typing import Any
 
-from rlvr.contracts import Transcript, Verifier
+from rlvr.contracts import Verifier
 from rlvr.errors import RlvrError
-from rlvr.mdp.sessions import averify_transcript_safely, verify_batch_safely, verify_transcript_safely
+from rlvr.mdp.sessions import verify_batch_safely, verify_transcript_safely
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor, TimedFuture, build_timeout_verdict
 from rlvr.registry.plugins import build_from_config
 from rlvr.serve.chunks import ProgressMarks
 from rlvr.serve.rows import BadRow, format_error_line, format_verdict_line, get_row_id, parse_row
 from rlvr.serve.session_host import SessionHost
-from rlvr.task import Task, Verdict
+from rlvr.task import Task
 
 HEARTBEAT_INTERVAL_S = 0.5
 FLUSH_INTERVAL_S = 0.05
@@ -46,16 +45,16 @@ FLUSH_INTERVAL_S = 0.05
 POLL_INTERVAL_S = 0.05
 """The interval of the checks for timeouts and unsent verdicts."""
 CLOSE_TIMEOUT_S = 5.0
-AWAIT_GRACE_S = 2.0
-"""How much longer than a timeout of a verdict rows that are awaited may take together."""
+MAX_TIMEOUTS_ALONE = 8
+"""How many rows may time out alone after they timed out together; then it is not single rows that take too long, and the rest is reported."""
 
 
 class WorkerChunk:
-    """Some rows that one thread verifies in order, and its progress."""
+    """Some rows that one thread verifies, in order or together, and its progress."""
 
     def __init__(
         self, number: int, slot: int, verifier: Verifier, rows: Sequence[bytes], first_index: int, row_offset: int = 0, *,
-        is_joint: bool = True,
+        is_joint: bool = True, num_timeouts: int = 0,
     ) -> None:  # fmt: skip
         self.number, self.slot, self.verifier, self.rows, self.first_index, self.row_offset = (
             number,
@@ -70,8 +69,10 @@ class WorkerChunk:
         self.unsent_lines, self.num_sent, self.last_flush_time = list[bytes](), 0, time.monotonic()
         """Unsent verdicts, the number of sent ones, and the time of the last sending."""
         self.job: TimedFuture | None = None
-        self.is_batched = is_joint and _has_batch_verify(verifier)
+        self.is_joint, self.is_batched = is_joint, is_joint and _has_batch_verify(verifier)
         """Whether the rows are verified together, and not one after the other."""
+        self.num_timeouts = num_timeouts
+        """How many rows of the chunk timed out alone, after all of them did together."""
 
 
 class ServiceWorker:
@@ -144,8 +145,7 @@ class ServiceWorker:
     def _start_chunk(self, key: int, chunk: WorkerChunk) -> None:
         with self.lock:
             self.chunks[key] = chunk
-        verify = self._verify_each if not chunk.is_batched else self._averify_rows if chunk.verifier.traits.is_async else self._verify_batch
-        chunk.job = self.executor.submit(verify, key, chunk)
+        chunk.job = self.executor.submit(self._verify_batch if chunk.is_batched else self._verify_each, key, chunk)
 
     def _verify_each(self, key: int, chunk: WorkerChunk) -> None:
         last = len(chunk.rows) - 1
@@ -176,28 +176,6 @@ class ServiceWorker:
         self.progress_marks.mark_joint_verification(chunk.slot)
         good, told = _parse_rows(chunk)
         verdicts = verify_batch_safely(chunk.verifier, [task for _, task, _ in good.values()], [answer for *_, answer in good.values()])
-        self._finish_joint_chunk(key, chunk, good, told, verdicts)
-
-    async def _averify_rows(self, key: int, chunk: WorkerChunk) -> None:
-        """Await the verdicts on all rows of a chunk at once, each with a timeout of its own."""
-        chunk.row_start_time = time.monotonic() + AWAIT_GRACE_S  # for a verifier that blocks the event loop, and its timeouts with it
-        chunk.last_flush_time = time.monotonic()
-        self.progress_marks.mark_joint_verification(chunk.slot)
-        good, told = _parse_rows(chunk)
-
-        async def verify(task: Task, answer: str) -> Verdict:
-            try:
-                async with asyncio.timeout(self.call_timeout_s):
-                    return await averify_transcript_safely(chunk.verifier, task, Transcript(answer))
-            except TimeoutError:
-                return build_timeout_verdict(self.call_timeout_s)
-
-        verdicts = await asyncio.gather(*(verify(task, answer) for _, task, answer in good.values()))
-        self._finish_joint_chunk(key, chunk, good, told, verdicts)
-
-    def _finish_joint_chunk(
-        self, key: int, chunk: WorkerChunk, good: Mapping[int, tuple[Any, Task, str]], told: dict[int, bytes], verdicts: Sequence[Verdict]
-    ) -> None:
         for (row, (name, _, _)), verdict in zip(good.items(), verdicts, strict=True):
             told[row] = format_verdict_line(name, verdict, chunk.first_index + row)
         with self.lock:
@@ -285,19 +263,23 @@ class ServiceWorker:
             self.executor.abandon(chunk.job)
         self._send_unsent_verdicts(chunk)
         self.progress_marks.clear(chunk.slot)
-        done = chunk.current_row
+        done, num_timeouts = chunk.current_row, chunk.num_timeouts
         if not (chunk.is_batched and len(chunk.rows) > 1):
+            num_timeouts += not chunk.is_joint
+            end = len(chunk.rows) if num_timeouts >= MAX_TIMEOUTS_ALONE else done + 1
             verdict = build_timeout_verdict(self.call_timeout_s)
-            line = format_verdict_line(get_row_id(chunk.rows[done]), verdict, chunk.first_index + done)
-            self._send_lines(chunk, chunk.row_offset + done, 0.0, [line])  # 0 s: a timeout must not change the average time per row
-            done += 1
+            lines = [format_verdict_line(get_row_id(chunk.rows[row]), verdict, chunk.first_index + row) for row in range(done, end)]
+            self._send_lines(chunk, chunk.row_offset + done, 0.0, lines)  # 0 s: a timeout must not change the average time per row
+            done = end
         if rest := chunk.rows[done:]:
+            is_joint = chunk.is_joint and not chunk.is_batched
             self._start_chunk(
                 chunk_key,
                 WorkerChunk(
-                    chunk.number, chunk.slot, chunk.verifier, rest, chunk.first_index + done, chunk.row_offset + done, is_joint=False
+                    chunk.number, chunk.slot, chunk.verifier, rest, chunk.first_index + done, chunk.row_offset + done,
+                    is_joint=is_joint, num_timeouts=num_timeouts,
                 ),
-            )
+            )  # fmt: skip
 
 
 def _parse_rows(chunk: WorkerChunk) -> tuple[dict[int, tuple[Any, Task, str]], dict[int, bytes]]:

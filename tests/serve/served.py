@@ -60,12 +60,19 @@ class Awaited(Moody):
 
     traits = VerifierTraits(is_async=True, has_batch_method=True)
 
+    def verify(self, task, answer):
+        return asyncio.run(self.averify(task, answer))
+
+    def verify_many(self, tasks, answers):
+        async def verify_all():
+            return await asyncio.gather(*map(self.averify, tasks, answers))
+
+        return asyncio.run(verify_all())
+
     async def averify(self, task, answer):
         word, _, rest = answer.partition(" ")
-        if word == "block":
-            time.sleep(float(rest))
         await asyncio.sleep(float(rest) if word == "sleep" else 0.0)
-        return self.verify(task, "5" if word in ("sleep", "block") else answer)
+        return super().verify(task, "5" if word == "sleep" else answer)
 '''
 
 

@@ -175,9 +175,8 @@ def test_a_verifier_that_judges_together_gets_many(server: Server) -> None:
     [
         ("Together", ["4", "sleep 3", "5", "4"], None),
         ("Awaited", ["4", "sleep 3", "5", "4", *["sleep 0.7"] * 20], None),  # longer than the timeout only one after the other
-        ("Awaited", ["4", "block 30", "5", "4"], 0.0),  # verified alone, in a thread, it does not block
     ],
-    ids=["together", "awaited", "an event loop that is blocked"],
+    ids=["together", "awaited"],
 )
 def test_an_answer_that_takes_too_long_takes_no_other_of_its_batch_along(
     server: Server, verifier: str, answers: list[str], score: float | None
@@ -185,6 +184,15 @@ def test_an_answer_that_takes_too_long_takes_no_other_of_its_batch_along(
     said = {line["index"]: line for line in server.lines(rows(*answers), f"/verify/batch?verifier={verifier}")}
     assert [said[place]["score"] for place in range(len(answers))] == [1.0, score, 0.0, 1.0, *[0.0] * (len(answers) - 4)]
     assert score is not None or (said[1]["fault"] == "infra" and "within 1.5 s" in said[1]["reason"])
+
+
+@pytest.mark.slow
+def test_a_batch_of_which_every_answer_takes_too_long_ends(file: str) -> None:
+    with served(f"{file}:Together", "--workers", "1", "--timeout", "0.5") as running:
+        began = time.monotonic()
+        said = running.lines(rows(*["sleep 60"] * 40))
+        assert [line["score"] for line in said] == [None] * 40 and time.monotonic() - began < 30
+        assert running.lines(rows("4"))[0]["score"] == 1.0
 
 
 def test_a_repeated_key_gets_the_same_verdicts(server: Server) -> None:
