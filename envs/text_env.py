@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlvr.contracts import Environment, Session, StepResult, Verifier
 from rlvr.envs.external._game_env import is_held_out
 from rlvr.errors import ConfigError, EnvError
+from rlvr.extraction import strip_thinking
 from rlvr.registry.plugins import load_function_from_file
 from rlvr.task import Message, Task, make_user_prompt
 from rlvr.turns import Turn
@@ -38,8 +39,9 @@ class SumExample:
 class TextEnvironment(Environment):
     """A Gymnasium environment of yours over texts: `reset(seed=...)` returns the first observation, and `step(action)` gets a turn of the policy.
 
-    `step` returns observation, reward, terminated, truncated and info, as in Gymnasium. The score is the sum of the rewards. Each task is a
-    seed; the environment must begin the same way with the same seed, since all answers of a group begin alike.
+    `step` gets a turn without its thinking, and returns observation, reward, terminated, truncated and info, as in Gymnasium. The score is the
+    sum of the rewards; where rewards may be negative, an episode that is not over scores 0. Each task is a seed; the environment must begin
+    the same way with the same seed, since all answers of a group begin alike.
 
     >>> import rlvr
     >>> class Double(rlvr.Env):
@@ -80,6 +82,10 @@ class TextEnvironment(Environment):
         self.env_class = load_function_from_file(env_class, "env") if isinstance(env_class, str) else env_class or SumExample
         if not callable(self.env_class):
             raise ConfigError(f"env_class is {env_class!r:.60}; give a class with reset and step, or path/to/file.py:Class")
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"max_turns is {max_turns!r:.60}; at least 1 turn must be allowed")
+        if len(reward_range) != 2 or not reward_range[0] < reward_range[1]:
+            raise ConfigError(f"reward_range is {reward_range!r:.60}; it must be the lowest and the highest sum of rewards, such as (0, 1)")
         self.label = getattr(self.env_class, "__name__", "text_env")
         self.verifier, self.max_turns, self.seed, self.instruction = verifier, max_turns, seed, instruction
         self._tasks: dict[tuple[str, int], Task] = {}
@@ -87,8 +93,10 @@ class TextEnvironment(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """Return the task at `index`: what the environment says first, with a seed. What it says in one split, it says in no other one,
-        unless it always says the same.
+        if it begins in many ways.
         """
+        if split not in self.splits:
+            raise ConfigError(f"there is no split {split!r}; allowed: {', '.join(self.splits)}")
         if (split, index) not in self._tasks:
             if len(self._tasks) > 10_000:
                 self._tasks.clear()
@@ -104,10 +112,8 @@ class TextEnvironment(Environment):
             _close(env)
             if (split == "test") == is_held_out(texts[seed]):
                 break
-            if attempt == 7 and len(set(texts.values())) == 1:
+            if attempt >= 7 and len(set(texts.values())) <= attempt // 4:  # it begins in a few ways only
                 break
-        else:
-            seed = next(iter(texts))  # none of them: a few first observations, all of the other split
         prompt = make_user_prompt(texts[seed], system=self.instruction)
         return Task(prompt, self.reference, id=f"{self.label}/{split}/{self.seed}.{index}", meta={"seed": seed})
 
@@ -118,11 +124,15 @@ class TextEnvironment(Environment):
     def start_episode(self, seed: int) -> tuple[Any, str]:
         """Build the environment and reset it; returns it with its first observation."""
         env = self.env_class()
-        takes = inspect.signature(env.reset).parameters
-        is_seeded = "seed" in takes or any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
-        returned = env.reset(seed=seed) if is_seeded else env.reset()
-        observation = returned[0] if isinstance(returned, tuple) and len(returned) == 2 else returned
-        return env, _require_text(observation, self.label, "reset")
+        try:
+            takes = inspect.signature(env.reset).parameters
+            is_seeded = "seed" in takes or any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values())
+            returned = env.reset(seed=seed) if is_seeded else env.reset()
+            observation = returned[0] if isinstance(returned, tuple) and len(returned) == 2 else returned
+            return env, _require_text(observation, self.label, "reset")
+        except BaseException:
+            _close(env)
+            raise
 
 
 class TextSession(Session):
@@ -147,13 +157,19 @@ class TextSession(Session):
         """Take the text of the turn as the action."""
         if self._is_done:
             return None
-        label, returned = self.environment.label, self._env.step(turn.text)
+        label, returned = self.environment.label, self._env.step(strip_thinking(turn.text) or "")
         if not isinstance(returned, tuple) or len(returned) not in (4, 5):
             raise EnvError(f"{label}.step returned {returned!r:.80}; it must return observation, reward, terminated, truncated and info")
         observation, reward, *ended, _ = returned
         self._is_done = any(map(bool, ended))
+        if self._is_done and observation is None:
+            observation = ""
         said = make_user_prompt(_require_text(observation, label, "step"))
         return StepResult(said, done=self._is_done, reward=float(reward))
+
+    def artifacts(self) -> Mapping[str, Any]:
+        """Return whether the episode is over, where breaking it off could save the rest of its negative rewards."""
+        return {"over": self._is_done} if self.environment.reference["scale"][0] < 0 else {}
 
     def close(self) -> None:
         """Close the environment."""

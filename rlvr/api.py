@@ -51,6 +51,7 @@ from rlvr.mdp._gymnasium import register_when_imported
 from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.sessions import verify_batch_safely
 from rlvr.mdp.task_data import (
+    describe_text_env,
     is_rows,
     is_task_data,
     is_task_list,
@@ -151,8 +152,10 @@ def _take_environment(call: str, env: Any, settings: Mapping[str, Any]) -> tuple
         found = f"{' and '.join(words)} are both given" if words else "no environment is given"
         verifier = "..." if settings.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
         raise TypeError(f"rlvr.{call}: {found}; the call is rlvr.{call}(name, **settings), or rlvr.{call}(data, verifier={verifier})")
-    wanted = translate_env_name(unwrap_environment(settings[words[0]] if words else env))
-    return wanted, {name: value for name, value in settings.items() if name not in words}
+    wanted = translate_env_name(settings[words[0]] if words else env)
+    rest = {name: value for name, value in settings.items() if name not in words}
+    described = describe_text_env(wanted, rest)
+    return (wanted, rest) if described is None else (described, {})
 
 
 def _take_seed(env: Any, settings: dict[str, Any]) -> int | None:
@@ -325,6 +328,8 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
             `Limits`, by default 256 MB. No program in a sandbox has a network.
     """
     settings = _translate_sandbox_settings(sandbox, settings)
+    if isinstance(sandbox, Mapping):
+        sandbox = _translate_sandbox_settings(sandbox.get("name"), sandbox)
     if isinstance(sandbox, str) and (wrong := _find_sandbox_faults(sandbox, settings)):
         raise ConfigError(wrong)
     return _check_made(Sandbox, _make("sandbox", sandbox, settings))
@@ -353,9 +358,14 @@ def register(name: str, plugin: Any = None, *, kind: str | None = None, **settin
     """
     if plugin is None:
         return functools.partial(register, name, kind=kind, **settings)
-    if kind in (None, "env") and unwrap_environment(plugin) is not plugin:
-        text_env = unwrap_environment(plugin)
-        register(name, functools.wraps(plugin, updated=())(lambda **more: make_env(text_env, **more)), kind="env", **settings)
+    if kind in (None, "env") and describe_text_env(plugin) is not None:
+        given = {**(settings.pop("kwargs", None) or {}), **settings}
+
+        def build_text_env(**more: Any) -> Environment:
+            return make_env(plugin, **{**given, **more})
+
+        build_text_env.__doc__ = plugin.__doc__
+        register(name, build_text_env, kind="env")
         return plugin
     if kind is None:
         contracts = {"env": Environment, "verifier": Verifier, "tool": Tool, "sampler": Sampler, "sandbox": Sandbox, "algorithm": Algorithm}
@@ -565,10 +575,8 @@ def verify(
     >>> verify("it is 0.50", "1/2").score  # an answer and a reference alone: as mathematics
     1.0
     """
-    answers = {"answer": answer, "the answer": next(iter(given[verifier is None :]), None), **settings}
-    if lists := [
-        name for name, value in answers.items() if name.split()[-1].removesuffix("s") in ("answer", *ANSWER_COLUMNS) and _is_list(value)
-    ]:
+    words = [word for word in settings if word.removesuffix("s") in ("answer", *ANSWER_COLUMNS) and word.endswith("s")]
+    if lists := [word for word in words if _is_list(settings[word])]:
         raise TypeError(f"{lists[0]} is a list, and rlvr.verify scores one answer; for several write {VERIFY_MANY_CALL}")
     target = verifier if verifier is not None or not given else given[0]
     words = [word for word in ANSWER_COLUMNS if word in settings and word not in _list_parameters("verifier", target)]
@@ -609,6 +617,8 @@ def verify(
         raise TypeError(f"rlvr.verify got no {missing[0]}; the call is {VERIFY_CALL}")
     wanted: Any = values["verifier"]
     text: Any = values["answer"]
+    if _is_list(text) and not all(isinstance(part, Mapping) for part in text):
+        raise TypeError(f"the answer is a list, and rlvr.verify scores one; for several write {VERIFY_MANY_CALL}")
     if settings and isinstance(wanted, Verifier):
         raise TypeError(
             f"rlvr.verify has no argument {next(iter(settings))!r}, and a setting of the verifier is given when it is made; the call is "
@@ -987,6 +997,10 @@ def evaluate(env: Any, policy: Any, *, tokenizer: Any = None, verifier: Any = No
         policy = str(policy)
     if batch_size is not None and isinstance(policy, str) and "batch_size" in _list_parameters("sampler", policy.partition(":")[0]):
         settings["sampler"] = {"batch_size": batch_size, **(settings.get("sampler") or {})}  # for other policies there are no batches
+    if describe_text_env(env) is not None:
+        own = {name: settings.pop(name) for name in get_parameters(load_factory("env", "text_env")) if name in settings and name != "seed"}
+        env = make_env(env, **own)
+        settings.setdefault("name", env.label)
     of_caller, has_own_verifier = env, isinstance(verifier, Verifier)
     if isinstance(env, Mapping) and "env" in env and not _names_environment(env.get("name")):  # one entry of a suite
         env = [env]

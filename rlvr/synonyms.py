@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -149,6 +150,10 @@ VERIFIERS: Mapping[str, str] = {"code": "unit_tests", "exact_match": "exact", "m
 """Names of verifiers elsewhere, and the same verifier here."""
 
 
+_DECORATED = set[str]()
+"""The names of functions that `decorate_verifier` registered, which a later one replaces."""
+
+
 def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **settings: Any) -> Any:
     """Make a verifier of a function, a name or a class, as `make_verifier` does; with `name` it is registered, too. Without a verifier:
     return a decorator.
@@ -163,11 +168,19 @@ def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **set
 
     if verifier is None:
         return functools.partial(decorate_verifier, name=name, **settings)
-    if name is None and inspect.isfunction(verifier) and verifier.__name__ not in ("<lambda>", *rlvr.list("verifier")):
-        name = verifier.__name__  # as `scorer` does in inspect; the name of a plugin stays its own
+    made = rlvr.make_verifier(verifier, **settings)
+    own = getattr(verifier, "__name__", "") if inspect.isfunction(verifier) else ""
+    if (
+        name is None
+        and re.fullmatch(r"[A-Za-z_]\w*", own)
+        and own not in VERIFIERS
+        and (own in _DECORATED or own not in rlvr.list("verifier"))
+    ):
+        name = own  # as `scorer` does in inspect; the name of a plugin stays its own
+        _DECORATED.add(name)
     if name is not None:
-        verifier = rlvr.register(name, verifier, kind="verifier")
-    return rlvr.make_verifier(verifier, **settings)
+        rlvr.register(name, verifier, kind="verifier", **settings)
+    return made
 
 
 def make_rubric(funcs: Sequence[Any], weights: Sequence[float] | None = None) -> Any:
@@ -282,6 +295,8 @@ def _join_weights(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _describe_sum(functions: Sequence[Any], weights: Sequence[float]) -> Any:
     """Describe the verifier that pays the weighted sum of others."""
+    if not functions:
+        raise ConfigError("there are no reward functions; give at least one")
     parts = [{"verifier": function, "weight": weight} for function, weight in zip(functions, weights, strict=True)]
     is_mean = all(isinstance(weight, int | float) for weight in weights) and min(weights) >= 0 and math.isclose(math.fsum(weights), 1.0)
     return parts if is_mean else {"name": "composite", "components": parts, "combine": "sum"}
@@ -346,9 +361,9 @@ def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str
     >>> translate_keywords("train", {"max_steps": 5, "learning_rate": 1e-5})
     {'steps': 5, 'learning_rate': 1e-05}
     """
-    given = _count_answers(call, _name_num_samples(call, _count_prompts(call, _join_weights(call, given))))
     if call == "evaluate" and _are_names(given.get("tasks")):  # of environments, as lm-eval has them
         given = {("env" if name == "tasks" else name): value for name, value in given.items()}
+    given = _count_answers(call, _name_num_samples(call, _count_prompts(call, _join_weights(call, given))))
     if call == "evaluate" and given.get("num_fewshot") == 0:
         given = {name: value for name, value in given.items() if name != "num_fewshot"}
     words, found, said = SYNONYMS[call], dict[str, Any](), dict[str, str]()

@@ -710,7 +710,7 @@ WRONG_GUESSES: list[tuple[Any, type[Exception], str]] = [
     ),
     (lambda: rlvr.add_verifier, AttributeError, "nothing has to be registered"),
     (lambda: rlvr.make_env("arithmetic").reset(seed=0), AttributeError, "rlvr.TokenEnv"),  # type: ignore[attr-defined]
-    (lambda: rlvr.Sandbox("process"), ConfigError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
+    (lambda: rlvr.Sandbox("docker"), TypeError, "write rlvr.make_sandbox"),  # type: ignore[abstract, call-arg]
     (lambda: rlvr.train("quickstart", ppo_epochs=4), ConfigError, "num_iterations"),
     (lambda: rlvr.train("quickstart", num_train_epochs=4), ConfigError, "write steps="),
     (lambda: rlvr.train("quickstart", max_steps=4, steps=4), ConfigError, "got max_steps and steps, which mean the same"),

@@ -17,8 +17,8 @@ class SessionReward(Verifier):
     """The score is the sum of the rewards that the session gave with its replies (`StepResult.reward`), mapped to 0 ... 1.
 
     The reference is {"scale": [low, high]}: what the rewards of a whole conversation may add up to. Each turn is credited with its own
-    reward. The text of the answer does not count. A sum below the scale scores 0, since what a policy does must not cost it its own 0; a sum
-    above the scale gives no score.
+    reward. The text of the answer does not count. A session whose artifacts say `over: False` was broken off, and scores 0. A sum below the
+    scale scores 0, since what a policy does must not cost it its own 0; a sum above the scale gives no score.
 
     >>> from rlvr.contracts import StepResult
     >>> task = Task(({"role": "user", "content": "Play."},), {"scale": [0, 1]}, id="t")
@@ -29,6 +29,7 @@ class SessionReward(Verifier):
     (0.8, [0, 1])
     """
 
+    version = "2"  # 2: a session that was broken off scores 0
     examples = (VerifierExample({"scale": [0, 1]}, correct=(), incorrect=("", "I won", '{"reward": 1.0}')),)
 
     @require_text_answers
@@ -47,8 +48,11 @@ class SessionReward(Verifier):
         if not rewards:
             return Verdict(0.0, "there was no session that gives rewards")
         total, size = math.fsum(rewards), high - low
+        if transcript.artifacts.get("over") is False:
+            return Verdict(0.0, f"the episode was not over; the session gave {total:g} until then")
         if total > high + ROUNDING:
-            return Verdict(None, f"the session gave {total:g} in all, above its scale, {low:g} to {high:g}", fault=Fault.INFRA)
+            why = f"the session gave {total:g} in all, above its scale, {low:g} to {high:g} (reward_range of text_env)"
+            return Verdict(None, why, fault=Fault.INFRA)
         if total < low - ROUNDING:
             return Verdict(0.0, f"the session gave {total:g} in all, below its scale, {low:g} to {high:g}")
         score = min(1.0, max(0.0, (total - low) / size))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rlvr.errors import ConfigError
-from rlvr.hints import ANSWER_COLUMNS, Hinted
+from rlvr.hints import ANSWER_COLUMNS, VERIFIER_WORDS, Hinted
 
 CONTRACT_VERSION = 1
 """The version of the contracts in `rlvr.contracts`; raised when a plugin that was written for them would no longer work."""
@@ -236,62 +235,47 @@ def _is_contract(plugin: type) -> bool:
 
 def is_stepped_class(plugin: type) -> bool:
     """Return whether a class derives from `Environment` and has Gymnasium's `reset` and `step` instead of `task`."""
-    return {"reset", "step"} <= vars(plugin).keys() and "task" in getattr(plugin, "__abstractmethods__", ())
+    missing: frozenset[str] = getattr(plugin, "__abstractmethods__", frozenset())
+    has_both = all(callable(getattr(plugin, name, None)) and name not in missing for name in ("reset", "step"))
+    return has_both and "task" in missing and any(base.__name__ == "Environment" and _is_contract(base) for base in plugin.__mro__)
 
 
-def make_stepped_factory(plugin: type, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-    """Return a function that builds an object of such a class, for its `reset` and `step` alone."""
+def make_stepped_factory(plugin: type, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    """Return a function that builds an object of such a class, for its `reset` and `step` alone; it takes further settings."""
 
-    def build() -> Any:
-        return type(plugin)(plugin.__name__, (plugin,), {"task": lambda self, split, index: None})(*args, **kwargs)
+    def build(**more: Any) -> Any:
+        concrete = type(plugin)(plugin.__name__, (plugin,), {"task": lambda self, split, index: None, "needs": {}})
+        return concrete(*args, **{**kwargs, **more})
 
     build.__name__ = plugin.__name__
     return build
 
 
-class PluginType(ABCMeta):
-    """The type of plugin classes: a contract that is called with arguments is its maker, so `rlvr.Sandbox("docker")` is
-    `rlvr.make_sandbox("docker")`.
-
-    >>> type(PluginType("Mine", (), {})()).__name__
-    'Mine'
-    """
-
-    if not TYPE_CHECKING:
-
-        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-            """Build a plugin."""
-            if _is_contract(cls) and (args or kwargs or cls.__name__ == "Sandbox"):
-                import rlvr
-
-                return getattr(rlvr, f"make_{SMALLEST_PLUGINS[cls.__name__].kind}")(*args, **kwargs)
-            if is_stepped_class(cls):
-                import rlvr
-
-                return rlvr.make_env("text_env", env_class=make_stepped_factory(cls, *args, **kwargs))
-            return super().__call__(*args, **kwargs)
-
-        def __getattr__(cls, name: str) -> Any:
-            """Return the maker of environments for the ways in which data of other libraries become one: `from_dataset`, `from_list`."""
-            if cls.__name__ == "Environment" and _is_contract(cls) and name in ("from_data", "from_dataset", "from_dicts", "from_list"):
-                import rlvr
-
-                return rlvr.make_env
-            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls)
-
-
-class Plugin(Hinted, metaclass=PluginType):
+class Plugin(Hinted):
     """The base class of all plugins. Declares the plugins that it needs, its availability check and its cleanup."""
 
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """Refuse to build a contract itself, or a class that lacks a method: the message says how one is built, and which is complete."""
+            if is_stepped_class(cls):
+                import rlvr
+
+                return rlvr.make_env("text_env", env_class=make_stepped_factory(cls, *args, **kwargs))
             missing = describe_missing_methods(cls)
-            if _is_contract(cls) and missing:
-                about = f"rlvr.{cls.__name__} is a base class; write rlvr.make_{SMALLEST_PLUGINS[cls.__name__].kind}(name, **settings), or subclass it"
+            if _is_contract(cls) and (args or kwargs or missing):
+                maker = f"make_{SMALLEST_PLUGINS[cls.__name__].kind}"
+                verifier = "..." if kwargs.keys() & {"verifier", *VERIFIER_WORDS} else "'exact'"
+                about = f"rlvr.{cls.__name__} is a base class; write rlvr.{maker}(name, **settings), or subclass it"
+                if cls.__name__ == "Sandbox":
+                    about = "rlvr.Sandbox is a base class; write rlvr.make_sandbox().run(code, timeout=5), whose .stdout is the output"
+                if cls.__name__ == "Environment" and kwargs.keys() & {"data", "dataset", "rows", "eval_dataset"}:
+                    raise TypeError(
+                        f"rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier={verifier}), where "
+                        "system=, question= and reference= name the system message and the columns"
+                    )
                 if cls.__name__ == "Environment":
-                    about += "; for questions with answers write rlvr.make_env(data, verifier='exact')"
+                    about += f"; for questions with answers write rlvr.make_env(data, verifier={verifier})"
                 raise TypeError(about + describe_smallest(cls.__name__))
             if missing:
                 raise TypeError(missing)

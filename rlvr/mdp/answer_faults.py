@@ -22,6 +22,8 @@ from rlvr.turns import Call, Turn
 
 HARMLESS_TEXT = "-"
 """What the policy of a control says, if no right answer is known."""
+HARMLESS_NUMBER = "0"
+"""What it says where that text fails too, as with an environment that reads each turn as a number."""
 MAX_COMPARED_REFERENCES = 3
 """Of how many tasks the references are tried as answers, before a run: few, as a function of the user may be slow."""
 FAILURE = "failure"
@@ -162,7 +164,15 @@ def resolve_failed_verdict(
 
     def control() -> None:
         for played in _iter_controls(environment, task, turns):
-            _score(environment, task, _play_turns(environment, task, played, len(played), seed=seed))
+            try:
+                _score(environment, task, _play_turns(environment, task, played, len(played), seed=seed))
+            except SandboxOutage:
+                raise
+            except Exception:
+                if [turn.text for turn in played] != [HARMLESS_TEXT]:
+                    raise
+                number = (_build_oracle_turn(HARMLESS_NUMBER, 0),)
+                _score(environment, task, _play_turns(environment, task, number, 1, seed=seed))
 
     decided = _apply_rule(environment, verdict, control, retry or (verify_again if isinstance(ending, Transcript) else play_again))
     if decided.fault is Fault.ANSWER and not environment.verifier.has_bounded_score:

@@ -19,46 +19,76 @@ from rlvr.registry.plugins import build, build_from_config, get_parameters, list
 from rlvr.synonyms import VERIFIERS
 from rlvr.task import Task
 
+NO_SETTINGS: Mapping[str, Any] = {}
 DATA_ENV = "dataset"
 """The environment that reads data."""
 
 
 def unwrap_environment(value: Any) -> Any:
-    """Return the environment of a Gymnasium environment of this library, also through wrappers. A class or an object with `reset` and `step`
-    over texts is the configuration of the environment around it; anything else is returned as it is.
+    """Return the environment of a Gymnasium environment of this library, also through wrappers; anything else as it is.
 
     >>> import rlvr
     >>> type(unwrap_environment(rlvr.make("arithmetic"))).__name__
     'Arithmetic'
     """
     inner = getattr(getattr(value, "unwrapped", None), "environment", None)
-    if isinstance(inner, Environment):
-        return inner
-    if isinstance(value, type) and issubclass(value, Environment) and is_stepped_class(value):
-        return {"name": "text_env", "env_class": make_stepped_factory(value)}
+    return inner if isinstance(inner, Environment) else value
+
+
+def describe_text_env(value: Any, settings: Mapping[str, Any] = NO_SETTINGS) -> dict[str, Any] | None:
+    """Return the configuration of the environment around a class or an object with `reset` and `step` over texts; None for anything else.
+
+    Settings that the environment does not have are those of the class.
+
+    >>> import gymnasium
+    >>> sorted(describe_text_env(gymnasium.Env)), describe_text_env("arithmetic")
+    (['env_class', 'name'], None)
+    """
+    own = value if isinstance(value, type) else type(value)
+    if issubclass(own, Plugin):
+        if not isinstance(value, type) or not is_stepped_class(value):
+            return None
+    elif not callable(getattr(own, "reset", None)) or not callable(getattr(own, "step", None)):
+        return None
     space = getattr(value, "action_space", None)
-    if hasattr(value, "reset") and hasattr(value, "step") and type(space).__name__ not in ("NoneType", "Text", "property"):
+    if space is not None and not isinstance(space, property) and type(space).__name__ != "Text":
         raise ConfigError(
             f"the actions of {value!r:.80} are {space!r:.60}, and a policy writes texts; rlvr.make_env('gymnasium', id='FrozenLake-v1') plays an "
             "environment with few discrete actions in words"
         )
-    if not is_text_env(value):
-        return value
-    return {"name": "text_env", "env_class": value if isinstance(value, type) else lambda: copy.deepcopy(value)}
+    known = get_parameters(load_factory("env", "text_env"))
+    of_class = {name: setting for name, setting in settings.items() if name not in known}
+    return {
+        "name": "text_env",
+        "env_class": _make_env_factory(value, of_class),
+        **{name: setting for name, setting in settings.items() if name in known},
+    }
 
 
-def is_text_env(value: Any) -> bool:
-    """Return whether something is a class or an object with `reset` and `step` over texts, and not of this library.
+def _make_env_factory(value: Any, settings: Mapping[str, Any]) -> Callable[[], Any]:
+    """Return a function that builds an environment of a class, or copies an object, which keeps its state to itself."""
+    if isinstance(value, type):
+        if not settings and not issubclass(value, Environment):
+            return value
+        made: Callable[..., Any] = make_stepped_factory(value) if issubclass(value, Environment) else value
 
-    >>> import gymnasium
-    >>> is_text_env(gymnasium.Env), is_text_env("arithmetic"), is_text_env(Environment)
-    (True, False, False)
-    """
-    own = value if isinstance(value, type) else type(value)
-    if issubclass(own, Plugin) or not callable(getattr(own, "reset", None)) or not callable(getattr(own, "step", None)):
-        return False
-    space = getattr(value, "action_space", None)
-    return space is None or type(space).__name__ == "Text"
+        def build() -> Any:
+            return made(**settings)
+
+    elif settings:
+        raise ConfigError(f"{next(iter(settings))} is given for a {type(value).__name__} that is built already; set it when you build it")
+    else:
+
+        def build() -> Any:
+            try:
+                return copy.deepcopy(value)
+            except TypeError as error:
+                raise ConfigError(
+                    f"a {type(value).__name__} cannot be copied ({error}), and each episode needs its own; give the class"
+                ) from error
+
+    build.__name__ = (value if isinstance(value, type) else type(value)).__name__
+    return build
 
 
 def is_task_data(value: Any) -> bool:

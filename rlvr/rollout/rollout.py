@@ -7,7 +7,7 @@ verification runs in another; the sampler and the tokenizer are used only in the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rlvr.contracts import Environment, Sampler, SamplingParams, Tokenizer
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError
 from rlvr.hints import Hinted, add_usage_to_errors
-from rlvr.mdp.task_data import unwrap_environment
+from rlvr.mdp.task_data import describe_text_env, unwrap_environment
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
 from rlvr.mdp.verifier_executor import DaemonThreadExecutor
@@ -135,7 +135,7 @@ class Rollout(Hinted):
 
     def sample(
         self,
-        tasks: Task | Sequence[Task],
+        tasks: Task | Iterable[Task],
         *,
         n: int = 1,
         seed: int = 0,
@@ -155,9 +155,9 @@ class Rollout(Hinted):
         """
         if n < 1:
             raise ConfigError(f"n is {n}; at least one episode of each task must be sampled")
-        if not isinstance(tasks, Task | Sequence) or not all(isinstance(task, Task) for task in ([] if isinstance(tasks, Task) else tasks)):
+        if isinstance(tasks, str | Mapping) or not isinstance(tasks, Task | Iterable):
             raise ConfigError(f"tasks is {tasks!r:.60}; give tasks, such as [env.task('train', index) for index in range(2)]")
-        requests = _make_group_requests([tasks] if isinstance(tasks, Task) else tasks, n, seed)
+        requests = _make_group_requests([tasks] if isinstance(tasks, Task) else [*tasks], n, seed)
         episodes = self.collect(requests, SamplingParams(temperature, top_p, top_k), version=self.version)
         return [episodes[start : start + n] for start in range(0, len(episodes), n)]
 
@@ -246,6 +246,7 @@ def _make_mdp(
     limits: Mapping[str, int | None],
 ) -> TokenMDP:
     environment = translate_env_name(unwrap_environment(environment))
+    environment = describe_text_env(environment) or environment
     if isinstance(environment, TokenMDP):
         if tokenizer is not None or any(value is not None for value in limits.values()):
             raise ConfigError("a TokenMDP has its own tokenizer and limits; give the environment instead, or leave them out")

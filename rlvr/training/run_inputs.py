@@ -27,6 +27,7 @@ from rlvr.hints import explain_keyword
 from rlvr.mdp.answer_faults import smoke_test_user_functions
 from rlvr.mdp.task_data import (
     DATA_ENV,
+    describe_text_env,
     is_rows,
     is_task_data,
     list_data_settings,
@@ -101,6 +102,8 @@ def resolve_run_inputs(
     if isinstance(data, Mapping):
         sections, data = {"data": data, **sections}, None
     env = translate_env_name(unwrap_environment(env))
+    if (described := describe_text_env(env)) is not None:
+        env = build_from_config("env", described)
     if data is None and env is not None and is_task_data(env):  # an environment as in `make_env`
         data, env = env, None
     if isinstance(env, Mapping) and verifier is None and env.get("verifier") is not None and not _is_plain(env["verifier"]):
@@ -127,7 +130,7 @@ def resolve_run_inputs(
         )
     elif env is not None and not isinstance(env, Environment) and any(name in sections for name in TOOL_SETTINGS):
         env, settings = _set_on_environment(env, _take(sections, TOOL_SETTINGS), settings)
-    elif isinstance(env, type) or (isinstance(env, Mapping) and not _is_plain(env)):
+    elif isinstance(env, type):
         env = build_from_config("env", env)
     elif given_tools := [name for name in TOOL_SETTINGS if name in sections]:
         raise ConfigError(

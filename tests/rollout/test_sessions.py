@@ -425,7 +425,7 @@ def test_sessions_that_are_being_closed_after_an_error_count_as_open() -> None:
     with rollout_of(boards, ScriptedSampler(answers=["1"]), max_open_sessions=2) as rollout:
         assert not any(e.is_scored for e in rollout.collect(draws(boards, 8), STOPS))
         assert soon(lambda: boards.settled)
-    assert most[0] <= 2 and len(boards.opened) == 2 * 8, "each conversation, and one that looks for the cause"
+    assert most[0] <= 2 and len(boards.opened) == 3 * 8, "each conversation, and two that look for the cause, with a text and a number"
 
 
 def test_a_rollout_that_another_thread_closes_ends_and_leaves_no_session_open() -> None:
