@@ -104,7 +104,7 @@ class TextEnvironment(Environment):
         return self._tasks[split, index]
 
     def _make_task(self, split: str, index: int) -> Task:
-        texts: dict[int, str] = {}
+        seed, texts = 0, dict[int, str]()
         for attempt in range(MAX_SEED_TRIES):
             digest = hashlib.blake2b(f"{self.seed}/{split}/{index}/{attempt}".encode(), digest_size=4).digest()
             seed = 2 * (int.from_bytes(digest) >> 2) + (split == "test")

@@ -177,7 +177,7 @@ def decorate_verifier(verifier: Any = None, /, *, name: str | None = None, **set
         and (own in _DECORATED or own not in rlvr.list("verifier"))
     ):
         name = own  # as `scorer` does in inspect; the name of a plugin stays its own
-        _DECORATED.add(name)
+        _DECORATED.add(own)
     if name is not None:
         rlvr.register(name, verifier, kind="verifier", **settings)
     return made
