@@ -186,10 +186,11 @@ def test_an_answer_on_which_the_service_fails_is_wrong_and_costs_no_other_its_sc
         assert (alone.score, alone.fault) == (0.0, Fault.ANSWER) and "judges another one" in alone.reason
 
 
-def test_a_service_that_fails_on_every_answer_is_asked_once_more_for_a_whole_batch() -> None:
+def test_a_service_that_fails_on_every_answer_is_asked_once_more_for_a_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.verifiers.remote.BATCH_WAIT_S", 30.0)  # one batch, however slow the machine is: it is sent when it is full
     with (
         endpoint(lambda *_: (500, {"error": "down"})) as seen,
-        build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0) as verifier,
+        build("verifier", "remote", url=seen.url.removesuffix("/v1"), retries=0, batch=20) as verifier,
     ):
         assert {verdict.fault for verdict in verifier.verify_many([task()] * 20, ["4"] * 20)} == {Fault.INFRA}
         assert len(seen.asked) == 2
