@@ -1180,6 +1180,9 @@ def test_a_program_is_limited_in_the_words_of_docker() -> None:
     sandbox = {"name": "process", "trusted": True}
     result = rlvr.run_code("print(6 * 7)", timeout=20, sandbox="process", trusted=True, mem_limit="256m", network_mode="none")
     assert result.stdout == "42\n"
+    much = "print(len(bytearray(400_000_000)))"
+    assert rlvr.run_code(much, sandbox="process", trusted=True, memory_mb=600).stdout == "400000000\n"
+    assert not rlvr.run_code(much, sandbox="process", trusted=True).ok
     with api.make_sandbox("process", trusted=True, memory_limit="1g", network=False) as made:
         assert made.memory_mb == 1024
     with api.make_sandbox({"name": "process", "trusted": True, "memory": "1g", "network": False}) as made:
