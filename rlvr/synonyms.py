@@ -273,7 +273,7 @@ def accept_synonyms_in_constructor(made: type[C]) -> type[C]:
 
     @functools.wraps(plain)
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.keys() & words.keys():
+        if not words.keys().isdisjoint(kwargs):
             kwargs = translate_keywords(made.__name__, kwargs)
         plain(self, *args, **kwargs)
 

@@ -100,8 +100,8 @@ def reject_retracted_or_replaced_answer(extraction: Extraction, text_after: str)
         return extraction
     rows = extract_hash_line(text_after)
     later = [rows.text] if rows.text is not None else list(rows.candidates)
-    pattern, _ = get_declaration_patterns(text_after)
-    for mark in itertools.islice(pattern.finditer(text_after), 50):
+    pattern, _, start = get_declaration_patterns(text_after)
+    for mark in itertools.islice(pattern.finditer(text_after, start), 50):
         before = text_after[max(0, mark.start() - CHARS_BEFORE) : mark.start()]
         if (
             _OTHER_SUBJECT.search(before[-24:])
@@ -191,9 +191,9 @@ def _find_declared_answers(text: str) -> tuple[list[str], bool, str]:
     """Find the declared answers, one per declaring phrase; also whether the last one corrects the others, and the text after the last
     one. Without an answer: whether there are more phrases than were looked at.
     """
-    pattern, bare = get_declaration_patterns(text)
+    pattern, bare, search_start = get_declaration_patterns(text)
     # from the end, and a bounded number: a text that says "the answer is not" a million times costs no more than one that says it a thousand times
-    every = [*pattern.finditer(text)]
+    every = [*pattern.finditer(text, search_start)]
     last = every[: -2 * MAX_DECLARATIONS - 1 : -1]
     marks = [mark for mark in last if _is_declaration(text, mark)][:MAX_DECLARATIONS][::-1]
     # "to find the answer: ..." counts only if nothing says "the answer is" or "final answer", or starts a line with it

@@ -16,7 +16,7 @@ _WRONG_WORD = r"(?:wrong|incorrect|mistaken|false|invalid|erroneous)"
 _LINKING_WORDS = r"(?:\s+(?:that|with|be|equal|equals|to|is|was|it|its|the|of|an?|final|answer|value|result|simply|just|as))*"
 
 DENIAL_PATTERNS_BEFORE = (
-    (r"\b(?:not|never|cannot|neither|nor)|n't", r"The answer is not \boxed{7}"),
+    (r"(?:\b(?:not|never|cannot|neither|nor)|n't)", r"The answer is not \boxed{7}"),
     (r"\banything\s+(?:but|except|other\s+than)", r"It is anything but \boxed{7}"),
     (r"\brul(?:e|ed|es|ing)\s+out", r"We can rule out \boxed{7}"),
     (rf"\b{_WRONG_WORD}ly(?:\s+(?:wrote|said|got|answered|claimed|gave):?)?", r"He incorrectly wrote: the answer is \boxed{7}"),
@@ -72,8 +72,8 @@ DENIAL_PATTERNS_BEFORE = (
     (r"\bhad\s+(?:the|it|we|there)\b[^.!?\n]*\bwould", r"Had the question been about odd numbers, it would be \boxed{7}"),
     (rf"\b(?:refuses?|refused|declines?|declined|hesitates?|hesitated)\s+to\s+{_ANSWER_VERB}", r"I refuse to say \boxed{7}"),
     (
-        r"\b(?:half|double|twice|triple|thrice)(?:\s+of)?|\b(?:a\s+(?:third|quarter|multiple|factor|divisor)|(?:the\s+)?(?:square|cube)(?:\s+root)?"
-        r"|negative|negation|opposite|reciprocal|inverse|complement|factorial)\s+of",
+        r"\b(?:(?:half|double|twice|triple|thrice)(?:\s+of)?|(?:a\s+(?:third|quarter|multiple|factor|divisor)|(?:the\s+)?(?:square|cube)(?:\s+root)?"
+        r"|negative|negation|opposite|reciprocal|inverse|complement|factorial)\s+of)",
         r"Half of \boxed{7}",
     ),
     (r"\b(?:more|less|fewer|greater|larger|smaller|higher|lower|bigger)\s+than", r"One more than \boxed{7}"),
@@ -85,7 +85,7 @@ DENIAL_PATTERNS_BEFORE = (
     (r"\bno\s+(?:es|son|sea|fue|era|sería|(?:puede|podría|debe)\s+ser)", r"La respuesta no es \boxed{7}"),
     (r"\b(?:nicht|kein(?:esfalls|eswegs))", r"Die Antwort ist nicht \boxed{7}"),
     (
-        r"\bn(?:'|’|e\s+)(?:est|vaut|sont|serait|était)\s+pas|\bne\s+(?:peut|pourrait|saurait)\s+(?:pas\s+)?être",
+        r"\b(?:n(?:'|’|e\s+)(?:est|vaut|sont|serait|était)\s+pas|ne\s+(?:peut|pourrait|saurait)\s+(?:pas\s+)?être)",
         r"La réponse n'est pas \boxed{7}",
     ),
     (r"\bnon\s+(?:è|sono|sarà|sarebbe|(?:può|potrebbe)\s+essere)", r"La risposta non è \boxed{7}"),
@@ -93,7 +93,7 @@ DENIAL_PATTERNS_BEFORE = (
     (r"\bне(?:\s+(?:равен|равно|является|(?:может|могло)\s+быть))?", r"Ответ не \boxed{7}"),
     (r"(?:不是|不为|不為|不等于|不等於|并非|並非|不应为|不(?:可|能)?能?是|未必是|不会是|不會是)", r"答案不可能是 \boxed{7}"),
 )
-"""Words that deny the box after them: (pattern, example)."""
+r"""Words that deny the box after them: (pattern of lower case, example). A pattern with `|` outside of brackets does not begin with `\b`."""
 
 DENIAL_PATTERNS_AFTER = (
     (r"\?\s*no\b", r"\boxed{7}? No."),
@@ -153,9 +153,10 @@ DENIAL_PATTERNS_AFTER = (
 )
 """Words that deny the box before them: (pattern, example)."""
 
-_DENIAL_BEFORE = re.compile(
-    f"(?:{'|'.join(pattern for pattern, _ in DENIAL_PATTERNS_BEFORE)}){_LINKING_WORDS}[:=$\\s\\\\(\\[*]*$", re.IGNORECASE
-)
+_WORD_PATTERNS = [pattern.removeprefix(r"\b") for pattern, _ in DENIAL_PATTERNS_BEFORE if pattern.startswith(r"\b")]
+_OTHER_PATTERNS = [pattern for pattern, _ in DENIAL_PATTERNS_BEFORE if not pattern.startswith(r"\b")]
+# one `\b` before all words, and no IGNORECASE: both let `re` reject a position by its first character, three times as fast together
+_DENIAL_BEFORE = re.compile(rf"(?:\b(?:{'|'.join(_WORD_PATTERNS)})|{'|'.join(_OTHER_PATTERNS)}){_LINKING_WORDS}[:=$\s\\(\[*]*$")
 _DENIAL_AFTER = re.compile(rf"[\s$.,)*\]\\]*(?:{'|'.join(pattern for pattern, _ in DENIAL_PATTERNS_AFTER)})", re.IGNORECASE)
 _DENIAL_HINTS = (
     *("no es", "no so", "no se", "no fu", "no er", "no pu", "no po", "no de", " ne p", " ne s"),
@@ -231,6 +232,8 @@ _DENIAL_HINTS = (
     ),
 )
 """Prefilter: every text that `_DENIAL_BEFORE` matches contains one of these substrings."""
+_SENTENCE_ENDS = (". ", ".\n", "! ", "!\n", "? ", "?\n")
+"""Prefilter: no match of `_DENIAL_BEFORE` crosses one of these, so only the last sentence is searched."""
 
 
 def is_denied(before: str, after: str) -> bool:
@@ -239,12 +242,11 @@ def is_denied(before: str, after: str) -> bool:
     >>> is_denied("It would be wrong to answer ", ". I answer 8."), is_denied("So the answer is ", ".")
     (True, False)
     """
-    low = before.lower()
-    for hint in _DENIAL_HINTS:
-        if hint in low:
-            if _DENIAL_BEFORE.search(low):
-                return True
-            break
+    low = before.casefold()
+    if any(map(low.__contains__, _DENIAL_HINTS)):
+        last = low[max(0, *map(low.rfind, _SENTENCE_ENDS)) :]
+        if any(map(last.__contains__, _DENIAL_HINTS)) and _DENIAL_BEFORE.search(last):
+            return True
     return bool(after.strip(" $.)*\n")) and _DENIAL_AFTER.match(after) is not None
 
 

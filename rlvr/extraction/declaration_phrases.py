@@ -219,12 +219,25 @@ def _compile_patterns(languages: tuple[int, ...]) -> tuple[re.Pattern[str], re.P
     return re.compile("|".join([*said, heading]), re.IGNORECASE | re.MULTILINE), re.compile(bare, re.IGNORECASE)
 
 
-def get_declaration_patterns(text: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return two patterns for the languages that a text may be in: for a declaration of an answer, and for a noun without a verb.
+def get_declaration_patterns(text: str) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Return two patterns for the languages that a text may be in, and the position to search from.
 
-    >>> get_declaration_patterns("Respuesta: 18")[0].search("Respuesta: 18")[0]
+    The first pattern is for a declaration of an answer, the second for a noun without a verb. No declaration begins before the position.
+
+    >>> pattern, _, start = get_declaration_patterns("So: 9 + 9 = 18. Respuesta: 18")
+    >>> pattern.search("So: 9 + 9 = 18. Respuesta: 18", start)[0]
     'Respuesta:'
     """
     low = text.lower()
-    found = [at for hint, at in (_ASCII_HINTS if low.isascii() else _HINTS) if hint in low]
-    return _compile_patterns(tuple(found)) if found else (_NEVER_MATCHES, _NEVER_MATCHES)
+    hints = [(position, at) for hint, at in (_ASCII_HINTS if low.isascii() else _HINTS) if (position := low.find(hint)) >= 0]
+    if not hints:
+        return _NEVER_MATCHES, _NEVER_MATCHES, 0
+    start = _find_search_start(text, min(hints)[0]) if len(low) == len(text) else 0
+    return *_compile_patterns(tuple(at for _, at in hints)), start
+
+
+def _find_search_start(text: str, hint: int) -> int:
+    """Return the start of the line of a phrase's hint, or of the fourth word before it: no phrase has more words before its hint."""
+    window = max(0, hint - 400)
+    words = text[window:hint].rsplit(None, 4)
+    return min(text.rfind("\n", 0, hint) + 1, window + len(words[0])) if len(words) == 5 else 0

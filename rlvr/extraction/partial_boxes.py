@@ -78,9 +78,12 @@ _MATH_AFTER = re.compile("|".join(pattern for pattern, _, _ in MATH_AFTER_PATTER
 _GROUP = re.compile(f"(?:{'|'.join(pattern for pattern, _, _ in GROUP_PATTERNS)})$")
 _BEFORE_HINTS = tuple("<>≠-+/×·÷*{^_(,0123456789")
 """Prefilter: every match of `_FORMULA_BEFORE` ends with one of these or contains a backslash."""
+_CLOSING_SIGNS = " $.)*\\]\n"
 _EQUATION_CONTINUES = re.compile(r"([^$\n=.]{0,40})=")
 _MATH_START = re.compile(r"\$|\\[(\[]|\n|(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 """Where the formula before a box starts at the latest: a sign of math mode, a new line, or after a word."""
+_MATH_SIGN = re.compile(r"[$\\({\[]")
+"""Prefilter: without it there is neither math mode nor a bracket that is open."""
 _BRACKETS = re.compile(r"\\[{}]|[(){}\[\]]")
 _CLOSER = re.compile(r"\s?(?:\\right\s?)?(?:[)\]]|\\\})")
 
@@ -93,6 +96,8 @@ def is_part_of_formula(before: str, after: str) -> bool:
     >>> is_part_of_formula(r"$\frac{", "}{2} = 21$"), is_part_of_formula("$(x, ", ")$")
     (True, True)
     """
+    if not after.strip(_CLOSING_SIGNS) and before.rstrip()[-1:] not in _BEFORE_HINTS and not _MATH_SIGN.search(before):
+        return False  # most boxes: after plain words, at the end
     start = max((found.end() for found in _MATH_START.finditer(before)), default=0)
     formula, is_math = before[start:], before[:start].endswith(("$", "\\(", "\\["))
     opener = _find_open_bracket(formula)
@@ -108,7 +113,7 @@ def is_part_of_formula(before: str, after: str) -> bool:
                 formula = before[start:]
     near = before[-40:]
     hint = "\\" in near or near.rstrip()[-1:] in _BEFORE_HINTS
-    said = (hint and _FORMULA_BEFORE.search(near)) or (after.strip(" $.)*\\]\n") and _FORMULA_AFTER.match(after))
+    said = (hint and _FORMULA_BEFORE.search(near)) or (after.strip(_CLOSING_SIGNS) and _FORMULA_AFTER.match(after))
     if not said and is_math:
         said = _MATH_BEFORE.search(formula) or _MATH_AFTER.match(after)
     continued = _EQUATION_CONTINUES.match(after)
