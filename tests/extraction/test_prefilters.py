@@ -32,7 +32,7 @@ FILLER = [
 def test_no_declaration_begins_before_the_position_to_search_from(seed: int) -> None:
     rng, shorter = random.Random(seed), 0
     for _ in range(1500):
-        words = rng.choices(FILLER, k=rng.randint(0, 60)) + [rng.choice(EXAMPLES)] + rng.choices(FILLER, k=rng.randint(0, 3))
+        words = [*rng.choices(FILLER, k=rng.randint(0, 60)), rng.choice(EXAMPLES), *rng.choices(FILLER, k=rng.randint(0, 3))]
         text = rng.choice([" ", "\n", " \n"]).join(words)
         pattern, _, start = get_declaration_patterns(text)
         assert [m.span() for m in pattern.finditer(text, start)] == [m.span() for m in pattern.finditer(text)], text
