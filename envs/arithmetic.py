@@ -10,6 +10,7 @@ import hashlib
 import random
 import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 from rlvr.contracts import Environment, Verifier
 from rlvr.errors import ConfigError
@@ -30,6 +31,10 @@ class Arithmetic(Environment):
     """
 
     needs = {"verifier": "numeric"}
+    setting_hints: ClassVar = dict.fromkeys(
+        ("difficulty", "digits", "level", "max_digits", "min_digits", "num_digits", "operations"),
+        "write levels=['1+1', '2*1']: the digits of a number, the operation, the digits of the other",
+    )
 
     def __init__(
         self,
@@ -50,6 +55,8 @@ class Arithmetic(Environment):
             instruction: a system message, for models that need one.
         """
         self.verifier = verifier
+        if not isinstance(levels, str | list | tuple):
+            raise ConfigError(f"levels is {levels!r:.60}; write a list of digits, operation, digits, such as levels=['1+1', '2*1']")
         self.levels = [_parse_level(text) for text in ([levels] if isinstance(levels, str) else levels)]
         if not self.levels:
             raise ConfigError("levels is empty; name at least one, such as levels=['2+2']")

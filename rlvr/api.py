@@ -324,8 +324,8 @@ def make_sandbox(sandbox: str | Mapping[str, Any] | type | Sandbox = "auto", /, 
 
     Args:
         sandbox: a name, a mapping, a class, or a sandbox.
-        settings: the settings of the sandbox, such as `memory_mb=1024`, the most that a program may ask for; what one gets is in its
-            `Limits`, by default 256 MB. No program in a sandbox has a network.
+        settings: the settings of the sandbox, such as `memory_mb=512`, the most that a program may use. No program in a sandbox has a
+            network.
     """
     settings = _translate_sandbox_settings(sandbox, settings)
     if isinstance(sandbox, Mapping):
@@ -441,7 +441,7 @@ def run_code(
         timeout: the time limit in seconds; None: that of `rlvr.Limits`.
         files: files in its working folder, by name.
         sandbox: as in `make_sandbox`. For many programs, build it once and pass the object, or call its `run`.
-        settings: the settings of the sandbox; `memory_mb=1024` is also the limit of this program.
+        settings: the settings of the sandbox, such as `memory_mb=512`.
 
     >>> run_code("print(6 * 7)", sandbox={"name": "process", "trusted": True}).stdout
     '42\n'
@@ -449,9 +449,7 @@ def run_code(
     if not isinstance(code, str):
         raise TypeError(f"the code is a {type(code).__name__}; give the text of a program")
     made = make_sandbox(sandbox, **settings)
-    most = _translate_sandbox_settings(sandbox, settings).get("memory_mb")
-    given_limits: dict[str, Any] = {} if timeout is None else {"cpu_s": timeout, "wall_s": timeout}
-    limits = Limits(**given_limits, **({} if most is None else {"memory_mb": most}))
+    limits = made.build_limits(timeout)
     given = {name: data.encode() if isinstance(data, str) else data for name, data in (files or {}).items()}
     try:
         return made.run(Program(code, stdin.encode() if isinstance(stdin, str) else stdin, language, limits, given))

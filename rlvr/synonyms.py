@@ -42,7 +42,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "max_steps": "steps",
         "model_name_or_path": "model",
         **dict.fromkeys(("num_return_sequences", "num_samples_per_prompt", "rollouts_per_example"), "num_generations"),
-        "num_steps": "steps",
+        **dict.fromkeys(("num_steps", "total_steps"), "steps"),
         "output_dir": "out",
         "peft_config": "lora",
         "processing_class": "tokenizer",
@@ -303,12 +303,16 @@ def _describe_sum(functions: Sequence[Any], weights: Sequence[float]) -> Any:
 
 
 def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Turn transformers' sizes of a batch, which count completions, into the prompts of a step; TRL has one update for a batch, too."""
-    if call != "train" or BATCH_SIZE not in given:
+    """Turn sizes of a batch that count completions into the prompts of a step: those of transformers, and `batch_size` of verifiers."""
+    size_word = "batch_size" if "rollouts_per_example" in given else BATCH_SIZE
+    if call != "train" or size_word not in given:
         return given
-    words = (BATCH_SIZE, "gradient_accumulation_steps")
-    sizes = {word: given[word] for word in words if word in given} | {"processes": int(os.environ.get("WORLD_SIZE", "1"))}
-    group = given.get("num_generations", given.get("group_size", DEFAULT_NUM_GENERATIONS))
+    words = (size_word,) if size_word == "batch_size" else (size_word, "gradient_accumulation_steps")
+    sizes = {word: given[word] for word in words if word in given}
+    if size_word == BATCH_SIZE:  # of one device
+        sizes["processes"] = int(os.environ.get("WORLD_SIZE", "1"))
+    group_words = ("num_generations", "group_size", "rollouts_per_example")
+    group = next((given[word] for word in group_words if word in given), DEFAULT_NUM_GENERATIONS)
     told = " x ".join(f"{word}={size}" for word, size in sizes.items() if word in given or size != 1)
     if not all(isinstance(size, int) and size > 0 for size in (*sizes.values(), group)) or math.prod(sizes.values()) % group:
         raise ConfigError(
@@ -316,7 +320,7 @@ def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
             "write prompts_per_step=, the prompts of a step"
         )
     if "prompts_per_step" in given:
-        raise ConfigError(f"rlvr.train got prompts_per_step and {BATCH_SIZE}, which say the same; give one of them")
+        raise ConfigError(f"rlvr.train got prompts_per_step and {size_word}, which say the same; give one of them")
     return {name: value for name, value in given.items() if name not in words} | {"prompts_per_step": math.prod(sizes.values()) // group}
 
 

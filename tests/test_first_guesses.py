@@ -1182,7 +1182,7 @@ def test_a_program_is_limited_in_the_words_of_docker() -> None:
     assert result.stdout == "42\n"
     much = "print(len(bytearray(400_000_000)))"
     assert rlvr.run_code(much, sandbox="process", trusted=True, memory_mb=600).stdout == "400000000\n"
-    assert not rlvr.run_code(much, sandbox="process", trusted=True).ok
+    assert not rlvr.run_code(much, sandbox="process", trusted=True, memory_mb=200).ok
     with api.make_sandbox("process", trusted=True, memory_limit="1g", network=False) as made:
         assert made.memory_mb == 1024
     with api.make_sandbox({"name": "process", "trusted": True, "memory": "1g", "network": False}) as made:
@@ -1366,3 +1366,28 @@ def test_words_for_a_score_and_for_figures() -> None:
     assert api.evaluate("arithmetic", lambda prompt: "x", tasks=2)["results"]["arithmetic"].accuracy == 0.0
     assert len(rlvr.make_env("arithmetic").to_dataset()) == 1000
     assert "an environment has all its splits" in read_message(lambda: rlvr.make_env("arithmetic", split="train"))
+
+
+def test_a_program_may_use_the_memory_of_its_sandbox() -> None:
+    big, small = "print(len(bytearray(400 << 20)))", "print(len(bytearray(80 << 20)))"
+    with rlvr.make_sandbox("process", trusted=True, memory_mb=600) as sandbox:
+        assert sandbox.run(big).stdout == "419430400\n"
+        assert sandbox.run(big, memory_mb=200).status is rlvr.ExitStatus.MEMORY_LIMIT
+        assert sandbox.run(["python3", "-c", small], memory_mb=300).ok
+        assert "memory_mb go with a text" in read_message(lambda: sandbox.run(rlvr.Program(small), memory_mb=300))
+    trusted = {"name": "process", "trusted": True}
+    assert rlvr.run_code(big, sandbox=trusted).ok
+    assert rlvr.run_code(small, sandbox={**trusted, "memory_mb": 64}).status is rlvr.ExitStatus.MEMORY_LIMIT
+
+
+def test_settings_of_a_run_in_other_words() -> None:
+    assert translate_keywords("train", {"total_steps": 3}) == {"steps": 3}
+    of_verifiers = {"batch_size": 8, "rollouts_per_example": 4}
+    assert translate_keywords("train", of_verifiers) == {"num_generations": 4, "prompts_per_step": 2}
+    assert translate_keywords("train", {"batch_size": 8}) == {"prompts_per_step": 8}
+    call = functools.partial(api.train, model="no-such-model", env="arithmetic", batch_size=6, rollouts_per_example=4)
+    assert "batch_size=6 must be a multiple of num_generations=4" in read_message(call)
+    assert "write levels=['1+1', '2*1']" in read_message(lambda: rlvr.make("arithmetic", max_digits=1))
+    assert "levels is 1; write a list" in read_message(lambda: rlvr.make("arithmetic", levels=1))
+    report = rlvr.evaluate("arithmetic", lambda texts: ["4" for _ in texts], tasks=1)
+    assert "a function that gets a list of prompts is written f(prompts)" in str(report)

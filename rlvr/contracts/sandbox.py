@@ -283,34 +283,52 @@ class Sandbox(Plugin, ABC):
         **dict.fromkeys(("exec_run", "commands"), f"write .run(code), the text of a Python program; {COMMAND_HINT}"),
     }
 
-    def run(self, program: Program | str | Sequence[str], *, stdin: str | bytes = b"", timeout: float | None = None) -> ExecutionResult:
+    memory_mb: int | None = None
+    """The most memory that one program may use, and what one gets that is given as a text; None: the default of `Limits`."""
+
+    def run(
+        self,
+        program: Program | str | Sequence[str],
+        *,
+        stdin: str | bytes = b"",
+        timeout: float | None = None,
+        memory_mb: int | None = None,
+    ) -> ExecutionResult:
         """Run a program until it exits or reaches a limit.
 
         Args:
             program: the program, or the text of a Python program; or a command with its arguments, which runs in a session of its own.
             stdin: the standard input of a program that is given as a text.
             timeout: the time limit in seconds of a text or a command; None: that of `Limits`, or of the session.
+            memory_mb: the memory limit of a text or a command; None: the sandbox's `memory_mb`, or that of the session.
 
         Returns:
             What happened. A failure of the sandbox is the status INTERNAL_ERROR; it does not raise.
         """
         if isinstance(program, Program):
-            if stdin or timeout is not None:
+            if stdin or timeout is not None or memory_mb is not None:
                 raise ConfigError(
-                    "stdin and timeout go with a text; set them in the Program: Program(source, stdin, limits=Limits(wall_s=5))"
+                    "stdin, timeout and memory_mb go with a text; set them in the Program: "
+                    "Program(source, stdin, limits=Limits(wall_s=5, memory_mb=512))"
                 )
             return self.run_program(program)
         if isinstance(program, list | tuple):
             if stdin:
                 raise ConfigError("a command that is a list has no stdin; write it to a file of a session, or give a Program")
-            with self.create_session() as session:
+            with self.create_session(None if memory_mb is None else SandboxSpec(memory_mb=memory_mb)) as session:
                 return session.run(program, timeout=timeout)
         if not isinstance(program, str):
             raise ConfigError(
                 f"the program is a {type(program).__name__}; give the text of a Python program, or an rlvr.Program; {COMMAND_HINT}"
             )
-        limits = Limits() if timeout is None else Limits(cpu_s=timeout, wall_s=timeout)
+        limits = self.build_limits(timeout, memory_mb)
         return self.run_program(Program(program, stdin.encode() if isinstance(stdin, str) else stdin, limits=limits))
+
+    def build_limits(self, timeout: float | None = None, memory_mb: int | None = None) -> Limits:
+        """Return the limits of a program that is given as a text: those of `Limits`, but the memory that the sandbox has."""
+        memory = self.memory_mb if memory_mb is None else memory_mb
+        given = {"cpu_s": timeout, "wall_s": timeout, "memory_mb": memory}
+        return Limits(**{name: value for name, value in given.items() if value is not None})
 
     @abstractmethod
     def run_program(self, program: Program) -> ExecutionResult:

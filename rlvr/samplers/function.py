@@ -27,6 +27,8 @@ from rlvr.turns import Call, ToolSpec, Turn
 
 RETURN_HELP = "it must return a text, a Call or a list of them, or {'content': ..., 'tool_calls': [...]}"
 
+LIST_HELP = "it gets one prompt and must return its text; a function that gets a list of prompts is written f(prompts)"
+
 
 def _answer_nothing(prompt: str) -> str:
     """Return an empty completion: the default function of a FunctionSampler, to be replaced by yours."""
@@ -47,7 +49,8 @@ class FunctionSampler(Sampler):
         """Set the function.
 
         Args:
-            function: takes the text of a prompt, or `messages` and `tools`, and returns the turn; or its name, path/to/file.py:function.
+            function: takes the text of a prompt, and in a conversation then the text of each reply, or `messages` and `tools`, which
+                are the whole conversation, and returns the turn; or its name, path/to/file.py:function.
             concurrency: how many calls of a coroutine function run at the same time.
         """
         if isinstance(function, str):
@@ -137,7 +140,9 @@ class FunctionSampler(Sampler):
         try:
             turn = _build_turn(returned, request)
         except (TypeError, ValueError) as error:
-            return Completion([], [], "error", f"the function returned {returned!r:.80}; {RETURN_HELP} ({error})")
+            is_list = isinstance(returned, list | tuple) and all(isinstance(text, str) for text in returned)
+            told = LIST_HELP if is_list and not self._wanted and not self._takes_list else f"{RETURN_HELP} ({error})"
+            return Completion([], [], "error", f"the function returned {returned!r:.80}; {told}")
         tokens = [*self._tokenizer.encode(turn if isinstance(turn, str) else turn.text), self._tokenizer.eos_id]
         logprobs = [0.0] * min(len(tokens), request.max_tokens)
         if len(tokens) > request.max_tokens:  # then the calls are not complete either
