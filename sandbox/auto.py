@@ -47,6 +47,7 @@ class AutoSandbox(Sandbox):
             queue_timeout_s: timeout for a program to get a free place, or for a session to get a free slot.
             max_sessions: how many sessions may be open at once.
         """
+        self.memory_mb = memory_mb
         limits: dict[str, Any] = {
             "memory_mb": memory_mb,
             "disk_mb": disk_mb,
