@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from rlvr.config.hub import is_model_folder
-from rlvr.contracts import Environment, ExecutionResult, Limits, Program, Sampler, Sandbox, Tokenizer, Verifier
+from rlvr.contracts import Environment, ExecutionResult, Program, Sampler, Sandbox, Tokenizer, Verifier
 from rlvr.contracts.algorithm import Algorithm
 from rlvr.contracts.plugin import read_signature
 from rlvr.contracts.reward_function import RewardSignature
