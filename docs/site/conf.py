@@ -4,6 +4,7 @@ project = "rlvr"
 author = "the authors of rlvr"
 project_copyright = "the authors of rlvr"
 extensions = ["myst_parser"]
+myst_enable_extensions = ["attrs_block"]  # a class for the tables of settings
 html_theme = "furo"
 html_title = "rlvr"
 html_show_sphinx = False

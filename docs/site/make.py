@@ -29,7 +29,7 @@ MENU = {
     ],
     "Reference": [
         "reference/settings", "reference/command_line", "run_folder", "reference/envs", "reference/verifiers", "reference/sandboxes",
-        "reference/samplers", "reference/tools", "reference/algorithms", "glossary", "stability",
+        "reference/samplers", "reference/tools", "reference/algorithms", "reference/recipes", "reference/suites", "glossary", "stability",
     ],
     "Explanation": ["architecture", "verdicts", "exactness", "statistics", "sandbox", "cluster", "compared"],
     "Python reference": ["reference/python_rlvr", "reference/python_*"],

@@ -14,7 +14,7 @@ import click
 import typer
 
 from rlvr.cli.commands import app
-from rlvr.cli.listing import describe_plugin
+from rlvr.cli.listing import YAML_FOLDERS, YAML_KINDS, describe_plugin
 from rlvr.config.config import RunConfig
 from rlvr.config.key_reference import iter_sections, list_keys
 from rlvr.config.section import Section
@@ -44,6 +44,7 @@ def pages() -> dict[str, str]:
     """Every page of the reference, by its name without ending."""
     found = {"settings": settings_page(), "command_line": command_line_page()}
     found |= {PLUGIN_KINDS[kind].plural: plugin_page(kind, title) for kind, title in PLUGINS.items()}
+    found |= {plural: yaml_page(plural) for plural in YAML_FOLDERS}
     for module in MODULES:
         found[page_name(module)] = module_page(module)
     return found
@@ -92,7 +93,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(" ".join(cell.split()) for cell in line) + " |" for line in lines)
+    return "{.settings}\n" + "\n".join("| " + " | ".join(" ".join(cell.split()) for cell in line) + " |" for line in lines)
 
 
 def code(value: Any) -> str:
@@ -121,6 +122,18 @@ def plugin_page(kind: str, title: str) -> str:
         ]  # fmt: skip
         parts += [f"## {entry.name}", prose(about["about"]), table(("setting", "type", "default", "about"), rows)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def yaml_page(plural: str) -> str:
+    """All recipes, or all suites: the comment at the start of each file, and the file."""
+    uses = {"recipes": "`rlvr train NAME` runs one", "suites": "`rlvr eval NAME --policy POLICY` evaluates a policy on one"}
+    parts = [f"# All {plural}", f"{uses[plural]}; `rlvr show {YAML_KINDS[plural]} NAME` prints it."]
+    for path in sorted(YAML_FOLDERS[plural].glob("*.yaml")):
+        lines = path.read_text("utf-8").splitlines()
+        start = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+        about = escaped(" ".join(line.removeprefix("#").strip() for line in lines[:start]))
+        parts += [f"## {path.stem}", about, "```yaml\n" + "\n".join(lines[start:]) + "\n```"]
+    return "\n\n".join(parts) + "\n"
 
 
 def settings_page() -> str:

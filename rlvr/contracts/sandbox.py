@@ -42,11 +42,16 @@ class Limits:
     """
 
     cpu_s: float = 5.0
+    """Seconds of processor time."""
     wall_s: float = 10.0
+    """Seconds from start to end, less those in which it waited for a processor."""
     memory_mb: int = 256
     output_bytes: int = 8_000_000
+    """The most that it may write to standard output and standard error together."""
     file_mb: int = 16
+    """The maximum size of one file."""
     processes: int = 16
+    """Processes and threads at one time."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
