@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,42 @@ def test_a_denial_is_found_after_another_sentence_and_in_capitals(pattern: str, 
     assert context_words.is_denied("I have looked at 3.5 of them! Then.\n" + before, "")
     assert context_words.is_denied(before.upper(), "") or "\\" in before
     assert context_words.is_denied(before.replace("s", "ſ"), "")
+
+
+def write_match(tree: Any, rng: random.Random) -> str:
+    """A random text that a parsed pattern matches: the shortest repetitions and some longer ones."""
+    parts = []
+    for op, value in tree:
+        if str(op) == "LITERAL":
+            parts.append(chr(value))
+        elif str(op) == "BRANCH":
+            parts.append(write_match(rng.choice(value[1]), rng))
+        elif str(op) == "SUBPATTERN":
+            parts.append(write_match(value[-1], rng))
+        elif str(op) in ("MAX_REPEAT", "MIN_REPEAT"):
+            least, most, inner = value
+            parts += [write_match(inner, rng) for _ in range(rng.randint(least, min(int(most), least + 2)))]
+        elif str(op) == "IN":
+            chosen, what = value[0] if str(value[0][0]) == "NEGATE" else rng.choice(value)
+            by_class = {"CATEGORY_SPACE": " ", "CATEGORY_WORD": "x", "CATEGORY_NOT_SPACE": "y"}
+            parts.append(" z " if str(chosen) == "NEGATE" else chr(what) if str(chosen) == "LITERAL" else by_class[str(what)])
+        elif str(op) != "AT":
+            raise AssertionError(op)
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern, _ in context_words.DENIAL_PATTERNS_BEFORE])
+def test_the_prefilter_passes_whatever_a_denial_pattern_matches(pattern: str) -> None:
+    rng, tree, matched = random.Random(pattern), parser.parse(pattern), 0
+    for _ in range(400):
+        phrase = write_match(tree, rng)
+        if not re.search(rf"(?:{pattern})$", phrase):
+            continue  # a boundary of a word that the random text does not have
+        for text in (phrase, "so it is " + phrase, "x, " + phrase + " that the answer is "):
+            if context_words._DENIAL_BEFORE.search(text):
+                assert context_words._may_deny(text), text
+                matched += 1
+    assert matched > 300
 
 
 def test_a_box_after_plain_words_is_not_searched_for_a_formula(monkeypatch: pytest.MonkeyPatch) -> None:
