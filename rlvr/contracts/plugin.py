@@ -272,7 +272,7 @@ class Plugin(Hinted):
                 if cls.__name__ == "Environment" and kwargs.keys() & {"data", "dataset", "rows", "eval_dataset"}:
                     raise TypeError(
                         f"rlvr.Environment is a base class; for questions with answers write rlvr.make_env(data, verifier={verifier}), where "
-                        "system=, question= and reference= name the system message and the columns"
+                        "name=, system=, question= and reference= are its name, the system message and the columns"
                     )
                 if cls.__name__ == "Environment":
                     about += f"; for questions with answers write rlvr.make_env(data, verifier={verifier})"

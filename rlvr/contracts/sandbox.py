@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from rlvr.contracts.admission import CapacityLimiter
 from rlvr.contracts.plugin import Plugin, mark_default_implementation
@@ -332,7 +332,7 @@ class Sandbox(Plugin, ABC):
     def build_limits(self, timeout: float | None = None, memory_mb: int | None = None) -> Limits:
         """Return the limits of a program that is given as a text: those of `Limits`, but the memory that the sandbox has."""
         memory = self.memory_mb if memory_mb is None else memory_mb
-        given = {"cpu_s": timeout, "wall_s": timeout, "memory_mb": memory}
+        given: dict[str, Any] = {"cpu_s": timeout, "wall_s": timeout, "memory_mb": memory}
         return Limits(**{name: value for name, value in given.items() if value is not None})
 
     @abstractmethod
