@@ -239,6 +239,40 @@ def test_a_link_that_leads_nowhere_is_no_missing_file(process_sandbox: Sandbox) 
         assert box.read_file("other") == b"now"
 
 
+LINKS = """
+import os
+def walk(names):
+    return "".join(f"{name}/../" for name in names)[:4000].rpartition("/../")[0] + "/../d"
+os.mkdir("d")
+first, second = [f"a{n}" for n in range(900)], [f"b{n}" for n in range(900)]
+for name in first:
+    os.symlink(walk(["d"] * 800), name)
+for place, name in enumerate(second):
+    os.symlink(walk(first[place:] + first[:place]), name)
+os.symlink(walk(second), "all")
+open("d/end", "w").write("end")
+os.symlink("d/end", "0")
+for n in range(60):
+    os.symlink(str(n), str(n + 1))
+"""
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_as_many_links_are_followed_as_the_kernel_follows(kind: str, settings: dict[str, Any]) -> None:
+    with build("sandbox", kind, **settings) as sandbox, sandbox.create_session() as box:
+        assert box.run(LINKS, language="python").status is ExitStatus.OK
+        assert box.read_file("39") == b"end"
+        box.write_file("39", b"new")
+        assert (box.run("cat 39").stdout, box.run("cat 40").status) == ("new", ExitStatus.RUNTIME_ERROR)
+        began = time.monotonic()
+        for path in ("40", "60", "all", "all/../d/end"):
+            for attempt in (box.read_file, lambda name: box.write_file(name, b"")):
+                with pytest.raises(OSError) as raised:
+                    attempt(path)
+                assert raised.value.errno == errno.ELOOP, path
+        assert time.monotonic() - began < 5
+
+
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_thousands_of_files_are_written_at_once(kind: str, settings: dict[str, Any]) -> None:
     with build("sandbox", kind, **settings) as sandbox:

@@ -17,6 +17,7 @@ from rlvr.sandbox._inside import workdirs as places
 OPENAT2, NO_MAGIC_LINKS, NO_SYMLINKS, BENEATH = 437, 2, 4, 8
 libc = ctypes.CDLL(None, use_errno=True)
 NO_ERRNO = 199  # an exit status that is no errno
+MAX_LINKS = 40  # links that the kernel follows in one path
 
 
 def write_files(home: str, uid: int | None, files: Mapping[str, bytes]) -> tuple[int, str]:
@@ -95,8 +96,28 @@ def _run_as_user(uid: int | None, task: places.FileTask) -> int:
 
 
 def _resolve_inside(home: str, path: str) -> str:
-    """Resolve the links of a path; raise PermissionError if it leads out of `home`."""
-    root, target = os.path.realpath(home), os.path.realpath(os.path.join(home, path))
+    """Resolve the links of a path; raise PermissionError if it leads out of `home`, and ELOOP for as many links as the kernel refuses.
+
+    `os.path.realpath` follows any number of links: a session can lay some thousand in such a way that it takes half a minute.
+    """
+    root = os.path.realpath(home)
+    target, rest, links = root, path.split("/")[::-1], 0
+    if path.startswith("/"):
+        target = "/"
+    while rest:
+        name = rest.pop()
+        if name == "..":
+            target = os.path.dirname(target)
+        elif name not in ("", "."):
+            target = os.path.join(target, name)
+            try:
+                link = os.readlink(target)
+            except OSError:
+                continue  # no link, or nothing that can be reached: opening it says what is wrong
+            if (links := links + 1) > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            target = "/" if link.startswith("/") else os.path.dirname(target)
+            rest += link.split("/")[::-1]
     if not target.startswith(root + "/"):
         raise PermissionError(errno.EACCES, "outside of the working folder")
     return target
