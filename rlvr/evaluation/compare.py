@@ -216,6 +216,8 @@ def _find_plan_differences(plans: tuple[EvalPlan, EvalPlan], shared_envs: Sequen
     """List the differences between two plans that affect sampling or verification."""
     a, b = plans
     found = [f"{key} is {old} and {new}" for key in ("top_p", "top_k") if (old := getattr(a, key)) != (new := getattr(b, key))]
+    changed = [name for name in a.list_changed_objects(b) if name in shared_envs]
+    found += [f"{name}: the code or the settings of the environment or its verifier are others" for name in changed]
     for name in shared_envs:
         old, new = _find_item(a, name), _find_item(b, name)
         settings = {key: (getattr(old, key), getattr(new, key)) for key in SAMPLING_SETTINGS}

@@ -28,7 +28,8 @@ from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.episode import Episode
 from rlvr.errors import ConfigError, NotFound, format_suggestion
 from rlvr.evaluation.episode_sources import RemoteSourceFactory
-from rlvr.evaluation.plan import EvalPlan
+from rlvr.evaluation.object_digest import compute_model_digest, compute_object_digest
+from rlvr.evaluation.plan import OBJECT_PREFIXES, EvalPlan
 from rlvr.evaluation.report import EvalReport
 from rlvr.evaluation.runner import EvalRunner, TokenPrice, load_time_and_token_totals
 from rlvr.evaluation.samples import REPORT_FILE, SampleStore, compute_digest, wrap_write_errors, write_atomic
@@ -42,8 +43,6 @@ from rlvr.registry.plugins import PluginSpec, build, build_from_config, check_se
 from rlvr.rollout.rollout import RolloutRequest, derive_seed
 from rlvr.runs.plugin_record import compute_file_digest
 
-OBJECT_PREFIXES = ("object:", "function:")
-"""How a plan names a policy that was given as an object."""
 FUNCTION_SAMPLER = "function"
 """The sampler of a policy that is a function in a file, path/to/file.py:function."""
 NUM_DIGEST_PIECES, DIGEST_PIECE_BYTES = 64, 65536
@@ -111,6 +110,9 @@ def evaluate(
         _print_data_warnings(environments, console)
         labels = {name: format_verifier_label(getattr(environment, "verifier", None)) for name, environment in environments.items()}
         plan = _make_plan(found.name, policy, items, labels, seed, sampler)
+        if out is not None:
+            digests = {name: compute_object_digest(environment) for name, environment in ready.items()}
+            plan = plan.model_copy(update={"objects": digests, **({"policy_weights": given.compute_digest()} if given else {})})
         file = stack.enter_context(SampleStore.open(out, plan, environments.values()))
         plan = file.plan
         wanted = {item.name: make_env_requests(item, environments[item.name], plan) for item in plan.envs}
@@ -134,6 +136,14 @@ class PolicyObject:
 
     label: str
     sampler: Sampler
+    source: Any = None
+    """The model or the function; None where the caller gave the sampler."""
+
+    def compute_digest(self) -> str:
+        """Compute a digest of the function's code, or of the model's weights; "" for a sampler."""
+        if self.source is None:
+            return ""
+        return compute_model_digest(self.source) if hasattr(self.source, "state_dict") else compute_object_digest(self.source)
 
     @classmethod
     def wrap(cls, policy: Any, tokenizer: Any) -> PolicyObject:
@@ -148,9 +158,10 @@ class PolicyObject:
             sampler = build("sampler", "hf")
             sampler.update_from_model(policy, 0)
             sampler.tokenizer = load_tokenizer(tokenizer)
-            return cls(f"object:{type(policy).__name__}", sampler)
+            return cls(f"object:{type(policy).__name__}", sampler, policy)
         if callable(policy):
-            return cls(f"function:{getattr(policy, '__name__', type(policy).__name__)}", build("sampler", "function", function=policy))
+            name = getattr(policy, "__name__", type(policy).__name__)
+            return cls(f"function:{name}", build("sampler", "function", function=policy), policy)
         raise ConfigError(
             f"the policy is a {type(policy).__name__}; give a name such as hf:DIR, a model, a sampler, or a function from a prompt to a text"
         )

@@ -14,9 +14,13 @@ from pydantic import Field
 from rlvr.config.section import Section
 from rlvr.contracts import SamplingParams
 from rlvr.errors import ConfigError
+from rlvr.evaluation.object_digest import is_changed
 from rlvr.evaluation.suite import SuiteItem
 from rlvr.plugin_files import shorten_plugin_files
 from rlvr.runs.run_log import list_config_differences
+
+OBJECT_PREFIXES = ("object:", "function:")
+"""How a plan names a policy that was given as an object."""
 
 
 class EvalPlan(Section):
@@ -43,6 +47,8 @@ class EvalPlan(Section):
     envs: list[SuiteItem]
     verifiers: dict[str, str] = Field(default_factory=dict)
     """Name in the suite to verifier and version."""
+    objects: dict[str, str] = Field(default_factory=dict)
+    """Name in the suite to a digest of an environment that was given as an object, with its verifier."""
     earlier_stages: dict[str, list[list[int]]] = Field(default_factory=dict)
     """Name in the suite to its earlier sizes (tasks, answers for each), one entry for each extension of the evaluation."""
     rescored_from: str = ""
@@ -91,7 +97,14 @@ class EvalPlan(Section):
             for item in self.envs
         ]
         known = {name: getattr(self, name) if getattr(other, name) else "" for name in ("policy_folder", "policy_weights")}
+        known["objects"] = {}  # two digests may be of two versions of Python: `list_changed_objects` compares them
+        if not is_changed(self.policy_weights, other.policy_weights):
+            known["policy_weights"] = ""
         return self.model_copy(update={"envs": envs, "n": 1, "temperature": 0.0, "earlier_stages": {}, **known})
+
+    def list_changed_objects(self, other: EvalPlan) -> list[str]:
+        """List the environments that were given as objects to both plans, and have other code, other settings or another verifier."""
+        return [name for name, digest in self.objects.items() if is_changed(digest, other.objects.get(name, ""))]
 
     def find_extension_stage(self, name: str, index: int, sample: int) -> int:
         """Return the stage of a sample: 0 is the first plan, 1 the first extension, and so on.
@@ -116,6 +129,15 @@ def merge_plans(old: EvalPlan, new: EvalPlan, folder: str) -> EvalPlan:
         same = [item.model_copy(update=dict(zip(("tasks", "n"), sizes[item.name], strict=True))) for item in kept]
         verifiers = {name: label for name, label in now.verifiers.items() if name in old.verifiers}
         now = now.model_copy(update={"envs": same, "verifiers": verifiers})
+    if names := old.list_changed_objects(new):
+        raise ConfigError(
+            f"{folder} has answers that were judged by other code or other settings of {', '.join(names)} or of the verifier; choose another "
+            "--out (out=), or remove the folder"
+        )
+    if old.policy == new.policy and old.policy.startswith(OBJECT_PREFIXES) and is_changed(old.policy_weights, new.policy_weights):
+        raise ConfigError(
+            f"{folder} has answers of this policy before its code or its weights changed; choose another --out (out=), or remove the folder"
+        )
     if changed := list_config_differences(was, now):
         raise ConfigError(f"{folder} was begun with another plan ({'; '.join(changed)}); use the same plan, or choose another --out")
     for item in kept:
