@@ -29,9 +29,9 @@ PLAIN = (bool, int, float, complex, str, bytes, Fraction, os.PathLike)
 def compute_object_digest(value: Any) -> str:
     """Compute the digest of a function, a class or a plugin.
 
-    >>> compute_object_digest(lambda answer: answer == "4") == compute_object_digest(lambda answer: answer == "4")
+    >>> compute_object_digest(partial(int, base=2)) == compute_object_digest(partial(int, base=2))
     True
-    >>> compute_object_digest(lambda answer: answer == "4") == compute_object_digest(lambda answer: answer == "5")
+    >>> compute_object_digest(partial(int, base=2)) == compute_object_digest(partial(int, base=8))
     False
     """
     return VERSION + _hash(_describe(value, MAX_DEPTH, set()))
