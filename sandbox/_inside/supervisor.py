@@ -79,8 +79,8 @@ class Supervisor:
         if self.killer.mechanism == ends.BY_USER_ID_AND_TABLE:
             self.killer.kill_listed()  # what the last program forked unseen must not meet the next one
         try:
-            laid = self._write_program_files(parts, toolchain)
-            if toolchain and toolchain.compiler:
+            laid = self._write_program_files(run, parts, toolchain)
+            if toolchain and toolchain.compiler and not run.exit_status:
                 run = self._compile(run, language, toolchain, parts["source"], laid)
             if not run.exit_status:
                 self._run_program(run, parts, toolchain.runner if toolchain else (), toolchain)
@@ -111,12 +111,18 @@ class Supervisor:
         """Empty the folders that programs may write to, for the next program."""
         places.empty_folders(self.folders, self.uid, self.uid)
 
-    def _write_program_files(self, parts: dict[str, bytes], toolchain: Toolchain | None) -> set[tuple[int, int]]:
+    def _write_program_files(self, run: streams.RunState, parts: dict[str, bytes], toolchain: Toolchain | None) -> set[tuple[int, int]]:
         """Open the folders to the program and write its files; return them by inode, since the program may rename them."""
         places.grant_access(self.folders, self.uid)
         laid = {self._write_file(name[5:], data) for name, data in parts.items() if name.startswith("file:")}
         if toolchain:
-            laid.add(self._write_file(toolchain.source, parts["source"]))
+            disk, size = os.statvfs(self.folders[0]), len(parts["source"])
+            # a megabyte is a program's right: a disk that the files beside it fill is not the program's fault
+            room = max(MEGABYTE, min(int(run.limits["file_mb"] * MEGABYTE), disk.f_bavail * disk.f_frsize))
+            if size > room:
+                run.record_stop("COMPILE_ERROR", f"the program has {size} bytes, and there is room for a file of {room}")
+            else:
+                laid.add(self._write_file(toolchain.source, parts["source"]))
         return laid
 
     def _compile(

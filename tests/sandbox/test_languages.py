@@ -136,3 +136,16 @@ def test_usual_programs_are_judged(sandbox: Sandbox, language: str) -> None:
     task = Task("double", {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "6"}], "language": language})
     verdict = verifier.verify(task, f"```{language}\n{USUAL[language]}\n```")
     assert verdict.score == 1.0, verdict
+
+
+def test_a_source_without_room_is_a_fault_of_the_program() -> None:
+    with build("sandbox", "bubblewrap", processes=1, disk_mb=4) as small:
+        for kilobytes, limits in ((5000, Limits()), (3000, Limits(file_mb=2))):
+            outcome = small.run_program(Program("#" * (kilobytes << 10), language="bash", limits=limits))
+            assert outcome.status is ExitStatus.COMPILE_ERROR and "there is room for a file of" in outcome.reason, outcome
+        verifier = build("verifier", "unit_tests", sandbox=small)
+        task = Task("double", {"kind": "stdio", "cases": [{"stdin": "3\n", "stdout": "6"}], "language": "bash"})
+        assert verifier.verify(task, f"```bash\n{'#' * (5 << 20)}\n{DOUBLE['bash']}\n```").score == 0.0
+        assert verifier.verify(task, f"```bash\n{'#' * (3 << 20)}\n{DOUBLE['bash']}\n```").score == 1.0
+        full = Program(DOUBLE["bash"], language="bash", files={"a": bytes(4 << 20)})
+        assert small.run_program(full).status is ExitStatus.INTERNAL_ERROR, "what the task brings fills the disk"
