@@ -26,6 +26,7 @@ C = TypeVar("C", bound=SupervisorConnection)
 CLOSE_TIMEOUT_S = 20.0  # timeout for a running call to notice that its session is closed
 BROKEN_MESSAGE = "the session is broken: nothing more can run in it, and its files are gone"
 CLOSED_MESSAGE = "the sandbox is closed"
+NULL_CHARACTER_MESSAGE = b"bash: the script has a null character, which bash cannot read; nothing was run\n"
 PoolKey = tuple[str, int, int, int]
 
 
@@ -57,6 +58,8 @@ class PooledSandboxSession(SandboxSession):
             raise ValueError(f"a list of arguments is a command, and language is {language!r}; give a source, or leave language at 'bash'")
         if language not in ("bash", "python"):
             raise ValueError(f"language is {language!r}; a session runs 'bash' and 'python'")
+        if language == "bash" and not listed and b"\0" in data and not self._end_reason:  # it would run up to there, without a word
+            return ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=126, stderr_bytes=NULL_CHARACTER_MESSAGE, reason="exit status 126")
         header: dict[str, Any] = {"box": "run", "language": language, "listed": listed, "wall_s": wall_s}
         try:
             reply, said = self._request(header, {"source": data}, wall_s + REPLY_TIMEOUT_S)

@@ -156,6 +156,15 @@ def test_a_command_that_makes_no_sense_is_refused(process_sandbox: Sandbox, wron
         assert box.run(["printf", "%s|", "a b", "*", ""]).stdout_bytes == b"a b|*||"
 
 
+def test_a_script_with_a_null_character_is_not_run_in_part(process_sandbox: Sandbox) -> None:
+    with process_sandbox.create_session() as box:
+        cut = box.run("touch a\0b; echo ran")
+        assert (cut.status, cut.exit_code, cut.stdout) == (ExitStatus.RUNTIME_ERROR, 126, "") and "null character" in cut.stderr
+        assert box.run("ls").stdout == ""
+        assert "null bytes" in box.run("print(1)\0", language="python").stderr
+    assert box.run("echo \0").status is ExitStatus.INTERNAL_ERROR, "a closed session says that it is closed"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
