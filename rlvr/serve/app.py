@@ -141,6 +141,10 @@ class ServiceRoutes:
 
     def _submit_job(self, request: Request, rows: list[bytes], verifier: Any) -> VerifyJob:
         known = self.pool.settings["verifiers"]
+        if unknown := [key for key in request.query_params if key != "verifier"] or request.query_params.getlist("verifier")[1:]:
+            raise RequestError(
+                422, f"the query has {unknown[0]!r:.80}, which chooses nothing; ?verifier=NAME is all that it may have, once"
+            )
         name = request.query_params.get("verifier") or verifier or next(iter(known), "")
         if not isinstance(name, str) or name not in known:
             raise RequestError(422, f"there is no verifier {name!r:.80} here; {format_suggestion(str(name), known)}")

@@ -77,6 +77,7 @@ class SessionManager:
             if not is_next:
                 await self._wait_for_free_session(end, leaving, at_front=False)
             try:
+                await self._wait_for_worker(end, leaving)
                 opened = await self._open_in_worker(body)
             except NoFreeSession:
                 if time.monotonic() >= end or leaving.done():
@@ -167,6 +168,7 @@ class SessionManager:
 
     async def call_any_worker(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Run a call that needs no session, in the least loaded worker process."""
+        await self._wait_for_worker(time.monotonic() + self.open_wait_s)
         hand = self._find_least_loaded_worker()
         self._check_call_limit(hand)
         return await self._call_worker(hand, body)
@@ -189,6 +191,13 @@ class SessionManager:
         if held.is_busy:
             raise RequestError(409, "this session is busy with another call")
         return held
+
+    async def _wait_for_worker(self, end: float, leaving: asyncio.Future[Any] | None = None) -> None:
+        """Wait until a worker process is ready, such as after the death of the only one: a new process takes about a second."""
+        while not any(hand.is_ready for hand in self.pool.worker_processes):
+            if time.monotonic() >= end or (leaving is not None and leaving.done()):
+                raise RequestError(503, "no worker process is ready; try again later", **{"Retry-After": "2"})
+            await asyncio.sleep(0.02)
 
     def _find_least_loaded_worker(self) -> WorkerProcess:
         ready = [hand for hand in self.pool.worker_processes if hand.is_ready] or self.pool.worker_processes

@@ -250,3 +250,14 @@ def test_the_queue_takes_from_each_request_in_turn() -> None:
     taken = queue.take(lambda chunk: chunk.on_lines is clients[1])
     assert taken is not None and taken.on_lines is clients[1] and len(queue) == 1
     assert queue.take(lambda chunk: chunk.on_lines is clients[1]) is None and len(queue) == 1
+
+
+def test_a_session_is_opened_while_the_only_worker_is_replaced() -> None:
+    """No session is lost that was never opened; so it is with other calls."""
+    with served("--env", "guess_number", "--workers", "1") as running:
+        for path in ("/sessions", "/tasks"):
+            (pid,) = running.workers()
+            os.kill(pid, signal.SIGKILL)
+            until(lambda gone=pid: gone not in running.workers())
+            status, said = running.ask(path, {"split": "test", "index": 3})
+            assert status in (200, 201), said

@@ -256,6 +256,14 @@ def test_a_step_and_a_close_that_are_repeated_with_their_key_are_done_once(serve
     assert server.ask(f"{path}/close", {}, idempotency_key="d")[0] == server.ask(f"{path}/close", {})[0] == 410
 
 
+@pytest.mark.parametrize("query", ["name=Together", "verifiers=Together", "verifier=Moody&verifier=Together"])
+def test_a_query_that_chooses_nothing_is_refused(server: Server, query: str) -> None:
+    """Otherwise the first verifier would judge, and its verdict would be taken for that of another."""
+    for path, body in (("/verify", rows("4")[0]), ("/verify/batch", {"rows": rows("4")})):
+        status, said = server.ask(f"{path}?{query}", body)
+        assert status == 422 and "?verifier=NAME" in said["error"]
+
+
 def test_a_wrong_method_is_an_error_in_json(server: Server) -> None:
     status, said = server.ask("/verify", None)
     assert status == 405 and "takes no GET; send POST" in said["error"]
