@@ -369,6 +369,7 @@ def main(settings: dict[str, Any]) -> None:
     if outer := settings.get("outer_namespaces"):  # whoever started this process has put it into namespaces
         spaces = namespaces.list_own_namespaces(outer)
         namespaces.mount_work_folders(settings["disk_mb"])
+        namespaces.protect_devices()
         has_cgroup_process_limit = settings["uid"] is not None or namespaces.is_process_count_limited()
         spaces += [namespaces.OWN_DISK_LABEL, *(["no new user namespaces"] if namespaces.forbid_new_user_namespaces() else [])]
     if own_disks_mb := settings.get("own_disks_mb"):  # the engine cannot limit how many files they hold
