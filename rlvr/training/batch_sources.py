@@ -212,18 +212,18 @@ class StepRollout:
         self.components, self.step, self.version = components, step, version
         """What a run samples and trains with, the step (from 0), and the version of the weights that the sampler has."""
         self.timing = RolloutTiming()
-        self._num_sampled, self._canaries = 0, list[Group]()
+        self._num_sampled, self._dropped = 0, dict[str, list[Group]]()
 
     def sample_groups(self, tasks: int | Sequence[int]) -> list[Group]:
         """Sample one group for each of the next tasks, or for each task of a list of indices, such as `episode.meta["index"]` of an
-        earlier step. Groups are numbered through the step, so no two of them share their seeds.
+        earlier step; returns those that the algorithm selects. Groups are numbered through the step, so no two of them share their seeds.
         """
         c = self.components
         plan = plan_sampling_round(c, tasks, self.step, first_group_number=self._num_sampled)
         self._num_sampled += len(plan.tasks)
         found = [_sample_requests(c, requests, sampling, self.version) for requests, sampling in plan.calls]
         groups, dropped, timing = _record_sampling_round(c, plan, found)
-        self._canaries += dropped.get("canary", [])
+        self._dropped = _merge_dropped(self._dropped, dropped)
         self.timing = self.timing + timing
         return groups
 
@@ -237,8 +237,7 @@ class StepRollout:
             dropped: all other groups, by the reason why they are not trained on, which is also written into their episodes.
             metrics: metrics of the source, logged with the step.
         """
-        left_out = {**dropped, **({"canary": self._canaries} if self._canaries else {})}
-        return build_batch(self.components, groups, left_out, self.timing, metrics)
+        return build_batch(self.components, groups, _merge_dropped(dropped, self._dropped), self.timing, metrics)
 
 
 class SynchronousSource(BatchSource):
@@ -285,7 +284,8 @@ class DynamicSamplingSource(SynchronousSource):
         c = self.components
         collector = DynamicSampling(c.config.rollout.prompts_per_step, max_rounds=c.algorithm.traits.sampling_rounds)
         while not collector.is_done:
-            collector.add_groups(rollout.sample_groups(collector.next_num_groups))
+            count = collector.next_num_groups
+            collector.add_groups(rollout.sample_groups(count), num_sampled=count)
         return rollout.build_batch(collector.select_groups(), dropped=collector.list_dropped(), metrics=collector.metrics())
 
 
@@ -307,12 +307,13 @@ class PartialRolloutSource(SynchronousSource):
             timing = timing + spent
         groups = [[answer for answer in group.completions if isinstance(answer, Episode)] for group in done]
         c.task_sampler.on_verified([group.indexed_task for group in done], groups)
+        selected, dropped = select_groups(c, groups)
         metrics = {
             "partial/resumed_completions": float(resumed),
             "partial/open_completions": float(buffer.num_partial),
             "partial/finished_groups": float(len(groups)),
         }
-        return build_batch(c, groups, {}, timing, metrics)
+        return build_batch(c, selected, dropped, timing, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the partial completions."""
@@ -333,8 +334,8 @@ class OfflineSource(SynchronousSource):
             groups = list(c.offline_dataset.get_groups(rollout.step * count, count))
         else:
             groups = list(build_gold_groups(c.task_sampler.next_tasks(count), c.mdp))
-        groups, dropped = select_groups(c, groups, {})
-        return _add_mismatched_kl_samples(c, RolloutBatch(groups, dropped, {}, RolloutTiming()))
+        groups, dropped = select_groups(c, groups)
+        return build_batch(c, groups, dropped, RolloutTiming())
 
 
 # ---- ahead of the trainer ---------------------------------------------------------------------------------------------
@@ -545,20 +546,23 @@ def build_batch(
     timing: RolloutTiming,
     metrics: Mapping[str, float] = MappingProxyType({}),
 ) -> RolloutBatch:
-    """Build the batch of a step: the algorithm selects its groups, and the metrics of tasks and weights are added."""
-    groups, dropped = select_groups(components, groups, dropped)
+    """Build the batch of a step: the reasons are written into the episodes of dropped groups, and the metrics of tasks and weights added."""
+    for reason, left_out in dropped.items():
+        for episode in chain(*left_out):
+            episode.meta["dropped"] = reason
     every = components.task_sampler.pop_metrics() | dict(metrics) | components.sampler.get_weight_probe_metrics()
     return _add_mismatched_kl_samples(components, RolloutBatch(groups, dropped, every, timing))
 
 
-def select_groups(components: Components, groups: list[Group], dropped: DroppedGroups) -> tuple[list[Group], DroppedGroups]:
-    """Let the algorithm select among the groups of a step, and write the reason into the episodes of what is dropped."""
-    groups, unselected = components.algorithm.select_groups(groups)
-    dropped = {**dropped, **{reason: [*dropped.get(reason, ()), *left_out] for reason, left_out in unselected.items()}}
-    for reason, left_out in dropped.items():
-        for episode in chain(*left_out):
-            episode.meta["dropped"] = reason
-    return groups, dropped
+def select_groups(components: Components, groups: list[Group]) -> tuple[list[Group], DroppedGroups]:
+    """Return the groups that the algorithm trains on, and the others by reason. All groups of a run pass here as soon as they are verified:
+    the rounds of dynamic sampling, too, so that other groups are sampled in place of those that are left out.
+    """
+    return components.algorithm.select_groups(groups)
+
+
+def _merge_dropped(dropped: DroppedGroups, more: DroppedGroups) -> dict[str, list[Group]]:
+    return {reason: [*dropped.get(reason, ()), *more.get(reason, ())] for reason in {**dropped, **more}}
 
 
 def plan_sampling_round(components: Components, tasks: int | Sequence[int], step: int, *, first_group_number: int = 0) -> SamplePlan:
@@ -597,15 +601,16 @@ def _plan_greedy_requests(
 def _record_sampling_round(
     components: Components, plan: SamplePlan, results: Sequence[tuple[list[Group], RolloutTiming]]
 ) -> tuple[list[Group], DroppedGroups, RolloutTiming]:
-    """Give the results of a sampling round to the task sampler; return the groups to train on, the canary groups as dropped ones, and
-    the timing.
+    """Give the results of a sampling round to the task sampler; return the groups that the algorithm selects, the others and the canary
+    groups as dropped ones, and the timing.
     """
     (groups, timing), *greedy = results
     groups, opened = groups[: len(plan.tasks)], groups[len(plan.tasks) :]
     for best, more in greedy:
         groups, timing = [[*group, *one] for group, one in zip(groups, best, strict=True)], timing + more
     components.task_sampler.on_verified(plan.tasks, groups, opened)
-    return groups, {"canary": opened} if opened else {}, timing
+    groups, dropped = select_groups(components, groups)
+    return groups, {**dropped, **({"canary": opened} if opened else {})}, timing
 
 
 def build_reference_meta(task: Task) -> dict[str, object]:

@@ -204,7 +204,7 @@ class UnusualMetricNotes(Callback):
         if row.get("dynamic_sampling/missing_groups"):
             found["short"] = (
                 f"in step {step} only {row['dynamic_sampling/useful_fraction']:.0%} of {row['dynamic_sampling/sampled_groups']:.0f} groups "
-                f"had a spread of rewards; {row['dynamic_sampling/missing_groups']:.0f} without a gradient were added to complete the step"
+                f"had a spread of rewards; the step lacks {row['dynamic_sampling/missing_groups']:.0f} of them"
             )
         elif self._wastes_zero_variance and row.get("frac_reward_zero_std", 0.0) > 0.5 and not row.get("step/skipped"):
             found["flat"] = (

@@ -139,6 +139,24 @@ def test_an_algorithm_selects_the_groups_that_it_trains_on(tmp_path: Path, monke
     assert {episode.get("dropped") for episode in stored if episode["step"] == 1} == {None, "not_first"}
 
 
+def test_dynamic_sampling_samples_others_for_groups_that_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drop_even(self: Any, groups: list[list[Episode]]) -> tuple[list[list[Episode]], dict[str, list[list[Episode]]]]:
+        is_even = [group[0].meta["index"] % 2 == 0 for group in groups]
+        parts = [[group for group, even in zip(groups, is_even, strict=True) if even is wanted] for wanted in (False, True)]
+        return parts[0], {"even": parts[1]}
+
+    monkeypatch.setattr(Algorithm, "select_groups", drop_even)
+    monkeypatch.setattr("rlvr.training.task_sampling.dynamic_sampling.has_no_signal", lambda rewards: False)
+    mine = {"name": "grpo", "dynamic_sampling_rounds": 6}
+    episodes = [episode for episode in run(tmp_path / "a", None, algorithm=mine) if episode["step"] == 1]
+    kept = [episode for episode in episodes if not episode.get("dropped")]
+    assert len(kept) == 16 and all(episode["index"] % 2 for episode in kept)
+    assert {episode["dropped"] for episode in episodes if episode["index"] % 2 == 0} == {"even"}
+    row = next(iter(read_jsonl(tmp_path / "a" / "metrics.jsonl")))
+    assert row["dynamic_sampling/missing_groups"] == 0 and row["dynamic_sampling/rounds"] > 1
+    assert row["dynamic_sampling/useful_fraction"] == pytest.approx(sum(bool(e["index"] % 2) for e in episodes) / len(episodes))
+
+
 def test_a_step_whose_groups_are_all_left_out_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("def advantage(answers):\n    return [[reward or 0.0 for reward in group] for group in answers.rewards]\n")

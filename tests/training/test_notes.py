@@ -36,7 +36,7 @@ QUIET: dict[str, Any] = {
         ({"frac_reward_zero_std": 0.75}, "75% of the groups of step 4"),
         (
             {"dynamic_sampling/missing_groups": 2.0, "dynamic_sampling/sampled_groups": 24.0, "dynamic_sampling/useful_fraction": 0.25},
-            "only 25% of 24 groups had a spread of rewards; 2 without a gradient",
+            "only 25% of 24 groups had a spread of rewards; the step lacks 2 of them",
         ),
     ],
 )

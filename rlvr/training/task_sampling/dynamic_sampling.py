@@ -30,7 +30,7 @@ class DynamicSampling:
             raise ConfigError(f"num_groups {num_groups} and max_rounds {max_rounds} must be at least 1")
         self.num_groups, self.max_rounds = num_groups, max_rounds
         self.sampled_groups: list[Group] = []
-        self.num_rounds = 0
+        self.num_rounds = self.num_sampled = 0
         self._has_signal: list[bool] = []
 
     @property
@@ -48,11 +48,12 @@ class DynamicSampling:
         """The number of groups to sample next, extrapolated from the fraction of useful groups; at most a full step."""
         if not self.num_rounds:
             return self.num_groups
-        return min(self.num_groups, math.ceil(self.num_missing * len(self._has_signal) / max(1, sum(self._has_signal))))
+        return min(self.num_groups, math.ceil(self.num_missing * self.num_sampled / max(1, sum(self._has_signal))))
 
-    def add_groups(self, groups: Sequence[Group]) -> None:
-        """Add one round's groups."""
+    def add_groups(self, groups: Sequence[Group], *, num_sampled: int | None = None) -> None:
+        """Add one round's groups: those that the algorithm selected, of `num_sampled` (None: all)."""
         self.num_rounds += 1
+        self.num_sampled += len(groups) if num_sampled is None else num_sampled
         self.sampled_groups += groups
         self._has_signal += [not has_no_signal([e.reward if e.is_scored and not e.meta.get("greedy") else None for e in g]) for g in groups]
 
@@ -81,12 +82,12 @@ class DynamicSampling:
         kept ones.
         """
         kept = [e.reward for group in self.select_groups() for e in group if e.is_scored and not e.meta.get("greedy")]
-        share = sum(self._has_signal) / len(self.sampled_groups) if self.sampled_groups else 0.0
+        flat = 1.0 - sum(self._has_signal) / len(self.sampled_groups) if self.sampled_groups else 0.0
         reward = {"dynamic_sampling/kept_reward_mean": math.fsum(kept) / len(kept)} if kept else {}
         return reward | {
-            "frac_reward_zero_std": 1.0 - share if self.sampled_groups else 0.0,
+            "frac_reward_zero_std": flat,
             "dynamic_sampling/rounds": float(self.num_rounds),
-            "dynamic_sampling/sampled_groups": float(len(self.sampled_groups)),
-            "dynamic_sampling/useful_fraction": share,
+            "dynamic_sampling/sampled_groups": float(self.num_sampled),
+            "dynamic_sampling/useful_fraction": sum(self._has_signal) / self.num_sampled if self.num_sampled else 0.0,
             "dynamic_sampling/missing_groups": float(self.num_missing),
         }
