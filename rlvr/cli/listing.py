@@ -21,7 +21,7 @@ from rlvr.registry.plugins import (
     PLUGIN_KINDS,
     PluginEntry,
     get_kind,
-    get_needs,
+    get_needed_plugins,
     get_parameters,
     list_entries,
     list_entries_with_import_errors,
@@ -174,7 +174,7 @@ def describe_plugin(kind_name: str, name: str) -> dict[str, Any]:
     factory = load_factory(kind.name, name)
     document = inspect.cleandoc(getattr(factory, "__doc__", None) or "")  # its own docstring, not the one of its base class
     notes = _parse_args_section(getattr(factory, "__init__", factory)) | dict(getattr(factory, "setting_descriptions", {}))
-    needs = get_needs(factory)
+    needs = get_needed_plugins(factory)
     settings = [
         {
             "name": key,

@@ -22,7 +22,7 @@ from rlvr.cluster.checks.comparison import (
     choose_audit_tasks,
     describe_first_difference,
     get_compared_fields,
-    is_resampled_task_name,
+    is_second_sampling_name,
     make_audit_name,
 )
 from rlvr.cluster.checks.episode_fields import EpisodeLimits
@@ -379,7 +379,7 @@ class Driver:
                 case CountRetry():
                     self.num_retries += 1
                     self.metrics.add_count("retried_tasks")
-                case AbandonTask(group) if is_resampled_task_name(str(group)):
+                case AbandonTask(group) if is_second_sampling_name(str(group)):
                     self._store_episodes(str(group), [])  # without a second sampling nothing is compared
                 case AbandonTask(group, why):
                     self.num_abandoned += 1

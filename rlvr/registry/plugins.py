@@ -290,18 +290,18 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     if k.name == "env" and (around := build_with_tools_settings(plugin, fields, given)):
         return build("env", "with_tools", **around)
     if k.name == "env":
-        wrap_verifier_with_audit(name, fields, get_needs(factory), given)
+        wrap_verifier_with_audit(name, fields, get_needed_plugins(factory), given)
     if not getattr(factory, "validates_settings", False):  # a factory that checks its settings itself
         check_settings(k.name, name, fields, given, getattr(factory, "setting_hints", NO_HINTS))
     built: list[Any] = []
     try:
         build_dependencies(
-            {other: default for other, default in get_needs(factory).items() if other in fields}, given, build_from_config, built
+            {other: default for other, default in get_needed_plugins(factory).items() if other in fields}, given, build_from_config, built
         )
         missing = [p for p, spec in fields.items() if spec.default is spec.empty and p not in given]
         if missing:
             wrong = f"{k.name} {name!r} needs {', '.join(map(repr, missing))}"
-            if stray := [other for other in get_needs(factory) if other not in fields]:
+            if stray := [other for other in get_needed_plugins(factory) if other not in fields]:
                 raise ConfigError(f"{wrong}; its `needs` has {stray[0]!r}, which its constructor does not take; write {missing[0]!r} there")
             raise ConfigError(f"{wrong}; `rlvr show {k.name} {name}` explains it")
         made = factory(**given)
@@ -478,7 +478,7 @@ def get_user_plugin_file(factory: Any) -> Path | None:
     return Path(str(module.__file__))
 
 
-def get_needs(factory: Any) -> dict[str, Any]:
+def get_needed_plugins(factory: Any) -> dict[str, Any]:
     """Return the plugins that a plugin needs, by the setting that takes each.
 
     The names of files are resolved relative to the file that defines the plugin.

@@ -21,7 +21,7 @@ from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest, deri
 CONTINUES_ERROR = "the answer continues in the next step"
 
 
-class PartialSampler(Sampler):
+class InterruptibleSampler(Sampler):
     """Wraps a sampler: inside `interrupt_completions`, completions are interrupted after `max_tokens`. Requests are identified by their
     seed.
     """
@@ -97,7 +97,7 @@ class PartialRollout(Rollout):
     """
 
     def __init__(self, mdp: TokenMDP, sampler: Sampler, max_tokens: int, **settings: Any) -> None:
-        self.partial_sampler = PartialSampler(sampler, max_tokens, mdp.tokenizer)
+        self.partial_sampler = InterruptibleSampler(sampler, max_tokens, mdp.tokenizer)
         super().__init__(mdp, sampler=self.partial_sampler, **settings)
 
     def stream_episodes(
@@ -176,7 +176,7 @@ def _derive_request_seed(rollout_request: RolloutRequest) -> int:
 class _ShortenedRequestQueue(RequestQueue):
     """A request queue that replaces each request by the request for its next part."""
 
-    def __init__(self, parts: PartialSampler, feed: RequestQueue, asked: dict[int, Request]) -> None:
+    def __init__(self, parts: InterruptibleSampler, feed: RequestQueue, asked: dict[int, Request]) -> None:
         self.sampler, self.queue, self.requests = parts, feed, asked
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from rlvr.contracts import Completion, Request, Sampler, SamplingParams, StaticQ
 from rlvr.episode import Episode, StopReason
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import load_tokenizer
-from rlvr.rollout.partial_rollouts import CONTINUES_ERROR, PartialSampler, build_rollout, get_partial_completion, is_continuation
+from rlvr.rollout.partial_rollouts import CONTINUES_ERROR, InterruptibleSampler, build_rollout, get_partial_completion, is_continuation
 from rlvr.rollout.rollout_request import PartialCompletion, RolloutRequest
 from tests.fixtures.worlds import TOKENS, Sums
 
@@ -48,7 +48,7 @@ class Serving(Counting):
                 yield number, completion
 
 
-def given(parts: PartialSampler, *requests: Request) -> list[Completion]:
+def given(parts: InterruptibleSampler, *requests: Request) -> list[Completion]:
     found = dict(one for one in parts.stream_from_queue(StaticQueue(requests), SamplingParams()) if one is not None)
     return [found[number] for number in range(len(requests))]
 
@@ -56,7 +56,7 @@ def given(parts: PartialSampler, *requests: Request) -> list[Completion]:
 @pytest.mark.parametrize("kind", [Counting, Serving])
 def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
     inner = kind()
-    parts, request, begun, cuts = PartialSampler(inner, 2, WORDS), Request([1], 8, seed=5), dict[int, PartialCompletion](), 0
+    parts, request, begun, cuts = InterruptibleSampler(inner, 2, WORDS), Request([1], 8, seed=5), dict[int, PartialCompletion](), 0
     for version in (3, 4, 5):
         with parts.interrupt_completions(begun, version) as known:
             [completion] = given(parts, request)
@@ -69,19 +69,19 @@ def test_an_answer_continues_where_it_was_cut(kind: type[Counting]) -> None:
 
 
 def test_outside_nothing_is_cut() -> None:
-    parts = PartialSampler(Counting(), 2, WORDS)
+    parts = InterruptibleSampler(Counting(), 2, WORDS)
     assert given(parts, Request([1], 8))[0].tokens == GOAL
 
 
 def test_the_limit_of_the_answer_ends_it() -> None:
-    parts = PartialSampler(Counting(), 2, WORDS)
+    parts = InterruptibleSampler(Counting(), 2, WORDS)
     with parts.interrupt_completions({5: PartialCompletion([7, 8], [-0.7, -0.8], [[0, 2]])}, 1) as known:
         [completion] = given(parts, Request([1], 3, seed=5))
     assert completion.finish_reason == "length" and completion.tokens == [7, 8, 9] == known[5].tokens
 
 
 def test_a_failure_is_no_part() -> None:
-    parts = PartialSampler(Counting(), 2, WORDS)
+    parts = InterruptibleSampler(Counting(), 2, WORDS)
     with parts.interrupt_completions({}, 1) as known:
         bad, good = given(parts, Request([99], 8, seed=1), Request([1], 1, seed=2))
     assert bad.error == "the engine fell over" and good.tokens == [7] and list(known) == [2]

@@ -14,7 +14,7 @@ from rlvr.contracts import Completion, Request
 from rlvr.errors import ConfigError
 from rlvr.models.model_loading import load_model
 from rlvr.models.plain_weights import compute_model_logprobs
-from rlvr.rollout.partial_rollouts import PartialSampler
+from rlvr.rollout.partial_rollouts import InterruptibleSampler
 from rlvr.runs.run_log import read_jsonl
 from tests.fixtures.tiny import MODEL, tiny_run
 from tests.training.test_ahead import assert_same, run
@@ -88,14 +88,14 @@ def test_the_metrics_count_what_continues_and_the_ages(whole: Path) -> None:
 
 
 def test_answers_that_fail_in_a_later_part_have_no_tokens_of_any_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = PartialSampler._join_completion
+    plain = InterruptibleSampler._join_completion
 
-    def failing(self: PartialSampler, request: Request, completion: Completion) -> Completion:
+    def failing(self: InterruptibleSampler, request: Request, completion: Completion) -> Completion:
         begun = (self.partial_by_seed or {}).get(request.seed)
         bad = begun is not None and len(begun.tokens) == 2 and request.seed % 3 == 0
         return plain(self, request, Completion([], [], "error", "the engine fell over") if bad else completion)
 
-    monkeypatch.setattr(PartialSampler, "_join_completion", failing)
+    monkeypatch.setattr(InterruptibleSampler, "_join_completion", failing)
     run(tmp_path / "run", **settings(1, eval={"tasks": 0}))
     failed = [row for row in kept(tmp_path / "run", "episodes") if row["stop_reason"] == "failed"]
     assert failed and all("versions" not in row and not sum(row["action_mask"]) and row["verdict"]["score"] is None for row in failed)

@@ -71,10 +71,10 @@ def make_audit_name(name: str) -> str:
     return f"{name}{AUDIT_SUFFIX}"
 
 
-def is_resampled_task_name(name: str) -> bool:
+def is_second_sampling_name(name: str) -> bool:
     """Whether a name belongs to a second sampling.
 
-    >>> is_resampled_task_name(make_audit_name("3:7")), is_resampled_task_name("3:7")
+    >>> is_second_sampling_name(make_audit_name("3:7")), is_second_sampling_name("3:7")
     (True, False)
     """
     return name.endswith(AUDIT_SUFFIX)

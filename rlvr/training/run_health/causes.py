@@ -119,7 +119,7 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
             f"The advantages of {run.own_parts['advantage']} do not follow the rewards: within groups their correlation is {fit:.2f}. "
             "Look whether each answer gets its own"
         )
-    gains = [gain for row in before + after if (gain := estimate_advantage_correlation(row)) is not None]
+    gains = [gain for row in before + after if (gain := estimate_log_ratio_advantage_correlation(row)) is not None]
     if len(gains) > 1 and go_against_advantages(gains):
         return explain_updates_against_advantages(run)
     largest, rate = _find_blamed_update(run, step), run.config.train.learning_rate
@@ -222,7 +222,7 @@ def _pulls(rows: Sequence[Row]) -> bool:
     return bool(weights) and statistics.fmean(weights) > MIN_PULL * (compute_mean(rows, "advantage/std") or 0.0)
 
 
-def estimate_advantage_correlation(row: Row) -> float | None:
+def estimate_log_ratio_advantage_correlation(row: Row) -> float | None:
     """Return how far an update went along the advantages: about the correlation of the log ratios with these; None if it did not move."""
     gain, moved, spread = (float(row[key]) if is_number(row.get(key)) else 0.0 for key in ("update_gain", "update_kl", "advantage/std"))
     # without a gradient only the momentum of earlier steps moves it

@@ -191,7 +191,7 @@ class WrongSign(HealthRule):
         if self.config.data is not None:
             return None
         for row in self.run.rows[self._num_seen :]:
-            if (gain := causes.estimate_advantage_correlation(row)) is not None:
+            if (gain := causes.estimate_log_ratio_advantage_correlation(row)) is not None:
                 self._first_step = self._first_step if self._gains else int(row["step"])
                 self._gains.append(gain)
         self._num_seen = len(self.run.rows)
