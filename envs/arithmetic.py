@@ -32,7 +32,7 @@ class Arithmetic(Environment):
 
     needs = {"verifier": "numeric"}
     setting_hints: ClassVar = dict.fromkeys(
-        ("difficulty", "digits", "level", "max_digits", "min_digits", "num_digits", "operations"),
+        ("difficulty", "digits", "max_digits", "min_digits", "num_digits", "operations"),
         "write levels=['1+1', '2*1']: the digits of a number, the operation, the digits of the other",
     )
 
