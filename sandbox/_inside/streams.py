@@ -19,7 +19,9 @@ class RunState:
         self.exit_status, self.reason, self.truncated, self.peak_bytes, self.cpu_s, self.wall_s = "", "", False, 0, 0.0, 0.0
         self.children: list[ChildProcess] = []
         self.fatal_error = ""
-        self.cpu_wait_s: dict[int, float] = {}
+        self.cpu_wait_s: dict[int, float] = {}  # by process
+        self.waited_s = self.unwaited_s = 0.0  # how long any of them waited, and for how long lately none did
+        self.waits_read_s = 0.0  # when that was measured, since the start
         self.exit_code: int | None = None
 
     def record_stop(self, exit_status: str, reason: str) -> None:

@@ -31,6 +31,8 @@ from rlvr.sandbox._inside.toolchains import Toolchain
 from rlvr.sandbox._inside.zygote_client import ChildProcess, ZygoteClient
 
 POLL_INTERVAL_S = 0.005  # interval between measurements of a running program
+WAITS_INTERVAL_S = 0.05  # at most this between measurements of how long its processes waited for a processor
+MAX_WAIT_S = 1.0  # the kernel counts a wait when it ends, so it may have been before the last measurement, but not longer ago than this
 MAX_WALL_FACTOR = 10.0  # multiple of the wall limit: the hard timeout on a machine that is too busy to run the program
 KILL_TIMEOUT_S = 10.0  # timeout for the kernel to end killed processes; after it, the container counts as broken
 PR_SET_CHILD_SUBREAPER, CHUNK_BYTES = 36, 1 << 18
@@ -257,7 +259,7 @@ class Supervisor:
             run.record_stop("MEMORY_LIMIT", f"the program used more than {limits['memory_mb']} MB")
         elif run.cpu_s > limits["cpu_s"]:
             run.record_stop("TIMEOUT", f"the program used more than {limits['cpu_s']} s of processor time")
-        elif elapsed > limits["wall_s"] / 2:
+        elif elapsed > min(limits["wall_s"] / 2, run.waits_read_s + WAITS_INTERVAL_S):
             self._enforce_wall_limit(run, elapsed)
 
     def _enforce_wall_limit(self, run: streams.RunState, elapsed: float) -> None:
@@ -267,12 +269,19 @@ class Supervisor:
         limit = run.limits["wall_s"]
         own = [born.pid for born in run.children if not born.has_exited]
         # With what the program started, too: a compiler sleeps while its child compiles. A program cannot pretend to wait, since only
-        # processes that want to compute wait, and its processor time is limited.
+        # processes that want to compute wait, and its processor time is limited. Many that wait at once wait no longer than one.
+        waited = 0.0
         for pid in {*own, *self.killer.list_program_pids()}:  # a process that exited reports nothing: its last value is kept
-            run.cpu_wait_s[pid] = max(run.cpu_wait_s.get(pid, 0.0), meter.read_cpu_wait_s(pid))
+            known = run.cpu_wait_s.get(pid, 0.0)
+            run.cpu_wait_s[pid] = max(known, meter.read_cpu_wait_s(pid))
+            waited += run.cpu_wait_s[pid] - known
+        since = elapsed - run.waits_read_s
+        run.unwaited_s = min(run.unwaited_s + since, max(since, MAX_WAIT_S))
+        waited = min(waited, run.unwaited_s)
+        run.waited_s, run.unwaited_s, run.waits_read_s = run.waited_s + waited, run.unwaited_s - waited, elapsed
         judged = run.children[-1]
         ended = meter.read_process_stat(judged.pid)
-        late = elapsed - sum(run.cpu_wait_s.values()) > limit and not judged.has_exited
+        late = elapsed - run.waited_s > limit and not judged.has_exited
         if elapsed > MAX_WALL_FACTOR * limit or (late and not (ended and meter.is_process_dead(ended))):
             run.record_stop("TIMEOUT", f"the program did not end within {limit} s")
 

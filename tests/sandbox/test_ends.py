@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -254,6 +254,29 @@ def test_the_wait_of_a_childs_child_for_a_processor_is_no_time_of_the_program(
     run.children = [ChildProcess(1)]
     watching._enforce_wall_limit(run, 1.5)
     assert run.exit_status == stop
+
+
+@pytest.mark.parametrize(("waits", "processes", "end"), [
+    (lambda now: 0.0, 14, 5.0),
+    (lambda now: min(now, 2.0), 14, 7.0),  # they keep each other waiting for two seconds
+    (lambda now: min(max(now - 3.0, 0.0), 2.0), 14, 8.0),  # later: of the time before, at most a second
+    (lambda now: now // 0.8 * 0.8, 1, 50.0),  # a busy machine: the kernel counts a wait when it ends
+])  # fmt: skip
+def test_processes_that_wait_at_once_wait_no_longer_than_one(
+    monkeypatch: pytest.MonkeyPatch, waits: Callable[[float], float], processes: int, end: float
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(meter, "read_process_stat", lambda pid: ["S", *["0"] * 16, "1", "0"])
+    monkeypatch.setattr(meter, "read_cpu_wait_s", lambda pid: waits(now))
+    watching: Any = supervisor.Supervisor.__new__(supervisor.Supervisor)
+    watching.killer = SimpleNamespace(list_program_pids=lambda: [*range(1, processes + 1)])
+    watching.meter = SimpleNamespace(get_memory_bytes=lambda: 0, get_total_cpu_s=lambda: 4.0, exceeds_memory=lambda most: False)
+    run = streams.RunState({"wall_s": 5.0, "memory_mb": 1, "cpu_s": 5.0})
+    run.children = [ChildProcess(1)]
+    while not run.exit_status:
+        now += 0.005
+        watching._check_limits(run, 0, 0.0, 0.0, now)
+    assert run.exit_status == "TIMEOUT" and now == pytest.approx(end, abs=0.1)
 
 
 def test_a_process_without_its_first_thread_is_seen_to_live() -> None:
