@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -208,6 +209,13 @@ def test_the_first_process_gets_no_signal_from_a_program() -> None:
     for machine, numbers in seccomp.SIGNAL_CALLS.items():
         code = seccomp.build_filter(machine, seccomp.FOR_PROGRAM)
         assert all(number.to_bytes(4, "little") in code for number in numbers)
+
+
+@needs_bubblewrap
+def test_a_program_keeps_nobody_from_changing_its_folder(bubblewrap_sandbox: Sandbox) -> None:
+    """Also on kernels that do not know the call yet: the error is that of the filter."""
+    source = "import fcntl, os\ntry: fcntl.fcntl(os.open('.', 0), 1040, bytes(8))\nexcept OSError as error: print(error.errno)"
+    assert bubblewrap_sandbox.run(source).stdout == f"{errno.EPERM}\n"
 
 
 def test_a_python_elsewhere_is_shown_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
