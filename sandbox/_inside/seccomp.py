@@ -36,14 +36,12 @@ IGNORED_CALLS = {"x86_64": (162, 306, 221, 144, 142, 314), "aarch64": (81, 267, 
 QUEUE_CALLS = {"x86_64": (253, 294), "aarch64": (26,)}
 
 # calls that are refused to programs for some values of an argument: (number on each machine, argument, values). fcntl: watch a folder, send
-# a signal for a descriptor, enlarge a pipe (a quota of the user's), make everybody who changes a folder wait (from Linux 6.19); setsockopt: the sizes of buffers, which are memory of the kernel, and
-# filters, which the kernel compiles: thousands of them keep it from compiling anybody's
+# a signal for a descriptor, enlarge a pipe (a quota of the user's), make everybody who changes a folder wait (from Linux 6.19);
+# setsockopt: the sizes of buffers, which are memory of the kernel, and filters, which the kernel compiles: thousands of them keep it from
+# compiling anybody's
 REFUSED_ARGUMENTS = (
-    (
-        {"x86_64": 72, "aarch64": 25},
-        1,
-        (1026, 8, 15, 10, 1031, 1040),
-    ),  # F_NOTIFY, F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETPIPE_SZ, F_SETDELEG
+    # F_NOTIFY, F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETPIPE_SZ, F_SETDELEG
+    ({"x86_64": 72, "aarch64": 25}, 1, (1026, 8, 15, 10, 1031, 1040)),
     # SO_SNDBUF, SO_RCVBUF, and the same by force; SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
     ({"x86_64": 54, "aarch64": 208}, 2, (7, 8, 32, 33, 26, 50, 51, 52)),
     ({"x86_64": 157, "aarch64": 167}, 0, (22,)),  # prctl: PR_SET_SECCOMP, the other way to the same compiler
