@@ -46,7 +46,7 @@ class SessionReward(Verifier):
             )
         (low, high), rewards = scale, [result.reward for result in transcript.step_results]
         if not rewards:
-            return Verdict(0.0, "there was no session that gives rewards")
+            return Verdict(0.0, "no turn reached the session: it was cut at a limit, it calls what is no tool here, or there was none")
         total, size = math.fsum(rewards), high - low
         if transcript.artifacts.get("over") is False:
             return Verdict(0.0, f"the episode was not over; the session gave {total:g} until then")

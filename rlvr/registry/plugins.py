@@ -271,6 +271,38 @@ def load_function_from_file(target: str, what: str) -> Callable[..., Any]:
     return _load_from_file(PluginKind(what, what, ()), target)
 
 
+def is_stepped_world(value: Any) -> bool:
+    """Return whether a value is a class with Gymnasium's `reset` and `step`, and no plugin."""
+    return (
+        isinstance(value, type)
+        and not issubclass(value, Plugin)
+        and all(callable(getattr(value, name, None)) for name in ("reset", "step"))
+    )
+
+
+def split_world_settings(world: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split settings into those of `text_env` and those of the class with `reset` and `step` in it, which `kwargs` may hold, too.
+
+    A setting that both have, such as `max_turns`, is one of both.
+    """
+    known, takes = get_parameters(load_factory("env", "text_env")), get_parameters(world)
+    of_env, of_class = {name: value for name, value in settings.items() if name in known}, dict[str, Any]()
+    if "kwargs" not in takes:
+        given = of_env.pop("kwargs", None)
+        if given is not None and not isinstance(given, Mapping):
+            raise ConfigError(f"kwargs is {given!r:.60}; it must be a mapping of the settings of the class")
+        of_class = dict(given or {})
+    of_class = {**{name: value for name, value in settings.items() if (name not in known or name in takes)}, **of_class}
+    try:
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in read_signature(world).parameters.values())
+    except (TypeError, ValueError):
+        takes_all = True
+    if not takes_all and (unknown := [name for name in of_class if name not in takes]):
+        label = getattr(world, "__name__", type(world).__name__)
+        raise ConfigError(f"{label} has no setting {unknown[0]!r}; {format_suggestion(unknown[0], [*takes, *known])}")
+    return of_env, of_class
+
+
 def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     """Build a plugin, by its name or its class, together with the plugins that it needs.
 
@@ -281,6 +313,9 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     factory = load_factory(kind, plugin)
     if isinstance(plugin, str) and is_function_plugin(factory, k.name):
         return build(k.name, "function", function=factory, **kwargs)
+    if k.name == "env" and isinstance(plugin, str) and is_stepped_world(factory):
+        of_env, of_class = split_world_settings(factory, kwargs)
+        return build("env", "text_env", env_class=factory, kwargs=of_class, **of_env)
     _reject_other_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
     if isinstance(factory, type):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 import rlvr
 from rlvr.errors import ConfigError
+from rlvr.registry.plugins import build_from_config
 
 api: Any = rlvr
 
@@ -97,6 +99,8 @@ def test_few_beginnings_do_not_cost_many_resets() -> None:
         ({"max_turns": 0}, "at least 1 turn"),
         ({"reward_range": (1, 0)}, "the lowest and the highest"),
         ({"reward_range": (0,)}, "the lowest and the highest"),
+        ({"reward_range": (0, float("inf"))}, "the lowest and the highest"),
+        ({"reward_range": "ab"}, "the lowest and the highest"),
         ({"env_class": 5}, "give a class with reset and step"),
     ],
 )
@@ -131,3 +135,106 @@ def test_plugins_keep_their_signature_and_may_have_other_bases() -> None:
 
     assert Mine()("4", "4").score == 1.0
     assert "levels" in inspect.signature(type(rlvr.make_env("arithmetic"))).parameters
+
+
+class Sized(Golf):
+    """A class with settings, of which the environment around it has one, too."""
+
+    def __init__(self, size: int = 1, max_turns: int = 2) -> None:
+        super().__init__()
+        self.said = f"{size} and {max_turns}"
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        return self.said, {}
+
+
+def test_settings_reach_the_class_also_where_the_environment_has_them() -> None:
+    for settings in ({"size": 7, "max_turns": 9}, {"kwargs": {"size": 7, "max_turns": 9}}, {"kwargs": {"size": 7}, "max_turns": 9}):
+        assert rlvr.make_env(Sized, **settings).task("train", 0).question == "7 and 9"
+    assert rlvr.make_env(Sized, max_turns=9).max_turns == 9
+    rlvr.register("sized_7", Sized, kwargs={"size": 7, "max_turns": 3})
+    assert rlvr.make_env("sized_7").task("train", 0).question == "7 and 3"
+    for wrong in ({"siz": 7}, {"kwargs": {"siz": 7}}):
+        with pytest.raises(ConfigError, match="Sized has no setting 'siz'; did you mean 'size'"):
+            rlvr.make_env(Sized, **wrong)
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        rlvr.make_env(Sized, kwargs=[7])
+
+
+def test_a_class_in_a_file_is_an_environment_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "sized.py"
+    file.write_text(
+        f"from typing import Any\nimport rlvr\n\n\nclass Golf(rlvr.Env):\n    def step(self, action): ...\n\n\n{inspect.getsource(Sized)}"
+    )
+    env = build_from_config("env", {"name": f"{file}:Sized", "size": 7, "max_turns": 9})
+    assert env.task("train", 0).question == "7 and 9" and env.max_turns == 9
+    env = build_from_config("env", {"name": "text_env", "env_class": f"{file}:Sized", "kwargs": {"size": 7}})
+    assert env.task("train", 0).question == "7 and 2"
+
+
+def test_one_failed_start_ends_no_run_and_a_lasting_one_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlvr.envs.text_env.START_PAUSE_S", 0.0)
+
+    class Flaky(Golf):
+        failures: ClassVar[int] = 2
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            if type(self).failures:
+                type(self).failures -= 1
+                raise ConnectionError("the server is busy")
+            return super().reset(seed=seed)
+
+    assert rlvr.make_env(Flaky).task("train", 0).question.startswith("hole")
+    Flaky.failures = 10**6
+    with pytest.raises(rlvr.RlvrError, match=r"Flaky could not begin .* ConnectionError: the server is busy"):
+        rlvr.make_env(Flaky).task("train", 0)
+
+    class Exits(Golf):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            raise SystemExit(3)
+
+    with pytest.raises(rlvr.RlvrError, match=r"Exits\.reset ended the program: SystemExit: 3"):
+        rlvr.make_env(Exits).task("train", 0)
+    assert Flaky.opened == Exits.opened == 0
+
+
+def test_a_failure_to_close_is_about_no_answer() -> None:
+    class Stuck(Golf):
+        def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return "", float(action == "hit"), True, False, {}
+
+        def close(self) -> None:
+            raise SystemExit("the window is gone")
+
+    assert [score for score, _ in play(Stuck, lambda prompt: "hit")] == [1.0, 1.0]
+    assert [score for score, _ in play(Stuck, lambda prompt: "no")] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (("", 1.0, "False", False, {}), "'False' as terminated or truncated"),
+        (("", 1.0, {}, True, False), "must return observation"),
+        (("", 1.0, False, True), "must return observation"),
+        (("", None, True, False, {}), "the reward None; it must be a number"),
+        (("", "1", True, False, {}), "the reward '1'; it must be a number"),
+    ],
+)
+def test_a_step_of_another_form_is_said_and_is_no_0(returned: Any, words: str) -> None:
+    class Odd(Golf):
+        def step(self, action: str) -> Any:
+            return returned
+
+    (score, reason), *_ = play(Odd, lambda prompt: "hit")
+    assert score is None and words in reason
+
+
+def test_a_list_and_half_a_character_are_read() -> None:
+    class Echo(Golf):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+            return f"hole {seed} \ud800", {}
+
+        def step(self, action: str) -> Any:
+            return ["\ud800", 1.0, True, False, {}]
+
+    assert [score for score, _ in play(Echo, lambda prompt: "hit")] == [1.0, 1.0]
