@@ -174,7 +174,7 @@ def _get_poll_timeout_ms(timeout_s: float) -> float:
     return min(max(timeout_s, 0) * 1000, MAX_POLL_MS)
 
 
-def check_program_fits(program: Program, memory_mb: int, processes: int) -> ExecutionResult | None:
+def check_program_fits(program: Program, memory_mb: int | None, processes: int) -> ExecutionResult | None:
     """Return an error result if the program can never run in a sandbox of this size (it requests more than there is); else None.
 
     Raises ValueError if a part of the program is of a wrong type.
@@ -184,7 +184,7 @@ def check_program_fits(program: Program, memory_mb: int, processes: int) -> Exec
     for name, value in asdict(limits).items():
         if value > MAX_LIMIT:
             why = f"limit {name} is {value}; at most {MAX_LIMIT:.0e} is possible"
-    if limits.memory_mb > memory_mb:
+    if memory_mb is not None and limits.memory_mb > memory_mb:
         why = f"limit memory_mb is {limits.memory_mb}, but this sandbox has {memory_mb}; raise the sandbox's memory_mb"
     elif limits.processes > processes:
         why = f"limit processes is {limits.processes}, but this sandbox has {processes}; raise the sandbox's pids"
