@@ -48,7 +48,7 @@ class FunctionVerifier(Verifier):
     1.0
     """
 
-    version = "2"  # 2: a value beyond 1e15 is no score
+    version = "3"  # 3: f(response, answer) and f(y_true, y_pred) get the answer and the reference the right way round
     examples = (VerifierExample(reference="4", correct=("4",), incorrect=("5", "44")),)
 
     def __init__(

@@ -14,9 +14,15 @@ from rlvr.contracts.plugin import Plugin
 from rlvr.errors import ConfigError
 
 ANSWER_ARGUMENTS = (
-    *("completions", "completion", "answer", "response", "solution_str", "prediction", "output", "text", "completion_text", "pred"),
+    *("completions", "completion", "response", "solution_str", "prediction", "completion_text", "pred", "y_pred", "actual_output"),
 )
-REFERENCE_ARGUMENTS = ("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "answer", "answers")
+"""Names that are the policy's answer, whatever the others are: then `answer` is a column of the data, the reference."""
+FIRST_ANSWER_ARGUMENTS = ("answer", "output", "text")
+"""Names that may be the answer or the reference: the answer is the first of them, as in f(answer, reference)."""
+REFERENCE_ARGUMENTS = (
+    *("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "y_true", "expected_output"),
+    *("expected_answer", "correct_answer", "gold_answer", "reference_answer", "answer", "answers"),
+)
 QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
 VERL_ARGUMENTS: Mapping[str, Any] = {"data_source": "rlvr", "extra_info": None}
 """Arguments of verl's `compute_score` that a reward function may want."""
@@ -57,15 +63,17 @@ class RewardSignature:
             ) from error
         names = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         is_batched = "completions" in names
-        answer = next((name for name in ANSWER_ARGUMENTS if name in names), names[0] if names else "")
+        others = (*REFERENCE_ARGUMENTS, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)
+        by_name = [name for name in ANSWER_ARGUMENTS if name in names] or [name for name in names if name in FIRST_ANSWER_ARGUMENTS]
+        answer = next(iter([*by_name, *(name for name in names if name not in others), *names]), "")
         if not answer:
             raise ConfigError(
                 f"{getattr(function, '__name__', function)!s} takes no named argument; write it as f(answer, reference) -> float"
             )
         reference = next((name for name in REFERENCE_ARGUMENTS if name in names and name != answer), "")
         if not reference and not is_batched:
-            others = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
-            reference = others[0] if others else ""
+            rest = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
+            reference = rest[0] if rest else ""
         takes_columns = any(p.kind is p.VAR_KEYWORD for p in known.values())
         return cls(tuple(names), answer, reference, is_batched, takes_columns)
 

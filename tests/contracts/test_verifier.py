@@ -74,3 +74,39 @@ def test_a_batch_hands_on_only_its_further_columns() -> None:
 
     assert Watching()(prompts=["a"], completions=["4"], answer=["4"], level=[3], trainer_state=None) == [1.0]
     assert seen == [{"level": 3}]
+
+
+ARGUMENT_ORDERS: list[Any] = [
+    lambda y_true, y_pred: (y_pred, y_true),
+    lambda expected_output, actual_output: (actual_output, expected_output),
+    lambda response, answer: (response, answer),
+    lambda answer, prediction: (prediction, answer),
+    lambda text, answer: (text, answer),
+    lambda answer, output: (answer, output),
+    lambda gold, mine: (mine, gold),
+    lambda prompt, mine: (mine, "4"),
+    lambda solution, answer: (answer, solution),
+    lambda answer, solution: (answer, solution),
+    lambda a, b: (a, b),
+    lambda prompts, completions, answer: [(completions[0], answer[0])],
+    lambda data_source, solution_str, ground_truth: (solution_str, ground_truth),
+]
+
+
+@pytest.mark.parametrize("function", ARGUMENT_ORDERS)
+def test_the_names_of_arguments_tell_the_answer_from_the_reference(function: Any) -> None:
+    """A swap would give wrong scores without a word; an audit reads the names the same way."""
+    from rlvr.conformance.audit import worker
+
+    assert adapt_reward_function(function)("5", "4", "2+2=", {}) == ("5", "4")
+    seen: list[Any] = []
+
+    def record(*values: Any) -> float:
+        seen.append(values)
+        return 1.0
+
+    names = ", ".join(function.__code__.co_varnames)
+    wrapped = eval(f"lambda {names}: record({names})", {"record": record})
+    worker._wrap_reward_function(wrapped)({"answer": "5", "reference": "4", "question": "2+2="})
+    adapt_reward_function(wrapped)("5", "4", "2+2=", {})
+    assert [value for value in seen[0] if value not in ("audit", "rlvr")] == [value for value in seen[1] if value not in ("audit", "rlvr")]

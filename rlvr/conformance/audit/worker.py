@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import json
 import math
 import os
@@ -18,24 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from rlvr.contracts import Verifier
+from rlvr.contracts.reward_function import QUESTION_ARGUMENTS, REFERENCE_ARGUMENTS, RewardSignature
 from rlvr.errors import RlvrError
 from rlvr.registry.plugins import build
 from rlvr.task import Task, make_user_prompt
 
-ANSWER_ARGUMENTS = (
-    "completions",
-    "completion",
-    "answer",
-    "response",
-    "solution_str",
-    "prediction",
-    "output",
-    "text",
-    "completion_text",
-    "pred",
-)
-REFERENCE_ARGUMENTS = ("reference", "ground_truth", "gold", "target", "solution", "solutions", "expected", "label", "answer", "answers")
-QUESTION_ARGUMENTS = ("prompts", "prompt", "question", "problem")
 VERL_ARGUMENTS = {"data_source": "audit", "extra_info": None}
 """Arguments of verl's `compute_score` that a reward function may want."""
 VerifyRow = Callable[[dict[str, Any]], dict[str, Any]]
@@ -82,22 +68,15 @@ def _wrap_reward_function(function: Any) -> VerifyRow:
     """Wrap a plain function, a TRL reward function, or verl's `compute_score`, recognized by the names of the arguments."""
     if not callable(function):
         raise RlvrError(f"it is a {type(function).__name__}, not a function")
-    known = inspect.signature(function).parameters
-    names = [name for name, p in known.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    batched = "completions" in names
-    answer = next((name for name in ANSWER_ARGUMENTS if name in names), names[0] if names else "")
-    reference = next((name for name in REFERENCE_ARGUMENTS if name in names and name != answer), "")
-    if not reference and not batched:
-        others = [name for name in names if name not in (answer, *QUESTION_ARGUMENTS, *VERL_ARGUMENTS)]
-        reference = others[0] if others else ""
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    known = RewardSignature.read(function)
+    names, answer, reference, batched = known.names, known.answer, known.reference, known.is_batched
 
     def verify_row(row: dict[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = {answer: row["answer"], **{name: value for name, value in VERL_ARGUMENTS.items() if name in names}}
         given |= {name: row.get("question") or "?" for name in QUESTION_ARGUMENTS if name in names}
         if reference:
             given[reference] = row["reference"]
-        elif open_ended:
+        elif known.takes_columns:
             given |= {name: row["reference"] for name in REFERENCE_ARGUMENTS if name != answer}
         if batched:
             given = {name: value if name in VERL_ARGUMENTS else [value] for name, value in given.items()}
