@@ -38,12 +38,14 @@ QUEUE_CALLS = {"x86_64": (253, 294), "aarch64": (26,)}
 # calls that are refused to programs for some values of an argument: (number on each machine, argument, values). fcntl: watch a folder, send
 # a signal for a descriptor, enlarge a pipe (a quota of the user's), make everybody who changes a folder wait (from Linux 6.19);
 # setsockopt: the sizes of buffers, which are memory of the kernel, and filters, which the kernel compiles: thousands of them keep it from
-# compiling anybody's
+# compiling anybody's; both sockopts: a pidfd of the peer, which in a session is the supervisor
 REFUSED_ARGUMENTS = (
     # F_NOTIFY, F_SETOWN, F_SETOWN_EX, F_SETSIG, F_SETPIPE_SZ, F_SETDELEG
     ({"x86_64": 72, "aarch64": 25}, 1, (1026, 8, 15, 10, 1031, 1040)),
-    # SO_SNDBUF, SO_RCVBUF, and the same by force; SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF
-    ({"x86_64": 54, "aarch64": 208}, 2, (7, 8, 32, 33, 26, 50, 51, 52)),
+    # SO_SNDBUF, SO_RCVBUF, and the same by force; SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF;
+    # SO_PASSPIDFD; SO_PEERPIDFD
+    ({"x86_64": 54, "aarch64": 208}, 2, (7, 8, 32, 33, 26, 50, 51, 52, 76)),
+    ({"x86_64": 55, "aarch64": 209}, 2, (77,)),
     ({"x86_64": 157, "aarch64": 167}, 0, (22,)),  # prctl: PR_SET_SECCOMP, the other way to the same compiler
 )
 
