@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlvr.contracts import Environment, Session, ToolSession, Verifier
-from rlvr.contracts.environment import StatelessSession
+from rlvr.contracts.environment import ReplySession
 from rlvr.contracts.tool import Tool
 from rlvr.errors import ConfigError
 from rlvr.extraction import extract_answer
@@ -138,7 +138,7 @@ class SearchQa(Environment):
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Open a session with the passages of the task. They never change, so `seed` is ignored."""
         return SearchSession(
-            task, self.tools, sandbox=self.sandbox, seed=seed, num_entities=self.num_entities, inner=StatelessSession(self, task)
+            task, self.tools, sandbox=self.sandbox, seed=seed, num_entities=self.num_entities, inner=ReplySession(self, task)
         )
 
     def select_answer(self, task: Task, completions: Sequence[str]) -> str:

@@ -143,7 +143,7 @@ class ForeignHost:
             call_timeout_s: timeout of one call.
             python: the interpreter of another environment, which has the package and need not have rlvr. The module is then run from its
                 file, so it may import the standard library, the package, and this package's `_foreign_worker`.
-            prepare_args: arguments of the target's `import_package_and_load`, which loads shared data once, before the instances are forked.
+            prepare_args: arguments of the target's `import_and_describe_package`, which loads shared data once, before the instances are forked.
         """
         self.target, self.extra, self.call_timeout_s, self.python, self.prepare_args = (
             target,
@@ -153,7 +153,7 @@ class ForeignHost:
             dict(prepare_args or {}),
         )
         self.package_info: Any = None
-        """The result of the target's `import_package_and_load`, such as the version of the package."""
+        """The result of the target's `import_and_describe_package`, such as the version of the package."""
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None

@@ -3,7 +3,7 @@
     python -P -m rlvr.envs.external._foreign_worker DESCRIPTOR MODULE:CLASS [LOADS]
     python -P _hosted.py DESCRIPTOR FILE.py:CLASS [LOADS]          with an interpreter that does not have rlvr
 
-CLASS has a static `import_package_and_load(**LOADS)`, which imports the foreign package, loads what all instances share, and returns information about
+CLASS has a static `import_and_describe_package(**LOADS)`, which imports the foreign package, loads what all instances share, and returns information about
 the package (its version). Every instance is `CLASS(**settings)`, and its public methods can be called. Requests and replies are lines of
 JSON.
 """
@@ -48,7 +48,7 @@ def main(control_fd: int, target: str, prepare_args: str = "{}") -> None:
     try:
         module, _, name = target.rpartition(":")
         world = getattr(_import_file(module) if module.endswith(".py") else importlib.import_module(module), name)
-        hello: dict[str, Any] = {"ok": world.import_package_and_load(**json.loads(prepare_args))}
+        hello: dict[str, Any] = {"ok": world.import_and_describe_package(**json.loads(prepare_args))}
     except (Exception, SystemExit) as error:
         hello = _format_exception(error)
     control.sendall(_encode_line(hello))

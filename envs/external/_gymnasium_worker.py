@@ -47,7 +47,7 @@ class GymnasiumInstance:
         self._words = list(known) if len(known) == space.n else [str(self.first_action + number) for number in range(int(space.n))]
 
     @staticmethod
-    def import_package_and_load() -> Any:
+    def import_and_describe_package() -> Any:
         """Import Gymnasium and return its version."""
         return {"version": importlib.import_module("gymnasium").__version__}
 

@@ -37,7 +37,7 @@ class ReasoningDataset:
         self.get_entry = lru_cache(maxsize=256)(self._load_entry)
 
     @staticmethod
-    def import_package_and_load() -> Any:
+    def import_and_describe_package() -> Any:
         """Import the package and return its version; from then on, no text of an answer is compiled in this process."""
         module = importlib.import_module("reasoning_gym")
         sys.addaudithook(_block_compile)

@@ -20,7 +20,7 @@ class TextArenaInstance:
         self.players = 2 if moves else 1
 
     @staticmethod
-    def import_package_and_load() -> Any:
+    def import_and_describe_package() -> Any:
         """Import the package and return its version."""
         return {"version": find_version("textarena", importlib.import_module("textarena"))}
 

@@ -118,13 +118,13 @@ class SFTWarmupConfig(Section):
 class StoredDataConfig(Section):
     """Train on stored data instead of sampling: the episodes of an earlier run, or gold solutions (`{}`).
 
-    >>> StoredDataConfig(run="runs/quickstart").held_out_task_fraction
+    >>> StoredDataConfig(run="runs/quickstart").held_out_pair_task_fraction
     0.1
     """
 
     run: str | None = None
     """A run folder. If env, tokenizer or model is not set in this configuration, it is taken from that run."""
-    held_out_task_fraction: float = Field(default=0.1, ge=0, lt=1)
+    held_out_pair_task_fraction: float = Field(default=0.1, ge=0, lt=1)
     """The fraction of tasks whose pairs are held out to evaluate a reward model."""
 
 

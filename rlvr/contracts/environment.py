@@ -235,7 +235,7 @@ class Environment(Plugin, ABC):
     @mark_default_implementation
     def new_session(self, task: Task, *, seed: int) -> Session:
         """Create the session of one conversation. All members of a group get the same `seed`, so they start in the same state."""
-        plain = StatelessSession(self, task)
+        plain = ReplySession(self, task)
         return ToolSession(task, self.tools, sandbox=self.sandbox, seed=seed, inner=plain) if self.tools else plain
 
     def get_session_limiters(self, task: Task) -> Sequence[CapacityLimiter]:
@@ -273,7 +273,7 @@ class Environment(Plugin, ABC):
                 plugin.close()
 
 
-class StatelessSession(Session):
+class ReplySession(Session):
     """The session of an environment whose replies depend on the turns so far alone: it calls `Environment.reply` and `Environment.select_answer`."""
 
     def __init__(self, environment: Environment, task: Task) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from rlvr.contracts import Environment, Session, StepResult, Transcript, Verifier
 from rlvr.contracts.admission import CapacityLimiter, Permit
-from rlvr.contracts.environment import StatelessSession
+from rlvr.contracts.environment import ReplySession
 from rlvr.errors import EnvError, describe_exception
 from rlvr.mdp.records import (
     step_result_from_json,
@@ -161,7 +161,7 @@ class LazySession:
                 if not isinstance(opened, Session):
                     raise TypeError(f"{type(self.environment).__name__}.new_session returned {opened!r:.80}; it must be an rlvr.Session")
                 self._session = opened
-            plain = isinstance(self._session, StatelessSession)
+            plain = isinstance(self._session, ReplySession)
             if not (plain or self._is_initialized):
                 self._initialize(self._session)
             self.current_method = f"{type(self.environment).__name__}.reply" if plain else f"{type(self._session).__name__}.{method}"
@@ -203,7 +203,7 @@ class LazySession:
 
 
 def _collect_transcript(session: Session, turns: tuple[Turn, ...], step_results: tuple[StepResult, ...]) -> Transcript | Verdict:
-    owner = "environment" if isinstance(session, StatelessSession) else "session"
+    owner = "environment" if isinstance(session, ReplySession) else "session"
     if isinstance(session, ReplayedSession) and (verdict := session.record.get("verdict")):
         return Verdict(verdict["score"], verdict["reason"], fault=Fault(verdict["fault"]))
     asked = "select_answer"

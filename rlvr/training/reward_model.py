@@ -183,7 +183,7 @@ def _build_reward_model_data(groups: Sequence[Group], config: RunConfig, setting
     if num_conversations:
         raise ConfigError(f"{num_conversations} of the episodes have several turns; a reward model reads one prompt and one answer")
     select_paired_answers(groups, 1)  # raises first if there is no pair at all
-    share = config.data.held_out_task_fraction
+    share = config.data.held_out_pair_task_fraction
     apart = [derive_seed(config.seed, "held out", group[0].task_id) % 10_000 < share * 10_000 for group in groups]
 
     def rows(e: Episode) -> list[int]:
@@ -196,7 +196,7 @@ def _build_reward_model_data(groups: Sequence[Group], config: RunConfig, setting
 
     answers = [(rows(e), e.reward) for group, held in zip(groups, apart, strict=True) if held for e in group]
     if not (training := of(False)):
-        raise ConfigError(f"all pairs belong to held-out tasks; lower data.held_out_task_fraction, which is {share}")
+        raise ConfigError(f"all pairs belong to held-out tasks; lower data.held_out_pair_task_fraction, which is {share}")
     return RewardModelData(training, of(True), answers)
 
 

@@ -326,7 +326,7 @@ class Trainer(Hinted):
             check_logprob_mismatch(metrics, c.logprob_tolerance, check_every_token=not rare)
         except CheckFailed as error:
             kept = f"kept: the checkpoint of step {self.last_saved_step} in {self.folder / 'checkpoints'}"
-            cause = f"\nlikely cause: {told}" if (told := self.weight_changes.explain_foreign_step(step + 1)) else ""
+            cause = f"\nlikely cause: {told}" if (told := self.weight_changes.explain_foreign_weight_change(step + 1)) else ""
             raise CheckFailed(f"the run stopped in step {step + 1}: {error}{cause}\n{kept}") from None
 
         evaluates = bool(config.eval.every) and (step + 1) % config.eval.every == 0

@@ -86,7 +86,7 @@ class WeightChanges:
         """
         return step in self.idle_steps or step in self.undone_steps or (step == self._newest_step and step - 1 in self.undone_steps)
 
-    def explain_foreign_step(self, *steps: int) -> str:
+    def explain_foreign_weight_change(self, *steps: int) -> str:
         """Say before which of these steps somebody else changed weights; empty if before none."""
         return next(
             (

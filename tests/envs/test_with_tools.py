@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlvr.contracts import Environment, SamplingParams, ToolSession
-from rlvr.contracts.environment import StatelessSession
+from rlvr.contracts.environment import ReplySession
 from rlvr.envs.with_tools import WithTools
 from rlvr.episode import Episode, StopReason
 from rlvr.errors import ConfigError, NotFound
@@ -60,7 +60,7 @@ def test_both_ways_to_write_it_are_the_same() -> None:
 def test_without_tools_it_is_the_environment_itself() -> None:
     with build("env", "arithmetic", tools=[]) as environment:
         task = environment.task("train", 0)
-        assert environment.max_turns == 1 and isinstance(environment.new_session(task, seed=0), StatelessSession)
+        assert environment.max_turns == 1 and isinstance(environment.new_session(task, seed=0), ReplySession)
         assert episode(environment, [task.reference]).reward == 1.0
 
 

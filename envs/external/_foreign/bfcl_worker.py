@@ -41,7 +41,7 @@ class BfclInstance:
         self.reference_services: dict[str, Any] = {}
 
     @staticmethod
-    def import_package_and_load() -> Any:
+    def import_and_describe_package() -> Any:
         """Find the data, and return the version and the categories."""
         folder = _find_data_folder()
         return {

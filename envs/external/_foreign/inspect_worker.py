@@ -37,7 +37,7 @@ class InspectInstance(SharedObjectInstance):
         self.solver = self.solver_module.chain(solver) if isinstance(solver, list) else solver
 
     @classmethod
-    def import_package_and_load(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
+    def import_and_describe_package(cls, *, task: str, settings: dict[str, Any], strict: bool) -> Any:
         """Import the package, load the task, and return the version of the package."""
         about = {"version": find_version("inspect-ai", importlib.import_module("inspect_ai"))}
         cls.load_shared(task=task, settings=settings)

@@ -23,7 +23,7 @@ class SkyRLInstance:
         self.config = importlib.import_module("omegaconf").OmegaConf.create(config)
 
     @staticmethod
-    def import_package_and_load() -> Any:
+    def import_and_describe_package() -> Any:
         """Import the package and return its version."""
         return {"version": find_version("skyrl-gym", importlib.import_module("skyrl_gym"))}
 

@@ -18,7 +18,7 @@ class TextWorldInstance:
         self.options = options
 
     @staticmethod
-    def import_package_and_load() -> Any:
+    def import_and_describe_package() -> Any:
         """Import the package and return its version."""
         return {"version": find_version("textworld", importlib.import_module("textworld"))}
 

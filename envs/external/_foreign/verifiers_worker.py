@@ -35,7 +35,7 @@ class TasksetInstance(SharedObjectInstance):
         self.tasks = self.get_shared(id=id, settings=settings)
 
     @classmethod
-    def import_package_and_load(cls, *, id: str, settings: dict[str, Any]) -> Any:
+    def import_and_describe_package(cls, *, id: str, settings: dict[str, Any]) -> Any:
         """Import the package, load the taskset, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.v1")
         cls.load_shared(id=id, settings=settings)
@@ -138,7 +138,7 @@ class LegacyInstance(SharedObjectInstance):
         self.env.get_model_response = self._wait_for_policy_turn
 
     @classmethod
-    def import_package_and_load(cls, *, id: str, settings: dict[str, Any], has_tools: bool = False) -> Any:
+    def import_and_describe_package(cls, *, id: str, settings: dict[str, Any], has_tools: bool = False) -> Any:
         """Import the package, load the environment, and return the version of the package."""
         importlib.import_module(f"{PACKAGE}.legacy")
         cls.load_shared(id=id, settings=settings)

@@ -108,7 +108,7 @@ def explain_policy_change(run: RunEvidence, step: int, fall: Fall | None = None)
             f"The entropy bonus outweighs the reward: entropy {entropies[0]:.3g} before, {entropies[1]:.3g} now; lower "
             f"algorithm.entropy_coef (it is {bonus:g})"
         )
-    if told := run.weights.explain_foreign_step(*range(step - LASTING_STEPS, len(run.rows) + 2)):
+    if told := run.weights.explain_foreign_weight_change(*range(step - LASTING_STEPS, len(run.rows) + 2)):
         return told
     if run.foreign_reference and _pulls(before + after):
         return f"{run.foreign_reference}. Give the model that was meant, or lower algorithm.beta"

@@ -399,7 +399,7 @@ class SamplerJump(HealthRule):
         least = max(row["mismatch_kl"] for row in run.rows if row["step"] <= agreed and is_number(row.get("mismatch_kl")))
         now = compute_mean(run.rows[-count:], "mismatch_kl") or 0.0
         what = f"the sampler and the trainer differ by {now:.2g} nats per token; up to step {agreed} it was {least:.1g}"
-        cause = run.weights.explain_foreign_step(agreed + 1, agreed + 2) or SAMPLER_HAS_OTHER_WEIGHTS
+        cause = run.weights.explain_foreign_weight_change(agreed + 1, agreed + 2) or SAMPLER_HAS_OTHER_WEIGHTS
         return Trouble("mismatch", run.get_first_step(count), what, cause, max(0, agreed - 1))
 
 
