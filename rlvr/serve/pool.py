@@ -137,6 +137,12 @@ class WorkerProcess:
             if seconds := float(head[4]):
                 self.pool.record_duration(chunk.verifier, count, seconds)
             self._store_verdicts(number, chunk, range(row, row + count), body)
+        elif kind == b"G":
+            chunk, row, count = self.running_chunks[number], int(head[2]), int(head[3])
+            chunk.pending_rows.difference_update(range(row, row + count))
+            self.pool.requeue_rows(chunk, range(row, row + count))
+            if not chunk.pending_rows:  # the slow row ended just then
+                del self.running_chunks[number]
         elif kind == b"R" and not number:
             self._handle_greeting(json.loads(body))
         elif kind == b"R" and (waiting := self.pending_calls.pop(number, None)) is not None and not waiting.done():
@@ -340,6 +346,13 @@ class ServicePool:
                 ]
             else:
                 self.queue.appendleft(rest)
+
+    def requeue_rows(self, chunk: RowChunk, rows: range) -> None:
+        """Queue rows again that a process has given back, in parts for all threads: others of them may take as long."""
+        size = -(-len(rows) // (len(self.worker_processes) * self.threads))
+        for first in reversed(range(rows.start, rows.stop, size)):
+            deaths = {"num_deaths_verifying": chunk.num_deaths_verifying, "num_deaths_holding": chunk.num_deaths_holding}
+            self.queue.appendleft(chunk.slice_rows(range(first, min(first + size, rows.stop)), **deaths))
 
     def fail_chunk(self, chunk: RowChunk, reason: str) -> None:
         """Report all rows of a chunk as unscored, with fault `infra`."""

@@ -9,6 +9,7 @@ The first line that it reads holds its settings. After it, every message is a li
 Messages to the server have the same form, in any order:
 
     V CHUNK ROW ROWS SECONDS BYTES        verdicts on ROWS rows of the chunk from ROW on, a line each, and the time they took
+    G CHUNK ROW ROWS 0                    rows that are given back unverified, because the row before them takes long
     R CALL BYTES                          the result of a call
     H 0                                   heartbeat, twice a second
 
@@ -44,6 +45,8 @@ FLUSH_INTERVAL_S = 0.05
 """How long verdicts are collected before they are sent together."""
 POLL_INTERVAL_S = 0.05
 """The interval of the checks for timeouts and unsent verdicts."""
+SLOW_ROW_S = 1.0
+"""A row that takes longer does not hold up those after it in its chunk: other threads and processes get them."""
 CLOSE_TIMEOUT_S = 5.0
 MAX_TIMEOUTS_ALONE = 8
 """How many rows may time out alone after they timed out together; then it is not single rows that take too long, and the rest is reported."""
@@ -66,6 +69,8 @@ class WorkerChunk:
         )
         self.current_row, self.row_start_time, self.is_abandoned = 0, 0.0, False
         """The row that is being verified, the time it started, and whether the chunk was abandoned after a timeout."""
+        self.end = len(rows)
+        """The number of rows that are still the chunk's own: those after a slow one are given back."""
         self.unsent_lines, self.num_sent, self.last_flush_time = list[bytes](), 0, time.monotonic()
         """Unsent verdicts, the number of sent ones, and the time of the last sending."""
         self.job: TimedFuture | None = None
@@ -148,7 +153,6 @@ class ServiceWorker:
         chunk.job = self.executor.submit(self._verify_batch if chunk.is_batched else self._verify_each, key, chunk)
 
     def _verify_each(self, key: int, chunk: WorkerChunk) -> None:
-        last = len(chunk.rows) - 1
         chunk.row_start_time = chunk.last_flush_time = time.monotonic()
         for row, line in enumerate(chunk.rows):
             self.progress_marks.mark_row(chunk.slot, chunk.row_offset + row)
@@ -158,7 +162,10 @@ class ServiceWorker:
                 if chunk.is_abandoned:
                     return
                 chunk.unsent_lines.append(told)
-                chunk.current_row, chunk.row_start_time = row + 1, now if row < last else 0.0
+                is_last = row + 1 == chunk.end
+                chunk.current_row, chunk.row_start_time = row + 1, 0.0 if is_last else now
+            if is_last:
+                break
             if now - chunk.last_flush_time > FLUSH_INTERVAL_S:
                 self._send_unsent_verdicts(chunk)
         self._finish_chunk(key, chunk)
@@ -238,8 +245,11 @@ class ServiceWorker:
                 for key, chunk in overdue:
                     chunk.is_abandoned = True
                     del self.chunks[key]
+                returned = [(chunk, rows) for chunk in self.chunks.values() if (rows := _take_rows_after_slow(chunk, now))]
             for chunk in waiting:
                 self._send_unsent_verdicts(chunk)
+            for chunk, rows in returned:
+                self.send_to_server(b"G %d %d %d 0\n" % (chunk.number, chunk.row_offset + rows.start, len(rows)))
             for key, chunk in overdue:
                 self._time_out_row(key, chunk)
             if (
@@ -266,12 +276,12 @@ class ServiceWorker:
         done, num_timeouts = chunk.current_row, chunk.num_timeouts
         if not (chunk.is_batched and len(chunk.rows) > 1):
             num_timeouts += not chunk.is_joint
-            end = len(chunk.rows) if num_timeouts >= MAX_TIMEOUTS_ALONE else done + 1
+            end = chunk.end if num_timeouts >= MAX_TIMEOUTS_ALONE else done + 1
             verdict = build_timeout_verdict(self.call_timeout_s)
             lines = [format_verdict_line(get_row_id(chunk.rows[row]), verdict, chunk.first_index + row) for row in range(done, end)]
             self._send_lines(chunk, chunk.row_offset + done, 0.0, lines)  # 0 s: a timeout must not change the average time per row
             done = end
-        if rest := chunk.rows[done:]:
+        if rest := chunk.rows[done : chunk.end]:
             is_joint = chunk.is_joint and not chunk.is_batched
             self._start_chunk(
                 chunk_key,
@@ -280,6 +290,15 @@ class ServiceWorker:
                     is_joint=is_joint, num_timeouts=num_timeouts,
                 ),
             )  # fmt: skip
+
+
+def _take_rows_after_slow(chunk: WorkerChunk, now: float) -> range:
+    """Take the rows after one that takes long from a chunk whose rows are verified one after the other, the first time."""
+    rows = range(chunk.current_row + 1, chunk.end)
+    if not rows or not chunk.is_joint or chunk.is_batched or not chunk.row_start_time or now - chunk.row_start_time < SLOW_ROW_S:
+        return range(0)
+    chunk.end = rows.start
+    return rows
 
 
 def _parse_rows(chunk: WorkerChunk) -> tuple[dict[int, tuple[Any, Task, str]], dict[int, bytes]]:

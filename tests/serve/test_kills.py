@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -235,6 +236,41 @@ def test_slow_answers_of_one_client_leave_room_for_another(moody: str) -> None:
         waited, is_going_on = time.monotonic() - began, slow.is_alive()
         slow.join(60)
     assert {line["score"] for line in found} == {1.0} and is_going_on and waited < 3, waited
+
+
+def test_slow_answers_of_one_chunk_do_not_wait_for_each_other(moody: str) -> None:
+    with served(moody, "--workers", "1", "--threads", "8", "--timeout", "2") as running:
+        running.lines(batch(*["4"] * 600))  # the service knows that rows are fast, so that many are one chunk
+        began = time.monotonic()
+        found = running.lines(batch(*["sleep 20"] * 8, *["4"] * 40))
+        waited = time.monotonic() - began
+    assert len(found) == 48 and {line["score"] for line in found if line["index"] >= 8} == {1.0}
+    assert [line["fault"] for line in found if line["index"] < 8] == ["infra"] * 8
+    assert waited < 10, waited  # one after the other: 16 s
+
+
+def test_a_slow_answer_holds_up_none_behind_it(moody: str) -> None:
+    with served(moody, "--workers", "1", "--threads", "4") as running:
+        running.lines(batch(*["4"] * 600))
+        connection = http.client.HTTPConnection(running.url.removeprefix("http://"), timeout=30)
+        connection.request("POST", "/verify/batch", json.dumps({"rows": batch("sleep 6", *["4"] * 40)}))
+        began, reply = time.monotonic(), connection.getresponse()
+        first = [json.loads(reply.readline()) for _ in range(40)]
+        waited = time.monotonic() - began
+        last = json.loads(reply.readline())
+        connection.close()
+    assert waited < 4 and {line["index"] for line in first} == {*range(1, 41)}, waited
+    assert last["index"] == 0 and last["score"] == 1.0
+
+
+def test_rows_that_are_given_back_after_the_slow_one_ended_leave_no_chunk_behind(pool: ServicePool) -> None:
+    (worker, *_), told = pool.worker_processes, list[bytes]()
+    worker.running_chunks[1] = RowChunk("numeric", [LINE] * 3, 7, lambda lines, count: told.append(lines))
+    pool.num_waiting_rows = 3
+    worker._handle_message([b"V", b"1", b"0", b"1", b"0.0", b"0"], b"")
+    worker._handle_message([b"G", b"1", b"1", b"2", b"0"], b"")
+    assert not worker.running_chunks and pool.num_waiting_rows == 2 and len(told) == 1
+    assert sorted(chunk.first_index + at for chunk in pool.queue for at in range(len(chunk.rows))) == [8, 9]
 
 
 def test_the_queue_takes_from_each_request_in_turn() -> None:
