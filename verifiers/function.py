@@ -180,6 +180,9 @@ class FunctionVerifier(Verifier):
             reason = f"{self.name} returned a coroutine; write the function itself as `async def`, then its result is awaited"
             return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "TypeError"})
         value = returned.get("score", returned.get("reward")) if isinstance(returned, Mapping) else returned
+        if isinstance(returned, Mapping) and not returned.keys() & {"score", "reward"}:
+            reason = f"{self.name} returned {returned!r:.80}; a mapping has the score under `score` or `reward`"
+            return Verdict(None, reason, fault=Fault.INFRA, detail={RAISED: "KeyError"})
         if value is None:  # a function that cannot score without a reference says so by None: then the task is what lacks something
             return Verdict(None, f"{self.name} returned None", fault=Fault.TASK if task.reference is None else Fault.INFRA)
         if not isinstance(value, bool | int | float) and not hasattr(value, "__float__"):
@@ -203,7 +206,8 @@ class FunctionVerifier(Verifier):
                 None, f"{self.name} returned {number:g}, {allowed}", fault=Fault.INFRA, detail={"out_of_range": True, RAISED: "ValueError"}
             )
         score = (number - low) / (high - low) if self.score_range else number
-        return Verdict(score, f"{self.name} returned {number:g}")
+        why = returned.get("reason") if isinstance(returned, Mapping) else None
+        return Verdict(score, f"{self.name} returned {number:g}" + (f": {why}" if isinstance(why, str) and why else ""))
 
     def _describe_error(self, error: Exception) -> str:
         """Describe what the function raised, with its own last line, and what its argument for the answer is."""

@@ -110,3 +110,12 @@ def test_the_names_of_arguments_tell_the_answer_from_the_reference(function: Any
     worker._wrap_reward_function(wrapped)({"answer": "5", "reference": "4", "question": "2+2="})
     adapt_reward_function(wrapped)("5", "4", "2+2=", {})
     assert [value for value in seen[0] if value not in ("audit", "rlvr")] == [value for value in seen[1] if value not in ("audit", "rlvr")]
+
+
+def test_a_mapping_of_score_and_reason_is_read_and_one_without_a_score_is_said() -> None:
+    scored = rlvr.verify(lambda answer, reference: {"score": 1, "reason": "it is the sum"}, answer="4", reference="4")
+    assert scored.score == 1.0 and scored.reason.endswith("returned 1: it is the sum")
+    wrong = rlvr.verify(lambda answer, reference: {"value": 1}, answer="4", reference="4")
+    assert wrong.score is None and wrong.fault is Fault.INFRA and "under `score` or `reward`" in wrong.reason
+    none = rlvr.verify(lambda answer, reference: {"score": None}, answer="4", reference="4")
+    assert none.score is None and none.fault is Fault.INFRA
