@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -138,6 +138,17 @@ class ExecutionResult(Hinted):
     """A message to the policy about side effects in the session, such as lost variables of the Python interpreter."""
     unsupported: bool = False
     """With INTERNAL_ERROR: this sandbox can never run such a program (e.g. a limit above its own). The task is at fault."""
+
+    def __repr__(self) -> str:
+        """Return the fields that are set; a long output is cut."""
+        shown = [(spec.name, getattr(self, spec.name)) for spec in fields(self) if spec.repr and getattr(self, spec.name) != spec.default]
+        texts = [
+            f"{name}={value[:150]!r}...{value[-150:]!r} ({len(value)} bytes)"
+            if isinstance(value, bytes) and len(value) > 400
+            else f"{name}={value!r}"
+            for name, value in shown
+        ]
+        return f"ExecutionResult({', '.join(texts)})"
 
     @property
     def stdout(self) -> str:

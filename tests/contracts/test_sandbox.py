@@ -48,3 +48,9 @@ def test_names_of_other_libraries_for_the_same_thing_are_read() -> None:
 def test_it_is_still_a_plain_record() -> None:
     result = ExecutionResult(ExitStatus.OK, stdout_bytes=b"1")
     assert pickle.loads(pickle.dumps(result)) == copy.deepcopy(result) == replace(result) == result
+
+
+def test_a_result_is_printed_with_the_ends_of_a_long_output() -> None:
+    result = ExecutionResult(ExitStatus.RUNTIME_ERROR, exit_code=1, stderr_bytes=b"a" * 9_000 + b"ValueError", stdout_bytes=b"1\n")
+    assert len(repr(result)) < 600 and "ValueError' (9010 bytes)" in repr(result) and "stdout_bytes=b'1\\n'" in repr(result)
+    assert repr(ExecutionResult(ExitStatus.OK)) == "ExecutionResult(status=<ExitStatus.OK: 'OK'>)"
