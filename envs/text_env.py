@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from rlvr.contracts import Environment, Session, StepResult, Verifier
 from rlvr.envs.external._game_env import is_held_out
@@ -22,6 +23,8 @@ MAX_SEED_TRIES = 64
 """How many seeds are tried for a first observation that belongs to the split."""
 START_TRIES, START_PAUSE_S = 3, 0.2
 """How often an episode is begun for its first observation where that fails: one failure of a server must not end a run."""
+WARNED_CLASSES: WeakSet[type] = WeakSet()
+"""Classes whose `close` raised: a warning for each episode would hide all else."""
 logger = logging.getLogger(__name__)
 
 
@@ -232,7 +235,9 @@ def _close(env: Any) -> None:
         try:
             close()
         except (Exception, SystemExit) as error:
-            logger.warning("%s.close raised %s", type(env).__name__, describe_exception(error))
+            if type(env) not in WARNED_CLASSES:
+                WARNED_CLASSES.add(type(env))
+                logger.warning("%s.close raised %s; further ones are not shown", type(env).__name__, describe_exception(error))
 
 
 make = TextEnvironment

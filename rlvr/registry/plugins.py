@@ -292,14 +292,16 @@ def split_world_settings(world: Any, settings: Mapping[str, Any]) -> tuple[dict[
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(f"kwargs is {given!r:.60}; it must be a mapping of the settings of the class")
         of_class = dict(given or {})
-    of_class = {**{name: value for name, value in settings.items() if (name not in known or name in takes)}, **of_class}
+    inner = of_class
+    of_class = {**{name: value for name, value in settings.items() if (name not in known or name in takes)}, **inner}
     try:
         takes_all = any(one.kind is one.VAR_KEYWORD for one in read_signature(world).parameters.values())
     except (TypeError, ValueError):
         takes_all = True
     if not takes_all and (unknown := [name for name in of_class if name not in takes]):
-        label = getattr(world, "__name__", type(world).__name__)
-        raise ConfigError(f"{label} has no setting {unknown[0]!r}; {format_suggestion(unknown[0], [*takes, *known])}")
+        allowed = takes if unknown[0] in inner else {**takes, **known}
+        hint = format_suggestion(unknown[0], allowed) if allowed else "it has none"
+        raise ConfigError(f"{getattr(world, '__name__', type(world).__name__)} has no setting {unknown[0]!r}; {hint}")
     return of_env, of_class
 
 

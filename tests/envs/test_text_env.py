@@ -159,6 +159,8 @@ def test_settings_reach_the_class_also_where_the_environment_has_them() -> None:
             rlvr.make_env(Sized, **wrong)
     with pytest.raises(ConfigError, match="must be a mapping"):
         rlvr.make_env(Sized, kwargs=[7])
+    with pytest.raises(ConfigError, match="Golf has no setting 'seed'; it has none"):
+        rlvr.make_env(Golf, kwargs={"seed": 7})
 
 
 def test_a_class_in_a_file_is_an_environment_by_its_name(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_one_failed_start_ends_no_run_and_a_lasting_one_says_why(monkeypatch: py
     assert Flaky.opened == Exits.opened == 0
 
 
-def test_a_failure_to_close_is_about_no_answer() -> None:
+def test_a_failure_to_close_is_about_no_answer(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck(Golf):
         def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
             return "", float(action == "hit"), True, False, {}
@@ -208,6 +210,7 @@ def test_a_failure_to_close_is_about_no_answer() -> None:
 
     assert [score for score, _ in play(Stuck, lambda prompt: "hit")] == [1.0, 1.0]
     assert [score for score, _ in play(Stuck, lambda prompt: "no")] == [0.0, 0.0]
+    assert sum("Stuck.close raised" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
