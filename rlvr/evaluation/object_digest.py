@@ -27,20 +27,30 @@ PLAIN = (bool, int, float, complex, str, bytes, Fraction, os.PathLike)
 
 
 def compute_object_digest(value: Any) -> str:
-    """Compute the digest of a function, a class or a plugin.
+    """Compute the digest of a function, a class or a plugin; "" if it cannot be described.
 
     >>> compute_object_digest(partial(int, base=2)) == compute_object_digest(partial(int, base=2))
     True
     >>> compute_object_digest(partial(int, base=2)) == compute_object_digest(partial(int, base=8))
     False
     """
-    return VERSION + _hash(_describe(value, MAX_DEPTH, set()))
+    found: dict[int, Any] = {}
+    try:
+        texts, done = [_describe(value, MAX_DEPTH, found)], 0
+        while done < len(found):
+            texts.append(_describe_definition([*found.values()][done], found))
+            done += 1
+    except Exception:  # an object of a user may refuse to be looked at, which is no reason not to measure it
+        return ""
+    return VERSION + _hash("\n".join(texts))
 
 
 def compute_model_digest(model: Any) -> str:
     """Compute the digest of some weights of each tensor of a model object."""
     found = []
     for name, tensor in model.state_dict().items():
+        if not hasattr(tensor, "detach"):  # a module may store other things there
+            continue
         flat = tensor.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // VALUES_PER_TENSOR)][:VALUES_PER_TENSOR].float().cpu().tolist()
         found.append(f"{name} {tuple(tensor.shape)} {some}")
@@ -60,13 +70,18 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
-def _describe(value: Any, depth: int, seen: set[int]) -> str:
-    """Describe a value as a text that is the same in every process, as far as it can be told."""
+def _describe(value: Any, depth: int, found: dict[int, Any]) -> str:
+    """Describe a value as a text that is the same in every process, as far as it can be told. Functions, classes and plugins are put into
+    `found`, by their id, and are described once each, by `_describe_definition`.
+    """
     if value is None or isinstance(value, PLAIN):
         return f"{type(value).__name__} {value!r}"
-    if depth == 0 or id(value) in seen:
+    if isinstance(value, FunctionType | type | Plugin):
+        found.setdefault(id(value), value)
+        return f"#{[*found].index(id(value))}"
+    if depth == 0:
         return "..."
-    again = partial(_describe, depth=depth - 1, seen=seen)
+    again = partial(_describe, depth=depth - 1, found=found)
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(again, value))}]"
     if isinstance(value, set | frozenset):
@@ -75,8 +90,6 @@ def _describe(value: Any, depth: int, seen: set[int]) -> str:
         return f"{{{', '.join(sorted(f'{again(key)}: {again(held)}' for key, held in value.items()))}}}"
     if isinstance(value, CodeType):
         return f"{value.co_code.hex()} {value.co_names} {again(value.co_consts)}"
-    seen = seen | {id(value)}
-    again = partial(_describe, depth=depth - 1, seen=seen)
     if isinstance(value, MethodType):
         return f"{again(value.__func__)} of {again(value.__self__)}"
     if isinstance(value, partial):
@@ -85,13 +98,17 @@ def _describe(value: Any, depth: int, seen: set[int]) -> str:
         return again(value.__func__)
     if isinstance(value, property):
         return again((value.fget, value.fset))
+    return again(type(value))
+
+
+def _describe_definition(value: Any, found: dict[int, Any]) -> str:
+    """Describe a function, a class or a plugin."""
+    again = partial(_describe, depth=MAX_DEPTH, found=found)
     if isinstance(value, FunctionType):
         return " ".join(map(again, _iter_function_parts(value))) if _is_of_user(value) else f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, type):
         return f"class {value.__module__}.{value.__qualname__} " + " ".join(map(again, _iter_class_parts(value)))
-    if isinstance(value, Plugin):
-        return f"{again(type(value))} {again(_get_settings(value))}"
-    return again(type(value))
+    return f"{again(type(value))} {again(_get_settings(value))}"
 
 
 def _iter_function_parts(function: FunctionType) -> Iterator[Any]:
@@ -132,6 +149,8 @@ def _get_settings(plugin: Plugin) -> dict[str, Any]:
 
 def _is_of_user(definition: Any) -> bool:
     """Whether a function or a class is neither of rlvr, nor of Python, nor of an installed package."""
-    top = str(definition.__module__).partition(".")[0]
-    file = str(getattr(sys.modules.get(definition.__module__), "__file__", "") or "")
-    return top != "rlvr" and top not in sys.stdlib_module_names | {"builtins"} - {"__main__"} and "-packages" not in file
+    module = str(definition.__module__)
+    if module == "__main__":  # a script or a notebook, even where its file is the program that runs it
+        return True
+    file = str(getattr(sys.modules.get(module), "__file__", "") or "")
+    return (top := module.partition(".")[0]) not in ("rlvr", "builtins") and top not in sys.stdlib_module_names and "-packages" not in file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -136,3 +137,23 @@ def test_a_digest_is_the_same_in_another_process() -> None:
     assert seen[0] == seen[1] != ""
     changed = subprocess.run([sys.executable, "-c", code.replace("'w'", "'v'")], capture_output=True, text=True, check=True).stdout
     assert is_changed(seen[0].strip(), changed.strip())
+
+
+def test_functions_that_call_each_other_are_described_once_each() -> None:
+    """Along all paths there would be billions."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    names = [f"f{place}" for place in range(40)]
+    exec("\n".join(f"def {name}(answer): return [{', '.join(f'{other}(answer)' for other in names)}]" for name in names), space)
+    began = time.monotonic()
+    first = compute_object_digest(space["f0"])
+    assert time.monotonic() - began < 5
+    exec("def f39(answer): return 0", space)
+    assert is_changed(first, compute_object_digest(space["f0"]))
+
+
+def test_an_object_that_cannot_be_looked_at_has_no_digest() -> None:
+    class Shy(str):
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert compute_object_digest([Shy("a")]) == ""
