@@ -356,3 +356,16 @@ def test_several_pairs_of_a_group_pull_as_one_mean() -> None:
     assert one.metrics["rewards/accuracies"] == 0.5 and one.metrics["rewards/chosen"] == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="log-probabilities"):
         factory("dpo")().compute_advantages([group])
+
+
+@pytest.mark.parametrize(
+    ("defaults", "told"),
+    [
+        ({"no_such": 3}, "the definition of .*no_such"),
+        ({"epsilon": "wide"}, "epsilon is 'wide'"),
+    ],
+)
+def test_a_default_of_a_definition_is_checked_like_a_setting(defaults: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        define_policy_gradient("mine", "An example.", grpo.advantage, grpo.loss, **defaults)()
+    assert define_policy_gradient("mine", "An example.", grpo.advantage, grpo.loss, epsilon=0.1)().settings.epsilon == 0.1

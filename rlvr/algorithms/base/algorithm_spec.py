@@ -130,11 +130,16 @@ class AlgorithmSpec:
     def __call__(self, **given: Any) -> Any:
         """Build the algorithm; raise ConfigError for a setting that is unknown, invalid, or without effect."""
         spec = self.replace_components(given)
+        if lost := {key: value for key, value in self.defaults.items() if key not in self.setting_types}:
+            raise ConfigError(f"the definition of {format_unknown_settings(self.name, lost, self.default_settings)}")
         given = {key: f"{value.__module__}:{value.__qualname__}" if inspect.isfunction(value) else value for key, value in given.items()}
         if unknown := {key: value for key, value in given.items() if key not in spec.default_settings}:
             raise ConfigError(format_unknown_settings(self.name, unknown, spec.default_settings))
         chosen = {key: coerce_setting(key, value, spec.setting_types[key]) for key, value in given.items()}
-        settings = spec.default_settings | chosen
+        changed = {
+            key: coerce_setting(key, value, spec.setting_types[key]) for key, value in self.defaults.items() if key in spec.default_settings
+        }
+        settings = spec.default_settings | changed | chosen
         for key, value in settings.items():
             check_setting_value(key, value)
         reasons = find_inactive_settings(settings)
