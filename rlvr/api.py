@@ -250,6 +250,7 @@ def make_env(env: str | Mapping[str, Any] | type | Environment | Rows | Path | N
     return _check_made(Environment, _make("env", str(env) if isinstance(env, Path) else env, settings))
 
 
+@accept_synonyms
 @add_usage_to_errors
 def make_verifier(verifier: AnyVerifier, /, **settings: Any) -> Verifier:
     """Build a verifier.

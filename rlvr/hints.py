@@ -381,6 +381,7 @@ KEYWORDS: Mapping[str, Mapping[str, str]] = {
         "lora_alpha": "model={'path': folder, 'lora': {'rank': ..., 'alpha': ...}}",
         "optim": "the optimizer is AdamW; leave it out",
         "reward_weights": "verifier={'symbolic': 0.8, 'format': 0.2}, the weight of each",
+        **dict.fromkeys(("total_timesteps", "n_steps"), "steps=10, the steps of training, each with prompts_per_step= prompts"),
         "score_range": _SCORE_RANGE,
     },
     "evaluate": {

@@ -24,7 +24,7 @@ R = TypeVar("R")
 C = TypeVar("C")
 _VERIFIER = dict.fromkeys(VERIFIER_WORDS, "verifier")
 _LENGTH: dict[str, str] = dict.fromkeys(("max_completion_length", "max_tokens"), "max_new_tokens")
-_CLIPPED_AND_REGULARIZED = {"kl_coef": "beta", "clip_range": "epsilon"}
+_CLIPPED_AND_REGULARIZED = {"kl_coef": "beta", "clip_range": "epsilon", "ent_coef": "entropy_coef"}
 REFERENCE_WORDS = ("target", "gold", "ground_truth", "solution", "label", "expected", "tests")
 """Keywords for the reference in calls of other libraries."""
 SYNONYMS: Mapping[str, Mapping[str, str]] = {
@@ -99,6 +99,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
     "make": _LENGTH,
     "register": {"id": "name", "entry_point": "plugin", "cls": "plugin"},
     "make_algorithm": _CLIPPED_AND_REGULARIZED,
+    "make_verifier": {"reward_weights": "weights"},
     "Environment.to_dataset": dict.fromkeys(("limit", "num_examples", "num_samples", "num_tasks", "size"), "n"),
     "make_env": {
         **_VERIFIER,
@@ -356,7 +357,9 @@ def translate_env_name(env: Any) -> Any:
 
 
 def _are_names(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value))
+    return (isinstance(value, str) and not value.isdecimal()) or (
+        isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
+    )
 
 
 def translate_keywords(call: str, given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:

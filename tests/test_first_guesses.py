@@ -1391,3 +1391,15 @@ def test_settings_of_a_run_in_other_words() -> None:
     assert "levels is 1; write a list" in read_message(lambda: rlvr.make("arithmetic", levels=1))
     report = rlvr.evaluate("arithmetic", lambda texts: ["4" for _ in texts], tasks=1)
     assert "a function that gets a list of prompts is written f(prompts)" in str(report)
+
+
+def test_a_wrong_value_is_told_with_what_is_allowed() -> None:
+    measured = functools.partial(api.evaluate, "arithmetic", lambda prompt: "1", tasks=1)
+    assert "top_p is 0; it must be above 0, and at most 1" in read_message(lambda: measured(top_p=0))
+    assert "seed is None; it must be a whole number" in read_message(lambda: measured(seed=None))
+    assert "tasks" in read_message(lambda: api.evaluate("arithmetic", lambda prompt: "1", tasks="2"))
+    call = functools.partial(api.train, model="no-such-model", env="arithmetic", total_timesteps=9)
+    assert "write steps=10, the steps of training" in read_message(call)
+    assert api.make_algorithm("grpo", ent_coef=0.1).settings.entropy_coef == 0.1
+    both = api.make_verifier([lambda completion: 1.0, lambda completion: 0.25], reward_weights=[1, 2])
+    assert both.verify(rlvr.Task("?", reference="4"), "4").score == 0.5

@@ -91,6 +91,8 @@ def evaluate(
             episode_timeout_s, call_timeout_s (see the fields of a suite item).
     """
     checked = (item_settings.keys() & SuiteItem.model_fields.keys()) - {"top_k"}  # an unknown name gets its own message
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ConfigError(f"seed is {seed!r:.60}; it must be a whole number, such as 0")
     _check_positive(n=n, concurrency=concurrency, **{name: item_settings[name] for name in checked})
     check_selector(select)
     out, sampler = Path(out) if out else None, sampler or {}
@@ -200,6 +202,8 @@ def _print_data_warnings(environments: Mapping[str, Environment], console: Conso
 
 def _check_positive(**values: object) -> None:
     for name, value in values.items():
+        if name == "top_p" and isinstance(value, int | float) and not 0 < value <= 1:
+            raise ConfigError(f"top_p is {value}; it must be above 0, and at most 1")
         if isinstance(value, int) and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
 
