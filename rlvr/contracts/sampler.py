@@ -11,7 +11,7 @@ from rlvr.contracts.environment import Environment
 from rlvr.contracts.plugin import Plugin
 from rlvr.contracts.tokenizer import Tokenizer
 from rlvr.contracts.weights import Weights
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, SamplerError
 from rlvr.hints import Hinted, add_usage_to_constructor_errors
 from rlvr.task import Task
 from rlvr.turns import ToolSpec, Turn
@@ -233,6 +233,11 @@ class Sampler(Plugin, ABC):
                 continue
             silent = {number for number, _ in asked}
             for place, completion in self.stream_completions([request for _, request in asked], sampling):
+                if not isinstance(place, int) or not 0 <= place < len(asked):
+                    raise SamplerError(
+                        f"{type(self).__name__}.stream_completions yielded an answer to request {place!r}; it was given {len(asked)} requests, "
+                        f"and must yield their places, from 0 to {len(asked) - 1}"
+                    )
                 silent.discard(asked[place][0])
                 yield asked[place][0], completion
             for number in sorted(silent):

@@ -99,8 +99,8 @@ class Conversation:
 
     def append_completion(self, completion: Completion) -> None:
         """Append a completion. If it is invalid, set `error`."""
-        if completion.finish_reason == "error" or not all(-math.inf < p <= LOGPROB_EPS for p in completion.logprobs):
-            self.error = _describe_bad_completion(completion)
+        if problem := _describe_bad_completion(completion):
+            self.error = problem
             return
         try:
             closed = (
@@ -211,7 +211,16 @@ class Conversation:
 
 
 def _describe_bad_completion(completion: Completion) -> str:
+    """Return why a completion has failed or is none; '' if it can be one."""
     if completion.finish_reason == "error":
         return completion.error or "the sampler gave no answer and no reason"
-    bad = next(p for p in completion.logprobs if not -math.inf < p <= LOGPROB_EPS)
+    for token in completion.tokens:
+        if not isinstance(token, int) and not hasattr(token, "__index__"):  # numpy's whole numbers are no int
+            return f"the sampler gave the token id {token!r:.40}; it must be a whole number"
+    try:
+        if all(-math.inf < p <= LOGPROB_EPS for p in completion.logprobs):
+            return ""
+        bad: object = next(p for p in completion.logprobs if not -math.inf < p <= LOGPROB_EPS)
+    except TypeError:
+        bad = next(repr(p) for p in completion.logprobs if not isinstance(p, float))
     return f"the sampler gave a token the log-probability {bad}; it must be a finite number of at most 0"

@@ -153,6 +153,8 @@ class RolloutScheduler(RequestQueue):
         conversation = self.conversations[number]
         if conversation.phase is not Phase.SAMPLING:
             raise SamplerError(f"the sampler returned request {number}, which is not being sampled")
+        if not isinstance(completion, Completion):
+            raise SamplerError(f"the sampler answered a request with {completion!r:.80}; it must be an rlvr.contracts.Completion")
         conversation.append_completion(completion)
         self._advance(conversation)
 

@@ -93,7 +93,8 @@ class SessionRolloutScheduler(RolloutScheduler):
         return asked
 
     def _on_completion(self, number: int, completion: Completion) -> None:
-        self._add_elapsed(self.conversations[number], completion.duration_s or perf_counter() - self.conversations[number].requested_at)
+        seconds = completion.duration_s if isinstance(completion, Completion) else 0.0  # else it is refused below
+        self._add_elapsed(self.conversations[number], seconds or perf_counter() - self.conversations[number].requested_at)
         super()._on_completion(number, completion)
 
     def _on_job_done(self, conversation: Conversation, job: Future[Any], end_time: float) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from rlvr.contracts import Completion, Environment, Request, Sampler, SamplingParams
 from rlvr.episode import StopReason
-from rlvr.errors import ConfigError, TooManyHungCalls
+from rlvr.errors import ConfigError, SamplerError, TooManyHungCalls
 from rlvr.mdp.token_mdp import TokenMDP
 from rlvr.mdp.tokenizers import ByteTokenizer, CharTokenizer
 from rlvr.rollout.rollout import Rollout, RolloutRequest, derive_seed
@@ -342,6 +342,51 @@ def test_an_impossible_log_probability_costs_its_own_answer_alone(logprob: float
         found = rollout.collect(draws(environment, 3), SamplingParams())
     assert [e.is_scored for e in found] == [True, False, True]
     assert f"the log-probability {logprob}; it must be a finite number of at most 0" in found[1].error
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob", "words"),
+    [
+        (1.5, -0.1, "the token id 1.5; it must be a whole number"),
+        ("7", -0.1, "the token id '7'"),
+        (5, "a lot", "the log-probability 'a lot'"),
+    ],
+)
+def test_a_completion_of_other_types_costs_its_own_answer_alone(token: Any, logprob: Any, words: str) -> None:
+    class Odd(Sampler):
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+            odd = Completion([token, 0], [logprob, -0.1], "stop")
+            yield from ((i, odd if i == 1 else Completion([5, 0], [-0.1, -0.1], "stop")) for i in range(len(requests)))
+
+    environment = Sums()
+    with rollout_of(environment, Odd()) as rollout:
+        found = rollout.collect(draws(environment, 3), SamplingParams())
+    assert [e.is_scored for e in found] == [True, False, True] and words in found[1].error
+
+
+@pytest.mark.parametrize("environment", [Sums, Talk])
+@pytest.mark.parametrize("sync_turns", [False, True])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            (7, Completion([5, 0], [-0.1, -0.1], "stop")),
+            "an answer to request 7; it was given 3 requests, and must yield their places, from 0 to 2",
+        ),
+        ((-1, Completion([5, 0], [-0.1, -0.1], "stop")), "an answer to request -1"),
+        ((0, None), "with None; it must be an rlvr.contracts.Completion"),
+        ((0, {"tokens": [5, 0]}), "with {'tokens': .*; it must be"),
+    ],
+    ids=["beyond", "negative", "nothing", "mapping"],
+)
+def test_a_sampler_that_yields_something_else_is_named(given: Any, words: str, sync_turns: bool, environment: type[Environment]) -> None:
+    class Wild(Sampler):
+        def stream_completions(self, requests: Sequence[Request], sampling: SamplingParams) -> Iterator[tuple[int, Completion]]:
+            yield given
+
+    made = environment()
+    with rollout_of(made, Wild(), sync_turns=sync_turns) as rollout, pytest.raises(SamplerError, match=words):
+        rollout.collect(draws(made, 3), SamplingParams())
 
 
 def test_an_engine_s_nan_stays_one_until_the_rollout_looks() -> None:
