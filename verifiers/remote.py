@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.fault_rule import AnswerAtFault, aretry_and_attribute_failure
@@ -223,9 +223,9 @@ class ServiceClient:
 
     def __init__(self, url: str, *, token_env: str = "", timeout_s: float = 120.0, retries: int = 4) -> None:
         """Name the service and the environment variable with its token."""
-        if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", url):
+        if not _is_service_url(url):
             raise ConfigError(
-                f"url is {url!r:.80}; it must be such as http://judges:8765, and a token belongs into an environment variable"
+                f"url is {_hide_credentials(url)!r:.80}; it must be such as http://judges:8765, and a token belongs into an environment variable"
             )
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0 or not timeout_s > 0:
             raise ConfigError(f"retries is {retries!r} and timeout_s {timeout_s!r}; they must be a whole number from 0 and seconds above 0")
@@ -290,6 +290,26 @@ class ServiceClient:
             if status not in RETRIED_STATUSES:
                 break
         raise EndpointUnavailable(f"{self.url}: {why.replace(token, '[token]') if token else why}", timed_out=timed_out)
+
+
+def _is_service_url(url: str) -> bool:
+    """Return whether a url is one of a service: without credentials and query, and with a port that can be."""
+    if not re.fullmatch(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0  # the port raises beyond 65535
+    except ValueError:
+        return False
+
+
+def _hide_credentials(url: str) -> str:
+    """Return a url whose user, password and query are not shown: messages are logged.
+
+    >>> _hide_credentials("http://me:secret@judges?key=1")
+    'http://...@judges?...'
+    """
+    return re.sub(r"\?.*", "?...", re.sub(r"(//|^)[^/]*@", r"\1...@", url), flags=re.DOTALL)
 
 
 def _parse_line(line: bytes) -> dict[str, Any] | None:

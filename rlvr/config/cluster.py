@@ -67,7 +67,9 @@ class ClusterConfig(Section):
     @field_validator("address")
     @classmethod
     def _check_address(cls, address: str) -> str:
-        if address not in ("local", "auto") and not ADDRESS_PATTERN.fullmatch(address):
+        if address in ("local", "auto"):
+            return address
+        if not ADDRESS_PATTERN.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 1 << 16:
             raise ValueError(f"it is {address!r}; allowed: local, auto, or HOST:PORT as `ray start --head` prints it (not ray://)")
         return address
 

@@ -30,6 +30,7 @@ from rlvr.errors import ConfigError
         ({"address": "ray://head:10001"}, r"address: it is 'ray://head:10001'; allowed: local, auto, or HOST:PORT as `ray start --head`"),
         ({"address": ""}, "address: it is ''; allowed: local, auto, or HOST:PORT"),
         ({"address": "head:xx"}, "address: it is 'head:xx'; allowed: local, auto, or HOST:PORT"),
+        ({"address": "head:99999"}, "address: it is 'head:99999'; allowed: local, auto, or HOST:PORT"),
         ({"heartbeat_timeout_s": 0}, "heartbeat_timeout_s: input should be greater than 0, got 0"),
         ({"rollout_worker": 2}, "there is no key 'rollout_worker'; did you mean 'rollout_workers'"),
     ],

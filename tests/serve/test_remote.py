@@ -196,10 +196,15 @@ def test_a_service_that_fails_on_every_answer_is_asked_once_more_for_a_whole_bat
         assert len(seen.asked) == 2
 
 
-@pytest.mark.parametrize("url", ["judges:8765", "http://me:secret@judges", "http://judges?key=1", "ftp://judges", "http://"])
-def test_a_url_that_cannot_be_or_has_a_secret_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="http://judges:8765"):
+UNUSABLE_URLS = ("judges:8765", "ftp://judges", "http://", "http://:8765", "http://judges:99999", "http://judges:0", "http://[::1")
+URLS_WITH_SECRETS = ("http://me:secret@judges", "me:secret@judges", "http://judges?key=secret")
+
+
+@pytest.mark.parametrize("url", [*UNUSABLE_URLS, *URLS_WITH_SECRETS])
+def test_a_url_that_cannot_be_or_has_a_secret_is_refused_and_the_secret_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="http://judges:8765") as refused:
         build("verifier", "remote", url=url)
+    assert "secret" not in str(refused.value)
 
 
 def test_a_rollout_waits_for_many_verdicts_in_few_threads(server: Server, token: None) -> None:
