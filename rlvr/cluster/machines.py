@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from rlvr.errors import ConfigError
 
 EPSILON = 1e-9
 """Tolerance for sums of fractions of a processor."""
+VITAL_RAY_SERVICES = ("raylet", "gcs_server")
+"""The processes of Ray without which no worker can be called."""
 
 
 def check_capacity(settings: ClusterConfig, machines: Sequence[Mapping[str, float]]) -> None:
@@ -138,6 +141,19 @@ def end_actor(ray: Any, actor: Any, location: Mapping[str, Any] | None) -> None:
     ):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(location["pid"], SIGKILL)
+
+
+def find_ended_ray_service() -> str:
+    """Return which process of the Ray cluster that this process has started has ended, and how; '' if all run or it has started none.
+
+    Without a raylet Ray ends this process after seconds, and without a gcs_server after a minute, both without a message.
+    """
+    node: Any = getattr(sys.modules.get("ray._private.worker"), "_global_node", None)
+    with suppress(AttributeError, TypeError):  # not a public function of Ray
+        for name, process in node.dead_processes():
+            if name in VITAL_RAY_SERVICES:
+                return f"Ray's process {name} ({process.pid}) has ended with {process.returncode}"
+    return ""
 
 
 def install_sigterm_handler(previous_handler: Any) -> None:

@@ -37,6 +37,7 @@ from rlvr.cluster.machines import (
     check_capacity,
     end_actor,
     explain_unplaced_worker,
+    find_ended_ray_service,
     get_pid_scope_id,
     get_process_identity,
     install_sigterm_handler,
@@ -49,7 +50,7 @@ from rlvr.cluster.verifier_actors import VerifierActorPool, make_ask_verdict
 from rlvr.cluster.weights.weight_updates import WeightUpdate, WeightUpdateHistory
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
-from rlvr.errors import ConfigError, MissingExtra, RlvrError
+from rlvr.errors import ConfigError, MissingExtra, RlvrError, SamplerError
 
 MAX_MISSED_HEARTBEATS = 3
 """How many heartbeats a worker is asked for within `cluster.heartbeat_timeout_s`; if it misses all, it is lost."""
@@ -210,7 +211,14 @@ class RayTransport:
     # ---- what happens
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Return the events since the last call. A worker that misses too many heartbeats is lost."""
+        """Return the events since the last call. A worker that misses too many heartbeats is lost.
+
+        SamplerError if the head of a cluster that this run has started is lost.
+        """
+        if self._owns_cluster and (ended := find_ended_ray_service()):
+            raise SamplerError(
+                f"{ended}, and no rollout worker can be called without it; continue with --resume (an evaluation: with the same command)"
+            )
         if self.verifier_workers is not None and self.verifier_workers.restart_lost_workers():
             self._announce_verifier_workers()
         events = self._check_heartbeats(time.monotonic())

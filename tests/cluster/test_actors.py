@@ -32,7 +32,7 @@ from rlvr.cluster.transport import TaskEnded, WeightsLoaded, WorkerLost, WorkerS
 from rlvr.cluster.weights.weight_updates import WeightUpdate
 from rlvr.config.cluster import ClusterConfig
 from rlvr.contracts import SamplingParams
-from rlvr.errors import ConfigError, RlvrError
+from rlvr.errors import ConfigError, RlvrError, SamplerError
 from rlvr.rollout.rollout_request import RolloutRequest
 from rlvr.task import Task, make_user_prompt
 
@@ -282,6 +282,21 @@ def test_words_of_a_stopped_collector_do_not_come_any_more(ray: Ray) -> None:
     transport.kill_worker("c0.0")
     ray.last("run_task").ends((b"data", 0.5))
     assert transport.poll(0) == []
+
+
+@pytest.mark.parametrize("name", ["raylet", "gcs_server", "log_monitor"])
+def test_the_end_of_a_service_of_the_run_s_own_cluster_is_told(ray: Ray, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    transport, process = started(), SimpleNamespace(pid=7, returncode=-9)
+    node = SimpleNamespace(dead_processes=lambda: [(name, process)])
+    monkeypatch.setitem(sys.modules, "ray._private.worker", SimpleNamespace(_global_node=node))
+    transport._owns_cluster = False
+    transport.poll(0)  # the cluster of somebody else is no child of this process
+    transport._owns_cluster = True
+    if name == "log_monitor":
+        transport.poll(0)
+        return
+    with pytest.raises(SamplerError, match=rf"process {name} \(7\) has ended with -9, .*; continue with --resume"):
+        transport.poll(0)
 
 
 def test_too_small_a_cluster_is_one_sentence(ray: Ray) -> None:
