@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from rlvr.contracts import Verifier, VerifierExample
 from rlvr.contracts.fault_rule import AnswerAtFault, aretry_and_attribute_failure
 from rlvr.contracts.plugin import reject_unused_settings
+from rlvr.contracts.verifier import run_in_thread
 from rlvr.errors import ConfigError, describe_exception
 from rlvr.extraction import strip_thinking
 from rlvr.registry.plugins import get_plugin_label
@@ -293,7 +294,7 @@ async def _call_function(function: Callable[[str], Any], messages: Sequence[Mapp
     """Ask a function of the user, in a thread unless it is a coroutine function; its text in the form of an endpoint's reply."""
     prompt = "\n\n".join(message["content"] for message in messages)
     try:
-        called = function(prompt) if inspect.iscoroutinefunction(function) else asyncio.to_thread(function, prompt)
+        called = function(prompt) if inspect.iscoroutinefunction(function) else run_in_thread(function, prompt)
         text = await asyncio.wait_for(called, timeout_s)
     except TimeoutError as error:
         raise EndpointUnavailable(

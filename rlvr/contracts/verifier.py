@@ -13,14 +13,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, overload
 from rlvr.contracts.explanation import Explanation, explain_verdict
 from rlvr.contracts.plugin import Plugin, is_default_implementation, mark_default_implementation, read_signature
 from rlvr.contracts.session import Transcript
-from rlvr.errors import ConfigError
+from rlvr.errors import ConfigError, describe_exception
 from rlvr.hints import REFERENCE_COLUMNS, SOLUTION_COLUMNS
 from rlvr.synonyms import REFERENCE_WORDS
 from rlvr.task import Message, Task, Verdict
 from rlvr.turns import extract_final_text
 
+
+def call_for_future(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function whose outcome goes to an asyncio future. That cannot hold a `StopIteration`, and who waits would wait for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(f"the function raised {describe_exception(error)}") from error
+
+
+async def run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Await a blocking function, in a thread of the event loop."""
+    return await asyncio.to_thread(call_for_future, function, *arguments)
+
+
 RunInThread = Callable[..., Awaitable[Any]]
-THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=asyncio.to_thread)
+THREAD_RUNNER: ContextVar[RunInThread] = ContextVar("THREAD_RUNNER", default=run_in_thread)
 """Runs a blocking function in a thread and awaits it. An executor of verifications sets it, so that its own threads are used."""
 
 

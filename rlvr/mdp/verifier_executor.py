@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any
 
-from rlvr.contracts.verifier import THREAD_RUNNER
+from rlvr.contracts.verifier import THREAD_RUNNER, call_for_future
 from rlvr.task import Fault, Verdict
 
 SHUTDOWN_TIMEOUT_S = 1.0
@@ -170,7 +170,7 @@ class DaemonThreadExecutor:
 
     async def _run_in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Await a blocking function of a coroutine, in one of the threads of this executor, which is replaced if the function hangs."""
-        future = self.submit(function, *arguments)
+        future = self.submit(call_for_future, function, *arguments)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
