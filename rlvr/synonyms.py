@@ -305,7 +305,7 @@ def _describe_sum(functions: Sequence[Any], weights: Sequence[float]) -> Any:
 
 def _count_prompts(call: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Turn sizes of a batch that count completions into the prompts of a step: those of transformers, and `batch_size` of verifiers."""
-    size_word = "batch_size" if "rollouts_per_example" in given else BATCH_SIZE
+    size_word = "batch_size" if {"batch_size", "rollouts_per_example"} <= given.keys() else BATCH_SIZE
     if call != "train" or size_word not in given:
         return given
     words = (size_word,) if size_word == "batch_size" else (size_word, "gradient_accumulation_steps")

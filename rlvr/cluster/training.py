@@ -86,7 +86,7 @@ def _build_cluster_components(
     num_groups = choose_groups_per_task(settings.groups_per_task, components.sampler.traits, inputs.config.rollout.num_generations)
     settings = settings.model_copy(update={"groups_per_task": num_groups})
     if settings.rollout_workers == 0:
-        return replace(components, rollout=InProcessTaskRollout(components.rollout, settings))
+        return replace(components, rollout=TaskwiseRollout(components.rollout, settings))
     precision, vectors = _get_precision(components), components.sampler.traits.runs_model
     packer = (
         WeightPacker(settings.weight_transfer, precision, converts_vectors=vectors) if _loads_trainer_weights(components.sampler) else None
@@ -145,7 +145,7 @@ def _check_cluster_support(inputs: RunInputs, components: Components) -> None:
     check_partial_rollouts(components)
 
 
-class InProcessTaskRollout:
+class TaskwiseRollout:
     """Samples in this process, rollout task by rollout task as rollout workers do: the reference that a cluster run is compared with."""
 
     main_process_samples = True
@@ -170,7 +170,7 @@ class InProcessTaskRollout:
         self.inner.close()
 
 
-class RemoteRollout(InProcessTaskRollout):
+class RemoteRollout(TaskwiseRollout):
     """Sample with the rollout workers of the driver. Only the main process has a driver."""
 
     def __init__(self, inner: EpisodeCollector, settings: ClusterConfig, driver: Driver | None) -> None:

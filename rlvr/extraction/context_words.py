@@ -162,13 +162,13 @@ _WORD = re.compile(r"\w+")
 _DENIAL_WORDS = frozenset(
     _WORD.findall(
         """
-    almost answered anything besides between but cannot claimed contrary could declined declines decline deny different disagree double
-    doubt erroneous erroneously error everyone except false falsely gave got guessed had half hardly hesitate hesitated hesitates imagine
-    impossible incorrect incorrectly instead invalid invalidly just many may might minus misconception mistake mistaken mistakenly most
-    naive nearly neither never no nobody nor not often opposed others people plus pretend quite refuse refused refuses rejected rule ruled
-    rules ruling said scarcely some students suppose assume tempting than they thrice triple twice unlike unlikely untrue will would wrong
-    wrongly wrote
-    third quarter multiple factor divisor square cube root negative negation opposite reciprocal inverse complement factorial
+        almost answered anything besides between but cannot claimed contrary could declined declines decline deny different disagree double
+        doubt erroneous erroneously error everyone except false falsely gave got guessed had half hardly hesitate hesitated hesitates imagine
+        impossible incorrect incorrectly instead invalid invalidly just many may might minus misconception mistake mistaken mistakenly most
+        naive nearly neither never no nobody nor not often opposed others people plus pretend quite refuse refused refuses rejected rule ruled
+        rules ruling said scarcely some students suppose assume tempting than they thrice triple twice unlike unlikely untrue will would wrong
+        wrongly wrote
+        third quarter multiple factor divisor square cube root negative negation opposite reciprocal inverse complement factorial
         nicht keinesfalls keineswegs jamás nunca pas être non não не
         """
     )

@@ -15,7 +15,7 @@ from rlvr.contracts.plugin import is_stepped_class, make_stepped_factory
 from rlvr.contracts.task_list import TaskList
 from rlvr.contracts.tokenizer import LoadedModel
 from rlvr.errors import ConfigError
-from rlvr.registry.plugins import build, build_from_config, get_parameters, list_entries, load_factory, split_world_settings
+from rlvr.registry.plugins import build, build_from_config, get_parameters, list_entries, load_factory, split_text_env_settings
 from rlvr.synonyms import VERIFIERS
 from rlvr.task import Task
 
@@ -56,10 +56,12 @@ def describe_text_env(value: Any, settings: Mapping[str, Any] = NO_SETTINGS) -> 
             f"the actions of {value!r:.80} are {space!r:.60}, and a policy writes texts; rlvr.make_env('gymnasium', id='FrozenLake-v1') plays an "
             "environment with few discrete actions in words"
         )
-    of_env, of_class = split_world_settings(value, settings) if isinstance(value, type) else (dict(settings), {})
-    if not isinstance(value, type):
-        known = get_parameters(load_factory("env", "text_env"))
-        of_class = {name: of_env.pop(name) for name in settings if name not in known or name == "kwargs"}
+    if isinstance(value, type):
+        of_env, of_class = split_text_env_settings(value, settings)
+    else:
+        known = get_parameters(load_factory("env", "text_env")).keys() - {"kwargs"}
+        of_env = {name: setting for name, setting in settings.items() if name in known}
+        of_class = {name: setting for name, setting in settings.items() if name not in known}
     return {"name": "text_env", "env_class": _make_env_factory(value, of_class), **of_env}
 
 

@@ -271,7 +271,7 @@ def load_function_from_file(target: str, what: str) -> Callable[..., Any]:
     return _load_from_file(PluginKind(what, what, ()), target)
 
 
-def is_stepped_world(value: Any) -> bool:
+def is_gymnasium_class(value: Any) -> bool:
     """Return whether a value is a class with Gymnasium's `reset` and `step`, and no plugin."""
     return (
         isinstance(value, type)
@@ -280,12 +280,12 @@ def is_stepped_world(value: Any) -> bool:
     )
 
 
-def split_world_settings(world: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_text_env_settings(env_class: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split settings into those of `text_env` and those of the class with `reset` and `step` in it, which `kwargs` may hold, too.
 
     A setting that both have, such as `max_turns`, is one of both.
     """
-    known, takes = get_parameters(load_factory("env", "text_env")), get_parameters(world)
+    known, takes = get_parameters(load_factory("env", "text_env")), get_parameters(env_class)
     of_env, of_class = {name: value for name, value in settings.items() if name in known}, dict[str, Any]()
     if "kwargs" not in takes:
         given = of_env.pop("kwargs", None)
@@ -295,13 +295,13 @@ def split_world_settings(world: Any, settings: Mapping[str, Any]) -> tuple[dict[
     inner = of_class
     of_class = {**{name: value for name, value in settings.items() if (name not in known or name in takes)}, **inner}
     try:
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in read_signature(world).parameters.values())
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in read_signature(env_class).parameters.values())
     except (TypeError, ValueError):
         takes_all = True
     if not takes_all and (unknown := [name for name in of_class if name not in takes]):
         allowed = takes if unknown[0] in inner else {**takes, **known}
         hint = format_suggestion(unknown[0], allowed) if allowed else "it has none"
-        raise ConfigError(f"{getattr(world, '__name__', type(world).__name__)} has no setting {unknown[0]!r}; {hint}")
+        raise ConfigError(f"{getattr(env_class, '__name__', type(env_class).__name__)} has no setting {unknown[0]!r}; {hint}")
     return of_env, of_class
 
 
@@ -315,8 +315,8 @@ def build(kind: str, plugin: str | Callable[..., Any], /, **kwargs: Any) -> Any:
     factory = load_factory(kind, plugin)
     if isinstance(plugin, str) and is_function_plugin(factory, k.name):
         return build(k.name, "function", function=factory, **kwargs)
-    if k.name == "env" and isinstance(plugin, str) and is_stepped_world(factory):
-        of_env, of_class = split_world_settings(factory, kwargs)
+    if k.name == "env" and isinstance(plugin, str) and is_gymnasium_class(factory):
+        of_env, of_class = split_text_env_settings(factory, kwargs)
         return build("env", "text_env", env_class=factory, kwargs=of_class, **of_env)
     _reject_other_contract_version(factory, k.name, plugin)
     name = get_plugin_label(plugin)
