@@ -1369,15 +1369,30 @@ def test_words_for_a_score_and_for_figures() -> None:
 
 
 def test_a_program_may_use_the_memory_of_its_sandbox() -> None:
-    big, small = "print(len(bytearray(400 << 20)))", "print(len(bytearray(80 << 20)))"
-    with rlvr.make_sandbox("process", trusted=True, memory_mb=600) as sandbox:
-        assert sandbox.run(big).stdout == "419430400\n"
-        assert sandbox.run(big, memory_mb=200).status is rlvr.ExitStatus.MEMORY_LIMIT
-        assert sandbox.run(["python3", "-c", small], memory_mb=300).ok
-        assert "memory_mb go with a text" in read_message(lambda: sandbox.run(rlvr.Program(small), memory_mb=300))
-    trusted = {"name": "process", "trusted": True}
-    assert rlvr.run_code(big, sandbox=trusted).ok
-    assert rlvr.run_code(small, sandbox={**trusted, "memory_mb": 64}).status is rlvr.ExitStatus.MEMORY_LIMIT
+    asked: list[int] = []
+
+    class Recording(rlvr.Sandbox):
+        memory_mb = 600
+
+        def run_program(self, program: rlvr.Program) -> rlvr.ExecutionResult:
+            asked.append(program.limits.memory_mb)
+            return rlvr.ExecutionResult(rlvr.ExitStatus.OK)
+
+        def create_session(self, spec: Any = None) -> Any:
+            asked.append(spec.memory_mb)
+            raise ConfigError("no sessions")
+
+    sandbox = Recording()
+    for call in (lambda: sandbox.run("1"), lambda: sandbox.run("1", memory_mb=200), lambda: rlvr.run_code("1", sandbox=sandbox)):
+        assert call().ok
+    assert "no sessions" in read_message(lambda: sandbox.run(["true"], memory_mb=300))
+    assert asked == [600, 200, 600, 300]
+    assert "memory_mb go with a text" in read_message(lambda: sandbox.run(rlvr.Program("1"), memory_mb=300))
+    for name in ("docker", "bubblewrap", "auto"):
+        assert rlvr.make_sandbox(name, memory_mb=400).build_limits().memory_mb == 400
+    assert rlvr.make_sandbox("process", trusted=True, memory_mb=400).build_limits(timeout=2) == rlvr.Limits(
+        cpu_s=2, wall_s=2, memory_mb=400
+    )
 
 
 def test_settings_of_a_run_in_other_words() -> None:
@@ -1385,6 +1400,8 @@ def test_settings_of_a_run_in_other_words() -> None:
     of_verifiers = {"batch_size": 8, "rollouts_per_example": 4}
     assert translate_keywords("train", of_verifiers) == {"num_generations": 4, "prompts_per_step": 2}
     assert translate_keywords("train", {"batch_size": 8}) == {"prompts_per_step": 8}
+    of_trl = {"per_device_train_batch_size": 8, "rollouts_per_example": 4}
+    assert translate_keywords("train", of_trl) == {"num_generations": 4, "prompts_per_step": 2}
     call = functools.partial(api.train, model="no-such-model", env="arithmetic", batch_size=6, rollouts_per_example=4)
     assert "batch_size=6 must be a multiple of num_generations=4" in read_message(call)
     assert "write levels=['1+1', '2*1']" in read_message(lambda: rlvr.make("arithmetic", max_digits=1))
