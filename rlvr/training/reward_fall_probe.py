@@ -133,17 +133,19 @@ class RewardFallProbe:
         self._trainer, self.environment = trainer, trainer.environment
         self.repeatability = 1.0
         """The correlation of the scores that the same answers got twice, at first: 1 for a deterministic verifier."""
+        self._num_measured = 0
+        """The number of answers that the correlation was measured on."""
         self._has_measured_replies = self._tools_repeat = False
 
     def measure_repeatability(self, answers: Sequence[KeptAnswer]) -> None:
         """Verify answers again that were just verified, to know how much scores differ without a change of the verifier."""
         known = _pair_scores(answers, self.verify_again(answers))
         if len(known) >= len(answers) / 2 and any(abs(before - now) > SAME_SCORE for before, now in known):
-            self.repeatability = _correlate(known)
+            self.repeatability, self._num_measured = _correlate(known), len(known)
 
     def describe_change(self, answers: Sequence[KeptAnswer], scores: Sequence[float | None]) -> str:
         """Describe how the verifier no longer tells answers apart as it did, beyond its own noise; empty if it does."""
-        return _describe_verifier_change(answers, scores, self.repeatability)
+        return _describe_verifier_change(answers, scores, self.repeatability, self._num_measured)
 
     def describe_noise(self, answers: Sequence[KeptAnswer]) -> str:
         """Describe how answers that got the same scores twice at first get another one each time now; empty if they do not."""
@@ -355,10 +357,12 @@ def _select_with_calls(answers: Sequence[KeptAnswer]) -> list[KeptAnswer]:
     return called[:MAX_PLAYED]
 
 
-def _describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[float | None], repeatability: float = 1.0) -> str:
+def _describe_verifier_change(
+    answers: Sequence[KeptAnswer], scores: Sequence[float | None], repeatability: float = 1.0, num_measured: int = 0
+) -> str:
     """Describe how a verifier no longer tells answers apart as it did; empty if it does, or only gives them other scores in the same order.
 
-    `repeatability`: how the scores of the same answers correlated without a change.
+    `repeatability`: how the scores of the same answers correlated without a change, measured on `num_measured` answers.
 
     >>> answers = [KeptAnswer(Task("2+2="), "4", None, score) for score in (0.0, 0.0, 1.0, 1.0)]
     >>> _describe_verifier_change(answers, [0.5, 0.5, 0.5, 0.5])
@@ -367,7 +371,7 @@ def _describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[fl
     'those that scored more do not score more now'
     >>> _describe_verifier_change(answers, [0.0, 0.1, 0.2, 0.2])
     ''
-    >>> _describe_verifier_change(answers, [1.0, 0.0, 1.0, 0.0], repeatability=0.1)
+    >>> _describe_verifier_change(answers, [1.0, 0.0, 1.0, 0.0], repeatability=0.1, num_measured=32)
     ''
     """
     known = _pair_scores(answers, scores)
@@ -381,7 +385,7 @@ def _describe_verifier_change(answers: Sequence[KeptAnswer], scores: Sequence[fl
         above = sum(score > middle for score in before)
         return "" if is_noisy and min(above, len(before) - above) < MIN_APART else "all score the same now"
     correlation = _correlate(known)
-    if correlation >= MIN_CORRELATION or (is_noisy and not _is_below(correlation, repeatability, len(known))):
+    if correlation >= MIN_CORRELATION or (is_noisy and not _is_below((correlation, len(known)), (repeatability, num_measured))):
         return ""
     return "those that scored more do not score more now"
 
@@ -426,7 +430,8 @@ def _correlate(pairs: Sequence[tuple[float, float]]) -> float:
         return 0.0
 
 
-def _is_below(correlation: float, usual: float, count: int) -> bool:
-    """Return whether a correlation is below another one beyond chance, by Fisher's transformation."""
-    mine, other = (math.atanh(max(-1 + SAME_SCORE, min(1 - SAME_SCORE, value))) for value in (correlation, usual))
-    return count > 3 and other - mine > CHANGE_SIGMAS * math.sqrt(2 / (count - 3))
+def _is_below(now: tuple[float, int], usual: tuple[float, int]) -> bool:
+    """Return whether a correlation is below another one beyond chance, by Fisher's transformation. Each comes with its number of pairs."""
+    mine, other = (math.atanh(max(-1 + SAME_SCORE, min(1 - SAME_SCORE, correlation))) for correlation, _ in (now, usual))
+    counts = [count - 3 for _, count in (now, usual)]
+    return min(counts) > 0 and other - mine > CHANGE_SIGMAS * math.sqrt(sum(1 / count for count in counts))

@@ -414,7 +414,7 @@ def test_a_verifier_that_is_noisy_from_the_start_has_not_changed(tmp_path: Path,
             train={"steps": 40, "learning_rate": 1e-5},
             rollout=rollout,
             eval={"tasks": 0},
-            health={"patience": 1},
+            health={"patience": 3},
         )
 
 

@@ -621,6 +621,8 @@ class ChangedVerifier(HealthRule):
             if not self.run.checked_answers:
                 self._first_answers = _select_extremes(found, self.NUM_CHECKED)
                 probe.measure_repeatability(self._first_answers)
+                if probe.repeatability < 1.0:  # a few answers do not tell how noisy the verifier is
+                    probe.measure_repeatability(_select_extremes(found, MAX_ANSWERS))
             # where the scores of one answer differ, only many answers show a change
             self.run.checked_answers = _select_extremes(found, self.NUM_CHECKED if probe.repeatability == 1.0 else MAX_ANSWERS)
             self.run.checked_step = step
