@@ -33,7 +33,16 @@ def handle_request(request: dict[str, Any]) -> dict[str, Any]:
     except BaseException as error:
         if type(error).__name__ == "OutOfTime":
             raise
-        return {"raised": describe_exception(error)[:1000]}
+        return {"raised": describe_exception(error)[:1000], "raised_at": _locate(error)[:1000]}
     if len(json.dumps(verdict)) > MAX_VERDICT_CHARS:
         verdict = {key: value for key, value in verdict.items() if key != "detail"} | {"reason": verdict["reason"][:1000]}
     return {"verdict": verdict}
+
+
+def _locate(error: BaseException) -> str:
+    """Return the type of an exception and the line that raised it."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    line = "" if traceback is None else f"{traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+    return f"{type(error).__module__}.{type(error).__qualname__} {line}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -13,12 +14,12 @@ from rlvr.errors import ConfigError, VerifierError, require_text_answers
 from rlvr.registry.plugins import build_from_config
 from rlvr.task import Fault, Task, Verdict, to_plain_json
 from rlvr.verifiers._isolated_worker import CONFIG_VARIABLE
-from rlvr.verifiers._workers.pool import BudgetExceeded, WorkerPool, WorkersDied, WorkersFailed
+from rlvr.verifiers._workers.pool import BudgetExceeded, Worker, WorkerPool, WorkersDied, WorkersFailed
 
 HANDLER_FILE = Path(__file__).with_name("_isolated_worker.py")
 WALL_FACTOR = 6.0
 HARMLESS_ANSWER = "0"
-NUM_ATTEMPTS = 2
+MAX_KNOWN_FAILURES = 1000
 
 
 class IsolatedVerifier(Verifier):
@@ -45,7 +46,7 @@ class IsolatedVerifier(Verifier):
             verifier: a name, path/to/file.py:Verifier, path/to/file.py:function, or a mapping with a name and settings.
             cpu_s: processor seconds for one answer.
             memory_mb: address space of a worker, in MiB.
-            workers: number of worker processes.
+            workers: number of worker processes; an answer that fails is repeated in another one, which ends after it.
         """
         if isinstance(cpu_s, bool) or not isinstance(cpu_s, int | float) or not cpu_s > 0:
             raise ConfigError(f"cpu_s is {cpu_s!r}; it must be a number above 0, such as 10")
@@ -64,6 +65,8 @@ class IsolatedVerifier(Verifier):
         inner.close()
         self._known: dict[str, Any] | None = None
         """The last request that got a verdict: it tells whether a failure is the answer's."""
+        self._known_failures = set[str]()
+        """Exceptions, with their lines, that the verifier raised in a new worker too: no earlier answer is their cause."""
         self.pool = WorkerPool(
             workers,
             cpu_s=float(cpu_s),
@@ -71,7 +74,6 @@ class IsolatedVerifier(Verifier):
             wall_factor=WALL_FACTOR,
             handler_file=HANDLER_FILE,
             work_name="the verifier",
-            keep_after_failure=False,
             environment={**os.environ, CONFIG_VARIABLE: json.dumps(verifier if isinstance(verifier, str) else dict(verifier))},
         )
 
@@ -85,24 +87,35 @@ class IsolatedVerifier(Verifier):
         if to_plain_json(request) != request:
             return Verdict(None, "the task has values that are not JSON, which a worker cannot receive", fault=Fault.TASK)
         reply: dict[str, Any] = {}
-        for attempt in range(NUM_ATTEMPTS):  # the second one in another worker: an earlier answer may have left threads or memory behind
+        for is_last in (False, True):  # the second time in a new worker: an earlier answer may have left something behind
             try:
-                reply = self.pool.send_request(request, self.pool.new_budget())
+                reply = self.pool.send_request(request, self.pool.new_budget(), to_new_worker=is_last, is_sound=self._is_sound)
             except (BudgetExceeded, WorkersDied) as error:
-                if isinstance(error, WorkersDied) or attempt == NUM_ATTEMPTS - 1:  # the pool has tried several workers
+                if isinstance(error, WorkersDied) or is_last:  # the pool has tried several workers
                     return self._judge_failure(error, self._known or request | {"answer": HARMLESS_ANSWER})
             except WorkersFailed as error:  # no worker has seen the answer
-                if attempt == NUM_ATTEMPTS - 1:
+                if is_last:
                     return Verdict(None, str(error), fault=Fault.INFRA)
             else:
                 if "verdict" in reply:
                     self._known = request
                     return Verdict(**reply["verdict"])
+                if reply["is_sound"]:
+                    break
+                if is_last and "raised_at" in reply and len(self._known_failures) < MAX_KNOWN_FAILURES:
+                    self._known_failures.add(reply["raised_at"])
         raise VerifierError(f"the verifier raised {reply.get('raised') or reply.get('failed') or reply.get('missing')}")
+
+    def _is_sound(self, worker: Worker, reply: Mapping[str, Any]) -> bool:
+        """Whether a worker that gave this reply goes on: after a known failure it does if it still judges the last request that it could."""
+        if reply.get("raised_at") in self._known_failures and (known := self._known):
+            with contextlib.suppress(OSError, EOFError, TimeoutError, ValueError):
+                return "verdict" in worker.send_request(known | {"cpu_s": self.pool.cpu_s}, WALL_FACTOR * self.pool.cpu_s)
+        return "verdict" in reply
 
     def _judge_failure(self, error: BudgetExceeded | WorkersDied, other_request: Mapping[str, Any]) -> Verdict:
         try:
-            if "verdict" in self.pool.send_request(dict(other_request), self.pool.new_budget()):
+            if "verdict" in self.pool.send_request(dict(other_request), self.pool.new_budget(), is_sound=self._is_sound):
                 return Verdict(0.0, f"{error}; another answer is within the limits", fault=Fault.ANSWER)
         except (BudgetExceeded, WorkersFailed):
             pass

@@ -12,6 +12,7 @@ import pytest
 import rlvr
 from rlvr.contracts import Verifier
 from rlvr.errors import ConfigError, VerifierError
+from rlvr.mdp.answer_faults import verify_recorded_answer
 from rlvr.verifiers._workers.pool import WorkersFailed
 
 SOURCE = """
@@ -119,7 +120,7 @@ def test_an_answer_that_no_worker_has_seen_gets_no_score(path: Path, monkeypatch
     for outcomes, score in (([WorkersFailed("none is free"), reply], 1.0), ([WorkersFailed("none is free")] * 2, None)):
         waiting = iter([*outcomes, reply])
 
-        def send(request: Any, budget: Any, waiting: Iterator[Any] = waiting) -> Any:
+        def send(request: Any, budget: Any, waiting: Iterator[Any] = waiting, **settings: Any) -> Any:
             outcome = next(waiting)
             if isinstance(outcome, Exception):
                 raise outcome
@@ -147,6 +148,47 @@ def test_a_verifier_that_fails_for_every_answer_gives_no_score(path: Path) -> No
 def test_what_the_verifier_raises_is_told(verifier: Verifier) -> None:
     with pytest.raises(VerifierError, match="SystemExit: 3"):
         verifier.verify(rlvr.Task("2+2=", "4"), "exit")
+
+
+RAISING = """
+import os
+
+broken = False
+files = []
+
+def score(answer, reference):
+    global broken
+    with open({pids!r}, "a") as file:
+        file.write(f"{{os.getpid()}}\\n")
+    if answer == "break":
+        broken = True
+    if broken:
+        raise OSError("too many open files")
+    return float(answer) == float(reference)
+"""
+
+
+def test_answers_that_make_the_verifier_raise_cost_no_new_worker_each(tmp_path: Path) -> None:
+    """The rule on failures repeats each of them eight times, with controls between."""
+    (tmp_path / "mine.py").write_text(RAISING.format(pids=str(tmp_path / "pids")))
+    made = rlvr.make_verifier("isolated", verifier=f"{tmp_path}/mine.py:score")
+    env = rlvr.make_env([{"question": "2+2=", "answer": "4"}], verifier=made)
+    texts = ["4", *(f"four {number}" for number in range(5))]
+    verdicts = [verify_recorded_answer(env, env.task("train", 0), text, None) for text in texts]
+    made.close()
+    assert [verdict.score for verdict in verdicts] == [1.0, *[0.0] * 5], verdicts
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) > 80 and len(set(pids)) <= 4, len(set(pids))
+
+
+def test_an_answer_that_breaks_a_worker_costs_no_other_its_score(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RAISING.format(pids=str(tmp_path / "pids")))
+    made = rlvr.make_verifier("isolated", verifier=f"{tmp_path}/mine.py:score", workers=1)
+    for _ in range(2):  # the second time the failure is known
+        with pytest.raises(VerifierError, match="too many open files"):
+            made.verify(rlvr.Task("2+2=", "4"), "break")
+        assert [made.verify(rlvr.Task("2+2=", "4"), text).score for text in ("4", "5")] == [1.0, 0.0]
+    made.close()
 
 
 def test_a_verifier_that_waits_gets_time_in_proportion(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -65,9 +65,13 @@ Home: TypeAlias = "queue.LifoQueue[Worker | WorkersFailed]"
 class Worker:
     """The parent's handle of one worker process: the process and the two pipes to it."""
 
-    def __init__(self, memory_mb: int, idle_queue: Home, handler_file: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, memory_mb: int, idle_queue: Home, handler_file: Path, environment: Mapping[str, str] | None = None, *, for_one: bool = False
+    ) -> None:
         self.idle_queue = idle_queue
         """The queue of idle workers to which this one returns."""
+        self.for_one = for_one
+        """Whether it was started for one request, after which it ends."""
         paths = [str(Path(rlvr.__file__).parents[1]), *(p for p in sys.path if p)]
         command = [sys.executable, "-I", "-B", str(WORKER_FILE), str(memory_mb), json.dumps(paths), str(handler_file)]
         self.process = subprocess.Popen(
@@ -166,8 +170,7 @@ class WorkerPool:
     """A few warm worker processes that any thread may use: started when needed or in advance; stopped by `close`.
 
     Args of the constructor: `handler_file` is the file whose function `handle_request` handles the requests, `work_name` names the work in
-    messages, `environment` replaces the few environment variables that a worker has, and without `keep_after_failure` a worker that reached a limit or
-    failed is replaced.
+    messages, and `environment` replaces the few environment variables that a worker has.
     """
 
     def __init__(
@@ -180,11 +183,9 @@ class WorkerPool:
         handler_file: Path,
         work_name: str,
         environment: Mapping[str, str] | None = None,
-        keep_after_failure: bool = True,
     ) -> None:
         self.size, self.cpu_s, self.memory_mb, self.wall_factor = size, cpu_s, memory_mb, wall_factor
         self.handler_file, self.work_name, self.environment = handler_file, work_name, environment
-        self.keep_after_failure = keep_after_failure
         self._reset()
 
     def _reset(self) -> None:
@@ -192,6 +193,7 @@ class WorkerPool:
         self._num_to_start = self.size
         self._workers: set[Worker] = set()
         self._lock = threading.Lock()
+        self._single_slots = threading.BoundedSemaphore(self.size)
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _kill_all, self._workers, self._owner)
 
@@ -220,14 +222,35 @@ class WorkerPool:
             except RuntimeError as error:
                 self._idle.put(WorkersFailed(f"a worker did not start: {error}"))
 
-    def send_request(self, request: dict[str, Any], budget: CpuBudget) -> dict[str, Any]:
-        """Send a request to a worker and return the reply; the CPU time is taken from the budget."""
+    def send_request(
+        self,
+        request: dict[str, Any],
+        budget: CpuBudget,
+        *,
+        to_new_worker: bool = False,
+        is_sound: Callable[[Worker, Mapping[str, Any]], bool] = lambda worker, reply: True,
+    ) -> dict[str, Any]:
+        """Send a request to a worker and return the reply; the CPU time is taken from the budget.
+
+        Args:
+            request: what the handler gets.
+            budget: the CPU time of the answer.
+            to_new_worker: start a worker for this request, which ends after it; the others go on meanwhile.
+            is_sound: whether the worker that gave this reply goes on; otherwise it is replaced. The reply tells which, as `is_sound`.
+        """
+        self._reset_after_fork()
+        with self._single_slots if to_new_worker else contextlib.nullcontext():
+            return self._try_workers(request, budget, to_new_worker, is_sound)
+
+    def _try_workers(
+        self, request: dict[str, Any], budget: CpuBudget, to_new_worker: bool, is_sound: Callable[[Worker, Mapping[str, Any]], bool]
+    ) -> dict[str, Any]:
         if budget.cpu_s_left <= 0:
             raise BudgetExceeded(f"its time for {self.work_name} is used up")
         request = request | {"cpu_s": budget.cpu_s_left}
         trouble, exits, attempt = "it was not tried", 0, 0
         for attempt in range(MAX_ATTEMPTS):
-            worker = self._take_worker()
+            worker = self._start_single_worker() if to_new_worker else self._take_worker()
             start = worker.read_cpu_s() or 0.0
             try:
                 reply = worker.send_request(request, max(0.25 * self.wall_factor, self.wall_factor * budget.cpu_s_left))
@@ -248,10 +271,11 @@ class WorkerPool:
                 self._replace_worker(worker)
                 raise
             budget.cpu_s_left -= float(reply.get("cpu", 0.0))
-            if self.keep_after_failure or not reply.keys() & {"over", "raised", "failed"}:
-                worker.idle_queue.put(worker)
-            else:
+            reply["is_sound"] = is_sound(worker, reply)
+            if worker.for_one or not reply["is_sound"]:
                 self._replace_worker(worker)
+            else:
+                worker.idle_queue.put(worker)
             if reply.get("over"):
                 budget.cpu_s_left = 0.0
                 raise BudgetExceeded(str(reply["over"])[:200])
@@ -284,30 +308,45 @@ class WorkerPool:
 
     def _start_worker(self, idle_queue: Home) -> None:
         """Start a worker and put it, or the error, into the queue; a worker that was killed meanwhile adds nothing."""
-        found: Worker | WorkersFailed = WorkersFailed("no worker survived its start")
-        for _ in range(MAX_ATTEMPTS):
-            try:
-                worker = Worker(self.memory_mb, idle_queue, self.handler_file, self.environment)
-            except OSError as error:
-                found = WorkersFailed(f"a worker did not start: {error}")
-                break
-            self._workers.add(worker)
-            try:
-                worker.wait_until_ready()
-            except WorkersFailed as error:
-                if self._kill_worker(worker) == -signal.SIGKILL and idle_queue is self._idle:
-                    continue
-                found = error
-            else:
-                found = worker
-            break
+        try:
+            found: Worker | WorkersFailed = self._launch_worker(idle_queue)
+        except WorkersFailed as error:
+            found = error
         idle_queue.put(found)
         if isinstance(found, Worker) and idle_queue is not self._idle:  # closed meanwhile
             self._kill_worker(found)
 
+    def _start_single_worker(self) -> Worker:
+        worker = self._launch_worker(self._idle, for_one=True)
+        if worker.idle_queue is not self._idle:
+            self._kill_worker(worker)
+            raise WorkersFailed("the pool was closed")
+        return worker
+
+    def _launch_worker(self, idle_queue: Home, *, for_one: bool = False) -> Worker:
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                worker = Worker(self.memory_mb, idle_queue, self.handler_file, self.environment, for_one=for_one)
+            except OSError as error:
+                raise WorkersFailed(f"a worker did not start: {error}") from error
+            self._workers.add(worker)
+            try:
+                worker.wait_until_ready()
+            except WorkersFailed:
+                if self._kill_worker(worker) != -signal.SIGKILL or idle_queue is not self._idle:
+                    raise
+            except BaseException:
+                self._kill_worker(worker)
+                raise
+            else:
+                return worker
+        raise WorkersFailed("no worker survived its start")
+
     def _replace_worker(self, worker: Worker) -> int | None:
-        """Kill a worker and immediately start another one; return the exit status."""
+        """Kill a worker and immediately start another one, unless it was for one request; return the exit status."""
         status = self._kill_worker(worker)
+        if worker.for_one:
+            return status
         with self._lock:
             self._num_to_start += worker.idle_queue is self._idle
         self.start_workers(1)
